@@ -1,0 +1,80 @@
+"""What the process says about itself: whether it serves, and what is degraded.
+
+One object, written by whoever notices a fault (stores, rules, runtime) and read by the
+health endpoints, the metrics and the log. It decides nothing and knows no protocol.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from enum import StrEnum
+
+__all__ = ["Health", "Phase"]
+
+log = logging.getLogger(__name__)
+
+
+class Phase(StrEnum):
+    """Where the process is in its life."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+class Health:
+    """The phase of the process and the reasons, by component, why it is degraded.
+
+    Degraded is not unhealthy: requests are still answered (by count or by policy), so the
+    instance stays in its load balancer. Only `STARTING` and `DRAINING` mean NOT_SERVING.
+    """
+
+    def __init__(self) -> None:
+        self._phase = Phase.STARTING
+        self._faults: dict[str, str] = {}
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def phase(self) -> Phase:
+        """The phase the process is in."""
+        return self._phase
+
+    @property
+    def serving(self) -> bool:
+        """Whether new requests are welcome."""
+        return self._phase is Phase.SERVING
+
+    @property
+    def faults(self) -> dict[str, str]:
+        """Why the process is degraded: a sentence for each component, in the order noticed."""
+        return dict(self._faults)
+
+    def enter(self, phase: Phase) -> None:
+        """Moves to a phase and tells the listeners."""
+        if phase is not self._phase:
+            self._phase = phase
+            self._tell()
+
+    def degrade(self, component: str, reason: str) -> None:
+        """Records that a component is degraded; logs it when it was well before."""
+        if component not in self._faults:
+            log.warning("degraded: %s: %s", component, reason)
+            self._faults[component] = reason
+            self._tell()
+        else:
+            self._faults[component] = reason
+
+    def recover(self, component: str) -> None:
+        """Records that a component is well again; logs it when it was degraded."""
+        if self._faults.pop(component, None) is not None:
+            log.warning("recovered: %s", component)
+            self._tell()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` after every change of phase or of the set of degraded components."""
+        self._listeners.append(listener)
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener()

@@ -1,0 +1,107 @@
+"""Plain integers that the hot path adds to and that metrics read.
+
+Kept free of any metrics library: adding to an attribute is all that a decision pays. What
+must not live here: names of metrics, labels' escaping, formats.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+
+__all__ = ["LATENCY_BOUNDS_US", "MAX_SERIES", "OTHER", "Counters", "Histogram", "Tallies", "Tally"]
+
+MAX_SERIES = 1_000
+"""The most values one rule may have series of its own for."""
+
+OTHER = "other"
+"""The value under which a rule counts what comes after its first `MAX_SERIES` values."""
+
+LATENCY_BOUNDS_US = (100, 250, 500, 1_000, 2_500, 5_000, 10_000, 20_000, 50_000, 100_000, 500_000)
+"""Upper bounds of the latency histogram's buckets; 20 ms is what Envoy waits."""
+
+
+class Tally:
+    """What became of the hits that one rule matched, all in hits.
+
+    `hits` is everything matched; `over` had no room; `near` and `within` had, above and up to
+    the near-limit threshold together with it; `shadow` was over but let through by
+    `shadow_mode`; `uncharged` had room but another descriptor denied the request; `refunded`
+    was given back; `by_policy` was decided without a count.
+    """
+
+    __slots__ = ("by_policy", "hits", "near", "over", "refunded", "shadow", "uncharged", "within")
+
+    def __init__(self) -> None:
+        self.hits = 0
+        self.over = 0
+        self.near = 0
+        self.within = 0
+        self.shadow = 0
+        self.uncharged = 0
+        self.refunded = 0
+        self.by_policy = 0
+
+
+class Tallies:
+    """The tallies of one rule: one, or one for each value where the rule opts in.
+
+    Bounded: after `MAX_SERIES` values all others share one tally.
+    """
+
+    __slots__ = ("_by_value",)
+
+    def __init__(self) -> None:
+        self._by_value: dict[str, Tally] = {}
+
+    def of(self, value: str = "") -> Tally:
+        """The tally for a value; "" is the rule's own."""
+        tally = self._by_value.get(value)
+        if tally is None:
+            if len(self._by_value) >= MAX_SERIES and value:
+                value = OTHER
+            tally = self._by_value.setdefault(value, Tally())
+        return tally
+
+    def items(self) -> Iterator[tuple[str, Tally]]:
+        """Every value with its tally, safe against additions meanwhile."""
+        return iter(list(self._by_value.items()))
+
+
+class Histogram:
+    """Counts of durations by bucket, and their sum, both in microseconds."""
+
+    __slots__ = ("buckets", "sum_us")
+
+    def __init__(self) -> None:
+        self.buckets = [0] * (len(LATENCY_BOUNDS_US) + 1)
+        self.sum_us = 0
+
+    def add(self, duration_us: int, count: int) -> None:
+        """Adds `count` observations of the same duration."""
+        self.buckets[bisect_left(LATENCY_BOUNDS_US, duration_us)] += count
+        self.sum_us += duration_us * count
+
+
+class Counters:
+    """What the process counts, apart from the rules' own tallies."""
+
+    def __init__(self) -> None:
+        self.latency = Histogram()
+        self.decisions: Counter[str] = Counter()
+        """Answers by overall code: `ok`, `over_limit`."""
+        self.refusals: Counter[str] = Counter()
+        """Requests answered with an error, by reason."""
+        self.policy_decisions: Counter[str] = Counter()
+        """Statuses decided by failure policy instead of count, by policy."""
+        self.store_errors: Counter[str] = Counter()
+        """Hits that a store gave no answer for, by reason."""
+        self.evictions: Counter[str] = Counter()
+        """Counters put out of a full memory store: `expired`, `live`."""
+        self.rule_loads: Counter[str] = Counter()
+        """Loads of the rules: `success`, `error` (a file or domain kept its last good version)."""
+        self.unknown_domains = 0
+        """Descriptors that asked for a domain no rule file names."""
+        self.global_shadow_mode = 0
+        """Requests over their limit that the global shadow mode let through."""

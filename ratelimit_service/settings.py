@@ -1,0 +1,376 @@
+"""What can be set: one field, with its default, its text for people and how its text is read.
+
+The only module that knows the environment's names. The command line makes a flag of every
+field (`max_counters` is `--max-counters`, else `RATELIMIT_MAX_COUNTERS`); below these count
+envoyproxy/ratelimit's own names (`from_reference`), so that this service can stand in for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from ratelimit_service.errors import SettingsError
+from ratelimit_service.model import FailurePolicy
+
+__all__ = [
+    "Setting",
+    "Settings",
+    "from_reference",
+    "parse_duration",
+    "redacted",
+    "settings",
+    "split_address",
+]
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|µs|ms|s|m|h)")
+_UNITS_US = {
+    "us": 1,
+    "µs": 1,
+    "ms": 1_000,
+    "s": 1_000_000,
+    "m": 60_000_000,
+    "h": 3_600_000_000,
+}
+_LOG_LEVELS = {
+    "trace": "debug",
+    "debug": "debug",
+    "info": "info",
+    "warn": "warning",
+    "warning": "warning",
+    "error": "error",
+    "fatal": "critical",
+    "panic": "critical",
+}
+
+
+def parse_duration(text: str) -> int:
+    """Microseconds of a duration such as `10ms`, `1.5s` or `1m30s`."""
+    parts = _DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise SettingsError(f"{text!r} is no duration: write a number and us, ms, s, m or h: 10ms")
+    return round(sum(float(number) * _UNITS_US[unit] for number, unit in parts))
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`; an IPv6 host stands in brackets."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        raise SettingsError(f"{text!r} is no address: write HOST:PORT, as in 0.0.0.0:8081")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise SettingsError(f"{text!r}: write an IPv6 host in brackets, as in [::]:8081")
+    return host.strip("[]"), int(port)
+
+
+def redacted(url: str) -> str:
+    """A store URL fit for a log: without its password."""
+    parts = urlsplit(url)
+    if "@" not in parts.netloc:
+        return url
+    user = parts.netloc.rpartition("@")[0].partition(":")[0]
+    place = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{user}:***@{place}"))
+
+
+def _address(text: str) -> str:
+    split_address(text)
+    return text
+
+
+def _policy(text: str) -> FailurePolicy:
+    if text == "local":
+        raise SettingsError("the failure policy `local` comes later: use open, closed or error")
+    return FailurePolicy(_choice(*FailurePolicy)(text))
+
+
+def _choice(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in allowed:
+            raise SettingsError(f"{text!r} is unknown: use {' or '.join(allowed)}")
+        return text.lower()
+
+    return parse
+
+
+def _log_level(text: str) -> str:
+    return _LOG_LEVELS[_choice(*_LOG_LEVELS)(text)]
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise SettingsError(f"{text!r} is no number from 1 upwards")
+    return int(text)
+
+
+def _ratio(text: str) -> float:
+    try:
+        ratio = float(text)
+    except ValueError:
+        ratio = -1.0
+    if not 0.0 <= ratio <= 1.0:
+        raise SettingsError(f"{text!r} is no number from 0 to 1")
+    return ratio
+
+
+def _header_name(text: str) -> str:
+    if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", text):
+        raise SettingsError(f"{text!r} is no header name: use letters, digits and -")
+    return text
+
+
+def _switch(text: str) -> bool:
+    """A boolean as Go's ParseBool reads it, which is how the reference's users write it."""
+    if text in {"1", "t", "T", "true", "TRUE", "True"}:
+        return True
+    if text in {"0", "f", "F", "false", "FALSE", "False"}:
+        return False
+    raise SettingsError(f"{text!r} is neither true nor false")
+
+
+class Setting(NamedTuple):
+    """How a field is shown and read; `reference` is envoyproxy/ratelimit's name for the same.
+
+    `name` is the field's; a `metavar` of "" marks a switch.
+    """
+
+    name: str
+    default: object
+    help: str
+    metavar: str
+    parse: Callable[[str], object]
+    reference: str
+
+    @property
+    def flag(self) -> str:
+        """The flag on the command line."""
+        return "--" + self.name.removesuffix("_us").replace("_", "-")
+
+    @property
+    def default_text(self) -> str:
+        """The default as it would be typed."""
+        if isinstance(self.default, int) and self.name.endswith("_us"):
+            return f"{self.default // 1_000}ms"
+        return str(self.default)
+
+    @property
+    def environment(self) -> str:
+        """The name in the environment."""
+        return "RATELIMIT_" + self.name.removesuffix("_us").upper()
+
+
+def _described(
+    text: str, metavar: str, parse: Callable[[str], object], reference: str = ""
+) -> dict[str, object]:
+    return {"help": text, "metavar": metavar, "parse": parse, "reference": reference}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything `ratelimit serve` can be told. Durations are microseconds."""
+
+    rules: Path = field(
+        default=Path("rules"),
+        metadata=_described(
+            "A rule file, or a directory whose files are all loaded.", "PATH", Path
+        ),
+    )
+    store: str = field(
+        default="memory",
+        metadata=_described(
+            "Where counters live: memory, redis://HOST:PORT/DB, rediss://… or redis+unix:///PATH.",
+            "URL",
+            str,
+        ),
+    )
+    grpc: str = field(
+        default="0.0.0.0:8081",
+        metadata=_described("Where Envoy calls.", "HOST:PORT", _address),
+    )
+    http: str = field(
+        default="0.0.0.0:8080",
+        metadata=_described(
+            "Where /healthcheck, /metrics, /json and /rlconfig are.", "HOST:PORT", _address
+        ),
+    )
+    store_timeout_us: int = field(
+        default=10_000,
+        metadata=_described(
+            "How long a request waits for the store before the failure policy answers.",
+            "DURATION",
+            parse_duration,
+        ),
+    )
+    failure_policy: FailurePolicy = field(
+        default=FailurePolicy.OPEN,
+        metadata=_described(
+            "What answers when the store does not: open (allow), closed (deny) or error.",
+            "POLICY",
+            _policy,
+        ),
+    )
+    count_denied: bool = field(
+        default=False,
+        metadata=_described("Count hits of denied requests too, in every rule.", "", _switch),
+    )
+    shadow_mode: bool = field(
+        default=False,
+        metadata=_described("Deny nothing, whatever the rules say.", "", _switch, "SHADOW_MODE"),
+    )
+    quota_mode: bool = field(
+        default=False,
+        metadata=_described("Treat every rule as a quota.", "", _switch, "QUOTA_MODE"),
+    )
+    max_counters: int = field(
+        default=1_000_000,
+        metadata=_described("The most counters the memory store holds.", "N", _positive),
+    )
+    strict_rules: bool = field(
+        default=False,
+        metadata=_described("Refuse to start with any problem in the rules.", "", _switch),
+    )
+    near_limit_ratio: float = field(
+        default=0.8,
+        metadata=_described(
+            "The share of a limit above which hits count as near it.",
+            "RATIO",
+            _ratio,
+            "NEAR_LIMIT_RATIO",
+        ),
+    )
+    limit_response_headers: bool = field(
+        default=False,
+        metadata=_described(
+            "Add limit, remaining and reset headers to responses.",
+            "",
+            _switch,
+            "LIMIT_RESPONSE_HEADERS_ENABLED",
+        ),
+    )
+    limit_header: str = field(
+        default="RateLimit-Limit",
+        metadata=_described(
+            "The name of the header with the limit.", "NAME", _header_name, "LIMIT_LIMIT_HEADER"
+        ),
+    )
+    remaining_header: str = field(
+        default="RateLimit-Remaining",
+        metadata=_described(
+            "The name of the header with the remaining hits.",
+            "NAME",
+            _header_name,
+            "LIMIT_REMAINING_HEADER",
+        ),
+    )
+    reset_header: str = field(
+        default="RateLimit-Reset",
+        metadata=_described(
+            "The name of the header with the seconds until the reset.",
+            "NAME",
+            _header_name,
+            "LIMIT_RESET_HEADER",
+        ),
+    )
+    dynamic_metadata: bool = field(
+        default=False,
+        metadata=_described(
+            "Return the request and the rules' metadata as Envoy dynamic metadata.",
+            "",
+            _switch,
+            "RESPONSE_DYNAMIC_METADATA",
+        ),
+    )
+    transport: str = field(
+        default="grpcio",
+        metadata=_described("What speaks gRPC: grpcio.", "NAME", _choice("grpcio")),
+    )
+    grace_us: int = field(
+        default=10_000_000,
+        metadata=_described(
+            "How long requests in flight may take to finish after SIGTERM.",
+            "DURATION",
+            parse_duration,
+        ),
+    )
+    log_level: str = field(
+        default="info",
+        metadata=_described("debug, info, warning or error.", "LEVEL", _log_level, "LOG_LEVEL"),
+    )
+    log_format: str = field(
+        default="text",
+        metadata=_described("text or json.", "FORMAT", _choice("text", "json"), "LOG_FORMAT"),
+    )
+
+
+def settings() -> Iterator[Setting]:
+    """Every setting, in the order in which help and docs show them."""
+    for each in fields(Settings):
+        assert each.default is not MISSING  # noqa: S101 -- every field above has one
+        yield Setting(each.name, each.default, **each.metadata)
+
+
+def from_reference(environ: Mapping[str, str]) -> dict[str, str]:
+    """The values that envoyproxy/ratelimit's environment names stand for, by field name.
+
+    Raises SettingsError for what this service cannot stand in for.
+    """
+    found = {}
+    for each in settings():
+        if text := environ.get(each.reference):
+            found[each.name] = _checked(each.reference, text, each.parse)
+    if any(environ.get(name) for name in _RUNTIME):
+        found["rules"] = str(
+            Path(*(environ.get(name, default) for name, default in _RUNTIME.items()))
+        )
+    for name, host, port in (("http", "HOST", "PORT"), ("grpc", "GRPC_HOST", "GRPC_PORT")):
+        if environ.get(host) or environ.get(port):
+            default_host, default_port = split_address(str(getattr(Settings(), name)))
+            place = environ.get(host) or default_host
+            place = f"[{place}]" if ":" in place else place
+            text = f"{place}:{environ.get(port) or default_port}"
+            found[name] = _checked(f"{host} and {port}", text, split_address)
+    backend = environ.get("BACKEND_TYPE") or "redis"
+    if backend != "redis":
+        raise SettingsError(
+            f"BACKEND_TYPE={backend} is not supported: use redis, or --store memory"
+        )
+    if environ.get("REDIS_URL"):
+        found["store"] = _reference_store(environ)
+    return found
+
+
+def _checked(name: str, text: str, parse: Callable[[str], object]) -> str:
+    """The text, if it can be read; else the error names the variable."""
+    try:
+        parse(text)
+    except SettingsError as error:
+        raise SettingsError(f"{name}: {error}") from error
+    return text
+
+
+_RUNTIME = {
+    "RUNTIME_ROOT": "/srv/runtime_data/current",
+    "RUNTIME_SUBDIRECTORY": "",
+    "RUNTIME_APPDIRECTORY": "config",
+}
+
+
+def _reference_store(environ: Mapping[str, str]) -> str:
+    kind = environ.get("REDIS_TYPE", "single")
+    if kind.lower() not in {"", "single"}:
+        raise SettingsError(f"REDIS_TYPE={kind} is not supported yet: use single")
+    url = environ["REDIS_URL"]
+    auth = environ.get("REDIS_AUTH", "")
+    user, _, password = auth.partition(":") if ":" in auth else ("", "", auth)
+    login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if password else ""
+    tls = _switch(_checked("REDIS_TLS", environ.get("REDIS_TLS") or "false", _switch))
+    if url.startswith(("redis://", "rediss://")):
+        scheme, _, place = url.partition("://")
+        login = "" if "@" in place else login
+        return f"{'rediss' if tls else scheme}://{login}{place}"
+    if environ.get("REDIS_SOCKET_TYPE", "unix") == "unix":
+        return f"redis+unix://{login}{url}"
+    return f"{'rediss' if tls else 'redis'}://{login}{url}"

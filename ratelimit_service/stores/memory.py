@@ -1,0 +1,152 @@
+"""Counters in this process: the embedded default. Bounded, and exact for one process.
+
+What must not live here: how hits are judged (`algorithms`) and how keys look (`keys`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from ratelimit_service.algorithms import ALGORITHMS, settle
+from ratelimit_service.clock import Clock, now_us
+from ratelimit_service.health import Health
+from ratelimit_service.model import Hit
+from ratelimit_service.observer import Counters
+from ratelimit_service.stores import Outcomes
+
+__all__ = ["MemoryStore"]
+
+_SAMPLE = 6
+"""How many old counters a full table looks at to find the one to put out."""
+
+_COUNTERS_PER_TABLE = 512
+"""Many small tables instead of one: growing a dict of a million entries takes 40 ms."""
+
+_MAX_TABLES = 4_096
+
+
+class _Counter(NamedTuple):
+    """A state with what is needed to judge, without its rule, how much it matters."""
+
+    state: int
+    limit: int
+    window_us: int
+    algorithm: str
+
+
+_CROWDED_US = 60_000_000
+"""How long health speaks of a live counter put out."""
+
+_Table = dict[bytes, _Counter]
+
+
+class MemoryStore:
+    """At most `max_counters` counters in memory.
+
+    Charging waits for nothing, so each request is atomic. An insert into a full store puts
+    out one of a few old counters: an expired one, else the one that has used the smallest
+    share of its limit. Putting out a live one admits too much, so it degrades health.
+    """
+
+    def __init__(
+        self, max_counters: int, counters: Counters, health: Health, clock: Clock = now_us
+    ) -> None:
+        self._max_counters = max_counters
+        self._counters = counters
+        self._health = health
+        self._clock = clock
+        tables = 1
+        while tables < _MAX_TABLES and tables * 2 * _COUNTERS_PER_TABLE <= max_counters:
+            tables *= 2
+        self._tables: list[_Table] = [{} for _ in range(tables)]
+        self._size = 0
+        self._hand = 0
+        self._crowded_until_us = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    async def start(self) -> None:
+        """Nothing to try: memory is always there."""
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+    async def charge(self, requests: Sequence[Sequence[Hit]]) -> list[Outcomes]:
+        """Settles the requests one after the other, at one moment of time; never None."""
+        now = self._clock()
+        if self._crowded_until_us and now >= self._crowded_until_us:
+            self._crowded_until_us = 0
+            self._health.recover("store")
+        return [self._charge(hits, now) for hits in requests]
+
+    def _charge(self, hits: Sequence[Hit], now: int) -> Outcomes:
+        outcomes, changes = settle(hits, self._read, now)
+        for key, (hit, step) in changes.items():
+            if step.state is not None:
+                counter = _Counter(step.state, hit.limit, hit.window_us, hit.algorithm)
+                self._write(key, counter, now)
+        return outcomes
+
+    def _table(self, key: bytes) -> _Table:
+        return self._tables[hash(key) % len(self._tables)]
+
+    def _read(self, key: bytes) -> int | None:
+        counter = self._table(key).get(key)
+        return None if counter is None else counter.state
+
+    def _write(self, key: bytes, counter: _Counter, now: int) -> None:
+        table = self._table(key)
+        if key not in table:
+            if self._size >= self._max_counters:
+                self._evict(now)
+            else:
+                self._sweep(table, now)
+            self._size += 1
+        table[key] = counter
+
+    def _evict(self, now: int) -> None:
+        """Puts out one of the oldest counters of the next table that has any."""
+        tables = self._tables
+        while not tables[self._hand]:
+            self._hand = (self._hand + 1) % len(tables)
+        table = tables[self._hand]
+        self._hand = (self._hand + 1) % len(tables)
+        old = list(islice(table.items(), _SAMPLE))
+        victim, used = min(
+            ((key, _share_used(counter, now)) for key, counter in old), key=lambda pair: pair[1]
+        )
+        for key, counter in old:
+            # What stays goes to the back, or the same few heavy counters would be
+            # looked at for ever and every newer one put out in their stead.
+            del table[key]
+            if key != victim:
+                table[key] = counter
+        self._size -= 1
+        self._counters.evictions["live" if used else "expired"] += 1
+        if used:
+            self._crowded_until_us = now + _CROWDED_US
+            self._health.degrade(
+                "store",
+                f"the memory store is full ({self._max_counters} counters) and puts out live "
+                "ones, which admits too much: raise --max-counters",
+            )
+
+    def _sweep(self, table: _Table, now: int) -> None:
+        """Drops the oldest counter of a table if it is over, so that dead ones do not pile up."""
+        for key in islice(table, 1):
+            counter = table.pop(key)
+            if _share_used(counter, now):
+                table[key] = counter
+            else:
+                self._size -= 1
+
+
+def _share_used(counter: _Counter, now: int) -> float:
+    """How much of its limit a counter has used up, 0 to 1; 0 is as good as no counter at all."""
+    step = ALGORITHMS[counter.algorithm].charge(
+        counter.state, now, 0, counter.limit, counter.window_us, force=False
+    )
+    return (counter.limit - step.left) / counter.limit if counter.limit else 0.0

@@ -1,0 +1,41 @@
+"""Real servers for tests. What this machine lacks is named, and is a failure where CI is set."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers.redis import RedisServer
+
+
+def need(program: str, how: str) -> None:
+    """Skips a test that needs a program which is not here; fails it where CI is set."""
+    if shutil.which(program) is None:
+        message = f"{program} is missing: {how}"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+
+
+def _redis(directory: Path) -> Iterator[RedisServer]:
+    need("redis-server", "sudo apt install redis-server")
+    server = RedisServer(directory)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A Redis shared by all tests that leave it running; flush it before use."""
+    yield from _redis(tmp_path_factory.mktemp("redis"))
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """A Redis of the test's own, to be killed, hung and started again."""
+    yield from _redis(tmp_path)

@@ -1,0 +1,86 @@
+"""One child process and how to wait for what it does."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+PATIENCE_SECONDS = 30.0
+"""How long anything that a test waits for may take on a busy machine."""
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that was free a moment ago."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    """Waits for a condition; fails the test, naming what it waited for, if it never holds."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {PATIENCE_SECONDS:g} s for {what}")
+        time.sleep(0.01)
+
+
+def listens(port: int) -> bool:
+    """Whether something accepts connections on a port of this machine."""
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+class Process:
+    """A child process with its log in a file."""
+
+    def __init__(
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._command = command
+        self._log = log
+        self._environment = environment
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> str:
+        """Everything that the process has written so far."""
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def spawn(self) -> None:
+        with self._log.open("ab") as log:
+            self._child = subprocess.Popen(
+                self._command, stdout=log, stderr=subprocess.STDOUT, env=self._environment
+            )
+
+    def wait_ready(self, ready: Callable[[], object]) -> None:
+        """Waits until the process is ready; fails at once if it ends before."""
+
+        def ready_or_ended() -> bool:
+            return bool(self.child.poll() is not None or ready())
+
+        wait_until(ready_or_ended, f"{self._command[0]} to be ready")
+        assert self.child.poll() is None, f"{self._command[0]} ended:\n{self.log}"
+
+    @property
+    def child(self) -> subprocess.Popen[bytes]:
+        assert self._child is not None, "the process was never started"
+        return self._child
+
+    def signal(self, number: signal.Signals) -> None:
+        self.child.send_signal(number)
+
+    def wait(self) -> int:
+        """Waits for the end; returns the exit code."""
+        return self.child.wait(PATIENCE_SECONDS)
+
+    def kill(self) -> None:
+        """Ends the process at once, if it runs."""
+        if self._child is not None and self._child.poll() is None:
+            self._child.kill()
+            self._child.wait(PATIENCE_SECONDS)

@@ -1,0 +1,43 @@
+"""A real redis-server without persistence."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import redis
+
+from tests.servers.process import Process, free_port, listens
+
+
+class RedisServer:
+    """One server on one port, which it keeps when started again."""
+
+    def __init__(self, directory: Path) -> None:
+        self.port = free_port()
+        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1"]
+        command += ["--save", "", "--appendonly", "no", "--dir", str(directory)]
+        self._process = Process(command, directory / "redis.log")
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        self._process.spawn()
+        self._process.wait_ready(lambda: listens(self.port))
+
+    def kill(self) -> None:
+        """As a crash: nothing is said to anybody, all is lost."""
+        self._process.kill()
+
+    def stop(self) -> None:
+        """Hangs: connections stay open and nothing is answered."""
+        self._process.signal(signal.SIGSTOP)
+
+    def cont(self) -> None:
+        self._process.signal(signal.SIGCONT)
+
+    def flush(self) -> None:
+        with redis.Redis(port=self.port) as client:
+            client.flushall()

@@ -1,0 +1,265 @@
+"""The table of cases that every store must answer alike: time and hits in, outcomes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ratelimit_service.model import MAX_ADDEND, Hit, Mode, Outcome
+
+MINUTE = 60_000_000
+YEAR = 31_536_000_000_000
+T = 1_700_000_040_000_000
+"""A moment at which a minute begins."""
+
+
+class Charge(NamedTuple):
+    now_us: int
+    hits: Sequence[Hit]
+    outcomes: Sequence[Outcome]
+
+
+class Case(NamedTuple):
+    rule: str
+    charges: Sequence[Charge]
+
+
+def hit(
+    addend: int = 1,
+    *,
+    key: str = "a",
+    limit: int = 5,
+    window_us: int = MINUTE,
+    mode: Mode = Mode.ENFORCED,
+    count_denied: bool = False,
+    refund: bool = False,
+) -> Hit:
+    return Hit(
+        b"{test}" + key.encode(),
+        limit,
+        window_us,
+        addend,
+        mode=mode,
+        count_denied=count_denied or mode is Mode.QUOTA,
+        refund=refund,
+    )
+
+
+def ok(left: int, charged: int = 1, reset_us: int = MINUTE) -> Outcome:
+    return Outcome(False, left, reset_us, charged)
+
+
+def over(left: int, charged: int = 0, reset_us: int = MINUTE) -> Outcome:
+    return Outcome(True, left, reset_us, charged)
+
+
+CASES = [
+    Case(
+        "a limit of two admits two hits and no third",
+        [
+            Charge(T, [hit(limit=2)], [ok(1)]),
+            Charge(T, [hit(limit=2)], [ok(0)]),
+            Charge(T, [hit(limit=2)], [over(0)]),
+        ],
+    ),
+    Case(
+        "a window ends at a multiple of its length, to the microsecond",
+        [
+            Charge(T, [hit(5)], [ok(0, 5)]),
+            Charge(T + MINUTE - 1, [hit()], [over(0, reset_us=1)]),
+            Charge(T + MINUTE, [hit()], [ok(4)]),
+        ],
+    ),
+    Case(
+        "more hits than are left are denied whole, fewer still pass",
+        [
+            Charge(T, [hit(3)], [ok(2, 3)]),
+            Charge(T, [hit(3)], [over(2)]),
+            Charge(T, [hit(2)], [ok(0, 2)]),
+        ],
+    ),
+    Case(
+        "more hits than the limit never pass",
+        [Charge(T, [hit(6)], [over(5)]), Charge(T, [hit(5)], [ok(0, 5)])],
+    ),
+    Case(
+        "a peek counts nothing, and is over only when the count exceeds the limit",
+        [
+            Charge(T, [hit(0)], [ok(5, 0)]),
+            Charge(T, [hit(5)], [ok(0, 5)]),
+            Charge(T, [hit(0)], [ok(0, 0)]),
+            Charge(T, [hit(0, limit=4)], [over(0)]),
+        ],
+    ),
+    Case(
+        "a limit of zero denies every hit and no peek",
+        [Charge(T, [hit(limit=0)], [over(0)]), Charge(T, [hit(0, limit=0)], [ok(0, 0)])],
+    ),
+    Case(
+        "a changed limit keeps the count",
+        [
+            Charge(T, [hit(4)], [ok(1, 4)]),
+            Charge(T, [hit(limit=3)], [over(0)]),
+            Charge(T, [hit(limit=9)], [ok(4)]),
+        ],
+    ),
+    Case(
+        "a denied request charges nothing in any descriptor, and shows what is left uncharged",
+        [
+            Charge(T, [hit(key="full", limit=1)], [ok(0)]),
+            Charge(T, [hit(2), hit(key="full", limit=1)], [ok(5, 0), over(0)]),
+            Charge(T, [hit(key="full", limit=1), hit(2)], [over(0), ok(5, 0)]),
+            Charge(T, [hit(5)], [ok(0, 5)]),
+        ],
+    ),
+    Case(
+        "one counter twice in a request is charged twice",
+        [Charge(T, [hit(2), hit(3)], [ok(3, 2), ok(0, 3)])],
+    ),
+    Case(
+        "one counter twice in a request is charged not at all when both do not fit",
+        [
+            Charge(T, [hit(2), hit(4)], [ok(5, 0), over(3)]),
+            Charge(T, [hit(5)], [ok(0, 5)]),
+        ],
+    ),
+    Case(
+        "a shadow hit without room neither denies nor is charged",
+        [
+            Charge(T, [hit(4, key="s")], [ok(1, 4)]),
+            Charge(T, [hit(2, key="s", mode=Mode.SHADOW), hit()], [over(1), ok(4)]),
+            Charge(T, [hit(1, key="s")], [ok(0, 1)]),
+        ],
+    ),
+    Case(
+        "a shadow hit with room is charged",
+        [Charge(T, [hit(2, mode=Mode.SHADOW)], [ok(3, 2)]), Charge(T, [hit(3)], [ok(0, 3)])],
+    ),
+    Case(
+        "quota hits deny only when all of them are over, and are counted in any case",
+        [
+            Charge(T, [hit(5, key="q", mode=Mode.QUOTA)], [ok(0, 5)]),
+            Charge(
+                T,
+                [hit(key="q", mode=Mode.QUOTA), hit(key="r", mode=Mode.QUOTA), hit()],
+                [over(0, 1), ok(4, 1), ok(4)],
+            ),
+            Charge(T, [hit(key="q", mode=Mode.QUOTA), hit()], [over(0, 1), ok(4, 0)]),
+            Charge(T, [hit(0, key="q", limit=7)], [ok(0, 0)]),
+        ],
+    ),
+    Case(
+        "quota hits are charged although an enforced hit denies",
+        [
+            Charge(T, [hit(6), hit(2, key="q", mode=Mode.QUOTA)], [over(5), ok(3, 2)]),
+            Charge(T, [hit(0, key="q")], [ok(3, 0)]),
+        ],
+    ),
+    Case(
+        "with count_denied a token budget is over at the peek after it was exceeded",
+        [
+            charge
+            for used in (0, 300, 600, 900)
+            for charge in (
+                Charge(
+                    T,
+                    [hit(0, limit=1000, count_denied=True)],
+                    [ok(1000 - used, 0)],
+                ),
+                Charge(
+                    T,
+                    [hit(300, limit=1000, count_denied=True)],
+                    [ok(700 - used, 300) if used < 900 else over(100, 300)],
+                ),
+            )
+        ]
+        + [Charge(T, [hit(0, limit=1000, count_denied=True)], [over(0)])],
+    ),
+    Case(
+        "count_denied counts in a request that another descriptor denies",
+        [
+            Charge(T, [hit(6), hit(2, key="c", count_denied=True)], [over(5), ok(3, 2)]),
+            Charge(T, [hit(0, key="c")], [ok(3, 0)]),
+        ],
+    ),
+    Case(
+        "counts stop at 2^32-1",
+        [
+            Charge(T, [hit(MAX_ADDEND, count_denied=True)], [over(5, MAX_ADDEND)]),
+            Charge(T, [hit(MAX_ADDEND, count_denied=True)], [over(0, MAX_ADDEND)]),
+            Charge(T, [hit(0, limit=MAX_ADDEND)], [ok(0, 0)]),
+        ],
+    ),
+    Case(
+        "the largest limit in the longest unit counts exactly",
+        [
+            Charge(
+                YEAR * 60,
+                [hit(MAX_ADDEND - 1, limit=MAX_ADDEND, window_us=YEAR)],
+                [ok(1, MAX_ADDEND - 1, YEAR)],
+            ),
+            Charge(
+                YEAR * 61 - 1,
+                [hit(1, limit=MAX_ADDEND, window_us=YEAR)],
+                [ok(0, 1, 1)],
+            ),
+            Charge(
+                YEAR * 61 - 1,
+                [hit(1, limit=MAX_ADDEND, window_us=YEAR)],
+                [over(0, 0, 1)],
+            ),
+        ],
+    ),
+    Case(
+        "a refund gives back down to nothing",
+        [
+            Charge(T, [hit(3)], [ok(2, 3)]),
+            Charge(T, [hit(2, refund=True)], [ok(4, 2)]),
+            Charge(T, [hit(2, refund=True)], [ok(5, 1)]),
+            Charge(T, [hit(5)], [ok(0, 5)]),
+        ],
+    ),
+    Case(
+        "a refund touches the current window only",
+        [
+            Charge(T, [hit(5)], [ok(0, 5)]),
+            Charge(T + MINUTE, [hit(3, refund=True)], [ok(5, 0)]),
+            Charge(T + MINUTE, [hit(5)], [ok(0, 5)]),
+        ],
+    ),
+    Case(
+        "a refund is applied first and always, whatever the other descriptors say",
+        [
+            Charge(T, [hit(5)], [ok(0, 5)]),
+            Charge(T, [hit(2), hit(1, refund=True)], [over(1), ok(1, 1)]),
+            Charge(T, [hit(), hit(1, refund=True)], [ok(1), ok(2, 1)]),
+        ],
+    ),
+    Case(
+        "a refund of nothing and one on a new counter are allowed and change nothing",
+        [
+            Charge(T, [hit(0, refund=True)], [ok(5, 0)]),
+            Charge(T, [hit(7, refund=True)], [ok(5, 0)]),
+            Charge(T, [hit(5)], [ok(0, 5)]),
+        ],
+    ),
+    Case(
+        "a clock that steps back by less than a window resets nothing",
+        [
+            Charge(T, [hit(5)], [ok(0, 5)]),
+            Charge(T - 1, [hit()], [over(0, reset_us=MINUTE + 1)]),
+            Charge(T + 1, [hit()], [over(0, reset_us=MINUTE - 1)]),
+        ],
+    ),
+    Case(
+        "a count from further in the future than a window is damage, and starts anew",
+        [
+            Charge(T + 2 * MINUTE, [hit(5)], [ok(0, 5)]),
+            Charge(T, [hit(5)], [ok(0, 5)]),
+        ],
+    ),
+    Case(
+        "counters are apart by key",
+        [Charge(T, [hit(5)], [ok(0, 5)]), Charge(T, [hit(5, key="b")], [ok(0, 5)])],
+    ),
+]

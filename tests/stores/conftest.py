@@ -1,0 +1,51 @@
+"""Both stores behind one fixture, with a clock that the test sets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from ratelimit_service.health import Health
+from ratelimit_service.observer import Counters
+from ratelimit_service.stores import Store
+from ratelimit_service.stores.memory import MemoryStore
+from ratelimit_service.stores.redis import RedisStore
+from tests.servers.redis import RedisServer
+from tests.stores.cases import T
+
+
+class Time:
+    """A clock that stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.now_us = T
+
+    def __call__(self) -> int:
+        return self.now_us
+
+
+@pytest.fixture
+def clock() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def memory(clock: Time) -> MemoryStore:
+    return MemoryStore(10_000, Counters(), Health(), clock)
+
+
+@pytest.fixture
+async def redis_store(redis_server: RedisServer, clock: Time) -> AsyncIterator[RedisStore]:
+    redis_server.flush()
+    store = RedisStore(redis_server.url, 10_000_000, Counters(), Health(), clock)
+    await store.start()
+    yield store
+    await store.close()
+
+
+@pytest.fixture(params=["memory", "redis"])
+def store(request: pytest.FixtureRequest) -> Store:
+    name = "memory" if request.param == "memory" else "redis_store"
+    found: Store = request.getfixturevalue(name)
+    return found

@@ -1,0 +1,100 @@
+"""The memory store is bounded, and says so when the bound costs exactness."""
+
+from __future__ import annotations
+
+from ratelimit_service.health import Health
+from ratelimit_service.model import Hit
+from ratelimit_service.observer import Counters
+from ratelimit_service.stores.memory import MemoryStore
+from tests.stores.cases import MINUTE, hit
+from tests.stores.conftest import Time
+
+
+def small_store(clock: Time, max_counters: int = 8) -> tuple[MemoryStore, Counters, Health]:
+    counters, health = Counters(), Health()
+    return MemoryStore(max_counters, counters, health, clock), counters, health
+
+
+async def fill(store: MemoryStore, *hits: Hit) -> None:
+    await store.charge([[one] for one in hits])
+
+
+async def test_never_more_counters_than_the_bound(clock: Time) -> None:
+    """However many keys come, the store holds at most `max_counters`."""
+    store, counters, _ = small_store(clock, 2_000)
+
+    await fill(store, *(hit(key=f"k{number}") for number in range(5_000)))
+
+    assert len(store) == 2_000
+    assert counters.evictions == {"live": 3_000}
+
+
+async def test_peeks_and_denied_hits_take_no_room(clock: Time) -> None:
+    """Only what is counted is stored."""
+    store, _, _ = small_store(clock)
+
+    await fill(store, hit(0), hit(6), hit(3, refund=True))
+
+    assert len(store) == 0
+
+
+async def test_expired_counters_go_first(clock: Time) -> None:
+    """A full store puts out a counter whose window is over before any live one."""
+    store, counters, health = small_store(clock)
+    long = [hit(key=f"long{number}", window_us=60 * MINUTE) for number in range(4)]
+    await fill(store, *long, *(hit(key=f"short{number}") for number in range(4)))
+    clock.now_us += MINUTE
+
+    await fill(store, *(hit(key=f"new{number}") for number in range(3)))
+
+    assert "live" not in counters.evictions
+    assert health.faults == {}
+    answers = await store.charge([[one._replace(addend=0)] for one in long])
+    assert [outcome.left for (outcome,) in answers if outcome] == [4, 4, 4, 4]
+
+
+async def test_smallest_share_goes_when_none_is_expired(clock: Time) -> None:
+    """Among a few old live counters the one that has used least of its limit is put out."""
+    store, _, _ = small_store(clock, 4)
+    await fill(store, hit(4, key="a"), hit(3, key="b"), hit(1, key="c"), hit(5, key="d"))
+
+    await fill(store, hit(key="new"))
+
+    answers = await store.charge([[hit(0, key=key)] for key in "abcd"])
+    assert [outcome.left for (outcome,) in answers if outcome] == [1, 2, 5, 0]
+
+
+async def test_flood_of_new_keys_does_not_free_a_used_up_counter(clock: Time) -> None:
+    """A caller cannot get a new limit by flooding the store with other keys."""
+    store, _, _ = small_store(clock, 100)
+    await fill(store, hit(5, key="victim"))
+
+    await fill(store, *(hit(key=f"flood{number}") for number in range(1_000)))
+
+    ((outcome,),) = await store.charge([[hit(key="victim")]])
+    assert outcome is not None
+    assert outcome.over
+
+
+async def test_eviction_of_live_counters_degrades_health(clock: Time) -> None:
+    """Putting out a live counter degrades health until a minute has passed without another."""
+    store, counters, health = small_store(clock, 1)
+
+    await fill(store, hit(key="a"), hit(key="b"))
+
+    assert counters.evictions == {"live": 1}
+    assert "--max-counters" in health.faults["store"]
+    clock.now_us += MINUTE
+    await fill(store, hit(key="b"))
+    assert health.faults == {}
+
+
+async def test_old_counters_are_swept_by_new_ones(clock: Time) -> None:
+    """Counters whose window is over do not pile up below the bound."""
+    store, counters, _ = small_store(clock, 1_000)
+    for minute in range(10):
+        clock.now_us += MINUTE
+        await fill(store, *(hit(key=f"{minute}.{number}") for number in range(50)))
+
+    assert len(store) == 50
+    assert counters.evictions == {}

@@ -1,0 +1,231 @@
+"""What the Redis store does when Redis, or what lies in it, is not as it should be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import redis
+
+from ratelimit_service.errors import SettingsError
+from ratelimit_service.health import Health
+from ratelimit_service.observer import Counters
+from ratelimit_service.stores import Outcomes
+from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis.address import Address
+from tests.servers.redis import RedisServer
+from tests.stores.cases import MINUTE, hit
+from tests.stores.conftest import Time
+
+GENEROUS_US = 5_000_000
+
+
+class Fixture:
+    """A store with the counters and the health it writes."""
+
+    def __init__(self, url: str, timeout_us: int = GENEROUS_US) -> None:
+        self.counters = Counters()
+        self.health = Health()
+        self.store = RedisStore(url, timeout_us, self.counters, self.health)
+
+    async def hit(self, *, limit: int = 1_000, key: str = "a") -> Outcomes:
+        (outcomes,) = await self.store.charge([[hit(limit=limit, key=key, window_us=60 * MINUTE)]])
+        return outcomes
+
+    async def until(self, condition: Callable[[Outcomes], bool]) -> Outcomes:
+        """Charges until the condition holds."""
+        async with asyncio.timeout(20):
+            while not condition(outcomes := await self.hit()):
+                await asyncio.sleep(0.01)
+            return outcomes
+
+
+@pytest.fixture
+async def connected(own_redis: RedisServer) -> AsyncIterator[Fixture]:
+    fixture = Fixture(own_redis.url)
+    await fixture.store.start()
+    yield fixture
+    await fixture.store.close()
+
+
+async def test_redis_clock_counts(connected: Fixture) -> None:
+    """Without a clock of its own the store counts by Redis' time."""
+    ((outcome,),) = await connected.store.charge([[hit(limit=5)]])
+
+    assert outcome is not None
+    assert (outcome.over, outcome.left, outcome.charged) == (False, 4, 1)
+    assert 0 < outcome.reset_us <= MINUTE
+
+
+async def test_away_at_start() -> None:
+    """A store that is away at the start is a fault in health, and hits have no outcome."""
+    fixture = Fixture("redis://127.0.0.1:1")
+    await fixture.store.start()
+
+    outcomes = await fixture.hit()
+
+    assert outcomes == [None]
+    assert fixture.counters.store_errors == {"disconnected": 1}
+    assert "127.0.0.1:1" in fixture.health.faults["store"]
+    await fixture.store.close()
+
+
+async def test_recovers_by_itself(connected: Fixture, own_redis: RedisServer) -> None:
+    """Killed and started again, Redis is used again without anybody's doing."""
+    await connected.hit()
+    own_redis.kill()
+    await connected.until(lambda outcomes: outcomes == [None])
+    assert "store" in connected.health.faults
+
+    own_redis.start()
+
+    outcomes = await connected.until(lambda outcomes: outcomes != [None])
+    assert outcomes[0] is not None
+    assert connected.health.faults == {}
+
+
+async def test_hung_redis_costs_the_timeout_and_no_more(own_redis: RedisServer) -> None:
+    """A Redis that does not answer leaves hits without outcome after the store's timeout."""
+    fixture = Fixture(own_redis.url, timeout_us=10_000)
+    await fixture.store.start()
+    own_redis.stop()
+
+    outcomes = await fixture.hit()
+
+    assert outcomes == [None]
+    assert fixture.counters.store_errors == {"timeout": 1}
+    own_redis.cont()
+    await fixture.until(lambda outcomes: outcomes != [None])
+    await fixture.store.close()
+
+
+async def test_lost_scripts_are_taught_again(connected: Fixture, own_redis: RedisServer) -> None:
+    """SCRIPT FLUSH costs no decision."""
+    await connected.hit(limit=5)
+    redis.Redis.from_url(own_redis.url).script_flush()
+
+    outcomes = await connected.hit(limit=5)
+
+    assert outcomes[0] is not None
+    assert outcomes[0].left == 3
+    assert connected.counters.store_errors == {}
+
+
+async def test_full_redis_is_a_fault_not_an_answer(
+    connected: Fixture, own_redis: RedisServer
+) -> None:
+    """A refused write leaves hits without outcome, and says what Redis said."""
+    client = redis.Redis.from_url(own_redis.url)
+    client.config_set("maxmemory", "1")
+
+    outcomes = await connected.hit()
+
+    assert outcomes == [None]
+    assert connected.counters.store_errors == {"refused": 1}
+    assert "OOM" in connected.health.faults["store"]
+    client.config_set("maxmemory", "0")
+    assert await connected.hit() != [None]
+
+
+@pytest.mark.parametrize("value", [b"", b"garbage", b"-1", b"1.5", b"9" * 30, b"4503599627370496"])
+async def test_foreign_value_counts_as_new(
+    redis_store: RedisStore, redis_server: RedisServer, clock: Time, value: bytes
+) -> None:
+    """What is no state of ours in a key is replaced, and denies nobody."""
+    one = hit(5)
+    redis.Redis.from_url(redis_server.url).set(one.key, value)
+
+    (outcomes,) = await redis_store.charge([[one]])
+
+    assert [outcome.over for outcome in outcomes if outcome] == [False]
+
+
+async def test_foreign_type_counts_as_new(
+    redis_store: RedisStore, redis_server: RedisServer
+) -> None:
+    """A key that holds a list is replaced, and denies nobody."""
+    one = hit(5)
+    redis.Redis.from_url(redis_server.url).rpush(one.key, "x")
+
+    answers = await redis_store.charge([[one], [one]])
+
+    assert [outcome.over for (outcome,) in answers if outcome] == [False, True]
+
+
+async def test_counters_expire(redis_store: RedisStore, redis_server: RedisServer) -> None:
+    """Every counter has an expiry, a little after its window."""
+    await redis_store.charge([[hit()]])
+
+    left_ms = redis.Redis.from_url(redis_server.url).pttl(hit().key)
+
+    assert MINUTE / 1_000 < left_ms <= MINUTE / 1_000 + 1_000
+
+
+async def test_peeks_and_refunds_make_no_keys(
+    redis_store: RedisStore, redis_server: RedisServer
+) -> None:
+    """Only what is counted is stored."""
+    await redis_store.charge([[hit(0)], [hit(6)], [hit(3, refund=True)]])
+
+    assert redis.Redis.from_url(redis_server.url).dbsize() == 0
+
+
+async def test_password_and_database(own_redis: RedisServer) -> None:
+    """The URL's password and database number are used."""
+    redis.Redis.from_url(own_redis.url).config_set("requirepass", "s:e/c@t")
+    place = own_redis.url.removeprefix("redis://").partition("/")[0]
+    fixture = Fixture(f"redis://:s%3Ae%2Fc%40t@{place}/3")
+    await fixture.store.start()
+
+    assert await fixture.hit() != [None]
+
+    assert redis.Redis.from_url(f"redis://:s%3Ae%2Fc%40t@{place}/3").dbsize() == 1
+    await fixture.store.close()
+
+
+async def test_refused_password_is_told_without_it(own_redis: RedisServer) -> None:
+    """A wrong password is a fault that names the server and not the password."""
+    place = own_redis.url.removeprefix("redis://").partition("/")[0]
+    fixture = Fixture(f"redis://user:hunter2@{place}/0")
+    await fixture.store.start()
+
+    assert await fixture.hit() == [None]
+
+    assert "refused AUTH" in fixture.health.faults["store"]
+    assert "hunter2" not in fixture.health.faults["store"]
+    await fixture.store.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("reddis://x", "store scheme 'reddis' is unknown: allowed are memory, redis://"),
+        ("redis://h:port/0", "the store URL cannot be read: allowed are redis://host:port/db"),
+        ("redis://h/0?tiemout=3", "store URL option 'tiemout' is unknown: allowed are db, ssl_ca"),
+        ("redis://h/0?ssl_ca_certs=/x", "store URL option 'ssl_ca_certs' needs rediss://"),
+        ("rediss://h/0?ssl_ca_certs=/x", "TLS files cannot be used (ssl_ca_certs=/x)"),
+    ],
+)
+def test_url_that_cannot_be_used(url: str, message: str) -> None:
+    """A store URL that cannot be used is refused with what is allowed."""
+    with pytest.raises(SettingsError) as refused:
+        Address.parse(url)
+
+    assert message in str(refused.value)
+
+
+def test_url_forms() -> None:
+    """Host, port, database, user and password, or a socket's path, come from the URL."""
+    tcp = Address.parse("redis://me:pa%40ss@example:7000/2")
+    unix = Address.parse("redis+unix:///run/redis.sock?db=4")
+
+    assert (tcp.host, tcp.port, tcp.db, tcp.username, tcp.password) == (
+        "example",
+        7000,
+        2,
+        "me",
+        "pa@ss",
+    )
+    assert (unix.path, unix.db) == ("/run/redis.sock", 4)
+    assert "pa@ss" not in f"{tcp} {tcp!r}"
