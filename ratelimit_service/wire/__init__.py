@@ -1,0 +1,25 @@
+"""Protobuf on one side, the model on the other: the only package that knows protobuf."""
+
+from ratelimit_service.wire.json import decision_to_json, request_from_json
+from ratelimit_service.wire.messages import METHOD, POOL, SERVICE
+from ratelimit_service.wire.request import (
+    MAX_BODY_BYTES,
+    MAX_DESCRIPTORS,
+    decode_request,
+    encode_request,
+)
+from ratelimit_service.wire.response import decode_decision, encode_decision
+
+__all__ = [
+    "MAX_BODY_BYTES",
+    "MAX_DESCRIPTORS",
+    "METHOD",
+    "POOL",
+    "SERVICE",
+    "decision_to_json",
+    "decode_decision",
+    "decode_request",
+    "encode_decision",
+    "encode_request",
+    "request_from_json",
+]

@@ -1,0 +1,118 @@
+"""RateLimitRequest: bytes to model and back, and every reason to refuse one."""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError
+
+from ratelimit_service.errors import BadRequestError, StatusCode
+from ratelimit_service.model import MAX_ADDEND, Descriptor, Entry, Limit, Request, Unit
+from ratelimit_service.wire.messages import RateLimitDescriptor, RateLimitRequest
+
+__all__ = ["MAX_BODY_BYTES", "MAX_DESCRIPTORS", "UNITS", "decode_request", "encode_request"]
+
+MAX_BODY_BYTES = 65_536
+MAX_DESCRIPTORS = 256
+
+MAX_WINDOW_US = 2**53
+"""Windows stay below what a double holds exactly, since Lua has nothing else."""
+
+UNITS = {
+    1: Unit.SECOND,
+    2: Unit.MINUTE,
+    3: Unit.HOUR,
+    4: Unit.DAY,
+    5: Unit.MONTH,
+    6: Unit.YEAR,
+    7: Unit.WEEK,
+}
+"""Units by their numbers on the wire, the same in overrides and in answers."""
+
+_NUMBERS = {unit: number for number, unit in UNITS.items()}
+
+
+def decode_request(body: bytes) -> Request:
+    """Reads a serialized RateLimitRequest.
+
+    Raises BadRequestError, naming the field, for one that cannot be decided.
+    """
+    if len(body) > MAX_BODY_BYTES:
+        raise BadRequestError(
+            "too_large",
+            f"the request has {len(body)} bytes: at most {MAX_BODY_BYTES} are allowed",
+            StatusCode.RESOURCE_EXHAUSTED,
+        )
+    message = RateLimitRequest()
+    try:
+        message.ParseFromString(body)
+    except DecodeError as error:
+        raise BadRequestError("malformed", "the request is no RateLimitRequest") from error
+    if not message.domain:
+        raise BadRequestError("no_domain", "domain is empty: name the domain of the rules to apply")
+    if not message.descriptors:
+        raise BadRequestError("no_descriptors", "descriptors is empty: at least one is needed")
+    if len(message.descriptors) > MAX_DESCRIPTORS:
+        raise BadRequestError(
+            "too_many_descriptors",
+            f"descriptors has {len(message.descriptors)}: at most {MAX_DESCRIPTORS} are allowed",
+        )
+    descriptors = tuple(
+        _descriptor(descriptor, index) for index, descriptor in enumerate(message.descriptors)
+    )
+    return Request(message.domain, descriptors, message.hits_addend)
+
+
+def _descriptor(message: RateLimitDescriptor, index: int) -> Descriptor:
+    entries = tuple(Entry(entry.key, entry.value) for entry in message.entries)
+    for position, entry in enumerate(entries):
+        if not entry.key:
+            raise BadRequestError(
+                "no_key",
+                f"descriptors[{index}].entries[{position}].key is empty: every entry needs a key",
+            )
+    addend = message.hits_addend.value if message.HasField("hits_addend") else None
+    if addend is not None and addend > MAX_ADDEND:
+        raise BadRequestError(
+            "addend_too_large",
+            f"descriptors[{index}].hits_addend is {addend}: at most {MAX_ADDEND} is allowed",
+        )
+    limit = _limit(message.limit, index) if message.HasField("limit") else None
+    return Descriptor(entries, limit, addend, message.is_negative_hits)
+
+
+def _limit(message: RateLimitDescriptor.RateLimitOverride, index: int) -> Limit:
+    unit = UNITS.get(message.unit)
+    if unit is None:
+        raise BadRequestError(
+            "unknown_unit",
+            f"descriptors[{index}].limit.unit is {message.unit}: allowed are 1 (second), "
+            "2 (minute), 3 (hour), 4 (day), 5 (month), 6 (year) and 7 (week)",
+        )
+    multiplier = message.unit_multiplier.value if message.HasField("unit_multiplier") else 1
+    limit = Limit(message.requests_per_unit, unit, multiplier)
+    if not 0 < limit.window_us < MAX_WINDOW_US:
+        raise BadRequestError(
+            "bad_multiplier",
+            f"descriptors[{index}].limit.unit_multiplier is {multiplier}: the window must have "
+            "at least one unit and at most 285 years",
+        )
+    return limit
+
+
+def encode_request(request: Request) -> bytes:
+    """Serializes a request, for a client."""
+    message = RateLimitRequest(domain=request.domain, hits_addend=request.hits_addend)
+    for descriptor in request.descriptors:
+        added = message.descriptors.add()
+        for key, value in descriptor.entries:
+            added.entries.add(key=key, value=value)
+        if limit := descriptor.limit:
+            added.limit.requests_per_unit = limit.requests_per_unit
+            # The enum has no name for a week; its field takes any number.
+            added.limit.unit = _NUMBERS[limit.unit]  # type: ignore[assignment]
+            if limit.multiplier != 1:
+                added.limit.unit_multiplier.value = limit.multiplier
+        if descriptor.hits_addend is not None:
+            added.hits_addend.value = descriptor.hits_addend
+            added.hits_addend.SetInParent()
+        added.is_negative_hits = descriptor.is_negative_hits
+    return message.SerializeToString()
