@@ -1,0 +1,136 @@
+"""Why a descriptor meets the rule it meets: the walk of `match`, told step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ratelimit_service.model import Descriptor, Entry
+from ratelimit_service.rules.match import Match, find, match
+from ratelimit_service.rules.problem import did_you_mean
+from ratelimit_service.rules.tree import Level, Node, Rule, Snapshot, path_text
+
+__all__ = ["Explanation", "PassedOver", "Step", "explain"]
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A node with the entry's key that was not taken, and why."""
+
+    node: str
+    source: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one entry met; `taken` is empty where nothing matched."""
+
+    entry: Entry
+    taken: str
+    source: str
+    how: str
+    passed_over: tuple[PassedOver, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The steps of the walk, the match it ends in, and in a sentence why."""
+
+    steps: tuple[Step, ...]
+    match: Match
+    why: str
+
+    @property
+    def rule(self) -> Rule | None:
+        """The rule that limits the descriptor."""
+        return self.match.rule
+
+    def __str__(self) -> str:
+        lines = []
+        for step in self.steps:
+            lines.append(f"{path_text([step.entry])}: {step.how}")
+            if step.taken:
+                lines[-1] += f" {step.taken} at {step.source}"
+            lines += [
+                f"  passed over {other.node} at {other.source}: {other.why}"
+                for other in step.passed_over
+            ]
+        lines.append(self.why)
+        return "\n".join(lines)
+
+
+def explain(snapshot: Snapshot, domain_name: str, descriptor: Descriptor) -> Explanation:
+    """Tells how a descriptor without a limit of its own walks the rules."""
+    domain = snapshot.domains.get(domain_name)
+    if domain is None:
+        if domain_name in snapshot.unserved:
+            why = f"domain {domain_name!r} is not served: its rules have errors"
+        else:
+            known = sorted(snapshot.domains)
+            hint = did_you_mean(domain_name, known)
+            why = f"no rule: there is no domain {domain_name!r}, only {', '.join(known)}{hint}"
+        return Explanation((), Match(None), why)
+    steps = tuple(_steps(domain.root, descriptor))
+    found = match(domain, descriptor.entries)
+    return Explanation(steps, found, _why(steps, found, descriptor))
+
+
+def _steps(level: Level | None, descriptor: Descriptor) -> Iterator[Step]:
+    for entry in descriptor.entries:
+        if level is None:
+            yield Step(entry, "", "", "the rules end before this entry", ())
+            return
+        node = find(level, entry)
+        others = tuple(
+            PassedOver(_text(other), str(other.source), _why_not(other, entry, node))
+            for other in level.nodes
+            if other.key == entry.key and other is not node
+        )
+        if node is None:
+            hint = did_you_mean(entry.key, {other.key for other in level.nodes})
+            how = "no value matches" if others else f"no such key at this level{hint}"
+            yield Step(entry, "", "", how, others)
+            return
+        yield Step(entry, _text(node), str(node.source), _how(node), others)
+        level = node.children
+
+
+def _text(node: Node) -> str:
+    return path_text([(node.key, node.value)])
+
+
+def _how(node: Node) -> str:
+    if node.pattern:
+        return "the pattern matches:" if not node.share_threshold else "the shared pattern matches:"
+    return "the exact value matches:" if node.value else "the key alone matches:"
+
+
+def _why_not(other: Node, entry: Entry, taken: Node | None) -> str:
+    if other.pattern and not other.pattern.matches(entry.value):
+        return "its pattern does not match"
+    if not other.pattern and other.value:
+        return "its value differs"
+    if taken and other.pattern and taken.pattern:
+        return "its pattern matches too, but was declared later"
+    return "it is less specific"
+
+
+def _why(steps: tuple[Step, ...], found: Match, descriptor: Descriptor) -> str:
+    if found.rule:
+        limit = found.rule.limit
+        what = "unlimited"
+        if limit:
+            unit = limit.unit.name.lower()
+            per = unit if limit.multiplier == 1 else f"{limit.multiplier} {unit}s"
+            what = f"{limit.requests_per_unit} per {per}"
+        return f"rule {found.rule.path} at {found.rule.source}: {what}"
+    if not descriptor.entries:
+        return "no rule: the descriptor has no entries"
+    last = steps[-1]
+    if not last.taken:
+        return f"no rule: stopped at {path_text([last.entry])}, {last.how}"
+    return (
+        f"no rule: the descriptor ends at {last.taken}, which has no rate_limit of its own; "
+        "a rule applies to descriptors exactly as deep as it"
+    )

@@ -1,0 +1,185 @@
+"""The rules as immutable values: what a load builds and every request walks.
+
+Nothing here reads files, knows YAML or decides; `match` walks these, `schema` builds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ratelimit_service.model import FailurePolicy, Limit
+from ratelimit_service.observer import Tallies
+
+__all__ = ["Domain", "Level", "Node", "Pattern", "Rule", "Snapshot", "Source", "path_text", "walk"]
+
+
+class Source(NamedTuple):
+    """Where in the rule files something stands; line and column count from 1."""
+
+    file: str
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+
+
+_NOWHERE = Source("")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """A node's policy. `limit` None means unlimited. Compared by identity.
+
+    `path` names it for people, unique in its domain (`path_text`). `tallies` is the one
+    mutable part: it outlives reloads as long as domain and path stay.
+    """
+
+    domain: str
+    path: str
+    limit: Limit | None
+    name: str = ""
+    replaces: frozenset[str] = frozenset()
+    algorithm: str = "fixed_window"
+    shadow_mode: bool = False
+    quota_mode: bool = False
+    count_denied: bool = False
+    failure_policy: FailurePolicy | None = None
+    detailed_metric: bool = False
+    metadata: Mapping[str, object] | None = None
+    source: Source = _NOWHERE
+    tallies: Tallies = field(default_factory=Tallies)
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether requests that match are counted in metrics only."""
+        return self.limit is None
+
+
+class Pattern(NamedTuple):
+    """A value with any number of `*`, each standing for zero or more characters."""
+
+    text: str
+    pieces: tuple[str, ...]
+
+    @classmethod
+    def of(cls, text: str) -> Pattern:
+        """The pattern that a value with a `*` is."""
+        return cls(text, tuple(text.split("*")))
+
+    def matches(self, value: str) -> bool:
+        """Whether the pattern is all of `value`; linear in its length for each piece."""
+        first, *middle, last = self.pieces
+        end = len(value) - len(last)
+        if end < len(first) or not (value.startswith(first) and value.endswith(last)):
+            return False
+        at = len(first)
+        for piece in middle:
+            found = value.find(piece, at, end)
+            if found < 0:
+                return False
+            at = found + len(piece)
+        return True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One descriptor of a rule file: an entry to match, a policy if it has one, its children.
+
+    `value` is "" where any value matches; `pattern` is set where the value holds a `*`.
+    """
+
+    key: str
+    value: str
+    pattern: Pattern | None
+    rule: Rule | None
+    children: Level | None
+    share_threshold: bool = False
+    value_to_metric: bool = False
+    source: Source = _NOWHERE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Level:
+    """The nodes below one node, arranged for look-up: exact, then patterns, then key alone.
+
+    `patterns` holds, for each key, its nodes with a `*` in the value, as declared. `nodes` are
+    all of them, as declared.
+    """
+
+    nodes: tuple[Node, ...]
+    exact: Mapping[tuple[str, str], Node]
+    patterns: Mapping[str, tuple[Node, ...]]
+    default: Mapping[str, Node]
+
+    @classmethod
+    def of(cls, nodes: Iterable[Node]) -> Level:
+        """Arranges nodes of which no two have the same key and value."""
+        declared = tuple(nodes)
+        patterns: dict[str, tuple[Node, ...]] = {}
+        for node in declared:
+            if node.pattern:
+                patterns[node.key] = (*patterns.get(node.key, ()), node)
+        plain = [node for node in declared if not node.pattern]
+        return cls(
+            declared,
+            {(node.key, node.value): node for node in plain if node.value},
+            patterns,
+            {node.key: node for node in plain if not node.value},
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Domain:
+    """One domain's tree. `overrides` tallies the limits that callers bring along."""
+
+    name: str
+    root: Level
+    overrides: Tallies = field(default_factory=Tallies)
+
+    @property
+    def rules(self) -> Iterator[Rule]:
+        """Every rule of the tree, parents before children, as declared."""
+        return (node.rule for node in walk(self.root.nodes) if node.rule)
+
+
+def walk(nodes: Iterable[Node]) -> Iterator[Node]:
+    """The nodes and all below them, parents first, as declared."""
+    for node in nodes:
+        yield node
+        if node.children:
+            yield from walk(node.children.nodes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """All rules at one moment; replaced as a whole by a reload, never changed.
+
+    `unserved` are the domains that files name but that never had a good version: their
+    requests follow the failure policy.
+    """
+
+    number: int
+    domains: Mapping[str, Domain]
+    unserved: frozenset[str] = frozenset()
+
+
+_PLAIN = frozenset("*-_./:@+~")
+
+
+def path_text(entries: Sequence[tuple[str, str]]) -> str:
+    """A node's place in its tree for people: `user=bob > path=/login > plan`.
+
+    Text that would be ambiguous is quoted, so that no two nodes of a domain read the same.
+    """
+    return " > ".join(
+        f"{_quoted(key)}={_quoted(value)}" if value else _quoted(key) for key, value in entries
+    )
+
+
+def _quoted(text: str) -> str:
+    if text and all(c.isalnum() or c in _PLAIN for c in text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

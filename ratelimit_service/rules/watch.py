@@ -1,0 +1,38 @@
+"""Reloads the rules when their files change. What a load does is `load`'s business."""
+
+from __future__ import annotations
+
+import asyncio
+
+from watchfiles import awatch
+
+from ratelimit_service.rules.load import Rules
+
+__all__ = ["watch"]
+
+_LOOK_MS = 5_000
+"""The longest time until a change is seen that the system does not tell of.
+
+That happens on network file systems, and when a link above the watched directory is turned.
+A look compares bytes; nothing is parsed that has not changed.
+"""
+
+_RETRY_SECONDS = 1.0
+
+
+async def watch(rules: Rules) -> None:
+    """Reloads after every change under the rules' path, until cancelled.
+
+    Sees edits, files that are replaced, added or removed, and the turned link of a Kubernetes
+    ConfigMap; bursts of changes become one reload.
+    """
+    while True:
+        target = rules.path.parent if rules.path.is_file() else rules.path
+        try:
+            async for _ in awatch(
+                target, watch_filter=None, rust_timeout=_LOOK_MS, yield_on_timeout=True
+            ):
+                await rules.reload()
+        except FileNotFoundError:
+            await rules.reload()
+        await asyncio.sleep(_RETRY_SECONDS)
