@@ -1,0 +1,82 @@
+"""A service over YAML rules, asked with models instead of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ratelimit_service import wire
+from ratelimit_service.health import Health
+from ratelimit_service.model import Decision, Descriptor, Entry, Hit, Limit, Request
+from ratelimit_service.observer import Counters, Tally
+from ratelimit_service.rules.load import Rules
+from ratelimit_service.service import Refusal, Service
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores import Outcomes, Store
+from ratelimit_service.stores.memory import MemoryStore
+from tests.stores.cases import T
+
+
+class Away:
+    """A store that never answers in time."""
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def charge(self, requests: Sequence[Sequence[Hit]]) -> list[Outcomes]:
+        return [[None] * len(hits) for hits in requests]
+
+
+def descriptor(
+    text: str,
+    *,
+    addend: int | None = None,
+    limit: Limit | None = None,
+    refund: bool = False,
+) -> Descriptor:
+    """`descriptor("user=bob,plan=free")`."""
+    entries = [part.partition("=") for part in text.split(",")] if text else []
+    return Descriptor(tuple(Entry(key, value) for key, _, value in entries), limit, addend, refund)
+
+
+class Asking:
+    """One service and its parts; time stands still at `now_us`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *files: str,
+        settings: Settings | None = None,
+        store: Store | None = None,
+    ) -> None:
+        self.settings = settings or Settings()
+        self.counters = Counters()
+        self.health = Health()
+        for number, text in enumerate(files):
+            (directory / f"{number}.yaml").write_text(text)
+        self.rules = Rules(directory, counters=self.counters, health=self.health)
+        self.rules.load()
+        self.now_us = T
+        memory = MemoryStore(1_000, self.counters, self.health, lambda: self.now_us)
+        self.service = Service(
+            lambda: self.rules.snapshot, store or memory, self.settings, self.counters
+        )
+
+    async def answer(self, request: Request) -> Decision | Refusal:
+        (answer,) = await self.service.decide([wire.encode_request(request)])
+        return answer if isinstance(answer, Refusal) else wire.decode_decision(answer)
+
+    async def ask(
+        self, *descriptors: str | Descriptor, domain: str = "edge", hits: int = 0
+    ) -> Decision:
+        """Asks about the descriptors; anything but a decision fails the test."""
+        each = [descriptor(one) if isinstance(one, str) else one for one in descriptors]
+        answer = await self.answer(Request(domain, tuple(each), hits))
+        assert isinstance(answer, Decision), answer
+        return answer
+
+    def tally(self, path: str, value: str = "") -> Tally:
+        """What a rule of the domain `edge` has counted."""
+        (rule,) = [rule for rule in self.rules.snapshot.domains["edge"].rules if rule.path == path]
+        return rule.tallies.of(value)
