@@ -1,0 +1,117 @@
+"""The HTTP endpoints over aiohttp. They show and pass on; nothing is decided here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiohttp import web
+
+from ratelimit_service.errors import BadRequestError, StatusCode, TransportError
+from ratelimit_service.health import Health
+from ratelimit_service.model import Code
+from ratelimit_service.observer import Counters
+from ratelimit_service.rules.dump import dump
+from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.service import Refusal, Service
+from ratelimit_service.settings import split_address
+from ratelimit_service.wire import decision_to_json, decode_decision, request_from_json
+
+__all__ = ["Admin"]
+
+_MAX_BODY_BYTES = 1 << 20
+"""JSON is wordier than protobuf; the message itself is held to its own bound."""
+
+_HTTP_STATUS = {
+    StatusCode.INVALID_ARGUMENT: 400,
+    StatusCode.RESOURCE_EXHAUSTED: 400,
+    StatusCode.UNAVAILABLE: 503,
+}
+
+
+class Admin:
+    """Serves `/json`, `/healthcheck`, `/metrics` and `/rlconfig` on one port."""
+
+    def __init__(
+        self,
+        address: str,
+        service: Service,
+        health: Health,
+        counters: Counters,
+        snapshot: Callable[[], Snapshot],
+        render_metrics: Callable[[str], tuple[str, bytes]],
+    ) -> None:
+        """`address` is `HOST:PORT`; port 0 takes a free one.
+
+        `render_metrics` makes content type and page for a scraper's Accept header.
+        """
+        self._address = address
+        self._service = service
+        self._health = health
+        self._counters = counters
+        self._snapshot = snapshot
+        self._render_metrics = render_metrics
+        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        app.router.add_route("*", "/json", self._json)
+        app.router.add_get("/healthcheck", self._healthcheck)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/rlconfig", self._rlconfig)
+        app.router.add_route("*", "/{tail:.*}", self._not_found)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+
+    async def start(self) -> int:
+        """Opens the port and returns its number. Raises TransportError if it cannot be opened."""
+        host, port = split_address(self._address)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise TransportError(
+                f"cannot open the HTTP port {self._address}: {error.strerror}; "
+                "choose another with --http HOST:PORT"
+            ) from error
+        opened: int = self._runner.addresses[0][1]
+        return opened
+
+    async def close(self) -> None:
+        """Closes the port and its connections."""
+        await self._runner.cleanup()
+
+    async def _json(self, request: web.Request) -> web.Response:
+        """One decision: 200 OK, 429 over limit, 400 a bad request, 503 the policy `error`."""
+        try:
+            body = request_from_json(await request.read())
+        except BadRequestError as error:
+            self._counters.refusals[error.reason] += 1
+            return web.Response(status=400, text=f"{error}\n")
+        (answer,) = await self._service.decide([body])
+        if isinstance(answer, Refusal):
+            status = _HTTP_STATUS.get(answer.code, 500)
+            return web.Response(status=status, text=f"{answer.message}\n")
+        over = decode_decision(answer).code is Code.OVER_LIMIT
+        return web.Response(
+            status=429 if over else 200,
+            body=decision_to_json(answer),
+            content_type="application/json",
+        )
+
+    async def _healthcheck(self, _: web.Request) -> web.Response:
+        """200 while requests are answered, also degraded; 500 before and after."""
+        if not self._health.serving:
+            return web.Response(status=500, text=f"{self._health.phase}\n")
+        faults = self._health.faults
+        if not faults:
+            return web.Response(text="OK")
+        lines = ["degraded", *(f"{component}: {reason}" for component, reason in faults.items())]
+        return web.Response(text="\n".join(lines) + "\n")
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        content_type, page = self._render_metrics(request.headers.get("Accept", ""))
+        return web.Response(body=page, headers={"Content-Type": content_type})
+
+    async def _rlconfig(self, _: web.Request) -> web.Response:
+        return web.Response(text=dump(self._snapshot()))
+
+    async def _not_found(self, request: web.Request) -> web.Response:
+        paths = "/healthcheck /json /metrics /rlconfig"
+        return web.Response(status=404, text=f"{request.path} is not here: {paths} are\n")

@@ -1,0 +1,430 @@
+"""The command `ratelimit`: serve, lint, explain, hit. It parses words and prints answers.
+
+Every error is one line on standard error and exit code 2. What only one command needs is
+imported by that command, so that `hit` starts fast.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ratelimit_service import __version__
+from ratelimit_service.errors import RateLimitError, SettingsError
+from ratelimit_service.model import (
+    MAX_ADDEND,
+    Code,
+    Decision,
+    Descriptor,
+    Entry,
+    Limit,
+    Request,
+    Status,
+    Unit,
+    whole_seconds,
+)
+from ratelimit_service.settings import Setting, Settings, from_reference, parse_duration, settings
+
+if TYPE_CHECKING:
+    from ratelimit_service.rules.explain import Explanation
+
+__all__ = ["format_descriptor", "main", "parse_descriptor", "ratelimit"]
+
+_ERROR = 2
+_LIMIT = re.compile(r"(\d+)/(\d*)([a-z]+?)s?")
+
+
+def main() -> None:
+    """The entry point of the command; never shows a traceback for a user's mistake."""
+    arguments = sys.argv[1:]
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in _GROUP_OPTIONS):
+        arguments = ["serve", *arguments]
+    try:
+        code = ratelimit.main(arguments, "ratelimit", standalone_mode=False)
+    except click.Abort:
+        code = 130
+    except click.ClickException as error:
+        code = _fail(error.format_message())
+    except (RateLimitError, OSError) as error:
+        code = _fail(str(error))
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has gone, as `head` does; nothing is left to say to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+_GROUP_OPTIONS = {"--help", "-h", "--version"}
+
+
+def _fail(message: str) -> int:
+    click.echo(f"ratelimit: {message}", err=True)
+    return _ERROR
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, message="ratelimit %(version)s")
+def ratelimit() -> None:
+    """Decides whether requests may pass, for Envoy and everything that speaks its protocol.
+
+    Without a command it serves, so that it can stand in for envoyproxy/ratelimit, whose
+    environment names for rules, ports and Redis it reads.
+    """
+
+
+# serve
+
+
+class _Parsed(click.ParamType[object]):
+    """A value read by a setting's own parser."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.name = setting.metavar
+        self._setting = setting
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._setting.parse(value)
+        except SettingsError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _option(setting: Setting) -> click.Option:
+    switch = not setting.metavar
+    return click.Option(
+        [setting.flag, setting.name],
+        help=setting.help,
+        default=setting.default,
+        show_default=False if switch else setting.default_text,
+        envvar=setting.environment,
+        show_envvar=True,
+        is_flag=switch,
+        type=None if switch else _Parsed(setting),
+        metavar=setting.metavar or None,
+    )
+
+
+def _serve(**values: object) -> int:
+    from ratelimit_service.runtime import serve  # noqa: PLC0415 -- see the module's head
+
+    return serve(Settings(**values))  # type: ignore[arg-type]  # each was read by its parser
+
+
+class _Serve(click.Command):
+    """`serve`, whose defaults are what the reference's environment says."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: object,
+    ) -> click.Context:
+        return super().make_context(
+            info_name,
+            args,
+            parent,
+            default_map=from_reference(os.environ),  # noqa: TID251 -- handed over, not read
+            **extra,
+        )
+
+
+ratelimit.add_command(
+    _Serve(
+        "serve",
+        params=[_option(setting) for setting in settings()],
+        callback=_serve,
+        short_help="Serve decisions over gRPC and HTTP.",
+        help=(
+            "Serve decisions over gRPC and HTTP.\n\n"
+            "The ports open once the rules are loaded. Rules are reloaded when their files "
+            "change, and on SIGHUP; SIGTERM drains.\n\n"
+            "Example: ratelimit serve --rules rules/ --store redis://localhost:6379/0"
+        ),
+    )
+)
+
+
+# lint
+
+
+@ratelimit.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+def lint(paths: Sequence[Path]) -> int:
+    """Check rule files and directories.
+
+    Prints every problem as file:line:column, place in the tree, what is wrong and what is
+    allowed. Exits 0 if there is none, 1 if there are some, 2 if a path cannot be read.
+
+    Example: ratelimit lint rules/
+    """
+    from ratelimit_service.rules.lint import lint as problems_in  # noqa: PLC0415
+
+    problems = problems_in(paths)
+    for problem in problems:
+        click.echo(str(problem))
+    if problems:
+        click.echo(f"{_count(len(problems), 'problem')} found", err=True)
+        return 1
+    click.echo("no problems found", err=True)
+    return 0
+
+
+# explain
+
+
+@ratelimit.command()
+@click.argument("domain")
+@click.argument("descriptors", nargs=-1, required=True)
+@click.option(
+    "--rules",
+    default="rules",
+    show_default=True,
+    metavar="PATH",
+    envvar="RATELIMIT_RULES",
+    type=click.Path(path_type=Path),
+    help="A rule file or a directory of them.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a descriptor.")
+def explain(domain: str, descriptors: Sequence[str], rules: Path, as_json: bool) -> int:
+    """Tell which rule a descriptor meets, why, and what is counted.
+
+    A descriptor is written key=value,key=value; a comma, an equals sign or a backslash in a
+    key or value stands behind a backslash. Nothing is counted and no service is asked.
+
+    Example: ratelimit explain demo user=alice
+    """
+    from ratelimit_service.health import Health  # noqa: PLC0415
+    from ratelimit_service.observer import Counters  # noqa: PLC0415
+    from ratelimit_service.rules.explain import explain as explained  # noqa: PLC0415
+    from ratelimit_service.rules.load import Rules  # noqa: PLC0415
+
+    loaded = Rules(rules, counters=Counters(), health=Health())
+    loaded.load()
+    for text in descriptors:
+        explanation = explained(loaded.snapshot, domain, parse_descriptor(text))
+        key = _counter_key(domain, explanation)
+        if as_json:
+            click.echo(json.dumps(_explained(explanation, key)))
+        else:
+            click.echo(str(explanation))
+            if key:
+                click.echo(f"counter {key}")
+    return 0
+
+
+def _counter_key(domain: str, explanation: Explanation) -> str | None:
+    from ratelimit_service.stores.keys import counter_key  # noqa: PLC0415
+
+    rule = explanation.rule
+    if rule is None or rule.limit is None:
+        return None
+    key = counter_key(domain, explanation.match.identity, rule.algorithm, rule.limit.window_us)
+    return key.decode("utf-8", "backslashreplace")
+
+
+def _explained(explanation: Explanation, key: str | None) -> dict[str, object]:
+    return {
+        "rule": explanation.rule.path if explanation.rule else None,
+        "source": str(explanation.rule.source) if explanation.rule else None,
+        "why": explanation.why,
+        "counter": key,
+        "steps": [
+            {
+                "entry": dict([step.entry]),
+                "how": step.how,
+                "taken": step.taken or None,
+                "passed_over": [
+                    {"node": other.node, "source": other.source, "why": other.why}
+                    for other in step.passed_over
+                ],
+            }
+            for step in explanation.steps
+        ],
+    }
+
+
+# hit
+
+
+@ratelimit.command()
+@click.argument("domain")
+@click.argument("descriptors", nargs=-1, required=True)
+@click.option(
+    "--address",
+    default="localhost:8081",
+    show_default=True,
+    metavar="HOST:PORT",
+    envvar="RATELIMIT_ADDRESS",
+    help="Where the service is.",
+)
+@click.option(
+    "--hits",
+    type=click.IntRange(0, MAX_ADDEND),
+    metavar="N",
+    help="Hits per descriptor instead of 1; 0 only looks.",
+)
+@click.option("--refund", is_flag=True, help="Give the hits back instead.")
+@click.option(
+    "--limit", metavar="N/UNIT", help="A limit instead of the rules': 10/minute, 5/2hours."
+)
+@click.option(
+    "--repeat",
+    type=click.IntRange(1),
+    default=1,
+    metavar="N",
+    show_default=True,
+    help="Ask so many times.",
+)
+@click.option(
+    "--timeout", default="1s", show_default=True, metavar="DURATION", help="For each call."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a decision.")
+def hit(
+    domain: str,
+    descriptors: Sequence[str],
+    address: str,
+    hits: int | None,
+    refund: bool,
+    limit: str | None,
+    repeat: int,
+    timeout: str,
+    as_json: bool,
+) -> int:
+    """Ask a service for a decision, and count it.
+
+    A descriptor is written key=value,key=value; several are one request. A comma, an equals
+    sign or a backslash in a key or value stands behind a backslash. Exits 0 if all was
+    allowed, 1 if something was over its limit, 2 on an error.
+
+    Example: ratelimit hit demo user=alice --repeat 7
+    """
+    from ratelimit_service.client import Client  # noqa: PLC0415
+
+    override = _parse_limit(limit) if limit else None
+    asked = tuple(
+        parse_descriptor(text)._replace(limit=override, hits_addend=hits, is_negative_hits=refund)
+        for text in descriptors
+    )
+    request = Request(domain, asked)
+    timeout_us = parse_duration(timeout)
+    over = 0
+    with Client(address) as client:
+        for _ in range(repeat):
+            decision = client.should_rate_limit(request, timeout_us)
+            over += decision.code is Code.OVER_LIMIT
+            for line in [json.dumps(_as_json(decision))] if as_json else _lines(request, decision):
+                click.echo(line)
+    if repeat > 1 and not as_json:
+        click.echo(f"{repeat - over} allowed, {over} over limit")
+    return 1 if over else 0
+
+
+def _lines(request: Request, decision: Decision) -> Iterator[str]:
+    """The decision for people: on one line, or one line a descriptor below it."""
+    names = [format_descriptor(descriptor) for descriptor in request.descriptors]
+    told = [_told(status) for status in decision.statuses]
+    head = f"{decision.code.name:<10}  {request.domain}"
+    if len(names) == 1:
+        yield f"{head} {names[0]}  {told[0]}"
+        return
+    yield head
+    for name, status, text in zip(names, decision.statuses, told, strict=True):
+        yield f"  {status.code.name:<10}  {name}  {text}"
+
+
+def _told(status: Status) -> str:
+    if status.limit is None or status.reset_us is None:
+        return "unlimited" if status.remaining else "not counted"
+    return (
+        f"{status.remaining} of {status.limit.requests_per_unit} left, "
+        f"resets in {whole_seconds(status.reset_us)} s"
+    )
+
+
+def _as_json(decision: Decision) -> dict[str, object]:
+    return {
+        "code": decision.code.name,
+        "statuses": [
+            {
+                "code": status.code.name,
+                "remaining": status.remaining,
+                "reset_seconds": None
+                if status.reset_us is None
+                else whole_seconds(status.reset_us),
+                "limit": None
+                if status.limit is None
+                else {
+                    "requests_per_unit": status.limit.requests_per_unit,
+                    "unit": status.limit.unit.name.lower(),
+                    "unit_multiplier": status.limit.multiplier,
+                    "name": status.limit.name,
+                },
+            }
+            for status in decision.statuses
+        ],
+        "response_headers": dict(decision.response_headers),
+        "metadata": decision.metadata,
+    }
+
+
+# Words
+
+
+def parse_descriptor(text: str) -> Descriptor:
+    r"""Reads `key=value,key=value`, with `\` before a comma, equals sign or backslash in them."""
+    entries = []
+    for part in _split(text, ","):
+        key, *values = _split(part, "=")
+        if not key:
+            raise click.UsageError(f"{text!r} has an entry without key: write key=value,key=value")
+        entries.append(Entry(_plain(key), _plain("=".join(values))))
+    return Descriptor(tuple(entries))
+
+
+def format_descriptor(descriptor: Descriptor) -> str:
+    """Writes a descriptor's entries as `parse_descriptor` reads them."""
+    return ",".join(
+        "=".join(re.sub(r"([\\,=])", r"\\\1", part) for part in entry if part or part is entry.key)
+        for entry in descriptor.entries
+    )
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Splits at separators that stand behind no backslash."""
+    return re.findall(rf"(?:^|{separator})((?:\\.|[^\\{separator}]|\\$)*)", text, re.DOTALL)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL)
+
+
+def _parse_limit(text: str) -> Limit:
+    found = _LIMIT.fullmatch(text)
+    unit = Unit.__members__.get(found[3].upper()) if found else None
+    if found is None or unit is None or int(found[1]) > MAX_ADDEND or found[2] == "0":
+        units = ", ".join(unit.name.lower() for unit in Unit)
+        raise click.UsageError(
+            f"--limit {text!r}: write N/UNIT, as in 10/minute; units are {units}"
+        )
+    return Limit(int(found[1]), unit, int(found[2] or 1))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+if __name__ == "__main__":
+    main()

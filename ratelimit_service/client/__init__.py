@@ -1,0 +1,5 @@
+"""What asks the service: so far what `ratelimit hit` needs."""
+
+from ratelimit_service.client.sync import Client
+
+__all__ = ["Client"]

@@ -1,0 +1,182 @@
+"""Renders the process's plain counters as Prometheus metrics. It counts nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from ratelimit_service.health import Health
+from ratelimit_service.model import FailurePolicy
+from ratelimit_service.observer import LATENCY_BOUNDS_US, Counters, Tally
+from ratelimit_service.rules.tree import Snapshot
+
+__all__ = ["Metrics"]
+
+_RULE_METRICS: Mapping[str, tuple[str, Callable[[Tally], int]]] = {
+    "hits": ("Hits that the rule matched.", lambda tally: tally.hits),
+    "over_limit": ("Hits without room.", lambda tally: tally.over),
+    "near_limit": (
+        "Hits with room, above the near-limit ratio of the limit.",
+        lambda tally: tally.near,
+    ),
+    "within_limit": ("Hits with room that were counted.", lambda tally: tally.within),
+    "shadow_mode": (
+        "Hits without room that the rule's shadow mode let through.",
+        lambda tally: tally.shadow,
+    ),
+    "uncharged": (
+        "Hits with room that were not counted, since another descriptor denied the request.",
+        lambda tally: tally.uncharged,
+    ),
+    "refunded": ("Hits given back.", lambda tally: tally.refunded),
+    "by_policy": (
+        "Hits that the failure policy decided instead of a count.",
+        lambda tally: tally.by_policy,
+    ),
+}
+_OVERRIDES = "(override)"
+
+
+class Metrics:
+    """One registry over the process's counters, read at each scrape."""
+
+    def __init__(
+        self,
+        counters: Counters,
+        health: Health,
+        snapshot: Callable[[], Snapshot],
+        live_counters: Callable[[], int] | None = None,
+    ) -> None:
+        """`live_counters` is the size of an in-memory store, None where there is none."""
+        self._counters = counters
+        self._health = health
+        self._snapshot = snapshot
+        self._live_counters = live_counters
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+
+    def render(self, accept: str) -> tuple[str, bytes]:
+        """The content type and the page for a scraper's Accept header."""
+        encode, content_type = choose_encoder(accept)
+        return content_type, encode(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry at each scrape."""
+        counters = self._counters
+        yield from self._rules()
+        yield _counter(
+            "ratelimit_decisions",
+            "Requests decided.",
+            "code",
+            ("ok", "over_limit"),
+            counters.decisions,
+        )
+        yield self._latency()
+        yield _counter(
+            "ratelimit_refused_requests",
+            "Requests answered with an error instead of a decision.",
+            "reason",
+            (),
+            counters.refusals,
+        )
+        yield _counter(
+            "ratelimit_policy_decisions",
+            "Descriptors decided by failure policy instead of a count.",
+            "policy",
+            FailurePolicy,
+            counters.policy_decisions,
+        )
+        yield _counter(
+            "ratelimit_store_errors",
+            "Hits that the store gave no answer for.",
+            "reason",
+            ("disconnected", "timeout", "refused"),
+            counters.store_errors,
+        )
+        yield _counter(
+            "ratelimit_evicted_counters",
+            "Counters put out of a full memory store; live ones admit too much.",
+            "state",
+            ("expired", "live"),
+            counters.evictions,
+        )
+        yield _counter(
+            "ratelimit_rule_loads",
+            "Loads of changed rules; error means that something kept its last good version.",
+            "result",
+            ("success", "error"),
+            counters.rule_loads,
+        )
+        yield CounterMetricFamily(
+            "ratelimit_unknown_domain",
+            "Descriptors of domains that no rule file names.",
+            value=counters.unknown_domains,
+        )
+        yield CounterMetricFamily(
+            "ratelimit_global_shadow_mode",
+            "Requests over their limit that the global shadow mode let through.",
+            value=counters.global_shadow_mode,
+        )
+        degraded = GaugeMetricFamily(
+            "ratelimit_degraded", "1 while the component is degraded.", labels=["component"]
+        )
+        faults = self._health.faults
+        for component in sorted({"rules", "store"} | faults.keys()):
+            degraded.add_metric([component], component in faults)
+        yield degraded
+        if self._live_counters is not None:
+            yield GaugeMetricFamily(
+                "ratelimit_memory_counters",
+                "Counters in the memory store.",
+                value=self._live_counters(),
+            )
+
+    def _rules(self) -> Iterable[Metric]:
+        families = {
+            name: CounterMetricFamily(
+                f"ratelimit_rule_{name}", text, labels=["domain", "rule", "value"]
+            )
+            for name, (text, _) in _RULE_METRICS.items()
+        }
+        for domain in self._snapshot().domains.values():
+            tallies = [(rule.path, rule.tallies) for rule in domain.rules]
+            for path, series in [*tallies, (_OVERRIDES, domain.overrides)]:
+                for value, tally in series.items():
+                    for name, (_, read) in _RULE_METRICS.items():
+                        families[name].add_metric([domain.name, path, value], read(tally))
+        return families.values()
+
+    def _latency(self) -> Metric:
+        histogram = self._counters.latency
+        bounds = [str(bound / 1_000_000) for bound in LATENCY_BOUNDS_US] + ["+Inf"]
+        total = 0.0
+        buckets = []
+        for bound, count in zip(bounds, histogram.buckets, strict=True):
+            total += count
+            buckets.append((bound, total))
+        return HistogramMetricFamily(
+            "ratelimit_decision_duration_seconds",
+            "Time from a request's bytes to its answer's, in this process.",
+            buckets=buckets,
+            sum_value=histogram.sum_us / 1_000_000,
+        )
+
+
+def _counter(
+    name: str, text: str, label: str, known: Iterable[str], counts: Mapping[str, int]
+) -> Metric:
+    """A counter with one label; known values are there from the start."""
+    family = CounterMetricFamily(name, text, labels=[label])
+    for value in {str(value): None for value in [*known, *list(counts)]}:
+        family.add_metric([value], counts.get(value, 0))
+    return family

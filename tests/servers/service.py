@@ -1,0 +1,83 @@
+"""The service itself, started as its user would, and asked over the wire."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.servers.process import Process, free_port
+
+COMMAND = str(Path(sys.executable).with_name("ratelimit"))
+
+
+def http(url: str, body: object = None, headers: Mapping[str, str] | None = None) -> HTTPAnswer:
+    """One HTTP request; error statuses are answers as well."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, dict(headers or {}))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=30) as response:
+            return HTTPAnswer(response.status, response.read().decode(), dict(response.headers))
+    except urllib.error.HTTPError as error:
+        return HTTPAnswer(error.code, error.read().decode(), dict(error.headers))
+
+
+class HTTPAnswer:
+    """Status, text and headers (names in lower case)."""
+
+    def __init__(self, status: int, text: str, headers: Mapping[str, str]) -> None:
+        self.status = status
+        self.text = text
+        self.headers = {key.lower(): value for key, value in headers.items()}
+
+
+class ServiceProcess:
+    """`ratelimit serve` on free ports of the loopback interface."""
+
+    def __init__(
+        self, directory: Path, *flags: str, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.grpc_port = free_port()
+        self.http_port = free_port()
+        command = [COMMAND, "serve", "--grpc", f"127.0.0.1:{self.grpc_port}"]
+        command += ["--http", f"127.0.0.1:{self.http_port}", "--store-timeout", "5s", *flags]
+        merged = {**os.environ, **environment} if environment else None
+        self._process = Process(command, directory / f"service-{self.grpc_port}.log", merged)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.grpc_port}"
+
+    @property
+    def log(self) -> str:
+        return self._process.log
+
+    def start(self) -> None:
+        self._process.spawn()
+        self._process.wait_ready(lambda: "make a decision" in self.log)
+
+    def get(self, path: str) -> HTTPAnswer:
+        return http(f"http://127.0.0.1:{self.http_port}{path}")
+
+    def decide(self, domain: str, **entries: str) -> HTTPAnswer:
+        """One decision over /json."""
+        pairs = [{"key": key, "value": value} for key, value in entries.items()]
+        return http(
+            f"http://127.0.0.1:{self.http_port}/json",
+            {"domain": domain, "descriptors": [{"entries": pairs}]},
+        )
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.signal(number)
+
+    def wait(self) -> int:
+        return self._process.wait()
+
+    def kill(self) -> None:
+        self._process.kill()
