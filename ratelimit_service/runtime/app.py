@@ -84,6 +84,7 @@ async def _serve(settings: Settings) -> int:
 async def _watched(rules: Rules) -> AsyncIterator[None]:
     """Reloads changed rules for as long as the context lasts."""
     task = asyncio.create_task(watch(rules))
+    await asyncio.sleep(0)  # its first step sets the watch up: no change after this is missed
     try:
         yield
     finally:

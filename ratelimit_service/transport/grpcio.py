@@ -6,25 +6,19 @@ frames, its companion packages answer health checks and reflection.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Never
 
 import grpc
-from grpc_health.v1 import health as grpc_health
 from grpc_health.v1 import health_pb2
-from grpc_health.v1._async import HealthServicer
-from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from ratelimit_service.errors import TransportError
 from ratelimit_service.health import Health
 from ratelimit_service.service import Refusal, Service
+from ratelimit_service.transport.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.wire import METHOD, POOL, SERVICE
 
 __all__ = ["GrpcioServer"]
-
-_HEALTH_NAMES = ("", "ratelimit", SERVICE)
-"""The names health checks ask for: everything, the reference's, the service's own."""
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -37,9 +31,7 @@ class GrpcioServer:
         self._address = address
         self._service = service
         self._health = health
-        self._health_service = HealthServicer()
         self._server: grpc.aio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> int:
         """Opens the port and returns its number. Raises TransportError if it cannot be opened."""
@@ -48,10 +40,14 @@ class GrpcioServer:
             self._should_rate_limit
         )
         server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
+            (
+                grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),
+                HealthService(self._health).handler(),
+            )
         )
-        add_HealthServicer_to_server(self._health_service, server)
-        names = (SERVICE, grpc_health.SERVICE_NAME, reflection.SERVICE_NAME)
+        for described in (health_pb2, reflection_pb2):
+            POOL.AddSerializedFile(described.DESCRIPTOR.serialized_pb)
+        names = (SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server, POOL)
         try:
             port = server.add_insecure_port(self._address)
@@ -60,8 +56,6 @@ class GrpcioServer:
                 f"cannot open the gRPC port {self._address}: it is in use or not this machine's; "
                 "choose another with --grpc HOST:PORT"
             ) from error
-        await self._publish_health()
-        self._health.listen(self._health_changed)
         await server.start()
         self._server = server
         return port
@@ -69,7 +63,6 @@ class GrpcioServer:
     async def stop(self, grace_us: int) -> None:
         """Takes no new calls, and lets those in flight finish for at most `grace_us`."""
         if self._server is not None:
-            await self._publish_health()
             await self._server.stop(grace_us / 1_000_000)
 
     async def _should_rate_limit(
@@ -79,18 +72,6 @@ class GrpcioServer:
         if isinstance(answer, Refusal):
             await _abort(context, answer)
         return answer
-
-    def _health_changed(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._publish_health())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _publish_health(self) -> None:
-        statuses = health_pb2.HealthCheckResponse
-        for name in _HEALTH_NAMES:
-            await self._health_service.set(
-                name, statuses.SERVING if self._health.serving else statuses.NOT_SERVING
-            )
 
 
 async def _abort(context: grpc.aio.ServicerContext[bytes, bytes], refusal: Refusal) -> Never:

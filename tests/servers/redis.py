@@ -38,6 +38,14 @@ class RedisServer:
     def cont(self) -> None:
         self._process.signal(signal.SIGCONT)
 
+    def has_input(self) -> bool:
+        """Whether bytes have reached the server that it has not read, since it hangs."""
+        rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return any(
+            int(local.partition(":")[2], 16) == self.port and int(queues.partition(":")[2], 16) > 0
+            for _, local, _, _, queues, *_ in rows
+        )
+
     def flush(self) -> None:
         with redis.Redis(port=self.port) as client:
             client.flushall()

@@ -1,0 +1,234 @@
+"""The life of the process: start, reload, faults of its store, drain."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service.client import Client
+from ratelimit_service.errors import TransportError
+from ratelimit_service.model import Code, Request
+from tests.servers.process import free_port, wait_until
+from tests.servers.redis import RedisServer
+from tests.servers.service import COMMAND, ServiceProcess, http
+from tests.service.asking import descriptor
+
+RULES = """
+domain: edge
+descriptors:
+  - {key: user, rate_limit: {unit: day, requests_per_unit: %d}}
+"""
+REQUEST = Request("edge", (descriptor("user=bob"),))
+Start = Callable[..., ServiceProcess]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts services over a directory with one rule; a path for `--rules` is `tmp_path`."""
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "rules" / "edge.yaml").write_text(RULES % 2)
+    started = []
+
+    def start(*flags: str, **environment: str) -> ServiceProcess:
+        rules = ["--rules", str(tmp_path / "rules")]
+        process = ServiceProcess(tmp_path, *rules, *flags, environment=environment)
+        started.append(process)
+        process.start()
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+def ask(address: str, times: int, request: Request = REQUEST) -> list[Code]:
+    with Client(address) as client:
+        return [client.should_rate_limit(request, 10_000_000).code for _ in range(times)]
+
+
+def test_start_says_what_is_served(start: Start) -> None:
+    """The start names ports, store and domains, and, alone on a line, a command to try."""
+    service = start()
+
+    lines = service.log.splitlines()
+
+    ports = f"gRPC on port {service.grpc_port} and HTTP on port {service.http_port}"
+    assert any(ports in line for line in lines)
+    assert "counters in memory" in lines
+    assert any(line.endswith("domain edge") for line in lines)
+    command = lines[-1]
+    assert command.endswith(
+        f"ratelimit hit --address localhost:{service.grpc_port} edge user=alice"
+    )
+    done = subprocess.run(
+        [COMMAND, *command.split()[1:]], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout[:31]) == (0, "OK          edge user=alice  1 ")
+
+
+def test_exact_over_two_processes(start: Start, own_redis: RedisServer, tmp_path: Path) -> None:
+    """Of many concurrent calls to two services over one Redis exactly the limit passes."""
+    (tmp_path / "rules" / "edge.yaml").write_text(RULES % 40)
+    services = [start("--store", own_redis.url) for _ in range(2)]
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda turn: ask(services[turn % 2].address, 10), range(8)))
+
+    assert sum(codes.count(Code.OK) for codes in answers) == 40
+    assert sum(codes.count(Code.OVER_LIMIT) for codes in answers) == 40
+
+
+def test_reload_on_change(start: Start, tmp_path: Path) -> None:
+    """An edited file counts without a restart, and the counter goes on."""
+    service = start()
+    assert ask(service.address, 3) == [Code.OK, Code.OK, Code.OVER_LIMIT]
+
+    (tmp_path / "rules" / "edge.yaml").write_text(RULES % 3)
+
+    wait_until(lambda: "requests_per_unit=3" in service.get("/rlconfig").text, "the new rules")
+    assert ask(service.address, 2) == [Code.OK, Code.OVER_LIMIT]
+
+
+def test_reload_on_sighup(start: Start, tmp_path: Path) -> None:
+    """SIGHUP reads the rules again, and ends nothing."""
+    service = start()
+    (tmp_path / "rules" / "edge.yaml").write_text(RULES % 5)
+
+    service.signal(signal.SIGHUP)
+
+    wait_until(lambda: "requests_per_unit=5" in service.get("/rlconfig").text, "the new rules")
+    assert "SIGHUP" in service.log
+
+
+def test_bad_file_keeps_the_last_good(start: Start, tmp_path: Path) -> None:
+    """A file that turns bad keeps its rules; health, log and metrics say so until it is mended."""
+    service = start()
+    path = tmp_path / "rules" / "edge.yaml"
+
+    path.write_text("domain: edge\ndescriptors: [{kye: user}]")
+
+    wait_until(lambda: "degraded" in service.get("/healthcheck").text, "the fault to be seen")
+    assert ask(service.address, 3) == [Code.OK, Code.OK, Code.OVER_LIMIT]
+    assert "edge.yaml:2:16: 'kye' is no key" in service.log.replace(f"{tmp_path}/rules/", "")
+    assert 'ratelimit_rule_loads_total{result="error"} 1.0' in service.get("/metrics").text
+    path.write_text(RULES % 2)
+    wait_until(lambda: service.get("/healthcheck").text == "OK", "the fault to be over")
+
+
+def test_redis_away_at_start(start: Start, own_redis: RedisServer) -> None:
+    """The service starts without its Redis, answers by policy, and recovers by itself."""
+    own_redis.kill()
+    service = start("--store", own_redis.url, "--failure-policy", "closed")
+
+    assert ask(service.address, 1) == [Code.OVER_LIMIT]
+
+    health = service.get("/healthcheck")
+    assert (health.status, health.text.splitlines()[0]) == (200, "degraded")
+    assert service.log.count("degraded: store") == 1
+    own_redis.start()
+    wait_until(lambda: service.get("/healthcheck").text == "OK", "Redis to be used again")
+    assert ask(service.address, 3) == [Code.OK, Code.OK, Code.OVER_LIMIT]
+
+
+def test_hung_redis_and_policy_error(start: Start, own_redis: RedisServer) -> None:
+    """With the policy `error` a hung Redis makes calls UNAVAILABLE, and /json 503."""
+    service = start(
+        "--store", own_redis.url, "--failure-policy", "error", "--store-timeout", "10ms"
+    )
+    own_redis.stop()
+
+    with pytest.raises(TransportError, match="UNAVAILABLE"):
+        ask(service.address, 1)
+
+    assert service.decide("edge", user="bob").status == 503
+    own_redis.cont()
+
+
+def test_drains_on_sigterm(start: Start, own_redis: RedisServer) -> None:
+    """SIGTERM lets a call in flight finish, then ends with exit code 0."""
+    service = start("--store", own_redis.url, "--store-timeout", "20s")
+    ask(service.address, 1)
+    own_redis.stop()
+    with ThreadPoolExecutor() as pool:
+        in_flight = pool.submit(ask, service.address, 1)
+        wait_until(own_redis.has_input, "the call to wait for Redis")
+
+        service.signal(signal.SIGTERM)
+
+        wait_until(lambda: "draining" in service.log, "the service to drain")
+        own_redis.cont()
+        assert in_flight.result() == [Code.OK]
+    assert service.wait() == 0
+
+
+def test_grace_is_bounded(start: Start, own_redis: RedisServer) -> None:
+    """A call that does not finish holds the end up for --grace and no longer."""
+    service = start("--store", own_redis.url, "--store-timeout", "1h", "--grace", "100ms")
+    ask(service.address, 1)
+    own_redis.stop()
+    with ThreadPoolExecutor() as pool:
+        in_flight = pool.submit(ask, service.address, 1)
+        wait_until(own_redis.has_input, "the call to wait for Redis")
+
+        service.signal(signal.SIGTERM)
+
+        assert service.wait() == 0
+        assert isinstance(in_flight.exception(), TransportError)
+    own_redis.cont()
+
+
+def test_second_signal_forces(start: Start, own_redis: RedisServer) -> None:
+    """A second signal ends a drain at once, with exit code 1."""
+    service = start("--store", own_redis.url, "--store-timeout", "1h", "--grace", "1h")
+    ask(service.address, 1)
+    own_redis.stop()
+    with ThreadPoolExecutor() as pool:
+        in_flight = pool.submit(ask, service.address, 1)
+        wait_until(own_redis.has_input, "the call to wait for Redis")
+        service.signal(signal.SIGTERM)
+        wait_until(lambda: "draining" in service.log, "the service to drain")
+
+        service.signal(signal.SIGTERM)
+
+        assert service.wait() == 1
+        assert isinstance(in_flight.exception(), TransportError)
+    own_redis.cont()
+
+
+def test_stands_in_for_the_reference(tmp_path: Path, own_redis: RedisServer) -> None:
+    """A bare `ratelimit` reads the reference's environment names."""
+    rules = tmp_path / "data" / "ratelimit" / "config"
+    rules.mkdir(parents=True)
+    (rules / "edge.yaml").write_text(RULES % 2)
+    grpc_port, http_port = free_port(), free_port()
+    environment = {
+        "RUNTIME_ROOT": str(tmp_path / "data"),
+        "RUNTIME_SUBDIRECTORY": "ratelimit",
+        "HOST": "127.0.0.1",
+        "PORT": str(http_port),
+        "GRPC_HOST": "127.0.0.1",
+        "GRPC_PORT": str(grpc_port),
+        "REDIS_SOCKET_TYPE": "tcp",
+        "REDIS_URL": f"127.0.0.1:{own_redis.port}",
+        "LOG_FORMAT": "json",
+    }
+    process = subprocess.Popen([COMMAND], env=environment, stdout=subprocess.PIPE, text=True)
+
+    wait_until(lambda: answers(http_port), "the service to serve")
+
+    assert ask(f"127.0.0.1:{grpc_port}", 3) == [Code.OK, Code.OK, Code.OVER_LIMIT]
+    process.terminate()
+    output, _ = process.communicate(timeout=30)
+    assert f"counters in redis://127.0.0.1:{own_redis.port}" in output
+
+
+def answers(port: int) -> bool:
+    try:
+        return http(f"http://127.0.0.1:{port}/healthcheck").status == 200
+    except OSError:
+        return False

@@ -1,0 +1,184 @@
+"""What a gRPC client sees of the server, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from ratelimit_service.errors import TransportError
+from ratelimit_service.health import Health, Phase
+from ratelimit_service.model import Code, Request
+from ratelimit_service.transport import GrpcioServer
+from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
+from tests.service.asking import Asking, descriptor
+
+RULES = "domain: edge\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]"
+HealthRequest = health_pb2.HealthCheckRequest
+HealthStatus = health_pb2.HealthCheckResponse
+
+
+class Server:
+    """A running server with a client's channel to it."""
+
+    def __init__(self, asking: Asking) -> None:
+        self.asking = asking
+        self.health = Health()
+        self.server = GrpcioServer("127.0.0.1:0", asking.service, self.health)
+
+    async def start(self) -> None:
+        port = await self.server.start()
+        self.address = f"127.0.0.1:{port}"
+        self.channel = grpc.aio.insecure_channel(self.address)
+
+    async def call(self, body: bytes, method: str = METHOD) -> bytes:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(
+            f"/{SERVICE}/{method}"
+        )
+        return await call(body)
+
+    async def check(self, name: str) -> int:
+        call: grpc.aio.UnaryUnaryMultiCallable[HealthRequest, HealthStatus]
+        call = self.channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=HealthRequest.SerializeToString,
+            response_deserializer=HealthStatus.FromString,
+        )
+        return (await call(HealthRequest(service=name))).status
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    server = Server(Asking(tmp_path, RULES))
+    await server.start()
+    server.health.enter(Phase.SERVING)
+    yield server
+    await server.channel.close()
+    await server.server.stop(0)
+
+
+async def test_decides(server: Server) -> None:
+    """ShouldRateLimit takes a serialized request and gives a serialized response."""
+    body = encode_request(Request("edge", (descriptor("a=x"),)))
+
+    answers = [decode_decision(await server.call(body)) for _ in range(2)]
+
+    assert [answer.code for answer in answers] == [Code.OK, Code.OVER_LIMIT]
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "message"),
+    [
+        (b"\xff", grpc.StatusCode.INVALID_ARGUMENT, "the request is no RateLimitRequest"),
+        (b"", grpc.StatusCode.INVALID_ARGUMENT, "domain is empty: name the domain of the rules"),
+        (b"\0" * 65_537, grpc.StatusCode.RESOURCE_EXHAUSTED, "the request has 65537 bytes"),
+    ],
+)
+async def test_bad_requests(
+    server: Server, body: bytes, code: grpc.StatusCode, message: str
+) -> None:
+    """A bad request gets its gRPC status and a sentence, and the next one is answered."""
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await server.call(body)
+
+    assert refused.value.code() is code
+    assert (refused.value.details() or "").startswith(message)
+    assert await server.call(encode_request(Request("edge", (descriptor("b=x"),))))
+
+
+async def test_unknown_method(server: Server) -> None:
+    """A method that is not served is UNIMPLEMENTED."""
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await server.call(b"", method="ShouldNotRateLimit")
+
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize("name", ["", "ratelimit", SERVICE])
+async def test_health_check(server: Server, name: str) -> None:
+    """All three names follow the process's phase; degraded is still SERVING."""
+    statuses = [await server.check(name)]
+    server.health.degrade("store", "away")
+    statuses.append(await server.check(name))
+    server.health.enter(Phase.DRAINING)
+    statuses.append(await server.check(name))
+
+    assert statuses == [HealthStatus.SERVING, HealthStatus.SERVING, HealthStatus.NOT_SERVING]
+
+
+async def test_health_check_of_an_unknown_name(server: Server) -> None:
+    """A name that is none of ours is NOT_FOUND."""
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await server.check("other")
+
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_health_watch(server: Server) -> None:
+    """A watch tells each change once, and ends when the process drains."""
+    call: grpc.aio.UnaryStreamMultiCallable[HealthRequest, HealthStatus]
+    call = server.channel.unary_stream(
+        "/grpc.health.v1.Health/Watch",
+        request_serializer=HealthRequest.SerializeToString,
+        response_deserializer=HealthStatus.FromString,
+    )
+    told = []
+    async for answer in call(HealthRequest()):
+        told.append(answer.status)
+        server.health.degrade("store", "away")
+        server.health.enter(Phase.DRAINING)
+
+    assert told == [HealthStatus.SERVING, HealthStatus.NOT_SERVING]
+
+
+async def test_reflection(server: Server) -> None:
+    """A client without proto files learns the service and its messages from the server."""
+    questions = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="grpc.health.v1.Health"),
+    ]
+    ask = server.channel.stream_stream(
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+
+    listed, ours, health = [answer async for answer in ask(iter(questions))]
+
+    assert SERVICE in {service.name for service in listed.list_services_response.service}
+    described = ours.file_descriptor_response.file_descriptor_proto
+    assert any(b"unit_multiplier" in file for file in described)
+    assert health.file_descriptor_response.file_descriptor_proto
+
+
+async def test_port_in_use(server: Server) -> None:
+    """A port that is taken is an error that names it and the flag."""
+    other = GrpcioServer(server.address, server.asking.service, Health())
+
+    with pytest.raises(TransportError) as refused:
+        await other.start()
+
+    assert server.address in str(refused.value)
+    assert "--grpc" in str(refused.value)
+
+
+@pytest.mark.parametrize(("clients", "limit"), [(50, 20)])
+async def test_exactly_the_limit_passes(tmp_path: Path, clients: int, limit: int) -> None:
+    """Of many concurrent calls exactly as many pass as the rule allows."""
+    rule = f"{{key: a, rate_limit: {{unit: day, requests_per_unit: {limit}}}}}"
+    server = Server(Asking(tmp_path, f"domain: edge\ndescriptors: [{rule}]"))
+    await server.start()
+    body = encode_request(Request("edge", (descriptor("a=x"),)))
+
+    answers = await asyncio.gather(*(server.call(body) for _ in range(clients)))
+
+    await server.channel.close()
+    await server.server.stop(0)
+    passed = [decode_decision(answer).code is Code.OK for answer in answers]
+    assert passed.count(True) == limit
