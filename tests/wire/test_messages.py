@@ -1,0 +1,278 @@
+"""Bytes to model and back, held against Envoy's published classes."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+from envoy.service.ratelimit.v3 import rls_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ratelimit_service.errors import BadRequestError, StatusCode
+from ratelimit_service.model import (
+    MAX_ADDEND,
+    Code,
+    Decision,
+    Descriptor,
+    Entry,
+    Header,
+    Limit,
+    Request,
+    Status,
+    Unit,
+)
+from ratelimit_service.wire import (
+    decision_to_json,
+    decode_decision,
+    decode_request,
+    encode_decision,
+    encode_request,
+    request_from_json,
+)
+from ratelimit_service.wire.messages import RateLimitRequest
+
+ADDEND = st.integers(0, MAX_ADDEND)
+LIMIT = st.builds(Limit, ADDEND, st.sampled_from(Unit), st.integers(1, 200))
+ENTRY = st.builds(Entry, st.text(min_size=1, max_size=9), st.text(max_size=9))
+DESCRIPTOR = st.builds(
+    Descriptor,
+    st.lists(ENTRY, max_size=3).map(tuple),
+    st.none() | LIMIT,
+    st.none() | ADDEND,
+    st.booleans(),
+)
+REQUEST = st.builds(
+    Request,
+    st.text(min_size=1, max_size=9),
+    st.lists(DESCRIPTOR, min_size=1, max_size=3).map(tuple),
+    ADDEND,
+)
+PLAIN = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=9)
+STATUS = st.builds(
+    Status,
+    st.sampled_from(Code),
+    st.none() | st.builds(Limit, ADDEND, st.sampled_from(Unit), st.integers(1, 9), PLAIN),
+    ADDEND,
+    st.none() | st.integers(1, 10**9).map(lambda seconds: seconds * 1_000_000),
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=9,
+)
+DECISION = st.builds(
+    Decision,
+    st.sampled_from(Code),
+    st.lists(STATUS, max_size=3).map(tuple),
+    st.lists(st.builds(Header, st.just("x-a"), PLAIN), max_size=2).map(tuple),
+    st.lists(st.builds(Header, st.just("x-b"), PLAIN), max_size=2).map(tuple),
+    st.binary(max_size=9),
+    st.none() | st.dictionaries(st.text(), JSON, max_size=3),
+)
+
+
+@given(REQUEST)
+def test_request_round_trip(request: Request) -> None:
+    """What is encoded is decoded to the same."""
+    assert decode_request(encode_request(request)) == request
+
+
+@given(REQUEST)
+def test_requests_read_alike_elsewhere(request: Request) -> None:
+    """Envoy's published class reads our requests as we mean them."""
+    published = rls_pb2.RateLimitRequest.FromString(encode_request(request))
+
+    assert published.domain == request.domain
+    assert published.hits_addend == request.hits_addend
+    for theirs, ours in zip(published.descriptors, request.descriptors, strict=True):
+        assert [(entry.key, entry.value) for entry in theirs.entries] == list(ours.entries)
+        assert theirs.HasField("limit") == (ours.limit is not None)
+        assert theirs.HasField("hits_addend") == (ours.hits_addend is not None)
+        assert theirs.hits_addend.value == (ours.hits_addend or 0)
+
+
+@given(DECISION)
+def test_decision_round_trip(decision: Decision) -> None:
+    """What is encoded is decoded to the same."""
+    assert decode_decision(encode_decision(decision)) == decision
+
+
+@given(DECISION)
+def test_decisions_read_alike_elsewhere(decision: Decision) -> None:
+    """Envoy's published class reads our decisions as we mean them, and never UNKNOWN."""
+    published = rls_pb2.RateLimitResponse.FromString(encode_decision(decision))
+
+    assert published.overall_code == decision.code
+    for theirs, ours in zip(published.statuses, decision.statuses, strict=True):
+        assert theirs.code == ours.code
+        assert theirs.limit_remaining == ours.remaining
+        assert theirs.HasField("current_limit") == (ours.limit is not None)
+        assert theirs.duration_until_reset.seconds == (ours.reset_us or 0) // 1_000_000
+        if ours.limit:
+            assert theirs.current_limit.unit == rls_pb2.RateLimitResponse.RateLimit.Unit.Value(
+                ours.limit.unit.name
+            )
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes(body: bytes) -> None:
+    """Arbitrary bytes are a request or a bad request, and nothing else."""
+    refused = ""
+    domain = ""
+    try:
+        domain = decode_request(body).domain
+    except BadRequestError as error:
+        refused = str(error)
+
+    assert bool(domain) != bool(refused)
+
+
+def one(**descriptor: object) -> bytes:
+    """A request with one descriptor in proto3 JSON, serialized."""
+    return request_from_json(json.dumps({"domain": "d", "descriptors": [descriptor]}).encode())
+
+
+UNITS = "allowed are 1 (second), 2 (minute), 3 (hour), 4 (day), 5 (month), 6 (year) and 7 (week)"
+WINDOW = "the window must have at least one unit and at most 285 years"
+A = {"key": "a", "value": "b"}
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "message"),
+    [
+        (b"\xff\xff", "malformed", "the request is no RateLimitRequest"),
+        (b"\x0a\x02\xff\xfe", "malformed", "the request is no RateLimitRequest"),
+        (b"", "no_domain", "domain is empty: name the domain of the rules to apply"),
+        (b"\x0a\x01d", "no_descriptors", "descriptors is empty: at least one is needed"),
+        (
+            b"\x0a\x01d" + b"\x12\x00" * 257,
+            "too_many_descriptors",
+            "descriptors has 257: at most 256 are allowed",
+        ),
+        (
+            one(entries=[A, {"value": "x"}]),
+            "no_key",
+            "descriptors[0].entries[1].key is empty: every entry needs a key",
+        ),
+        (
+            one(entries=[A], hitsAddend=2**32),
+            "addend_too_large",
+            "descriptors[0].hits_addend is 4294967296: at most 4294967295 is allowed",
+        ),
+        (
+            one(entries=[A], limit={"requestsPerUnit": 1}),
+            "unknown_unit",
+            f"descriptors[0].limit.unit is 0: {UNITS}",
+        ),
+        (
+            one(entries=[A], limit={"requestsPerUnit": 1, "unit": 8}),
+            "unknown_unit",
+            f"descriptors[0].limit.unit is 8: {UNITS}",
+        ),
+        (
+            one(entries=[A], limit={"unit": "DAY", "unitMultiplier": 0}),
+            "bad_multiplier",
+            f"descriptors[0].limit.unit_multiplier is 0: {WINDOW}",
+        ),
+        (
+            one(entries=[A], limit={"unit": "YEAR", "unitMultiplier": 286}),
+            "bad_multiplier",
+            f"descriptors[0].limit.unit_multiplier is 286: {WINDOW}",
+        ),
+    ],
+)
+def test_bad_requests(body: bytes, reason: str, message: str) -> None:
+    """A request that cannot be decided is refused with a sentence that names the field."""
+    with pytest.raises(BadRequestError) as refused:
+        decode_request(body)
+
+    assert (refused.value.code, refused.value.reason, str(refused.value)) == (
+        StatusCode.INVALID_ARGUMENT,
+        reason,
+        message,
+    )
+
+
+def test_too_large() -> None:
+    """More than 64 KiB are refused before they are read."""
+    with pytest.raises(BadRequestError) as refused:
+        decode_request(b"\xff" * 65_537)
+
+    assert refused.value.code is StatusCode.RESOURCE_EXHAUSTED
+    assert str(refused.value) == "the request has 65537 bytes: at most 65536 are allowed"
+
+
+def test_largest_that_is_allowed() -> None:
+    """256 descriptors, an addend of 2^32-1, a week and 285 years are all fine."""
+    last = Descriptor((Entry("a", "b"),), Limit(1, Unit.YEAR, 285), MAX_ADDEND)
+    week = Descriptor((Entry("a", "b"),), Limit(MAX_ADDEND, Unit.WEEK))
+
+    request = Request("d", (last, *(week,) * 255))
+
+    assert decode_request(encode_request(request)) == request
+
+
+def test_unknown_fields_are_ignored() -> None:
+    """Fields of a later version do no harm."""
+    body = one(entries=[A]) + b"\xfa\x3e" + struct.pack("B", 3) + b"new"
+
+    assert decode_request(body).domain == "d"
+    assert RateLimitRequest.FromString(body).domain == "d"
+
+
+@pytest.mark.parametrize(
+    ("value", "sent"),
+    [("a\r\nset-cookie: x", "a??set-cookie: x"), ("naïve", "na?ve"), ("a\tb ~", "a\tb ~")],
+)
+def test_header_values_are_made_safe(value: str, sent: str) -> None:
+    """What would break a header or smuggle in another becomes a question mark."""
+    decision = Decision(Code.OK, (), (Header("x-a", value),))
+
+    assert decode_decision(encode_decision(decision)).response_headers == (Header("x-a", sent),)
+
+
+@pytest.mark.parametrize("key", ["", ":status", "a b", "a\r\n", "ä"])
+def test_header_names_must_be_tokens(key: str) -> None:
+    """A header name that is no token is a mistake of ours, and is not sent."""
+    with pytest.raises(ValueError, match="is no header name"):
+        encode_decision(Decision(Code.OK, (), (), (Header(key, "x"),)))
+
+
+def test_json_decision() -> None:
+    """/json answers in proto3 JSON: lowerCamelCase, names of enums, zero fields left out."""
+    status = Status(Code.OVER_LIMIT, Limit(5, Unit.WEEK, 1, "n"), 0, 35_000_000)
+
+    body = decision_to_json(encode_decision(Decision(Code.OVER_LIMIT, (status,))))
+
+    assert json.loads(body) == {
+        "overallCode": "OVER_LIMIT",
+        "statuses": [
+            {
+                "code": "OVER_LIMIT",
+                "currentLimit": {"requestsPerUnit": 5, "unit": "WEEK", "name": "n"},
+                "durationUntilReset": "35s",
+            }
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "Failed to load JSON"),
+        (b"[1]", "the body is no RateLimitRequest in JSON"),
+        (b"\xff", "the body is no RateLimitRequest in JSON"),
+        (b'{"domian": "x"}', 'has no field named "domian"'),
+        (b'{"domain": 3}', "the body is no RateLimitRequest in JSON"),
+        (b"[" * 100_000, "the body is no RateLimitRequest in JSON"),
+    ],
+)
+def test_json_that_is_no_request(text: bytes, message: str) -> None:
+    """JSON that is no request is refused on one line that says why."""
+    with pytest.raises(BadRequestError) as refused:
+        request_from_json(text)
+
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
