@@ -145,8 +145,18 @@ class Rules:
 
     def _load(self) -> None:
         changed = self._read()
-        if not changed and self._snapshot.number:
-            return
+        if changed or not self._snapshot.number:
+            self._swap(changed)
+            result = "error" if self._fatal_problems() else "success"
+            self._counters.rule_loads[result] += 1
+        if fatal := self._fatal_problems():
+            more = f" (and {len(fatal) - 1} more)" if len(fatal) > 1 else ""
+            self._health.degrade("rules", f"{fatal[0]}{more}")
+        else:
+            self._health.recover("rules")
+
+    def _swap(self, changed: Sequence[RuleFile]) -> None:
+        """Merges all files anew, logs what is new of their problems, and lets that hold."""
         domains, unserved, conflicts = self._merged()
         new = [problem for problem in conflicts if problem not in self._merge_problems]
         self._merge_problems = conflicts
@@ -154,14 +164,6 @@ class Rules:
             log.log(logging.ERROR if self._fatal(problem) else logging.WARNING, "%s", problem)
         self._snapshot = Snapshot(self._snapshot.number + 1, domains, unserved)
         self._forget_tallies(domains)
-        fatal = [problem for problem in self._problems() if self._fatal(problem)]
-        if fatal:
-            self._counters.rule_loads["error"] += 1
-            more = f" (and {len(fatal) - 1} more)" if len(fatal) > 1 else ""
-            self._health.degrade("rules", f"{fatal[0]}{more}")
-        else:
-            self._counters.rule_loads["success"] += 1
-            self._health.recover("rules")
 
     def _read(self) -> list[RuleFile]:
         """Reads the files and parses those that have changed; returns these, and gone ones."""
@@ -218,6 +220,9 @@ class Rules:
             [problem for file in self._files.values() for problem in file.newest.problems]
             + self._merge_problems
         )
+
+    def _fatal_problems(self) -> list[Problem]:
+        return [problem for problem in self._problems() if self._fatal(problem)]
 
     def _fatal(self, problem: Problem) -> bool:
         return self._strict or not problem.tolerated

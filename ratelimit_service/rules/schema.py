@@ -127,6 +127,8 @@ class _Reader:
     def file(self, data: bytes) -> RuleFile:
         root = self._compose(data)
         values = self._mapping(root, (), _ROOT_KEYS)
+        if values is None:
+            raise _Stop
         if "domain" not in values:
             self._report(root, (), "no_domain", "domain is missing: name what callers ask for")
         else:
@@ -201,9 +203,12 @@ class _Reader:
         if len(path) >= _MAX_DEPTH:
             # An alias that holds itself is not deep in the text, but endless in meaning.
             self._stop(self._source(item), "too_deep", f"nested more than {_MAX_DEPTH} deep")
-        values = self._mapping(item, path, _DESCRIPTOR_KEYS)
-        key = self._text(values["key"], path) if "key" in values else ""
-        value = self._text(values["value"], path) if "value" in values else ""
+        here = (*path, self._entry(item))
+        values = self._mapping(item, here, _DESCRIPTOR_KEYS)
+        if values is None:
+            return None
+        key = self._text(values["key"], here) if "key" in values else ""
+        value = self._text(values["value"], here) if "value" in values else ""
         here = (*path, (key, value))
         if not key:
             self._report(
@@ -259,8 +264,10 @@ class _Reader:
         path: Path,
         flags: dict[str, bool],
         metadata: dict[str, object] | None,
-    ) -> Rule:
+    ) -> Rule | None:
         values = self._mapping(value.node, path, _LIMIT_KEYS)
+        if values is None:
+            return None
         name = self._text(values["name"], path) if "name" in values else ""
         shown = _UNSAFE_IN_NAME.sub("_", name)
         if shown != name:
@@ -343,12 +350,15 @@ class _Reader:
         names = set()
         for item in self._items(value, path):
             values = self._mapping(item, path, _REPLACES_KEYS)
+            if values is None:
+                continue
             name = self._text(values["name"], path) if "name" in values else ""
             if not name:
                 self._report(item, path, "replaces", "write each replaced rule as - name: …")
             elif name == own:
                 self._report(item, path, "replaces", f"{name!r} cannot replace itself")
-            names.add(name)
+            else:
+                names.add(name)
         return frozenset(names)
 
     def _failure_policy(self, value: _Value | None, path: Path) -> FailurePolicy | None:
@@ -366,11 +376,23 @@ class _Reader:
 
     # What values are made of
 
-    def _mapping(self, node: yaml.Node, path: Path, allowed: Sequence[str]) -> dict[str, _Value]:
-        """The keys that may stand here, with their values; the last wins, as in the reference."""
+    def _entry(self, item: yaml.Node) -> tuple[str, str]:
+        """Key and value of a descriptor, as far as they can be told before it is checked."""
+        found = {"key": "", "value": ""}
+        if isinstance(item, yaml.MappingNode):
+            found |= {self._raw(key): self._raw(value) for key, value in item.value}
+        return found["key"], found["value"]
+
+    def _mapping(
+        self, node: yaml.Node, path: Path, allowed: Sequence[str]
+    ) -> dict[str, _Value] | None:
+        """The keys that may stand here, with their values; None if this is no mapping.
+
+        Of a key that stands here twice the last counts, as in the reference.
+        """
         if not isinstance(node, yaml.MappingNode):
             self._report(node, path, "type", f"this must be a mapping of {_listed(allowed)}")
-            return {}
+            return None
         values: dict[str, _Value] = {}
         for value, merged in self._pairs(node, 0):
             name = self._raw(value.key)
@@ -531,8 +553,8 @@ class _Reader:
     def _report(
         self, node: yaml.Node, path: Path, kind: str, message: str, *, tolerated: bool = False
     ) -> None:
-        problem = Problem(self._source(node), path_text(path), message, kind, tolerated)
-        self.problems.append(problem)
+        place = path_text([entry for entry in path if entry[0]])
+        self.problems.append(Problem(self._source(node), place, message, kind, tolerated))
 
     def _stop(self, source: Source | None, kind: str, message: str) -> Never:
         self.problems.append(Problem(source or Source(self._name), "", message, kind))

@@ -5,6 +5,7 @@ Nothing here reads files, knows YAML or decides; `match` walks these, `schema` b
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -182,4 +183,4 @@ def path_text(entries: Sequence[tuple[str, str]]) -> str:
 def _quoted(text: str) -> str:
     if text and all(c.isalnum() or c in _PLAIN for c in text):
         return text
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return json.dumps(text, ensure_ascii=False)

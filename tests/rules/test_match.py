@@ -1,0 +1,175 @@
+"""Which rule a descriptor meets, and what its counter counts."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ratelimit_service.rules.match import Match, match
+from ratelimit_service.rules.schema import parse
+from ratelimit_service.rules.tree import Domain, Level, Pattern, path_text
+from tests.service.asking import descriptor
+
+
+def domain(text: str) -> Domain:
+    """The domain of a rule file without problems."""
+    file = parse("f", text.encode())
+    assert not file.problems, file.problems
+    return Domain(file.domain, Level.of(file.nodes))
+
+
+def met(tree: Domain, text: str) -> str | None:
+    rule = match(tree, descriptor(text).entries).rule
+    return rule.path if rule else None
+
+
+LIMIT = "rate_limit: {unit: day, requests_per_unit: 1}"
+TREE = f"""
+domain: edge
+descriptors:
+  - {{key: a, {LIMIT}}}
+  - {{key: a, value: b, {LIMIT}}}
+  - {{key: a, value: w*d, {LIMIT}}}
+  - {{key: a, value: w*, {LIMIT}}}
+  - {{key: a, value: white}}
+  - {{key: a, value: deep, {LIMIT}, descriptors: [{{key: c, {LIMIT}}}, {{key: e, value: f}}]}}
+  - {{key: p, value: '*', descriptors: [{{key: q, {LIMIT}}}]}}
+  - {{key: 'star*', value: x, {LIMIT}}}
+  - {{key: plain, value: x, {LIMIT}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "rule"),
+    [
+        ("a=b", "a=b"),
+        ("a=other", "a"),
+        ("a=", "a"),
+        ("a=word", "a=w*d"),
+        ("a=wd", "a=w*d"),
+        ("a=work", "a=w*"),
+        ("a=w*", "a=w*"),
+        ("a=B", "a"),
+        ("A=b", None),
+        ("a=white", None),
+        ("a=b,c=d", None),
+        ("a=deep", "a=deep"),
+        ("a=deep,c=x", "a=deep > c"),
+        ("a=deep,e=f", None),
+        ("a=deep,e=g", None),
+        ("a=deep,x=y", None),
+        ("c=x,a=deep", None),
+        ("p=", None),
+        ("p=,q=", "p=* > q"),
+        ("star*=x", "star*=x"),
+        ("starry=x", None),
+        ("plain=y", None),
+        ("", None),
+    ],
+)
+def test_specificity(asked: str, rule: str | None) -> None:
+    """Exact before pattern before key; as declared; exact depth; no turning back; case matters."""
+    assert met(domain(TREE), asked) == rule
+
+
+@pytest.mark.parametrize("asked", ["a_b=c", "a=b_c", "a_=b", "user_id=7"])
+def test_keys_and_values_are_never_joined(asked: str) -> None:
+    """Rules for one entry are not met by another that reads alike when joined."""
+    tree = domain(
+        f"domain: edge\ndescriptors:\n  - {{key: a, value: b, {LIMIT}}}\n"
+        f"  - {{key: user, value: '*', {LIMIT}}}\n  - {{key: a_b_c, {LIMIT}}}\n"
+    )
+
+    assert met(tree, asked) is None
+
+
+SHARED = f"""
+domain: edge
+descriptors:
+  - key: a
+    value: x*
+    share_threshold: true
+    {LIMIT}
+    descriptors:
+      - {{key: b, {LIMIT}}}
+      - {{key: b, value: y*, {LIMIT}}}
+  - {{key: a, value: xact, {LIMIT}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "identity"),
+    [
+        ("a=x1", (("a", "x*", True),)),
+        ("a=x*", (("a", "x*", True),)),
+        ("a=xact", (("a", "xact", False),)),
+        ("a=x1,b=2", (("a", "x*", True), ("b", "2", False))),
+        ("a=x1,b=y2", (("a", "x*", True), ("b", "y2", False))),
+    ],
+)
+def test_identity(asked: str, identity: tuple[tuple[str, str, bool], ...]) -> None:
+    """share_threshold puts the pattern in the value's place, also above the limited node."""
+    assert match(domain(SHARED), descriptor(asked).entries).identity == identity
+
+
+METRICS = f"""
+domain: edge
+descriptors:
+  - {{key: plain, {LIMIT}}}
+  - {{key: value, value_to_metric: true, {LIMIT}}}
+  - {{key: all, detailed_metric: true, {LIMIT}}}
+  - key: outer
+    descriptors:
+      - {{key: inner, value_to_metric: true, {LIMIT}}}
+      - {{key: all, detailed_metric: true, {LIMIT}}}
+  - {{key: shared, value: x*, share_threshold: true, value_to_metric: true, {LIMIT}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "value"),
+    [
+        ("plain=x", ""),
+        ("value=x", "value=x"),
+        ("value=", "value"),
+        ("all=x", "all=x"),
+        ("outer=1,inner=2", "inner=2"),
+        ("outer=1,all=2", "outer=1 > all=2"),
+        ("shared=x1", "shared=x*"),
+    ],
+)
+def test_metric_value(asked: str, value: str) -> None:
+    """Only rules that opt in show runtime values, and never those that share a counter."""
+    assert match(domain(METRICS), descriptor(asked).entries).metric_value == value
+
+
+@given(st.lists(st.text("ab", max_size=2), min_size=2, max_size=5).map("*".join), st.text("ab"))
+def test_patterns(text: str, value: str) -> None:
+    """Each `*` stands for any characters or none, and the whole value must match."""
+    naive = "".join(".*" if c == "*" else re.escape(c) for c in text)
+
+    assert Pattern.of(text).matches(value) == bool(re.fullmatch(naive, value))
+
+
+def test_hostile_value_is_matched_in_linear_time() -> None:
+    """A long value cannot make a pattern with many `*` run away."""
+    assert not Pattern.of("*a" * 50 + "b").matches("a" * 60_000)
+
+
+ENTRY = st.tuples(
+    st.text('ab=> "\\*\n', min_size=1, max_size=4), st.text('ab=> "\\*\n', max_size=4)
+)
+
+
+@given(st.lists(ENTRY, max_size=3), st.lists(ENTRY, max_size=3))
+def test_paths_are_unique(one: list[tuple[str, str]], other: list[tuple[str, str]]) -> None:
+    """Two nodes never read the same, so that a rule has its own metrics."""
+    assert (path_text(one) == path_text(other)) == (one == other)
+
+
+def test_no_entries() -> None:
+    """A descriptor without entries meets no rule."""
+    assert match(domain(TREE), ()) == Match(None)

@@ -1,0 +1,64 @@
+"""Each mistake in a rule file, in a file of its own, beside what its author is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service.rules.lint import lint
+from ratelimit_service.rules.schema import parse
+
+MISTAKES = Path(__file__).parent / "mistakes"
+
+TOLERATED = {
+    "duplicate_key",
+    "misplaced_key",
+    "misplaced_key_at_top",
+    "name",
+    "no_effect",
+    "replaces_nobody",
+    "requests_missing",
+    "second_document",
+    "unlimited_with_misspelt_unit",
+    "unlimited_with_requests",
+}
+"""What envoyproxy/ratelimit accepts: an error in `lint`, a warning in `serve`."""
+
+
+@pytest.mark.parametrize("path", sorted(MISTAKES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_mistake(path: Path) -> None:
+    """Every problem is told with its place, what is wrong and what is allowed."""
+    told = [str(problem).replace(f"{MISTAKES}/", "") for problem in lint([path])]
+
+    assert "\n".join(told) + "\n" == path.with_suffix(".txt").read_text()
+
+
+@pytest.mark.parametrize("path", sorted(MISTAKES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_what_is_tolerated(path: Path) -> None:
+    """A file is bad unless envoyproxy/ratelimit accepts it."""
+    bad = any(not problem.tolerated for problem in lint([path]))
+
+    assert bad == (path.stem not in TOLERATED)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"domain: edge\ndescriptors: []\n# \xff", "f:3:3: the file is not UTF-8 [yaml]"),
+        (b"domain: a\x00b", "f: this is no YAML: "),
+        (b"domain: \x07", "f: this is no YAML: "),
+        (b"{" * 100_000, "f:1:101: nested more than 100 deep [too_deep]"),
+        (b"- " * 100_000, "f:1:201: nested more than 100 deep [too_deep]"),
+    ],
+)
+def test_bytes_that_are_no_text(data: bytes, message: str) -> None:
+    """Bytes that are no YAML at all are one problem, and never an exception."""
+    (problem,) = parse("f", data).problems
+
+    assert str(problem).startswith(message)
+
+
+def test_domain_of_a_file_that_cannot_be_read() -> None:
+    """The domain is told as well as it can be, so that its requests follow the failure policy."""
+    assert parse("f", b"# rules\ndomain: 'edge' # ours\ndescriptors: [").domain == "edge"

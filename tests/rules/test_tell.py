@@ -1,0 +1,125 @@
+"""What people are told of the rules: explain and the dump of /rlconfig."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service.health import Health
+from ratelimit_service.observer import Counters
+from ratelimit_service.rules.dump import dump
+from ratelimit_service.rules.explain import explain
+from ratelimit_service.rules.lint import lint
+from ratelimit_service.rules.load import Rules
+from ratelimit_service.rules.tree import Snapshot
+from tests.service.asking import descriptor
+
+RULES = """domain: edge
+descriptors:
+  - key: path
+    rate_limit: {unit: second, requests_per_unit: 9, name: any}
+  - key: path
+    value: /a/*
+    rate_limit: {unit: minute, unit_multiplier: 5, requests_per_unit: 3, replaces: [{name: any}]}
+  - {key: path, value: /*/b}
+  - key: path
+    value: /login
+    shadow_mode: true
+    descriptors:
+      - key: user
+        quota_mode: true
+        rate_limit: {unit: day, requests_per_unit: 2, count_denied: true, failure_policy: error}
+      - {key: free, rate_limit: {unlimited: true}}
+"""
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Snapshot:
+    (tmp_path / "edge.yaml").write_text(RULES)
+    (tmp_path / "bad.yaml").write_text("domain: bad\ndescriptors: 3\n")
+    rules = Rules(tmp_path, counters=Counters(), health=Health())
+    rules.load()
+    return rules.snapshot
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (
+            "path=/a/b",
+            """path=/a/b: the pattern matches: path=/a/* at edge.yaml:5:5
+  passed over path at edge.yaml:3:5: it is less specific
+  passed over path=/*/b at edge.yaml:8:5: its pattern matches too, but was declared later
+  passed over path=/login at edge.yaml:9:5: its value differs
+rule path=/a/* at edge.yaml:7:5: 3 per 5 minutes""",
+        ),
+        (
+            "path=/login,user=x",
+            """path=/login: the exact value matches: path=/login at edge.yaml:9:5
+  passed over path at edge.yaml:3:5: it is less specific
+  passed over path=/a/* at edge.yaml:5:5: its pattern does not match
+  passed over path=/*/b at edge.yaml:8:5: its pattern does not match
+user=x: the key alone matches: user at edge.yaml:13:9
+rule path=/login > user at edge.yaml:15:9: 2 per day""",
+        ),
+        (
+            "path=/x/b",
+            """path=/x/b: the pattern matches: path=/*/b at edge.yaml:8:5
+  passed over path at edge.yaml:3:5: it is less specific
+  passed over path=/a/* at edge.yaml:5:5: its pattern does not match
+  passed over path=/login at edge.yaml:9:5: its value differs
+no rule: the descriptor ends at path=/*/b, which has no rate_limit of its own; a rule applies \
+to descriptors exactly as deep as it""",
+        ),
+        (
+            "pth=/login",
+            """pth=/login: no such key at this level; did you mean 'path'?
+no rule: stopped at pth=/login, no such key at this level; did you mean 'path'?""",
+        ),
+        (
+            "path=/a/x,user=1",
+            """path=/a/x: the pattern matches: path=/a/* at edge.yaml:5:5
+  passed over path at edge.yaml:3:5: it is less specific
+  passed over path=/*/b at edge.yaml:8:5: its pattern does not match
+  passed over path=/login at edge.yaml:9:5: its value differs
+user=1: the rules end before this entry
+no rule: stopped at user=1, the rules end before this entry""",
+        ),
+        ("", "no rule: the descriptor has no entries"),
+    ],
+)
+def test_explain(snapshot: Snapshot, tmp_path: Path, asked: str, told: str) -> None:
+    """Explain tells each step, what was passed over and why, and how it ends."""
+    explanation = explain(snapshot, "edge", descriptor(asked))
+
+    assert str(explanation).replace(f"{tmp_path}/", "") == told
+
+
+def test_explain_unknown_domain(snapshot: Snapshot) -> None:
+    """A domain that is not there, or not served, is said to be so."""
+    unknown = explain(snapshot, "edg", descriptor("a=b"))
+    unserved = explain(snapshot, "bad", descriptor("a=b"))
+
+    assert str(unknown) == "no rule: there is no domain 'edg', only edge; did you mean 'edge'?"
+    assert str(unserved) == "domain 'bad' is not served: its rules have errors"
+
+
+def test_dump(snapshot: Snapshot, tmp_path: Path) -> None:
+    """/rlconfig has a line a rule, in order, that begins as the reference's."""
+    assert dump(snapshot).replace(f"{tmp_path}/", "").splitlines() == [
+        "edge.path: unit=SECOND requests_per_unit=9, shadow_mode: false, quota_mode: false, "
+        "algorithm: fixed_window, name: any, at edge.yaml:4:5",
+        "edge.path_/a/*: unit=MINUTE requests_per_unit=3, shadow_mode: false, quota_mode: false, "
+        "unit_multiplier: 5, algorithm: fixed_window, replaces: any, at edge.yaml:7:5",
+        "edge.path_/login.user: unit=DAY requests_per_unit=2, shadow_mode: false, "
+        "quota_mode: true, algorithm: fixed_window, count_denied: true, failure_policy: error, "
+        "at edge.yaml:15:9",
+        "edge.path_/login.free: unlimited: true, at edge.yaml:16:21",
+        "bad: not served, its rules never loaded",
+    ]
+
+
+def test_shipped_rules_lint_clean() -> None:
+    """The rule files that ship have no problem."""
+    assert lint([Path(__file__).parents[2] / "rules"]) == []
