@@ -1,0 +1,215 @@
+"""The HTTP port: decisions in JSON, health, metrics and rules."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ratelimit_service.admin import Admin
+from ratelimit_service.errors import TransportError
+from ratelimit_service.health import Phase
+from ratelimit_service.metrics import Metrics
+from ratelimit_service.model import FailurePolicy
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores import Store
+from tests.servers.service import HTTPAnswer, http
+from tests.service.asking import Asking, Away
+
+RULES = """
+domain: edge
+descriptors:
+  - {key: user, rate_limit: {unit: day, requests_per_unit: 1}}
+"""
+REQUEST = {"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "bob"}]}]}
+
+
+class Site:
+    """A running HTTP port over a service on memory, or on a store that is away."""
+
+    def __init__(
+        self, directory: Path, settings: Settings, store: Store | None, port: int = 0
+    ) -> None:
+        self.asking = asking = Asking(directory, RULES, settings=settings, store=store)
+        metrics = Metrics(asking.counters, asking.health, lambda: asking.rules.snapshot, lambda: 7)
+        self.admin = Admin(
+            f"127.0.0.1:{port}",
+            asking.service,
+            asking.health,
+            asking.counters,
+            lambda: asking.rules.snapshot,
+            metrics.render,
+        )
+
+    async def start(self) -> None:
+        self.port = await self.admin.start()
+
+    async def ask(self, path: str, body: object = None, **headers: str) -> HTTPAnswer:
+        url = f"http://127.0.0.1:{self.port}{path}"
+        return await asyncio.to_thread(http, url, body, headers)
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    site = Site(tmp_path, Settings(), None)
+    await site.start()
+    site.asking.health.enter(Phase.SERVING)
+    yield site
+    await site.admin.close()
+
+
+async def test_json(site: Site) -> None:
+    """/json answers 200 with the decision, and 429 once it is over the limit."""
+    first, second = [await site.ask("/json", REQUEST) for _ in range(2)]
+
+    assert (first.status, second.status) == (200, 429)
+    assert first.headers["content-type"].startswith("application/json")
+    (status,) = json.loads(first.text)["statuses"]
+    assert status.pop("durationUntilReset").endswith("s")
+    assert status == {"code": "OK", "currentLimit": {"requestsPerUnit": 1, "unit": "DAY"}}
+    assert json.loads(second.text)["overallCode"] == "OVER_LIMIT"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"domian": "edge"}, 'has no field named "domian"'),
+        ({"domain": "edge"}, "descriptors is empty: at least one is needed"),
+        ([1], "the body is no RateLimitRequest in JSON"),
+        ({"domain": "d" * 70_000, "descriptors": [{}]}, "at most 65536 are allowed"),
+    ],
+    ids=["unknown field", "bad request", "not a message", "too large"],
+)
+async def test_json_that_is_refused(site: Site, body: object, message: str) -> None:
+    """A body that is no request is 400 with a line that says why, and is counted."""
+    answer = await site.ask("/json", body)
+
+    assert (answer.status, message in answer.text) == (400, True)
+    assert sum(site.asking.counters.refusals.values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "status"),
+    [(FailurePolicy.OPEN, 200), (FailurePolicy.CLOSED, 429), (FailurePolicy.ERROR, 503)],
+)
+async def test_json_without_store(tmp_path: Path, policy: FailurePolicy, status: int) -> None:
+    """Without a store the failure policy decides; its `error` is 503."""
+    site = Site(tmp_path, Settings(failure_policy=policy), Away())
+    await site.start()
+
+    answer = await site.ask("/json", REQUEST)
+
+    await site.admin.close()
+    assert answer.status == status
+
+
+async def test_healthcheck(site: Site) -> None:
+    """200 while requests are answered, with the word degraded if need be; else 500."""
+    health = site.asking.health
+    answers = [await site.ask("/healthcheck")]
+    health.degrade("store", "Redis is away")
+    answers.append(await site.ask("/healthcheck"))
+    health.recover("store")
+    health.enter(Phase.DRAINING)
+    answers.append(await site.ask("/healthcheck"))
+
+    assert [(answer.status, answer.text) for answer in answers] == [
+        (200, "OK"),
+        (200, "degraded\nstore: Redis is away\n"),
+        (500, "draining\n"),
+    ]
+
+
+async def test_rlconfig(site: Site) -> None:
+    """/rlconfig shows the rules that hold."""
+    assert (await site.ask("/rlconfig")).text.startswith("edge.user: unit=DAY requests_per_unit=1")
+
+
+async def test_other_paths(site: Site) -> None:
+    """Another path is 404, with those that are there."""
+    answer = await site.ask("/nowhere")
+
+    assert (answer.status, answer.text) == (
+        404,
+        "/nowhere is not here: /healthcheck /json /metrics /rlconfig are\n",
+    )
+
+
+async def test_port_in_use(site: Site, tmp_path: Path) -> None:
+    """A port that is taken is an error that names it and the flag."""
+    other = Site(tmp_path, Settings(), None, site.port)
+
+    with pytest.raises(TransportError, match="--http"):
+        await other.admin.start()
+
+
+async def samples(site: Site) -> dict[str, float]:
+    """Every sample of a scrape, by its name and labels as written."""
+    answer = await site.ask("/metrics")
+    return {
+        sample.name + "".join(f" {key}={value}" for key, value in sorted(sample.labels.items())): (
+            sample.value
+        )
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+async def test_metrics(site: Site) -> None:
+    """Decisions show in the rule's series, the codes and the latency; all start from 0."""
+    before = await samples(site)
+    await site.ask("/json", REQUEST)
+    await site.ask("/json", REQUEST)
+    await site.ask("/json", {**REQUEST, "domain": "other"})
+
+    after = await samples(site)
+
+    rule = "domain=edge rule=user value="
+    grown = {name: after[name] - before.get(name, 0) for name in after if "process" not in name}
+    assert grown[f"ratelimit_rule_hits_total {rule}"] == 2
+    assert grown[f"ratelimit_rule_within_limit_total {rule}"] == 1
+    assert grown[f"ratelimit_rule_over_limit_total {rule}"] == 1
+    assert grown["ratelimit_decisions_total code=ok"] == 2
+    assert grown["ratelimit_decisions_total code=over_limit"] == 1
+    assert grown["ratelimit_decision_duration_seconds_count"] == 3
+    assert grown["ratelimit_unknown_domain_total"] == 1
+    for name in (
+        "ratelimit_decisions_total code=ok",
+        "ratelimit_store_errors_total reason=timeout",
+        "ratelimit_policy_decisions_total policy=closed",
+        "ratelimit_evicted_counters_total state=live",
+        "ratelimit_degraded component=store",
+    ):
+        assert before[name] == 0
+    assert before["ratelimit_rule_loads_total result=success"] == 1
+    assert before["ratelimit_memory_counters"] == 7
+
+
+async def test_metrics_are_bounded(tmp_path: Path) -> None:
+    """A rule has series of its own for 1,000 values; the rest share `other`."""
+    site = Site(tmp_path, Settings(), None)
+    (tmp_path / "0.yaml").write_text(
+        RULES.replace("key: user,", "key: user, value_to_metric: true,")
+    )
+    await site.asking.rules.reload()
+    await site.start()
+
+    for number in range(1_010):
+        await site.asking.ask(f"user={number}")
+
+    series = [name for name in await samples(site) if name.startswith("ratelimit_rule_hits_total")]
+    await site.admin.close()
+    assert len(series) == 1_001
+    assert "ratelimit_rule_hits_total domain=edge rule=user value=other" in series
+
+
+async def test_openmetrics(site: Site) -> None:
+    """A scraper that asks for OpenMetrics gets it."""
+    answer = await site.ask("/metrics", Accept="application/openmetrics-text; version=1.0.0")
+
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert answer.text.endswith("# EOF\n")

@@ -1,0 +1,264 @@
+"""The command `ratelimit`, run as a user does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ratelimit_service.cli import format_descriptor, parse_descriptor
+from ratelimit_service.model import Descriptor, Entry
+from tests.servers.service import COMMAND, ServiceProcess
+
+RULES = """domain: demo
+descriptors:
+  - {key: user, rate_limit: {unit: day, requests_per_unit: 2, name: per-user}}
+  - {key: free, rate_limit: {unlimited: true}}
+"""
+
+
+class Ran:
+    """What a run of the command has left."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        done = subprocess.run(
+            [COMMAND, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+            env={**os.environ, **environment},
+        )
+        self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def rules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("rules") / "demo.yaml"
+    path.write_text(RULES)
+    return path
+
+
+@pytest.fixture(scope="module")
+def service(rules: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    process = ServiceProcess(tmp_path_factory.mktemp("service"), "--rules", str(rules))
+    process.start()
+    yield process
+    process.kill()
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["lint"], ["explain"], ["hit"]])
+def test_help(command: list[str]) -> None:
+    """Every command says what it does, and shows an example."""
+    ran = Ran(*command, "--help")
+
+    assert ran.code == 0
+    assert "Usage: ratelimit" in ran.out
+    assert not command or "Example: ratelimit" in ran.out
+
+
+def test_version() -> None:
+    """The version is told."""
+    assert Ran("--version").out.startswith("ratelimit 0.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sreve"], "No such command 'sreve'."),
+        (["--grpc", "x"], "'x' is no address: write HOST:PORT, as in 0.0.0.0:8081"),
+        (["serve", "--failure-policy", "local"], "the failure policy `local` comes later"),
+        (["serve", "--max-counters", "0"], "'0' is no number from 1 upwards"),
+        (["serve", "--rules", "/nowhere"], "/nowhere: there is no such file or directory"),
+        (["serve", "--store", "redis://:secret@h:x/0"], "the store URL cannot be read"),
+        (["serve", "--store", "memroy"], "store scheme 'memroy' is unknown: allowed are memory"),
+        (["lint", "/nowhere"], "/nowhere: there is no such file or directory"),
+        (["lint"], "Missing argument 'PATHS...'"),
+        (["explain", "--rules", "/nowhere", "d", "a=b"], "there is no such file or directory"),
+        (["hit", "demo"], "Missing argument 'DESCRIPTORS...'"),
+        (["hit", "demo", "=b"], "'=b' has an entry without key: write key=value,key=value"),
+        (["hit", "demo", "a", "--limit", "5"], "--limit '5': write N/UNIT, as in 10/minute"),
+        (["hit", "demo", "a", "--timeout", "5"], "'5' is no duration"),
+        (["hit", "demo", "a", "--address", "localhost:1"], "no service answers at localhost:1"),
+        (["hit", "", "a", "--address", "localhost:1"], "no service answers at localhost:1"),
+    ],
+)
+def test_errors_are_one_line(rules: Path, arguments: list[str], message: str) -> None:
+    """A mistake is one line on standard error, exit code 2, and never a traceback."""
+    ran = Ran(*arguments, RATELIMIT_RULES=str(rules))
+
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("ratelimit: ")
+    assert message in ran.err
+    assert ran.err.count("\n") == 1
+    assert "secret" not in ran.err
+
+
+def test_mistakes_in_the_environment(rules: Path) -> None:
+    """A mistake in a variable names the variable."""
+    ours = Ran("serve", RATELIMIT_GRPC="x", RATELIMIT_RULES=str(rules))
+    theirs = Ran("serve", GRPC_PORT="x", RATELIMIT_RULES=str(rules))
+
+    assert "RATELIMIT_GRPC" in ours.err
+    assert "GRPC_HOST and GRPC_PORT" in theirs.err
+    assert (ours.code, theirs.code) == (2, 2)
+
+
+def test_port_in_use(rules: Path, service: ServiceProcess) -> None:
+    """A port that is taken is told with the flag that names another."""
+    for flag, port in (("--grpc", service.grpc_port), ("--http", service.http_port)):
+        addresses = {"--grpc": "127.0.0.1:0", "--http": "127.0.0.1:0", flag: f"127.0.0.1:{port}"}
+        flags = [word for pair in addresses.items() for word in pair]
+
+        ran = Ran("serve", "--rules", str(rules), *flags)
+
+        assert ran.code == 2
+        assert f"127.0.0.1:{port}" in ran.err
+        assert f"choose another with {flag} HOST:PORT" in ran.err
+
+
+def test_lint(tmp_path: Path, rules: Path) -> None:
+    """Lint prints each problem with its place, and exits with 1 if there is any."""
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("domain: a\nunit: day\n")
+
+    clean, found = Ran("lint", str(rules)), Ran("lint", str(rules), str(bad))
+
+    assert (clean.code, clean.out, clean.err) == (0, "", "no problems found\n")
+    assert (found.code, found.err) == (1, "1 problem found\n")
+    assert found.out.startswith(f"{bad}:2:1: unit does nothing here")
+
+
+def test_explain(rules: Path) -> None:
+    """Explain tells the rule, the walk and the counter."""
+    ran = Ran("explain", "--rules", str(rules), "demo", "user=a", "free=b")
+
+    assert ran.code == 0
+    assert f"rule user at {rules}:3:17: 2 per day" in ran.out
+    assert "counter {" in ran.out
+    assert "unlimited" in ran.out
+
+
+def test_explain_in_json(rules: Path) -> None:
+    """--json gives the same for programs, one object a descriptor."""
+    ran = Ran("explain", "--rules", str(rules), "--json", "demo", "user=a", "x=b")
+
+    first, second = map(json.loads, ran.out.splitlines())
+    assert (first["rule"], first["steps"][0]["taken"], second["rule"]) == ("user", "user", None)
+    assert first["counter"].endswith("f86400:4:demo4:user=1:a")
+
+
+def test_hit(service: ServiceProcess) -> None:
+    """Hit makes a decision a line, sums up, and exits with 1 once something is over."""
+    ran = Ran("hit", "demo", "user=hit", "--address", service.address, "--repeat", "3")
+
+    assert ran.code == 1
+    lines = ran.out.splitlines()
+    assert [line.partition(", resets in ")[0] for line in lines[:3]] == [
+        "OK          demo user=hit  1 of 2 left",
+        "OK          demo user=hit  0 of 2 left",
+        "OVER_LIMIT  demo user=hit  0 of 2 left",
+    ]
+    assert lines[3] == "2 allowed, 1 over limit"
+
+
+def test_hit_with_several_descriptors(service: ServiceProcess) -> None:
+    """Several descriptors are one request, told one a line below it."""
+    ran = Ran("hit", "demo", "free=a", "none=b", "--address", service.address)
+
+    assert (ran.code, ran.out.splitlines()) == (
+        0,
+        [
+            "OK          demo",
+            "  OK          free=a  unlimited",
+            "  OK          none=b  not counted",
+        ],
+    )
+
+
+def test_hit_in_json(service: ServiceProcess) -> None:
+    """--json gives the decision for programs."""
+    ran = Ran("hit", "demo", "user=json", "--address", service.address, "--json", "--hits", "2")
+
+    decision = json.loads(ran.out)
+    reset = decision["statuses"][0].pop("reset_seconds")
+    assert 1 <= reset <= 86_400
+    assert decision == {
+        "code": "OK",
+        "statuses": [
+            {
+                "code": "OK",
+                "remaining": 0,
+                "limit": {
+                    "requests_per_unit": 2,
+                    "unit": "day",
+                    "unit_multiplier": 1,
+                    "name": "per-user",
+                },
+            }
+        ],
+        "response_headers": {},
+        "metadata": None,
+    }
+
+
+def test_hit_looks_gives_back_and_overrides(service: ServiceProcess) -> None:
+    """--hits 0 only looks, --refund gives back, --limit brings a limit along."""
+    common = ["hit", "demo", "user=more", "--address", service.address]
+
+    told = [
+        Ran(*common, *flags).out.partition("user=more  ")[2].partition(" left")[0]
+        for flags in (["--hits", "2"], ["--refund"], ["--hits", "0"], ["--limit", "9/day"])
+    ]
+
+    assert told == ["0 of 2", "1 of 2", "1 of 2", "7 of 9"]
+
+
+def test_hit_is_refused(service: ServiceProcess) -> None:
+    """A request that the service refuses is an error with the service's sentence."""
+    ran = Ran("hit", "", "a=b", "--address", service.address)
+
+    assert ran.code == 2
+    assert "INVALID_ARGUMENT: domain is empty" in ran.err
+
+
+def test_reader_that_goes_away(rules: Path) -> None:
+    """`ratelimit … | head` ends quietly."""
+    command = f"{COMMAND} explain --rules {rules} demo {'user=a ' * 2000} | head -n 1"
+
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+
+    assert done.stderr == ""
+
+
+TEXT = st.text('ab,=\\ é"', max_size=5)
+
+
+@given(st.lists(st.builds(Entry, TEXT.filter(bool), TEXT), min_size=1, max_size=3))
+def test_descriptors_are_written_as_they_are_read(entries: list[Entry]) -> None:
+    """Any descriptor can be typed, with a backslash before what has a meaning."""
+    descriptor = Descriptor(tuple(entries))
+
+    assert parse_descriptor(format_descriptor(descriptor)) == descriptor
+
+
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        ("a=b", [("a", "b")]),
+        ("a", [("a", "")]),
+        ("a=", [("a", "")]),
+        ("a=b=c", [("a", "b=c")]),
+        ("a=b,c=d", [("a", "b"), ("c", "d")]),
+        (r"a\,b=c\\", [("a,b", "c\\")]),
+    ],
+)
+def test_descriptors(text: str, entries: list[tuple[str, str]]) -> None:
+    """A descriptor is typed key=value,key=value."""
+    assert parse_descriptor(text).entries == tuple(entries)

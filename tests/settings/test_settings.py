@@ -1,0 +1,141 @@
+"""What users type, and what becomes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ratelimit_service.errors import SettingsError
+from ratelimit_service.settings import (
+    Settings,
+    from_reference,
+    parse_duration,
+    redacted,
+    settings,
+    split_address,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "us"),
+    [
+        ("10ms", 10_000),
+        ("1s", 1_000_000),
+        ("500us", 500),
+        ("1.5s", 1_500_000),
+        ("1m30s", 90_000_000),
+        ("2h", 7_200_000_000),
+    ],
+)
+def test_durations(text: str, us: int) -> None:
+    """Durations are numbers with units, as Go writes them."""
+    assert parse_duration(text) == us
+
+
+@pytest.mark.parametrize("text", ["", "10", "ms", "10 ms", "-1s", "1d", "1sx"])
+def test_no_durations(text: str) -> None:
+    """A duration without a unit, or with another, is refused with what is allowed."""
+    with pytest.raises(SettingsError, match="write a number and us, ms, s, m or h"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("0.0.0.0:8081", ("0.0.0.0", 8081)), ("[::]:0", ("::", 0)), ("host:1", ("host", 1))],
+)
+def test_addresses(text: str, address: tuple[str, int]) -> None:
+    """An address is host and port; IPv6 hosts stand in brackets."""
+    assert split_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["", "8081", ":8081", "host:", "host:x", "::1:80", "h:65536"])
+def test_no_addresses(text: str) -> None:
+    """Anything else is refused."""
+    with pytest.raises(SettingsError):
+        split_address(text)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("memory", "memory"),
+        ("redis://h:1/0", "redis://h:1/0"),
+        ("redis://user:secret@h:1/0", "redis://user:***@h:1/0"),
+        ("redis://:se@cret@h:1/0", "redis://:***@h:1/0"),
+    ],
+)
+def test_redacted(url: str, shown: str) -> None:
+    """A store URL is shown without its password."""
+    assert redacted(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({}, {}),
+        ({"RUNTIME_ROOT": "/data"}, {"rules": "/data/config"}),
+        (
+            {"RUNTIME_ROOT": "/data", "RUNTIME_SUBDIRECTORY": "ratelimit"},
+            {"rules": "/data/ratelimit/config"},
+        ),
+        (
+            {"RUNTIME_SUBDIRECTORY": "r", "RUNTIME_APPDIRECTORY": "c"},
+            {"rules": "/srv/runtime_data/current/r/c"},
+        ),
+        ({"PORT": "80"}, {"http": "0.0.0.0:80"}),
+        ({"HOST": "::", "GRPC_HOST": "::"}, {"http": "[::]:8080", "grpc": "[::]:8081"}),
+        ({"GRPC_PORT": "1"}, {"grpc": "0.0.0.0:1"}),
+        ({"REDIS_SOCKET_TYPE": "tcp", "REDIS_URL": "r:6379"}, {"store": "redis://r:6379"}),
+        ({"REDIS_URL": "/run/redis.sock"}, {"store": "redis+unix:///run/redis.sock"}),
+        (
+            {
+                "REDIS_SOCKET_TYPE": "TCP",
+                "REDIS_URL": "r:1",
+                "REDIS_AUTH": "u:p:@",
+                "REDIS_TLS": "true",
+            },
+            {"store": "rediss://u:p%3A%40@r:1"},
+        ),
+        (
+            {"REDIS_SOCKET_TYPE": "tcp", "REDIS_URL": "redis://u:p@r:1/2", "REDIS_AUTH": "x"},
+            {"store": "redis://u:p@r:1/2"},
+        ),
+        ({"LOG_LEVEL": "WARN", "SHADOW_MODE": "1"}, {"log_level": "WARN", "shadow_mode": "1"}),
+        (
+            {"LIMIT_RESPONSE_HEADERS_ENABLED": "t", "LIMIT_RESET_HEADER": "X-Reset"},
+            {"limit_response_headers": "t", "reset_header": "X-Reset"},
+        ),
+    ],
+)
+def test_reference_environment(environment: dict[str, str], found: dict[str, str]) -> None:
+    """envoyproxy/ratelimit's names stand for our settings."""
+    assert from_reference(environment) == found
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"PORT": "http"}, "HOST and PORT: '0.0.0.0:http' is no address"),
+        ({"NEAR_LIMIT_RATIO": "80"}, "NEAR_LIMIT_RATIO: '80' is no number from 0 to 1"),
+        ({"QUOTA_MODE": "maybe"}, "QUOTA_MODE: 'maybe' is neither true nor false"),
+        ({"LOG_LEVEL": "loud"}, "LOG_LEVEL: 'loud' is unknown: use trace or debug or info"),
+        ({"REDIS_TYPE": "CLUSTER", "REDIS_URL": "r"}, "REDIS_TYPE=CLUSTER is not supported yet"),
+        ({"BACKEND_TYPE": "memcache"}, "BACKEND_TYPE=memcache is not supported"),
+        ({"LIMIT_LIMIT_HEADER": "a b"}, "LIMIT_LIMIT_HEADER: 'a b' is no header name"),
+    ],
+)
+def test_reference_environment_that_cannot_be_used(
+    environment: dict[str, str], message: str
+) -> None:
+    """A value that cannot be used is refused by the name of its variable."""
+    with pytest.raises(SettingsError) as refused:
+        from_reference(environment)
+
+    assert message in str(refused.value)
+
+
+def test_every_default_can_be_typed() -> None:
+    """A setting's default is what its parser makes of the default's text."""
+    for each in settings():
+        assert each.parse(
+            each.default_text.lower() if each.metavar == "" else each.default_text
+        ) == getattr(Settings(), each.name)
