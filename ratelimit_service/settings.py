@@ -153,7 +153,8 @@ class Setting(NamedTuple):
     def default_text(self) -> str:
         """The default as it would be typed."""
         if isinstance(self.default, int) and self.name.endswith("_us"):
-            return f"{self.default // 1_000}ms"
+            milliseconds = self.default // 1_000
+            return f"{milliseconds}ms" if milliseconds % 1_000 else f"{milliseconds // 1_000}s"
         return str(self.default)
 
     @property

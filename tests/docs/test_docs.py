@@ -1,0 +1,86 @@
+"""What the documents say is so."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service.health import Health
+from ratelimit_service.metrics import Metrics
+from ratelimit_service.observer import Counters
+from ratelimit_service.rules.schema import parse
+from ratelimit_service.rules.tree import Domain, Level, Snapshot
+from ratelimit_service.settings import settings
+
+TOP = Path(__file__).parents[2]
+DOCUMENTS = [TOP / "README.md", *sorted((TOP / "docs").glob("*.md"))]
+
+
+def table(name: str) -> list[list[str]]:
+    """The cells of every table row of a document, without the marks around code."""
+    rows = [line for line in (TOP / "docs" / name).read_text().splitlines() if line[:2] == "| "]
+    return [[cell.strip().replace("`", "") for cell in row.strip("|").split("|")] for row in rows]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_rule_examples(document: Path) -> None:
+    """Every rule file in the documents lints clean."""
+    for text in re.findall(r"```yaml\n(domain:.*?)```", document.read_text(), re.DOTALL):
+        assert parse("example", text.encode()).problems == ()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links(document: Path) -> None:
+    """Every link within the checkout leads to a file, and every anchor to a heading."""
+    for target in re.findall(r"\]\(([^)]+)\)", document.read_text()):
+        path, _, anchor = target.partition("#")
+        if "://" in path:
+            continue
+        file = document.parent / path if path else document
+        assert file.exists(), target
+        headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE) if anchor else []
+        assert not anchor or anchor in [
+            re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings
+        ], target
+
+
+def test_settings() -> None:
+    """docs/settings.md has every setting with its names and its default."""
+    rows = {row[0]: row for row in table("settings.md")}
+
+    for each in settings():
+        flag = each.flag + (f" {each.metavar}" if each.metavar else "")
+        default = each.default_text if each.metavar else "off"
+        assert rows[flag][1:4] == [each.environment, each.reference or rows[flag][2], default]
+        assert rows[flag][4] == each.help
+
+
+def test_metrics() -> None:
+    """docs/metrics.md has exactly the metrics of a scrape, with their labels and their help."""
+    file = parse("f", b"domain: d\ndescriptors: [{key: k, rate_limit: {unlimited: true}}]")
+    domain = Domain("d", Level.of(file.nodes))
+    for rule in domain.rules:
+        rule.tallies.of()
+    counters = Counters()
+    counters.refusals["no_domain"] = 1
+    metrics = Metrics(counters, Health(), lambda: Snapshot(1, {"d": domain}), lambda: 0)
+
+    scraped = {}
+    for family in metrics.collect():
+        name = family.name + ("_total" if family.type == "counter" else "")
+        labels = [label for label in family.samples[0].labels if label != "le"]
+        scraped[name] = [family.type, ", ".join(labels), family.documentation]
+
+    assert {row[0]: row[1:4] for row in table("metrics.md") if "_" in row[0]} == scraped
+
+
+def test_make_lists_its_verbs() -> None:
+    """`make` alone lists every verb."""
+    listed = subprocess.run(["make"], cwd=TOP, capture_output=True, text=True, check=True).stdout
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", (TOP / "Makefile").read_text(), re.MULTILINE)
+
+    for verb in set(phony.split()) - {"help"}:
+        assert f"make {verb} " in listed
