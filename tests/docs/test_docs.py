@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,11 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
 from ratelimit_service.settings import settings
+from tests.servers.service import COMMAND, ServiceProcess, http
 
 TOP = Path(__file__).parents[2]
-DOCUMENTS = [TOP / "README.md", *sorted((TOP / "docs").glob("*.md"))]
+README = TOP / "README.md"
+DOCUMENTS = [README, *sorted((TOP / "docs").glob("*.md"))]
 
 
 def table(name: str) -> list[list[str]]:
@@ -75,6 +79,50 @@ def test_metrics() -> None:
         scraped[name] = [family.type, ", ".join(labels), family.documentation]
 
     assert {row[0]: row[1:4] for row in table("metrics.md") if "_" in row[0]} == scraped
+
+
+def shown_in_readme(command: str) -> tuple[str, str]:
+    """The first such command in the README, and the output shown below it."""
+    pattern = rf"^    \$ \.venv/bin/(ratelimit {command} .*)\n((?:    .*\n)+)"
+    found = re.search(pattern, README.read_text(), re.MULTILINE)
+    assert found
+    return found[1], found[2]
+
+
+def test_readme_explains_as_the_command_does() -> None:
+    """The README's `explain` prints what the README shows."""
+    command, shown = re.findall(
+        r"^    \$ \.venv/bin/(ratelimit explain .*)\n((?:    .*\n)+)",
+        README.read_text(),
+        re.MULTILINE,
+    )[0]
+
+    done = subprocess.run(
+        [COMMAND, *command.split()[1:]], cwd=TOP, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == textwrap.dedent(shown)
+
+
+def test_readme_hits_as_the_command_does(tmp_path: Path) -> None:
+    """The README's `hit` and `curl` get what the README shows, but for the seconds left."""
+    service = ServiceProcess(tmp_path, "--rules", str(TOP / "rules"))
+    service.start()
+    command, shown = shown_in_readme("hit")
+    body, answer = re.findall(r"curl -d '(.*?)' .*\n    (.*)\n", README.read_text())[0]
+
+    hit = subprocess.run(
+        [COMMAND, *command.split()[1:], "--address", service.address],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    curl = http(f"http://127.0.0.1:{service.http_port}/json", json.loads(body))
+
+    service.kill()
+    seconds = re.compile(r"\d+( s\b|s\")")
+    assert seconds.sub("N", hit.stdout) == seconds.sub("N", textwrap.dedent(shown))
+    assert seconds.sub("N", curl.text) == seconds.sub("N", answer)
 
 
 def test_make_lists_its_verbs() -> None:
