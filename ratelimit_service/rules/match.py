@@ -72,6 +72,7 @@ def _metric_value(
     shown = [
         (key, value)
         for node, (key, value, _) in zip(nodes, identity, strict=True)
-        if node.value_to_metric
+        # An exact value is in the rule's path already.
+        if node.value_to_metric and (node.pattern or not node.value)
     ]
     return path_text(shown) if shown else ""

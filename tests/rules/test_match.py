@@ -120,6 +120,7 @@ domain: edge
 descriptors:
   - {{key: plain, {LIMIT}}}
   - {{key: value, value_to_metric: true, {LIMIT}}}
+  - {{key: value, value: exact, value_to_metric: true, {LIMIT}}}
   - {{key: all, detailed_metric: true, {LIMIT}}}
   - key: outer
     descriptors:
@@ -135,6 +136,7 @@ descriptors:
         ("plain=x", ""),
         ("value=x", "value=x"),
         ("value=", "value"),
+        ("value=exact", ""),
         ("all=x", "all=x"),
         ("outer=1,inner=2", "inner=2"),
         ("outer=1,all=2", "outer=1 > all=2"),

@@ -135,6 +135,35 @@ def test_redis_away_at_start(start: Start, own_redis: RedisServer) -> None:
     assert ask(service.address, 3) == [Code.OK, Code.OK, Code.OVER_LIMIT]
 
 
+def test_redis_hung_at_start(start: Start, own_redis: RedisServer) -> None:
+    """A Redis that does not answer holds the start up for a bounded time only."""
+    own_redis.stop()
+
+    service = start("--store", own_redis.url)
+
+    assert ask(service.address, 3) == [Code.OK] * 3
+    assert "does not answer" in service.get("/healthcheck").text
+    own_redis.cont()
+    wait_until(lambda: service.get("/healthcheck").text == "OK", "Redis to be used")
+
+
+def test_reload_under_traffic(start: Start, tmp_path: Path) -> None:
+    """Reloads lose no call and no count: with 200 calls and 50 allowed, 50 pass."""
+    path = tmp_path / "rules" / "edge.yaml"
+    path.write_text(RULES % 50)
+    service = start()
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(ask, service.address, 50) for _ in range(4)]
+        for turn in range(10):
+            path.write_text(RULES % 50 + f"# {turn}\n")
+            service.signal(signal.SIGHUP)
+
+    codes = [code for answer in answers for code in answer.result()]
+    assert codes.count(Code.OK) == 50
+    wait_until(lambda: service.log.count("SIGHUP") == 10, "the last reload")
+
+
 def test_hung_redis_and_policy_error(start: Start, own_redis: RedisServer) -> None:
     """With the policy `error` a hung Redis makes calls UNAVAILABLE, and /json 503."""
     service = start(

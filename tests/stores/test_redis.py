@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 import redis
+import trustme
 
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health
@@ -14,6 +16,8 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.address import Address
+from tests.conftest import need
+from tests.servers.process import free_port
 from tests.servers.redis import RedisServer
 from tests.stores.cases import MINUTE, hit
 from tests.stores.conftest import Time
@@ -194,6 +198,64 @@ async def test_refused_password_is_told_without_it(own_redis: RedisServer) -> No
 
     assert "refused AUTH" in fixture.health.faults["store"]
     assert "hunter2" not in fixture.health.faults["store"]
+    await fixture.store.close()
+
+
+async def test_unix_socket(tmp_path: Path) -> None:
+    """A Redis on a Unix socket is used by its path."""
+    need("redis-server", "sudo apt install redis-server")
+    server = RedisServer(tmp_path, "--unixsocket", str(tmp_path / "s"))
+    server.start()
+    fixture = Fixture(f"redis+unix://{tmp_path}/s?db=2")
+    await fixture.store.start()
+
+    outcomes = await fixture.hit()
+
+    await fixture.store.close()
+    server.kill()
+    assert outcomes != [None]
+
+
+async def test_tls(tmp_path: Path) -> None:
+    """Over TLS the server must have a certificate of a trusted authority; passwords work too."""
+    need("redis-server", "sudo apt install redis-server")
+    authority, other = trustme.CA(), trustme.CA()
+    certificate = authority.issue_cert("localhost")
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    other.cert_pem.write_to_path(str(tmp_path / "other.pem"))
+    certificate.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
+    port = free_port()
+    flags = ["--tls-port", str(port), "--tls-auth-clients", "no", "--requirepass", "secret"]
+    for name in ("key", "cert"):
+        flags += [f"--tls-{name}-file", str(tmp_path / f"{name}.pem")]
+    server = RedisServer(tmp_path, *flags, "--tls-ca-cert-file", str(tmp_path / "ca.pem"))
+    server.start()
+    url = f"rediss://:secret@localhost:{port}/0?ssl_ca_certs={tmp_path}"
+    trusting, distrusting = Fixture(f"{url}/ca.pem"), Fixture(f"{url}/other.pem")
+    await trusting.store.start()
+    await distrusting.store.start()
+
+    outcomes = [await trusting.hit(), await distrusting.hit()]
+
+    await trusting.store.close()
+    await distrusting.store.close()
+    server.kill()
+    assert outcomes[0] != [None]
+    assert outcomes[1] == [None]
+    assert "certificate verify failed" in distrusting.health.faults["store"]
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://no-such-host.invalid:6379/0", f"redis://{'x' * 70}.invalid/0"]
+)
+async def test_host_that_is_none(url: str) -> None:
+    """A host name that leads nowhere is a fault like any other."""
+    fixture = Fixture(url)
+    await fixture.store.start()
+
+    assert await fixture.hit() == [None]
+    assert "cannot connect" in fixture.health.faults["store"]
     await fixture.store.close()
 
 

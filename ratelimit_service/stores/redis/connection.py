@@ -113,7 +113,7 @@ async def open_connection(address: Address, *greetings: tuple[Argument, ...]) ->
             _, connection = await loop.create_connection(
                 Connection, address.host, address.port, ssl=address.tls
             )
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a host name that cannot be encoded is a ValueError
         raise StoreError(f"cannot connect to Redis at {address}: {error}") from error
     commands: list[tuple[Argument, ...]] = []
     if address.password:

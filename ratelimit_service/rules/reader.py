@@ -1,0 +1,336 @@
+"""YAML for people: typed values that know their place, and every problem instead of the first.
+
+Works on YAML's nodes rather than on values, since these know their line and their source
+text. What keys mean is `schema`'s business; this module knows none of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Never
+
+import yaml
+
+from ratelimit_service.model import MAX_ADDEND
+from ratelimit_service.rules.problem import Problem, did_you_mean
+from ratelimit_service.rules.tree import Source, path_text
+
+__all__ = ["Fields", "Path", "Reader", "Unreadable", "listed"]
+
+_MAX_DEPTH = 100
+"""The deepest nesting; PyYAML's composer overflows the C stack somewhere beyond."""
+
+_MAX_VALUES = 2_000_000
+"""The most values read in a file, so that nested aliases cannot multiply for ever."""
+
+_TAG = "tag:yaml.org,2002:"
+_TRUE = {"yes", "true", "on"}
+
+Path = tuple[tuple[str, str], ...]
+"""A place in the tree of rules: the keys and values from the top."""
+
+
+class Unreadable(Exception):  # noqa: N818 -- no error of its own: its problem is noted already
+    """Nothing more can be read in this file."""
+
+
+class _Pair(NamedTuple):
+    key: yaml.Node
+    value: yaml.Node
+
+
+class Reader:
+    """Reads one file and collects its problems."""
+
+    def __init__(self, name: str) -> None:
+        """`name` is the file's, for the problems."""
+        self.name = name
+        self.problems: list[Problem] = []
+        self._visited = 0
+
+    def document(self, data: bytes, allowed: Sequence[str], places: Mapping[str, str]) -> Fields:
+        """The first document, a mapping of the allowed keys. Raises Unreadable.
+
+        `places` says of every known key where it stands.
+        """
+        root = self._compose(data)
+        fields = Fields(self, root, (), allowed, places)
+        if not fields.readable:
+            raise Unreadable
+        return fields
+
+    def report(
+        self, node: yaml.Node, path: Path, kind: str, message: str, *, tolerated: bool = False
+    ) -> None:
+        """Notes a problem at a node."""
+        place = path_text([entry for entry in path if entry[0]])
+        self.problems.append(Problem(self.source(node), place, message, kind, tolerated))
+
+    def source(self, node: yaml.Node | yaml.Event) -> Source:
+        """Where a node stands."""
+        mark = node.start_mark
+        return Source(self.name, mark.line + 1, mark.column + 1) if mark else Source(self.name)
+
+    def visit(self, node: yaml.Node, depth: int) -> None:
+        """Counts a node's values. Raises Unreadable if they are too many or nested too deep.
+
+        An alias that holds itself is not deep in the text, but endless in meaning.
+        """
+        self._visited += len(node.value) + 1
+        if self._visited > _MAX_VALUES:
+            message = f"more than {_MAX_VALUES} values: aliases multiply here"
+            self._stop(self.source(node), "too_large", message)
+        if depth > _MAX_DEPTH:
+            self._stop(self.source(node), "too_deep", f"nested more than {_MAX_DEPTH} deep")
+
+    def pairs(self, node: yaml.MappingNode, depth: int = 0) -> Iterator[tuple[_Pair, bool]]:
+        """A mapping's own pairs first, then those of `<<`, each with whether it is merged in."""
+        self.visit(node, 0)
+        merges: list[yaml.Node] = []
+        for key, value in node.value:
+            if key.tag == f"{_TAG}merge":
+                merges += value.value if isinstance(value, yaml.SequenceNode) else [value]
+            else:
+                yield _Pair(key, value), depth > 0
+        for merge in merges:
+            if not isinstance(merge, yaml.MappingNode) or depth > _MAX_DEPTH:
+                message = "<< must name a mapping other than itself"
+                self._stop(self.source(merge), "yaml", message)
+            yield from self.pairs(merge, depth + 1)
+
+    def _compose(self, data: bytes) -> yaml.Node:
+        try:
+            text = data.decode("utf-8-sig")
+            self._check_depth(text)
+            loader = yaml.CSafeLoader(text)
+            root = loader.get_node() if loader.check_node() else None
+            if root is None:
+                self._stop(None, "no_domain", "the file is empty: it needs a domain")
+            second = loader.get_node() if loader.check_node() else None
+        except UnicodeDecodeError as error:
+            line = data.count(b"\n", 0, error.start) + 1
+            column = error.start - data.rfind(b"\n", 0, error.start)
+            self._stop(Source(self.name, line, column), "yaml", "the file is not UTF-8")
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            source = Source(self.name, mark.line + 1, mark.column + 1) if mark else None
+            self._stop(source, "yaml", f"this is no YAML: {error.problem or error.context}")
+        except yaml.YAMLError as error:
+            self._stop(None, "yaml", f"this is no YAML: {' '.join(str(error).split())}")
+        if second is not None:
+            message = "only the first document of a file is read: put this one into its own file"
+            self.report(second, (), "second_document", message, tolerated=True)
+        return root
+
+    def _check_depth(self, text: str) -> None:
+        """Walks the events, which take no stack, before anything is composed of them."""
+        depth = 0
+        for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+            if isinstance(event, yaml.CollectionStartEvent):
+                depth += 1
+                if depth > _MAX_DEPTH:
+                    message = f"nested more than {_MAX_DEPTH} deep"
+                    self._stop(self.source(event), "too_deep", message)
+            elif isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
+
+    def _stop(self, source: Source | None, kind: str, message: str) -> Never:
+        self.problems.append(Problem(source or Source(self.name), "", message, kind))
+        raise Unreadable
+
+
+class Fields:
+    """A mapping's values by their keys. Each is read as the type asked for.
+
+    What is missing, null or (with a problem noted) of another type reads as the default.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        node: yaml.Node,
+        path: Path,
+        allowed: Sequence[str],
+        places: Mapping[str, str],
+    ) -> None:
+        """Notes keys that may not stand here; of one that stands here twice the last counts."""
+        self._reader = reader
+        self._node = node
+        self._pairs: dict[str, _Pair] = {}
+        self._places = places
+        self.path = path
+        self.readable = isinstance(node, yaml.MappingNode)
+        if not isinstance(node, yaml.MappingNode):
+            reader.report(node, path, "type", f"this must be a mapping of {listed(allowed)}")
+            return
+        for pair, merged in reader.pairs(node):
+            name = _raw(pair.key)
+            if name not in allowed:
+                self._report_key(pair.key, name, allowed)
+            elif name not in self._pairs:
+                self._pairs[name] = pair
+            elif not merged:
+                message = f"{name} stands here twice: the last one counts"
+                reader.report(pair.key, path, "duplicate_key", message, tolerated=True)
+                self._pairs[name] = pair
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._pairs
+
+    def given(self, name: str) -> bool:
+        """Whether the key is there, and not null."""
+        return name in self._pairs and self._pairs[name].value.tag != f"{_TAG}null"
+
+    def source(self, name: str | None = None) -> Source:
+        """Where a key stands, or the mapping."""
+        return self._reader.source(self._pairs[name].key if name else self._node)
+
+    def report(
+        self,
+        kind: str,
+        message: str,
+        *,
+        key: str | None = None,
+        value: str | None = None,
+        tolerated: bool = False,
+    ) -> None:
+        """Notes a problem at a key, at a key's value, or at the mapping."""
+        node = self._node
+        if key is not None:
+            node = self._pairs[key].key
+        elif value is not None:
+            node = self._pairs[value].value
+        self._reader.report(node, self.path, kind, message, tolerated=tolerated)
+
+    def raw(self, name: str) -> str:
+        """A value as it stands in the file, whatever YAML takes it for; "" if it is no scalar."""
+        return _raw(self._pairs[name].value) if name in self._pairs else ""
+
+    def text(self, name: str) -> str:
+        """A value's source text."""
+        if not self.given(name):
+            return ""
+        if not isinstance(self._pairs[name].value, yaml.ScalarNode):
+            self.report("type", f"{name} must be text", value=name)
+        return self.raw(name)
+
+    def switch(self, name: str) -> bool:
+        """A boolean of YAML 1.1, without quotes."""
+        if not self.given(name):
+            return False
+        if self._pairs[name].value.tag != f"{_TAG}bool":
+            self.report("type", f"{name} must be true or false, without quotes", value=name)
+            return False
+        return self.raw(name).lower() in _TRUE
+
+    def number(self, name: str, least: int) -> int:
+        """An integer of YAML 1.1 from `least` to 2^32-1, without quotes; `least` if missing."""
+        if not self.given(name):
+            return least
+        number = _number(self._pairs[name].value)
+        if not isinstance(number, int) or not least <= number <= MAX_ADDEND:
+            message = f"{name} must be a whole number from {least} to {MAX_ADDEND}, without quotes"
+            self.report("number", message, value=name)
+            return least
+        return number
+
+    def one_of(self, name: str, allowed: Collection[str], default: str) -> str:
+        """One of the allowed words, whatever the case of its letters."""
+        word = self.raw(name).lower()
+        if not self.given(name) or word in allowed:
+            return word or default
+        hint = did_you_mean(word, allowed)
+        message = f"{name} {word!r} is unknown: allowed are {listed(allowed)}{hint}"
+        self.report(name, message, value=name)
+        return default
+
+    def mapping(self, name: str, allowed: Sequence[str]) -> Fields:
+        """A mapping within this one, at the same place in the tree."""
+        value = self._pairs[name].value
+        return Fields(self._reader, value, self.path, allowed, self._places)
+
+    def items(self, name: str, allowed: Sequence[str], *, deeper: bool) -> Iterator[Fields]:
+        """The mappings of a list; with `deeper` each is a place of its own in the tree."""
+        if not self.given(name):
+            return
+        node = self._pairs[name].value
+        if not isinstance(node, yaml.SequenceNode):
+            self.report("type", f"{name} must be a list", value=name)
+            return
+        self._reader.visit(node, len(self.path))
+        for item in node.value:
+            path = (*self.path, _entry(item)) if deeper else self.path
+            fields = Fields(self._reader, item, path, allowed, self._places)
+            if fields.readable:
+                yield fields
+
+    def plain(self, name: str) -> dict[str, object] | None:
+        """A mapping of anything, as JSON has it."""
+        if not self.given(name):
+            return None
+        node = self._pairs[name].value
+        plain = self._plain(node, 0)
+        if isinstance(plain, dict):
+            return plain
+        self.report("type", f"{name} must be a mapping", value=name)
+        return None
+
+    def _plain(self, node: yaml.Node, depth: int) -> object:
+        self._reader.visit(node, depth)
+        if isinstance(node, yaml.MappingNode):
+            values: dict[str, object] = {}
+            for (key, value), merged in self._reader.pairs(node):
+                name = _raw(key)
+                if not merged or name not in values:
+                    values[name] = self._plain(value, depth + 1)
+            return values
+        if isinstance(node, yaml.SequenceNode):
+            return [self._plain(item, depth + 1) for item in node.value]
+        if node.tag == f"{_TAG}null":
+            return None
+        if node.tag == f"{_TAG}bool":
+            return _raw(node).lower() in _TRUE
+        number = _number(node)
+        if number is None:
+            return _raw(node)
+        if not math.isfinite(number):
+            self._reader.report(node, self.path, "type", "numbers in metadata must be finite")
+        return float(number)
+
+    def _report_key(self, key: yaml.Node, name: str, allowed: Sequence[str]) -> None:
+        if name in self._places:
+            message = f"{name} does nothing here: it stands {self._places[name]}"
+            self._reader.report(key, self.path, "misplaced_key", message, tolerated=True)
+        else:
+            hint = did_you_mean(name, allowed)
+            message = f"{name!r} is no key: allowed are {listed(allowed)}{hint}"
+            self._reader.report(key, self.path, "unknown_key", message)
+
+
+def _raw(node: yaml.Node) -> str:
+    return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
+
+
+def _number(node: yaml.Node) -> int | float | None:
+    """A number as YAML 1.1 reads it; None if it is none."""
+    if not isinstance(node, yaml.ScalarNode):
+        return None
+    if node.tag == f"{_TAG}int":
+        return int(yaml.SafeLoader("").construct_yaml_int(node))
+    if node.tag == f"{_TAG}float":
+        return float(yaml.SafeLoader("").construct_yaml_float(node))
+    return None
+
+
+def _entry(item: yaml.Node) -> tuple[str, str]:
+    """Key and value of a descriptor, as far as they can be told before it is checked."""
+    found = {"key": "", "value": ""}
+    if isinstance(item, yaml.MappingNode):
+        found |= {_raw(key): _raw(value) for key, value in item.value}
+    return found["key"], found["value"]
+
+
+def listed(words: Iterable[str]) -> str:
+    """Words for a sentence."""
+    return ", ".join(words)
