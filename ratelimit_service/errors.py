@@ -26,7 +26,9 @@ class StatusCode(IntEnum):
 
     OK = 0
     INVALID_ARGUMENT = 3
+    NOT_FOUND = 5
     RESOURCE_EXHAUSTED = 8
+    UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14
 

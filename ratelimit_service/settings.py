@@ -285,8 +285,10 @@ class Settings:
         ),
     )
     transport: str = field(
-        default="grpcio",
-        metadata=_described("What speaks gRPC: grpcio.", "NAME", _choice("grpcio")),
+        default="h2",
+        metadata=_described(
+            "What speaks gRPC: h2, our own and fast, or grpcio.", "NAME", _choice("h2", "grpcio")
+        ),
     )
     grace_us: int = field(
         default=10_000_000,

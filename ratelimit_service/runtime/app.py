@@ -25,7 +25,7 @@ from ratelimit_service.service import Service
 from ratelimit_service.settings import Settings, redacted
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
-from ratelimit_service.transport import GrpcioServer
+from ratelimit_service.transport import TRANSPORTS
 
 __all__ = ["serve"]
 
@@ -58,7 +58,7 @@ async def _serve(settings: Settings) -> int:
         await store.start()
 
         service = Service(lambda: rules.snapshot, store, settings, counters)
-        grpc_server = GrpcioServer(settings.grpc, service, health)
+        grpc_server = TRANSPORTS[settings.transport](settings.grpc, service, health)
         metrics = Metrics(counters, health, lambda: rules.snapshot, live_counters)
         admin = Admin(
             settings.http, service, health, counters, lambda: rules.snapshot, metrics.render

@@ -6,6 +6,7 @@ the process or another request of its batch: what goes wrong becomes that reques
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -66,20 +67,42 @@ class Service:
         self._bug_logged_us: int | None = None
 
     async def decide(self, bodies: Sequence[bytes]) -> list[Answer]:
-        """Answers serialized RateLimitRequests, in their order; never raises.
+        """As `submit`, for callers that wait."""
+        future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
 
-        Each request is settled atomically by itself, all against the same rules.
+        def answered(answers: list[Answer]) -> None:
+            if not future.done():  # as it is once its waiter was cancelled
+                future.set_result(answers)
+
+        self.submit(bodies, answered)
+        return await future
+
+    def submit(self, bodies: Sequence[bytes], done: Callable[[list[Answer]], None]) -> None:
+        """Answers serialized RateLimitRequests: `done` gets the answers in their order.
+
+        `done` is called once, before this returns or later; nothing is raised. Each request is
+        settled atomically by itself, all against the same rules.
         """
         started = elapsed_us()
         snapshot = self._snapshot()
         asked = [self._ask(body, snapshot) for body in bodies]
-        charged = await self._charge([one for one in asked if isinstance(one, _Asked) and one.hits])
-        answers = [
-            one if isinstance(one, Refusal) else self._answer(one, charged.get(id(one), ()))
-            for one in asked
-        ]
-        self._counters.latency.add(elapsed_us() - started, len(bodies))
-        return answers
+        charged = [one for one in asked if isinstance(one, _Asked) and one.hits]
+
+        def settled(outcomes: list[Outcomes]) -> None:
+            each = iter(outcomes)
+            answers = [
+                one
+                if isinstance(one, Refusal)
+                else self._answer(one, next(each) if one.hits else ())
+                for one in asked
+            ]
+            self._counters.latency.add(elapsed_us() - started, len(bodies))
+            done(answers)
+
+        if charged:
+            self._store.charge([one.hits for one in charged], settled)
+        else:
+            settled([])
 
     def _ask(self, body: bytes, snapshot: Snapshot) -> _Asked | Refusal:
         try:
@@ -93,12 +116,6 @@ class Service:
         if request.domain not in snapshot.domains and request.domain not in snapshot.unserved:
             self._unknown_domain(request)
         return _Asked(request, plans, [planned.hit for planned in plans if planned.hit])
-
-    async def _charge(self, asked: Sequence[_Asked]) -> dict[int, Outcomes]:
-        if not asked:
-            return {}
-        outcomes = await self._store.charge([one.hits for one in asked])
-        return {id(one): charged for one, charged in zip(asked, outcomes, strict=True)}
 
     def _answer(self, asked: _Asked, outcomes: Outcomes) -> Answer:
         in_order = iter(outcomes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ratelimit_service.model import Hit, Outcome
@@ -22,11 +22,14 @@ class Store(Protocol):
         Never raises for a store that is away: that is a fault to live with, seen in health.
         """
 
-    async def charge(self, requests: Sequence[Sequence[Hit]]) -> list[Outcomes]:
-        """Settles each request, each atomically by itself, and answers in their order.
+    def charge(
+        self, requests: Sequence[Sequence[Hit]], done: Callable[[list[Outcomes]], None]
+    ) -> None:
+        """Settles each request, each atomically by itself; `done` gets the answers in order.
 
-        Never raises for a store that fails and never waits beyond the store's timeout: hits
-        without an answer have the outcome None, and may or may not have been counted.
+        `done` is called exactly once, before this returns or later, at the latest when the
+        store's timeout is over. A store that fails raises nothing: hits without an answer have
+        the outcome None, and may or may not have been counted.
         """
 
     async def close(self) -> None:

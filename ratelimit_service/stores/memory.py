@@ -5,7 +5,7 @@ What must not live here: how hits are judged (`algorithms`) and how keys look (`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -74,13 +74,15 @@ class MemoryStore:
     async def close(self) -> None:
         """Nothing to let go of."""
 
-    async def charge(self, requests: Sequence[Sequence[Hit]]) -> list[Outcomes]:
-        """Settles the requests one after the other, at one moment of time; never None."""
+    def charge(
+        self, requests: Sequence[Sequence[Hit]], done: Callable[[list[Outcomes]], None]
+    ) -> None:
+        """Settles the requests one after the other, at one moment, and calls `done` at once."""
         now = self._clock()
         if self._crowded_until_us and now >= self._crowded_until_us:
             self._crowded_until_us = 0
             self._health.recover("store")
-        return [self._charge(hits, now) for hits in requests]
+        done([self._charge(hits, now) for hits in requests])
 
     def _charge(self, hits: Sequence[Hit], now: int) -> Outcomes:
         outcomes, changes = settle(hits, self._read, now)

@@ -6,19 +6,19 @@ frames, its companion packages answer health checks and reflection.
 
 from __future__ import annotations
 
-from typing import Never
-
 import grpc
-from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection, reflection_pb2
+from grpc_reflection.v1alpha import reflection
 
 from ratelimit_service.errors import TransportError
 from ratelimit_service.health import Health
-from ratelimit_service.service import Refusal, Service
+from ratelimit_service.service import Answer, Refusal, Service
 from ratelimit_service.transport.health import HEALTH_SERVICE, HealthService
+from ratelimit_service.transport.reflection import SERVICES
 from ratelimit_service.wire import METHOD, POOL, SERVICE
 
 __all__ = ["GrpcioServer"]
+
+_Context = grpc.aio.ServicerContext[bytes, bytes]
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -30,25 +30,30 @@ class GrpcioServer:
         """`address` is `HOST:PORT`; port 0 takes a free one."""
         self._address = address
         self._service = service
-        self._health = health
+        self._health = HealthService(health)
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> int:
         """Opens the port and returns its number. Raises TransportError if it cannot be opened."""
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(
+        decide: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(
             self._should_rate_limit
+        )
+        check: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(
+            self._check
+        )
+        watch: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(
+            self._watch
         )
         server.add_generic_rpc_handlers(
             (
-                grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),
-                HealthService(self._health).handler(),
+                grpc.method_handlers_generic_handler(SERVICE, {METHOD: decide}),
+                grpc.method_handlers_generic_handler(
+                    HEALTH_SERVICE, {"Check": check, "Watch": watch}
+                ),
             )
         )
-        for described in (health_pb2, reflection_pb2):
-            POOL.AddSerializedFile(described.DESCRIPTOR.serialized_pb)
-        names = (SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server, POOL)
+        reflection.enable_server_reflection(SERVICES, server, POOL)
         try:
             port = server.add_insecure_port(self._address)
         except RuntimeError as error:
@@ -65,14 +70,20 @@ class GrpcioServer:
         if self._server is not None:
             await self._server.stop(grace_us / 1_000_000)
 
-    async def _should_rate_limit(
-        self, body: bytes, context: grpc.aio.ServicerContext[bytes, bytes]
-    ) -> bytes:
+    async def _should_rate_limit(self, body: bytes, context: _Context) -> bytes:
         (answer,) = await self._service.decide([body])
-        if isinstance(answer, Refusal):
-            await _abort(context, answer)
-        return answer
+        return await _answered(answer, context)
+
+    async def _check(self, message: bytes, context: _Context) -> bytes:
+        return await _answered(self._health.check(message), context)
+
+    async def _watch(self, message: bytes, context: _Context) -> None:
+        async for status in self._health.watch(message):
+            await context.write(status)
 
 
-async def _abort(context: grpc.aio.ServicerContext[bytes, bytes], refusal: Refusal) -> Never:
-    await context.abort(_CODES[refusal.code], refusal.message)
+async def _answered(answer: Answer, context: _Context) -> bytes:
+    """The answer; or aborts the call with the refusal's status."""
+    if isinstance(answer, Refusal):
+        await context.abort(_CODES[answer.code], answer.message)
+    return answer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ratelimit_service import wire
@@ -24,8 +24,10 @@ class Away:
 
     async def close(self) -> None: ...
 
-    async def charge(self, requests: Sequence[Sequence[Hit]]) -> list[Outcomes]:
-        return [[None] * len(hits) for hits in requests]
+    def charge(
+        self, requests: Sequence[Sequence[Hit]], done: Callable[[list[Outcomes]], None]
+    ) -> None:
+        done([[None] * len(hits) for hits in requests])
 
 
 def descriptor(

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from ratelimit_service.model import MAX_ADDEND, Hit, Mode, Outcome
+from ratelimit_service.stores import Outcomes, Store
 
 MINUTE = 60_000_000
 YEAR = 31_536_000_000_000
 T = 1_700_000_040_000_000
 """A moment at which a minute begins."""
+
+
+async def charged(store: Store, requests: Sequence[Sequence[Hit]]) -> list[Outcomes]:
+    """Charges, and waits for the outcomes."""
+    future: asyncio.Future[list[Outcomes]] = asyncio.get_running_loop().create_future()
+    store.charge(requests, future.set_result)
+    return await future
 
 
 class Charge(NamedTuple):

@@ -10,7 +10,7 @@ from ratelimit_service.model import Hit, Mode
 from ratelimit_service.stores import Store
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
-from tests.stores.cases import CASES, MINUTE, Case, T, hit
+from tests.stores.cases import CASES, MINUTE, Case, T, charged, hit
 from tests.stores.conftest import Time
 
 
@@ -20,7 +20,7 @@ async def test_table_of_cases(case: Case, store: Store, clock: Time) -> None:
     answers = []
     for charge in case.charges:
         clock.now_us = charge.now_us
-        answers += await store.charge([charge.hits])
+        answers += await charged(store, [charge.hits])
 
     assert answers == [charge.outcomes for charge in case.charges]
 
@@ -32,9 +32,9 @@ async def test_random_walk(memory: MemoryStore, redis_store: RedisStore, clock: 
         clock.now_us += chance.choice([0, 1, 999_999, MINUTE // 2, MINUTE, -1, -MINUTE // 3])
         requests = [_random_hits(chance) for _ in range(30)]
 
-        expected = await memory.charge(requests)
+        expected = await charged(memory, requests)
 
-        assert await redis_store.charge(requests) == expected
+        assert await charged(redis_store, requests) == expected
 
 
 def _random_hits(chance: random.Random) -> list[Hit]:
@@ -53,21 +53,21 @@ def _random_hits(chance: random.Random) -> list[Hit]:
 
 async def test_batch_is_settled_in_order(store: Store) -> None:
     """Requests of one batch see each other's charges, in their order."""
-    answers = await store.charge([[hit(2)], [hit(2)], [hit(2)], [hit(1)]])
+    answers = await charged(store, [[hit(2)], [hit(2)], [hit(2)], [hit(1)]])
 
     assert [outcome.over for (outcome,) in answers if outcome] == [False, False, True, False]
 
 
 async def test_nothing_to_charge(store: Store) -> None:
     """An empty batch is an empty answer."""
-    assert await store.charge([]) == []
+    assert await charged(store, []) == []
 
 
 async def test_any_microsecond_of_this_century(store: Store, clock: Time) -> None:
     """Window numbers wrap after 2^20 windows without ever mistaking an old count for a new."""
-    await store.charge([[hit(5)]])
+    await charged(store, [[hit(5)]])
     clock.now_us = T + MINUTE * (2**20 - 2)
 
-    (answer,) = await store.charge([[hit(5)]])
+    (answer,) = await charged(store, [[hit(5)]])
 
     assert [outcome.over for outcome in answer if outcome] == [False]

@@ -6,7 +6,7 @@ from ratelimit_service.health import Health
 from ratelimit_service.model import Hit
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores.memory import MemoryStore
-from tests.stores.cases import MINUTE, hit
+from tests.stores.cases import MINUTE, charged, hit
 from tests.stores.conftest import Time
 
 
@@ -16,7 +16,7 @@ def small_store(clock: Time, max_counters: int = 8) -> tuple[MemoryStore, Counte
 
 
 async def fill(store: MemoryStore, *hits: Hit) -> None:
-    await store.charge([[one] for one in hits])
+    await charged(store, [[one] for one in hits])
 
 
 async def test_never_more_counters_than_the_bound(clock: Time) -> None:
@@ -49,7 +49,7 @@ async def test_expired_counters_go_first(clock: Time) -> None:
 
     assert "live" not in counters.evictions
     assert health.faults == {}
-    answers = await store.charge([[one._replace(addend=0)] for one in long])
+    answers = await charged(store, [[one._replace(addend=0)] for one in long])
     assert [outcome.left for (outcome,) in answers if outcome] == [4, 4, 4, 4]
 
 
@@ -60,7 +60,7 @@ async def test_smallest_share_goes_when_none_is_expired(clock: Time) -> None:
 
     await fill(store, hit(key="new"))
 
-    answers = await store.charge([[hit(0, key=key)] for key in "abcd"])
+    answers = await charged(store, [[hit(0, key=key)] for key in "abcd"])
     assert [outcome.left for (outcome,) in answers if outcome] == [1, 2, 5, 0]
 
 
@@ -71,7 +71,7 @@ async def test_flood_of_new_keys_does_not_free_a_used_up_counter(clock: Time) ->
 
     await fill(store, *(hit(key=f"flood{number}") for number in range(1_000)))
 
-    ((outcome,),) = await store.charge([[hit(key="victim")]])
+    ((outcome,),) = await charged(store, [[hit(key="victim")]])
     assert outcome is not None
     assert outcome.over
 

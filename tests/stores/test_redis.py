@@ -19,7 +19,7 @@ from ratelimit_service.stores.redis.address import Address
 from tests.conftest import need
 from tests.servers.process import free_port
 from tests.servers.redis import RedisServer
-from tests.stores.cases import MINUTE, hit
+from tests.stores.cases import MINUTE, charged, hit
 from tests.stores.conftest import Time
 
 GENEROUS_US = 5_000_000
@@ -34,7 +34,9 @@ class Fixture:
         self.store = RedisStore(url, timeout_us, self.counters, self.health)
 
     async def hit(self, *, limit: int = 1_000, key: str = "a") -> Outcomes:
-        (outcomes,) = await self.store.charge([[hit(limit=limit, key=key, window_us=60 * MINUTE)]])
+        (outcomes,) = await charged(
+            self.store, [[hit(limit=limit, key=key, window_us=60 * MINUTE)]]
+        )
         return outcomes
 
     async def until(self, condition: Callable[[Outcomes], bool]) -> Outcomes:
@@ -55,7 +57,7 @@ async def connected(own_redis: RedisServer) -> AsyncIterator[Fixture]:
 
 async def test_redis_clock_counts(connected: Fixture) -> None:
     """Without a clock of its own the store counts by Redis' time."""
-    ((outcome,),) = await connected.store.charge([[hit(limit=5)]])
+    ((outcome,),) = await charged(connected.store, [[hit(limit=5)]])
 
     assert outcome is not None
     assert (outcome.over, outcome.left, outcome.charged) == (False, 4, 1)
@@ -140,7 +142,7 @@ async def test_foreign_value_counts_as_new(
     one = hit(5)
     redis.Redis.from_url(redis_server.url).set(one.key, value)
 
-    (outcomes,) = await redis_store.charge([[one]])
+    (outcomes,) = await charged(redis_store, [[one]])
 
     assert [outcome.over for outcome in outcomes if outcome] == [False]
 
@@ -152,14 +154,14 @@ async def test_foreign_type_counts_as_new(
     one = hit(5)
     redis.Redis.from_url(redis_server.url).rpush(one.key, "x")
 
-    answers = await redis_store.charge([[one], [one]])
+    answers = await charged(redis_store, [[one], [one]])
 
     assert [outcome.over for (outcome,) in answers if outcome] == [False, True]
 
 
 async def test_counters_expire(redis_store: RedisStore, redis_server: RedisServer) -> None:
     """Every counter has an expiry, a little after its window."""
-    await redis_store.charge([[hit()]])
+    await charged(redis_store, [[hit()]])
 
     left_ms = redis.Redis.from_url(redis_server.url).pttl(hit().key)
 
@@ -170,7 +172,7 @@ async def test_peeks_and_refunds_make_no_keys(
     redis_store: RedisStore, redis_server: RedisServer
 ) -> None:
     """Only what is counted is stored."""
-    await redis_store.charge([[hit(0)], [hit(6)], [hit(3, refund=True)]])
+    await charged(redis_store, [[hit(0)], [hit(6)], [hit(3, refund=True)]])
 
     assert redis.Redis.from_url(redis_server.url).dbsize() == 0
 

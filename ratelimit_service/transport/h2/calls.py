@@ -1,0 +1,108 @@
+"""What is called: decisions in batches, health, reflection. Bytes of messages in and out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from ratelimit_service.errors import StatusCode
+from ratelimit_service.service import Answer, Refusal, Service
+from ratelimit_service.transport.h2.connection import Call, Cancelled, Ended, Event, Message
+from ratelimit_service.transport.h2.protocol import Protocol
+from ratelimit_service.transport.health import HEALTH_SERVICE, HealthService
+from ratelimit_service.transport.reflection import REFLECTION_PATHS, reflect
+from ratelimit_service.wire import METHOD, SERVICE
+
+__all__ = ["STREAMING_PATHS", "ServiceCalls"]
+
+log = logging.getLogger(__name__)
+
+_DECIDE = f"/{SERVICE}/{METHOD}".encode()
+_CHECK = f"/{HEALTH_SERVICE}/Check".encode()
+_WATCH = f"/{HEALTH_SERVICE}/Watch".encode()
+
+STREAMING_PATHS = REFLECTION_PATHS
+
+
+class ServiceCalls:
+    """Answers the calls of all connections."""
+
+    def __init__(self, service: Service, health: HealthService) -> None:
+        self._service = service
+        self._health = health
+        self._watches: dict[tuple[Protocol, int], asyncio.Task[None]] = {}
+        self.deciding = 0
+        """Decisions under way."""
+
+    def handle(self, protocol: Protocol, events: list[Event]) -> None:
+        """Hands the decisions of one read on as one batch, and answers the rest."""
+        stream_ids, bodies = [], []
+        for event in events:
+            if isinstance(event, Call):
+                if event.path == _DECIDE:
+                    stream_ids.append(event.stream_id)
+                    bodies.append(event.message)
+                else:
+                    self._call(protocol, event)
+            elif isinstance(event, Message):
+                for answer in reflect(event.message):
+                    protocol.connection.send(event.stream_id, answer)
+            elif isinstance(event, Ended):
+                protocol.connection.finish(event.stream_id)
+            else:
+                self._cancel(protocol, event)
+        if bodies:
+            self._decide(protocol, stream_ids, bodies)
+
+    def forget(self, protocol: Protocol) -> None:
+        """Ends the watches of a connection that is gone."""
+        for watched, task in list(self._watches.items()):
+            if watched[0] is protocol:
+                task.cancel()
+
+    def _decide(
+        self, protocol: Protocol, stream_ids: Sequence[int], bodies: Sequence[bytes]
+    ) -> None:
+        self.deciding += len(bodies)
+
+        def decided(answers: list[Answer]) -> None:
+            self.deciding -= len(answers)
+            connection = protocol.connection
+            for stream_id, answer in zip(stream_ids, answers, strict=True):
+                if isinstance(answer, Refusal):
+                    connection.finish(stream_id, answer.code, answer.message)
+                else:
+                    connection.answer(stream_id, answer)
+            protocol.flush_soon()
+
+        self._service.submit(bodies, decided)
+
+    def _call(self, protocol: Protocol, call: Call) -> None:
+        connection = protocol.connection
+        if call.path == _CHECK:
+            answer = self._health.check(call.message)
+            if isinstance(answer, Refusal):
+                connection.finish(call.stream_id, answer.code, answer.message)
+            else:
+                connection.answer(call.stream_id, answer)
+        elif call.path == _WATCH:
+            task = asyncio.get_running_loop().create_task(self._watch(protocol, call))
+            key = protocol, call.stream_id
+            self._watches[key] = task
+            task.add_done_callback(lambda _: self._watches.pop(key, None))
+        else:
+            path = call.path.decode("latin-1")
+            connection.finish(call.stream_id, StatusCode.UNIMPLEMENTED, f"unknown method {path}")
+
+    async def _watch(self, protocol: Protocol, call: Call) -> None:
+        async for answer in self._health.watch(call.message):
+            protocol.connection.send(call.stream_id, answer)
+            protocol.flush()
+        protocol.connection.finish(call.stream_id)
+        protocol.flush()
+
+    def _cancel(self, protocol: Protocol, event: Cancelled) -> None:
+        task = self._watches.get((protocol, event.stream_id))
+        if task is not None:
+            task.cancel()

@@ -1,0 +1,124 @@
+"""HTTP/2 frames (RFC 9113, sections 4, 6 and 7): their numbers, and how they are written.
+
+No state and no I/O.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+__all__ = [
+    "ACK",
+    "END_HEADERS",
+    "END_STREAM",
+    "MAX_FRAME_SIZE",
+    "MAX_WINDOW",
+    "PADDED",
+    "PREFACE",
+    "PRIORITY",
+    "ErrorCode",
+    "FrameType",
+    "Setting",
+    "frame",
+    "goaway",
+    "ping",
+    "rst_stream",
+    "settings",
+    "window_update",
+]
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""What a client sends first (section 3.4)."""
+
+MAX_FRAME_SIZE = 16_384
+"""The largest payload that must be taken, and the largest that we announce (section 4.2)."""
+
+MAX_WINDOW = 2**31 - 1
+"""The largest flow-control window (section 6.9.1)."""
+
+END_STREAM = 0x1
+ACK = 0x1
+END_HEADERS = 0x4
+PADDED = 0x8
+PRIORITY = 0x20
+
+
+class FrameType(IntEnum):
+    """The types of frames (section 6)."""
+
+    DATA = 0
+    HEADERS = 1
+    PRIORITY = 2
+    RST_STREAM = 3
+    SETTINGS = 4
+    PUSH_PROMISE = 5
+    PING = 6
+    GOAWAY = 7
+    WINDOW_UPDATE = 8
+    CONTINUATION = 9
+
+
+class Setting(IntEnum):
+    """The settings that matter to a server (section 6.5.2)."""
+
+    HEADER_TABLE_SIZE = 1
+    ENABLE_PUSH = 2
+    MAX_CONCURRENT_STREAMS = 3
+    INITIAL_WINDOW_SIZE = 4
+    MAX_FRAME_SIZE = 5
+    MAX_HEADER_LIST_SIZE = 6
+
+
+class ErrorCode(IntEnum):
+    """Why a stream or a connection ends (section 7)."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    ENHANCE_YOUR_CALM = 11
+
+
+def frame(kind: FrameType, flags: int, stream_id: int, payload: bytes) -> bytes:
+    """Any frame."""
+    return b"%b%c%c%b%b" % (
+        len(payload).to_bytes(3, "big"),
+        kind,
+        flags,
+        stream_id.to_bytes(4, "big"),
+        payload,
+    )
+
+
+def settings(values: dict[Setting, int]) -> bytes:
+    """A SETTINGS frame."""
+    payload = b"".join(
+        key.to_bytes(2, "big") + value.to_bytes(4, "big") for key, value in values.items()
+    )
+    return frame(FrameType.SETTINGS, 0, 0, payload)
+
+
+def ping(payload: bytes, *, ack: bool) -> bytes:
+    """A PING frame; `payload` is 8 bytes."""
+    return frame(FrameType.PING, ACK if ack else 0, 0, payload)
+
+
+def window_update(stream_id: int, increment: int) -> bytes:
+    """A WINDOW_UPDATE frame; stream 0 is the connection."""
+    return frame(FrameType.WINDOW_UPDATE, 0, stream_id, increment.to_bytes(4, "big"))
+
+
+def rst_stream(stream_id: int, code: ErrorCode) -> bytes:
+    """An RST_STREAM frame."""
+    return frame(FrameType.RST_STREAM, 0, stream_id, code.to_bytes(4, "big"))
+
+
+def goaway(last_stream_id: int, code: ErrorCode, text: str = "") -> bytes:
+    """A GOAWAY frame with a line for whoever looks at the wire."""
+    payload = last_stream_id.to_bytes(4, "big") + code.to_bytes(4, "big") + text.encode()
+    return frame(FrameType.GOAWAY, 0, 0, payload)
