@@ -35,6 +35,7 @@ format: $(VENV)/.developing
 
 test: $(VENV)/.developing
 	@command -v redis-server >/dev/null || sh tests/get-redis.sh
+	@test -x $(BIN)/h2spec || sh tests/get-h2spec.sh "$(CURDIR)/$(BIN)"
 	@$(BIN)/pytest $(ARGS)
 
 check: lint test

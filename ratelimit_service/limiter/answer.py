@@ -27,9 +27,14 @@ __all__ = ["answer"]
 
 
 def answer(
-    request: Request, plans: Sequence[Plan], outcomes: Sequence[Outcome | None], settings: Settings
+    request: Request | None,
+    plans: Sequence[Plan],
+    outcomes: Sequence[Outcome | None],
+    settings: Settings,
 ) -> Decision:
     """Renders the decision; `outcomes` has one for each plan, None where there is none.
+
+    `request` is needed for dynamic metadata only.
 
     Raises PolicyError if a failure policy `error` applies.
     """
@@ -43,7 +48,9 @@ def answer(
         Code.OVER_LIMIT if denied else Code.OK,
         statuses,
         response_headers=limit_headers(statuses, settings),
-        metadata=_metadata(request, plans, statuses) if settings.dynamic_metadata else None,
+        metadata=_metadata(request, plans, statuses)
+        if request and settings.dynamic_metadata
+        else None,
     )
 
 

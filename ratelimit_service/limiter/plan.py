@@ -13,7 +13,7 @@ from ratelimit_service.rules.tree import Domain, Rule, Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.keys import counter_key
 
-__all__ = ["Kind", "Plan", "plan"]
+__all__ = ["Kind", "Plan", "independent", "plan"]
 
 
 class Kind(Enum):
@@ -44,6 +44,23 @@ class Plan(NamedTuple):
     policy: FailurePolicy = FailurePolicy.OPEN
     tally: Tally | None = None
     hit: Hit | None = None
+
+    def with_addend(self, addend: int) -> Plan:
+        """The same for another number of hits."""
+        hit = self.hit._replace(addend=addend) if self.hit else None
+        return self._replace(addend=addend, hit=hit)
+
+
+def independent(plans: Sequence[Plan]) -> bool:
+    """Whether each plan would be the same in any other request.
+
+    Rules that replace others and quotas act on what they stand beside.
+    """
+    return not any(
+        planned.mode is Mode.QUOTA
+        or (planned.rule and (planned.rule.replaces or planned.rule.quota_mode))
+        for planned in plans
+    )
 
 
 def plan(request: Request, snapshot: Snapshot, settings: Settings) -> list[Plan]:

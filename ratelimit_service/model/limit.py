@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from typing import NamedTuple
 
 __all__ = ["MAX_ADDEND", "SECOND_US", "FailurePolicy", "Limit", "Unit"]
 
@@ -40,8 +40,7 @@ class FailurePolicy(StrEnum):
     """Fail the call, so that Envoy's `failure_mode_deny` decides."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(NamedTuple):
     """`requests_per_unit` hits in every window of `multiplier` units.
 
     `name` is shown to callers; it holds no character that would need quoting in a header.

@@ -18,6 +18,7 @@ from ratelimit_service.limiter import Plan
 from ratelimit_service.model import Hit, Outcome, Request
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.service.memo import Memo, Remembered
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Outcomes, Store
 
@@ -41,9 +42,9 @@ Answer = bytes | Refusal
 
 
 class _Asked(NamedTuple):
-    """One request on its way to its answer."""
+    """One request on its way to its answer; `request` is None where plans were remembered."""
 
-    request: Request
+    request: Request | None
     plans: list[Plan]
     hits: list[Hit]
 
@@ -63,6 +64,7 @@ class Service:
         self._store = store
         self._settings = settings
         self._counters = counters
+        self._memo = Memo()
         self._domains_logged: set[str] = set()
         self._bug_logged_us: int | None = None
 
@@ -105,6 +107,9 @@ class Service:
             settled([])
 
     def _ask(self, body: bytes, snapshot: Snapshot) -> _Asked | Refusal:
+        plans = self._recall(body, snapshot.number)
+        if plans is not None:
+            return _Asked(None, plans, [planned.hit for planned in plans if planned.hit])
         try:
             request = wire.decode_request(body)
             plans = limiter.plan(request, snapshot, self._settings)
@@ -115,7 +120,39 @@ class Service:
             return self._bug(error)
         if request.domain not in snapshot.domains and request.domain not in snapshot.unserved:
             self._unknown_domain(request)
+        else:
+            self._remember(body, request, plans, snapshot.number)
         return _Asked(request, plans, [planned.hit for planned in plans if planned.hit])
+
+    def _recall(self, body: bytes, number: int) -> list[Plan] | None:
+        """The plans of a request all of whose parts are remembered."""
+        found = self._memo.get(body, number)
+        if found is not None:
+            return [found.plan]
+        split = wire.split_request(body)
+        if split is None:
+            return None
+        parts, addend = split
+        plans = []
+        for part in parts:
+            found = self._memo.get(part, number)
+            if found is None:
+                return None
+            plans.append(
+                found.plan.with_addend(addend) if addend and not found.own_addend else found.plan
+            )
+        return plans
+
+    def _remember(self, body: bytes, request: Request, plans: Sequence[Plan], number: int) -> None:
+        """Remembers the plans of a request whose descriptors have nothing to do with each other."""
+        split = wire.split_request(body)
+        if split is None or self._settings.dynamic_metadata or not limiter.independent(plans):
+            return
+        parts, addend = split
+        for part, planned, descriptor in zip(parts, plans, request.descriptors, strict=True):
+            own_addend = descriptor.hits_addend is not None
+            plain = planned.with_addend(1) if addend and not own_addend else planned
+            self._memo.put(part, Remembered(number, plain, own_addend))
 
     def _answer(self, asked: _Asked, outcomes: Outcomes) -> Answer:
         in_order = iter(outcomes)

@@ -46,12 +46,14 @@ class HealthService:
         name = _name(message)
         last = b""
         while True:
+            # All three before the yield: meanwhile things may change.
             changed = self._changed
+            draining = self._health.phase is Phase.DRAINING
             status = self._status(name)
             if status != last:
                 last = status
                 yield status
-            if self._health.phase is Phase.DRAINING:
+            if draining:
                 return
             await changed.wait()
 

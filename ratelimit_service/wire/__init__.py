@@ -7,6 +7,7 @@ from ratelimit_service.wire.request import (
     MAX_DESCRIPTORS,
     decode_request,
     encode_request,
+    split_request,
 )
 from ratelimit_service.wire.response import decode_decision, encode_decision
 
@@ -22,4 +23,5 @@ __all__ = [
     "encode_decision",
     "encode_request",
     "request_from_json",
+    "split_request",
 ]

@@ -8,7 +8,14 @@ from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.model import MAX_ADDEND, Descriptor, Entry, Limit, Request, Unit
 from ratelimit_service.wire.messages import RateLimitDescriptor, RateLimitRequest
 
-__all__ = ["MAX_BODY_BYTES", "MAX_DESCRIPTORS", "UNITS", "decode_request", "encode_request"]
+__all__ = [
+    "MAX_BODY_BYTES",
+    "MAX_DESCRIPTORS",
+    "UNITS",
+    "decode_request",
+    "encode_request",
+    "split_request",
+]
 
 MAX_BODY_BYTES = 65_536
 MAX_DESCRIPTORS = 256
@@ -59,6 +66,51 @@ def decode_request(body: bytes) -> Request:
         _descriptor(descriptor, index) for index, descriptor in enumerate(message.descriptors)
     )
     return Request(message.domain, descriptors, message.hits_addend)
+
+
+def split_request(body: bytes) -> tuple[list[bytes], int] | None:
+    """Parts a request without decoding it: domain with each descriptor, and the addend.
+
+    Each part is a serialized request of one descriptor. None for anything but a domain, then
+    1 to 256 descriptors, then perhaps an addend, as Envoy writes it: let `decode_request` see.
+    """
+    size = len(body)
+    if size > MAX_BODY_BYTES or body[:1] != b"\x0a":
+        return None
+    try:
+        length, at = _varint(body, 1)
+        at += length
+        domain = body[:at]
+        parts = []
+        while at < size and body[at] == 0x12:
+            length, stop = _varint(body, at + 1)
+            stop += length
+            parts.append(domain + body[at:stop])
+            at = stop
+        addend = 0
+        if at < size and body[at] == 0x18:
+            addend, at = _varint(body, at + 1)
+    except IndexError:
+        return None
+    if at != size or not 0 < len(parts) <= MAX_DESCRIPTORS or addend > MAX_ADDEND:
+        return None
+    return parts, addend
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    """A varint of at most 35 bits, and where it ends. Raises IndexError if there is none."""
+    number = body[at]
+    at += 1
+    if number < 0x80:
+        return number, at
+    number &= 0x7F
+    for shift in (7, 14, 21, 28):
+        byte = body[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+    raise IndexError
 
 
 def _descriptor(message: RateLimitDescriptor, index: int) -> Descriptor:

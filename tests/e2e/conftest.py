@@ -89,9 +89,12 @@ def rules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="session")
-def service(rules: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    process = ServiceProcess(tmp_path_factory.mktemp("service"), "--rules", str(rules))
+@pytest.fixture(scope="session", params=["h2", "grpcio"])
+def service(
+    rules: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[ServiceProcess]:
+    flags = ["--rules", str(rules), "--transport", request.param]
+    process = ServiceProcess(tmp_path_factory.mktemp("service"), *flags)
     process.start()
     yield process
     process.kill()

@@ -30,11 +30,12 @@ from ratelimit_service.wire import (
     encode_decision,
     encode_request,
     request_from_json,
+    split_request,
 )
 from ratelimit_service.wire.messages import RateLimitRequest
 
 ADDEND = st.integers(0, MAX_ADDEND)
-LIMIT = st.builds(Limit, ADDEND, st.sampled_from(Unit), st.integers(1, 200))
+LIMIT = st.builds(Limit, ADDEND, st.sampled_from(Unit), st.integers(1, 200), st.just(""))
 ENTRY = st.builds(Entry, st.text(min_size=1, max_size=9), st.text(max_size=9))
 DESCRIPTOR = st.builds(
     Descriptor,
@@ -114,6 +115,40 @@ def test_decisions_read_alike_elsewhere(decision: Decision) -> None:
             assert theirs.current_limit.unit == rls_pb2.RateLimitResponse.RateLimit.Unit.Value(
                 ours.limit.unit.name
             )
+
+
+@given(REQUEST)
+def test_parts_of_a_request(request: Request) -> None:
+    """A request's parts are requests of one descriptor each, and together it."""
+    split = split_request(encode_request(request))
+
+    assert split is not None
+    parts, addend = split
+    assert addend == request.hits_addend
+    assert [decode_request(part) for part in parts] == [
+        Request(request.domain, (descriptor,)) for descriptor in request.descriptors
+    ]
+
+
+@given(st.binary(max_size=60) | REQUEST.map(encode_request).map(lambda body: body[1:-1]))
+def test_parts_of_any_bytes(body: bytes) -> None:
+    """Bytes that are parted put together what the decoder reads, or what it refuses as well."""
+    split = split_request(body)
+
+    if split is not None:
+        parts, addend = split
+        expected: list[object] = []
+        try:
+            for part in parts:
+                expected += decode_request(part).descriptors
+        except BadRequestError:
+            expected = []
+        try:
+            whole = decode_request(body)
+        except BadRequestError:
+            whole = Request("", ())
+        assert list(whole.descriptors) == expected
+        assert not expected or whole.hits_addend == addend
 
 
 @given(st.binary(max_size=200))

@@ -237,6 +237,7 @@ class Connection:
             self.finish(stream_id)
             return
         self._send_window -= size
+        self._unrequited = max(0, self._unrequited - 1)
         sid = stream_id.to_bytes(4, "big")
         self._output.append(
             b"%b%b%b%b%b%b\x00%b%b%b%b%b"
@@ -582,6 +583,7 @@ class Connection:
         if len(payload) != 4:
             raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE has 4 bytes")
         increment = int.from_bytes(payload, "big") & MAX_WINDOW
+        self._requite()
         if stream_id == 0:
             self._send_window += increment
             _expect(increment > 0, "a window update of nothing")
@@ -592,7 +594,6 @@ class Connection:
         stream = self._streams.get(stream_id)
         if stream is None:
             _expect(stream_id <= self._last_stream_id, "WINDOW_UPDATE on an idle stream")
-            self._requite()
             return
         stream.send_window += increment
         if increment == 0:
@@ -714,6 +715,7 @@ class Connection:
                     continue
             stream.waiting.popleft()
             if last:
+                self._unrequited = max(0, self._unrequited - 1)
                 self._close(stream_id, stream)
         self._blocked.pop(stream_id, None)
 
@@ -735,8 +737,6 @@ class Connection:
             # Answered before the client has said all: it may stop (RFC 9113, section 8.1).
             self._output.append(frames.rst_stream(stream_id, ErrorCode.NO_ERROR))
         self._remember(stream_id, over=stream.ended)
-        if self._unrequited:
-            self._unrequited -= 1
         if not self._tableless:
             # Only now, since a client that makes a single call need not settle anew.
             self._tableless = True

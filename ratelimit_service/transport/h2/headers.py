@@ -83,14 +83,16 @@ class HeaderReader:
 
     def __init__(self) -> None:
         self._decoder = hpack.Decoder(max_header_list_size=MAX_BLOCK_BYTES)
+        self._tableless = False
 
     def without_table(self) -> None:
         """The client knows that there is no table any more: its next block must say so first."""
         self._decoder.max_allowed_table_size = 0
+        self._tableless = True
 
     def read(self, block: bytes) -> Head:
         """Reads a complete header block. Raises BlockError."""
-        if self._decoder.header_table_size:
+        if not self._tableless or self._decoder.header_table_size:
             return self._decode(block)
         head = self.remembered.get(block)
         if head is None:

@@ -1,4 +1,4 @@
-"""What a gRPC client sees of the server, over real sockets."""
+"""What a gRPC client sees of the server, over real sockets and both transports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from ratelimit_service.errors import TransportError
 from ratelimit_service.health import Health, Phase
 from ratelimit_service.model import Code, Request
-from ratelimit_service.transport import GrpcioServer
+from ratelimit_service.transport import TRANSPORTS
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 from tests.service.asking import Asking, descriptor
 
@@ -26,10 +26,11 @@ HealthStatus = health_pb2.HealthCheckResponse
 class Server:
     """A running server with a client's channel to it."""
 
-    def __init__(self, asking: Asking) -> None:
+    def __init__(self, asking: Asking, transport: str) -> None:
         self.asking = asking
+        self.transport = transport
         self.health = Health()
-        self.server = GrpcioServer("127.0.0.1:0", asking.service, self.health)
+        self.server = TRANSPORTS[transport]("127.0.0.1:0", asking.service, self.health)
 
     async def start(self) -> None:
         port = await self.server.start()
@@ -52,9 +53,14 @@ class Server:
         return (await call(HealthRequest(service=name))).status
 
 
+@pytest.fixture(params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Server]:
-    server = Server(Asking(tmp_path, RULES))
+async def server(tmp_path: Path, transport: str) -> AsyncIterator[Server]:
+    server = Server(Asking(tmp_path, RULES), transport)
     await server.start()
     server.health.enter(Phase.SERVING)
     yield server
@@ -89,6 +95,26 @@ async def test_bad_requests(
     assert refused.value.code() is code
     assert (refused.value.details() or "").startswith(message)
     assert await server.call(encode_request(Request("edge", (descriptor("b=x"),))))
+
+
+async def test_gzip(server: Server) -> None:
+    """A message that the client has compressed is read, and so is one without a body of its own."""
+    call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = server.channel.unary_unary(
+        f"/{SERVICE}/{METHOD}"
+    )
+    body = encode_request(Request("edge", (descriptor("a=" + "x" * 2_000),)))
+
+    answer = await call(body, compression=grpc.Compression.Gzip)
+
+    assert decode_decision(answer).code is Code.OK
+
+
+async def test_text_of_a_refusal_may_be_any(server: Server) -> None:
+    """What goes into grpc-message is coded so that every character arrives."""
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await server.call(b"", method="Größe%20\u2713")
+
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_unknown_method(server: Server) -> None:
@@ -159,7 +185,7 @@ async def test_reflection(server: Server) -> None:
 
 async def test_port_in_use(server: Server) -> None:
     """A port that is taken is an error that names it and the flag."""
-    other = GrpcioServer(server.address, server.asking.service, Health())
+    other = TRANSPORTS[server.transport](server.address, server.asking.service, Health())
 
     with pytest.raises(TransportError) as refused:
         await other.start()
@@ -169,10 +195,12 @@ async def test_port_in_use(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("clients", "limit"), [(50, 20)])
-async def test_exactly_the_limit_passes(tmp_path: Path, clients: int, limit: int) -> None:
+async def test_exactly_the_limit_passes(
+    tmp_path: Path, transport: str, clients: int, limit: int
+) -> None:
     """Of many concurrent calls exactly as many pass as the rule allows."""
     rule = f"{{key: a, rate_limit: {{unit: day, requests_per_unit: {limit}}}}}"
-    server = Server(Asking(tmp_path, f"domain: edge\ndescriptors: [{rule}]"))
+    server = Server(Asking(tmp_path, f"domain: edge\ndescriptors: [{rule}]"), transport)
     await server.start()
     body = encode_request(Request("edge", (descriptor("a=x"),)))
 

@@ -1,0 +1,337 @@
+"""The thin transport's own: headers against an oracle, hostile bytes, h2spec."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import hpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ratelimit_service.transport.h2 import frames
+from ratelimit_service.transport.h2.connection import MAX_STREAMS, Call, Cancelled, Connection
+from ratelimit_service.transport.h2.frames import ACK, END_HEADERS, END_STREAM, PREFACE, FrameType
+from ratelimit_service.transport.h2.headers import BlockError, HeaderReader
+from tests.conftest import need
+from tests.servers.service import ServiceProcess
+
+H2SPEC = str(Path(sys.executable).with_name("h2spec"))
+TOP = Path(__file__).parents[2]
+PATH = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
+HEADERS = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", PATH),
+    (":authority", "ratelimit"),
+    ("te", "trailers"),
+    ("content-type", "application/grpc"),
+]
+
+
+class Client:
+    """The client's end of a connection without sockets."""
+
+    def __init__(self) -> None:
+        self.connection = Connection()
+        self.encoder = hpack.Encoder()
+        self.stream_id = -1
+        self.connection.receive(PREFACE + frames.settings({}) + self.ack())
+
+    @staticmethod
+    def ack() -> bytes:
+        return frames.frame(FrameType.SETTINGS, ACK, 0, b"")
+
+    def headers(self, extra: Sequence[tuple[str, str]] = (), *, end: bool = False) -> bytes:
+        self.stream_id += 2
+        block = self.encoder.encode([*HEADERS, *extra])
+        flags = END_HEADERS | (END_STREAM if end else 0)
+        return frames.frame(FrameType.HEADERS, flags, self.stream_id, block)
+
+    def data(self, message: bytes = b"body", *, end: bool = True) -> bytes:
+        payload = b"\0" + len(message).to_bytes(4, "big") + message
+        return frames.frame(FrameType.DATA, END_STREAM if end else 0, self.stream_id, payload)
+
+    def said(self) -> list[tuple[int, int, int, bytes]]:
+        """What the server has said since: type, flags, stream and payload of each frame."""
+        data, found = self.connection.take_output(), []
+        while data:
+            stop = 9 + int.from_bytes(data[:3], "big")
+            stream_id = int.from_bytes(data[5:9], "big")
+            found.append((data[3], data[4], stream_id, data[9:stop]))
+            data = data[stop:]
+        return found
+
+    @property
+    def goaway(self) -> int | None:
+        """The error code with which the server has ended the connection."""
+        codes = [
+            int.from_bytes(payload[4:8], "big")
+            for kind, _, _, payload in self.said()
+            if kind == FrameType.GOAWAY
+        ]
+        return codes[-1] if codes else None
+
+
+NAMES = st.sampled_from(["x-request-id", "traceparent", "user-agent", "grpc-timeout", "x-a"])
+VALUES = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20)
+EXTRA = st.lists(st.tuples(NAMES, VALUES), max_size=6)
+
+
+@given(st.lists(st.tuples(EXTRA, st.integers(0, 4_096), st.booleans()), max_size=12))
+def test_headers_against_the_oracle(
+    blocks: list[tuple[list[tuple[str, str]], int, bool]],
+) -> None:
+    """Whatever a client indexes, evicts and resizes, each block reads as the hpack package does."""
+    reader, encoder, oracle = HeaderReader(), hpack.Encoder(), hpack.Decoder()
+    for number, (extra, size, huffman) in enumerate(blocks):
+        if number == len(blocks) // 2:
+            reader.without_table()
+            encoder.header_table_size = 0
+        elif number < len(blocks) // 2:
+            encoder.header_table_size = size
+        block = encoder.encode([*HEADERS, *extra], huffman=huffman)
+
+        head = reader.read(block)
+
+        decoded = dict(oracle.decode(block, raw=True))
+        assert (head.path, head.method) == (decoded[b":path"], decoded[b":method"])
+        assert head.content_type == decoded[b"content-type"]
+        assert not head.malformed
+        timeout = decoded.get(b"grpc-timeout", b"")
+        assert (head.timeout_us is None) == (
+            not (timeout[:-1].isdigit() and timeout[-1:] in b"HMSmun" and len(timeout) < 10)
+        )
+
+
+@given(st.binary(max_size=60))
+def test_any_block_without_table(block: bytes) -> None:
+    """Arbitrary bytes are a header block or an error, the same as for the oracle."""
+    reader, oracle = HeaderReader(), hpack.Decoder()
+    for each in (reader, oracle):
+        size_zero = b"\x20"
+        _ = each.read(size_zero) if isinstance(each, HeaderReader) else each.decode(size_zero)
+    oracle.max_allowed_table_size = 0
+    expected: object = None
+    try:
+        expected = dict(oracle.decode(block, raw=True)).get(b":path", b"")
+    except (hpack.HPACKError, IndexError, ValueError):
+        expected = None
+
+    try:
+        found: object = reader.read(block).path
+    except BlockError:
+        found = None
+
+    # Values that do not matter are not decoded, so that faults in them may go unseen.
+    assert found == expected or expected is None
+
+
+def test_call_in_pieces() -> None:
+    """Frames may come in any pieces, and a message in any number of frames."""
+    client = Client()
+    stream = client.headers()
+    whole = client.data(b"x" * 100)[9:]
+    pieces = [
+        frames.frame(FrameType.DATA, END_STREAM if at == 100 else 0, 1, whole[at : at + 20])
+        for at in range(0, 101, 20)
+    ]
+    stream += b"".join(pieces)
+
+    events = [
+        event
+        for at in range(len(stream))
+        for event in client.connection.receive(stream[at : at + 1])
+    ]
+
+    assert events == [Call(1, PATH.encode(), b"x" * 100, None)]
+
+
+def test_several_calls_in_one_read() -> None:
+    """All calls of one read come together."""
+    client = Client()
+
+    events = client.connection.receive(
+        b"".join(client.headers() + client.data(b"%d" % number) for number in range(3))
+    )
+
+    assert [event.message for event in events if isinstance(event, Call)] == [b"0", b"1", b"2"]
+
+
+def test_answer_waits_for_the_window() -> None:
+    """An answer goes out in pieces as the client's windows allow, then its trailers."""
+    client = Client()
+    client.connection.receive(
+        frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 4}) + client.headers() + client.data()
+    )
+    client.said()
+
+    client.connection.answer(1, b"answer")
+    first = [(kind, payload) for kind, _, _, payload in client.said() if kind == FrameType.DATA]
+    client.connection.receive(frames.window_update(1, 100))
+    second = [(kind, len(payload)) for kind, _, stream, payload in client.said() if stream == 1]
+
+    assert first == [(FrameType.DATA, b"\0\0\0\0")]
+    assert second[0] == (FrameType.DATA, 7)
+    assert second[1][0] == FrameType.HEADERS
+    assert client.connection.open_streams == 0
+
+
+def test_cancelled_call() -> None:
+    """A call that the client gives up is told, and an answer to it goes nowhere."""
+    client = Client()
+    client.connection.receive(client.headers() + client.data())
+    client.said()
+
+    events = client.connection.receive(frames.rst_stream(1, frames.ErrorCode.CANCEL))
+    client.connection.answer(1, b"late")
+
+    assert events == [Cancelled(1)]
+    assert [kind for kind, *_ in client.said()] == [FrameType.SETTINGS]
+
+
+def test_more_streams_than_announced() -> None:
+    """A stream above the announced number is refused, and may be tried again."""
+    client = Client()
+    for _ in range(MAX_STREAMS):
+        client.connection.receive(client.headers())
+    client.said()
+
+    client.connection.receive(client.headers())
+
+    assert client.said() == [
+        (FrameType.RST_STREAM, 0, client.stream_id, b"\0\0\0\x07"),
+    ]
+
+
+FLOODS = {
+    "ping": frames.ping(b"12345678", ack=False),
+    "settings": frames.settings({}),
+    "window": frames.window_update(1, 1),
+    "priority": frames.frame(FrameType.PRIORITY, 0, 3, b"\0\0\0\0\0"),
+    "empty data": frames.frame(FrameType.DATA, 0, 1, b""),
+    "unknown": frames.frame(FrameType.GOAWAY, 0, 0, b"\0" * 8),
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
+def test_floods(flood: bytes) -> None:
+    """A client that only costs is told to calm down, long before it costs much."""
+    client = Client()
+    client.connection.receive(client.headers() + client.data(end=False))
+
+    for _ in range(3_000):
+        client.connection.receive(flood)
+
+    assert client.goaway == frames.ErrorCode.ENHANCE_YOUR_CALM
+    assert client.connection.closing
+
+
+def test_rapid_reset() -> None:
+    """Calls that are given up as soon as they are made count as nothing but cost."""
+    client = Client()
+
+    for _ in range(3_000):
+        headers = client.headers()
+        reset = frames.rst_stream(client.stream_id, frames.ErrorCode.CANCEL)
+        client.connection.receive(headers + reset)
+
+    assert client.goaway == frames.ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_busy_client_is_no_flood() -> None:
+    """Calls that are answered make up for what a client says besides."""
+    client = Client()
+
+    for _ in range(10_000):
+        client.connection.receive(client.headers() + client.data() + frames.window_update(0, 1))
+        client.connection.answer(client.stream_id, b"")
+        client.connection.take_output()
+
+    assert not client.connection.closing
+
+
+def test_continuation_flood() -> None:
+    """A header block without end is cut off."""
+    client = Client()
+    client.connection.receive(frames.frame(FrameType.HEADERS, 0, 1, b""))
+
+    for _ in range(100):
+        client.connection.receive(frames.frame(FrameType.CONTINUATION, 0, 1, b""))
+
+    assert client.goaway == frames.ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_header_bomb() -> None:
+    """A few bytes that stand for many headers end the connection."""
+    client = Client()
+    encoder = hpack.Encoder()
+    block = encoder.encode([*HEADERS, ("x-bomb", "x" * 3_000)])
+    client.connection.receive(frames.frame(FrameType.HEADERS, END_HEADERS, 1, block))
+    # 0xbe is the newest entry of the dynamic table.
+    client.connection.receive(
+        frames.frame(FrameType.HEADERS, END_HEADERS, 3, encoder.encode(HEADERS) + b"\xbe" * 10_000)
+    )
+
+    assert client.goaway == frames.ErrorCode.COMPRESSION_ERROR
+
+
+def test_graceful_end() -> None:
+    """Calls that are under way when the end is told are served, and then the connection closes."""
+    client = Client()
+    client.connection.receive(client.headers() + client.data())
+    client.connection.shut_down()
+    pings = [payload for kind, _, _, payload in client.said() if kind == FrameType.PING]
+
+    client.connection.receive(client.headers() + client.data())
+    client.connection.receive(frames.ping(pings[0], ack=True))
+    late = client.connection.receive(client.headers() + client.data())
+    for stream_id in (1, 3):
+        assert not client.connection.closing
+        client.connection.answer(stream_id, b"")
+
+    assert late == []
+    assert client.connection.closing
+
+
+FRAME = st.builds(
+    frames.frame,
+    st.sampled_from(FrameType),
+    st.integers(0, 255),
+    st.integers(0, 9),
+    st.binary(max_size=40) | st.just(hpack.Encoder().encode(HEADERS)),
+)
+
+
+@settings(max_examples=500)
+@given(st.lists(FRAME | st.binary(max_size=20), max_size=20))
+def test_any_frames(stream: list[bytes]) -> None:
+    """Whatever frames come in whatever order, nothing is raised, and what is open stays bounded."""
+    client = Client()
+    for data in stream:
+        for event in client.connection.receive(data):
+            if isinstance(event, Call):
+                client.connection.answer(event.stream_id, event.message)
+        client.said()
+
+    assert client.connection.open_streams <= MAX_STREAMS
+
+
+@pytest.mark.timeout(120)
+def test_h2spec(tmp_path: Path) -> None:
+    """All cases of h2spec --strict pass."""
+    need(H2SPEC, "install Go, and run make test again")
+    service = ServiceProcess(tmp_path, "--rules", str(TOP / "rules"))
+    service.start()
+    flags = ["--strict", "--host", "127.0.0.1", "--port", str(service.grpc_port), "--timeout", "10"]
+
+    done = subprocess.run(
+        [H2SPEC, *flags], capture_output=True, text=True, check=False, env=dict(os.environ)
+    )
+
+    service.kill()
+    assert "146 tests, 146 passed" in done.stdout, done.stdout[-4_000:]
