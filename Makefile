@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run lint format test check proto
+.PHONY: help install run lint format test check bench proto
 
 help:
 	@echo "make install   $(VENV) with the package and its command, $(BIN)/ratelimit"
@@ -13,6 +13,7 @@ help:
 	@echo "make test      get what the tests need and run them; ARGS=\"-k name\" for some"
 	@echo "make lint      format, lint, types, imports, generated files, shipped rules"
 	@echo "make check     lint and test: what a change must pass"
+	@echo "make bench     measure against other servers, in one run (docs/benchmarks.md)"
 	@echo "make format    put the code into shape"
 	@echo "make proto     generate ratelimit_service/wire/generated from proto/"
 
@@ -39,6 +40,9 @@ test: $(VENV)/.developing
 	@$(BIN)/pytest $(ARGS)
 
 check: lint test
+
+bench: $(VENV)/.developing
+	@$(BIN)/python benchmarks/run.py
 
 proto: $(VENV)/.developing
 	@$(BIN)/python proto/generate.py

@@ -290,6 +290,15 @@ class Settings:
             "What speaks gRPC: h2, our own and fast, or grpcio.", "NAME", _choice("h2", "grpcio")
         ),
     )
+    max_connection_age_us: int = field(
+        default=0,
+        metadata=_described(
+            "How old a gRPC connection may get before its client is sent elsewhere; 0s is any age.",
+            "DURATION",
+            parse_duration,
+            "GRPC_MAX_CONNECTION_AGE",
+        ),
+    )
     grace_us: int = field(
         default=10_000_000,
         metadata=_described(

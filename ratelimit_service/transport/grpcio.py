@@ -26,16 +26,22 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 class GrpcioServer:
     """Serves `ShouldRateLimit`, health and reflection on one port."""
 
-    def __init__(self, address: str, service: Service, health: Health) -> None:
-        """`address` is `HOST:PORT`; port 0 takes a free one."""
+    def __init__(
+        self, address: str, service: Service, health: Health, max_connection_age_us: int = 0
+    ) -> None:
+        """`address` is `HOST:PORT`; port 0 takes a free one. An age of 0 is any."""
         self._address = address
+        self._options: list[tuple[str, object]] = [("grpc.so_reuseport", 0)]
+        if max_connection_age_us:
+            age_ms = max(1, max_connection_age_us // 1_000)
+            self._options.append(("grpc.max_connection_age_ms", age_ms))
         self._service = service
         self._health = HealthService(health)
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> int:
         """Opens the port and returns its number. Raises TransportError if it cannot be opened."""
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        server = grpc.aio.server(options=self._options)
         decide: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(
             self._should_rate_limit
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import cast
 
 import hiredis
 
@@ -65,8 +66,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by asyncio."""
-        assert isinstance(transport, asyncio.WriteTransport)  # noqa: S101 -- asyncio's contract, for the type checker
-        self._transport = transport
+        # uvloop's transports are none of asyncio's classes, so the type is asyncio's word.
+        self._transport = cast(asyncio.WriteTransport, transport)
 
     def data_received(self, data: bytes) -> None:
         """Called by asyncio: hands every complete reply to the oldest call."""

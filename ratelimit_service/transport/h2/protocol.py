@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Protocol as Signature
+from typing import cast
 
 from ratelimit_service.transport.h2.connection import Connection, Event
 from ratelimit_service.transport.h2.frames import ErrorCode
@@ -50,8 +51,8 @@ class Protocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by asyncio."""
-        if isinstance(transport, asyncio.Transport):
-            self._transport = transport
+        # uvloop's transports are none of asyncio's classes, so the type is asyncio's word.
+        self._transport = cast(asyncio.Transport, transport)
         self.flush()
 
     def data_received(self, data: bytes) -> None:

@@ -27,7 +27,7 @@ class H2Server:
     def __init__(
         self, address: str, service: Service, health: Health, max_connection_age_us: int = 0
     ) -> None:
-        """`address` is `HOST:PORT`; port 0 takes a free one. An age of 0 is none."""
+        """`address` is `HOST:PORT`; port 0 takes a free one. An age of 0 is any."""
         self._address = address
         self._calls = ServiceCalls(service, HealthService(health))
         self._max_age = max_connection_age_us / 1_000_000
