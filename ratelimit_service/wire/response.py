@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from google.protobuf.json_format import MessageToDict, ParseDict
 
@@ -30,33 +31,70 @@ _UNSAFE = re.compile(r"[^\t\x20-\x7e]")
 def encode_decision(decision: Decision) -> bytes:
     """Serializes a decision. Deterministic.
 
+    The codes and statuses, which every answer has, are written here (protobuf's encoding guide);
+    serialized parts may simply follow each other, so protobuf writes the rest.
+
     The last guard before Envoy, which writes what it gets onto the wire: characters that are
     not printable ASCII become `?` in header values; ValueError is raised for a header name
     that is no token (RFC 9110, section 5.6.2).
     """
-    message = RateLimitResponse(raw_body=decision.raw_body)
-    # The stubs type enums as their classes, which exist for the type checker only.
-    message.overall_code = int(decision.code)  # type: ignore[assignment]
+    parts = [_CODES[decision.code]]
     for status in decision.statuses:
-        added = message.statuses.add(
-            code=int(status.code),
-            limit_remaining=min(status.remaining, MAX_ADDEND),
-        )
-        if limit := status.limit:
-            current = added.current_limit
-            current.requests_per_unit = limit.requests_per_unit
-            current.unit = _NUMBERS[limit.unit]  # type: ignore[assignment]
-            current.name = limit.name
-            if limit.multiplier != 1:
-                current.unit_multiplier.value = limit.multiplier
+        encoded = _CODES[status.code]
+        if status.limit is not None:
+            encoded += _limit(status.limit)
+        if status.remaining:
+            encoded += b"\x18" + _varint(min(status.remaining, MAX_ADDEND))
         if status.reset_us is not None:
-            added.duration_until_reset.seconds = whole_seconds(status.reset_us)
+            seconds = _varint(whole_seconds(status.reset_us))
+            encoded += b"\x22%c\x08%b" % (1 + len(seconds), seconds)
+        parts.append(b"\x12" + _varint(len(encoded)) + encoded)
+    if decision[2:] != _NOTHING_MORE:
+        parts.append(_rest(decision))
+    return b"".join(parts)
+
+
+_CODES = {code: b"\x08%c" % code for code in Code}
+"""A code as field 1, which it is in the response and in a status."""
+
+_NOTHING_MORE = Decision(Code.OK, ())[2:]
+
+
+@lru_cache(maxsize=4096)
+def _limit(limit: Limit) -> bytes:
+    """A status's `current_limit`, tag and all."""
+    message = RateLimitResponse.DescriptorStatus()
+    current = message.current_limit
+    current.requests_per_unit = limit.requests_per_unit
+    # The stubs type enums as their classes, which exist for the type checker only.
+    current.unit = _NUMBERS[limit.unit]  # type: ignore[assignment]
+    current.name = limit.name
+    if limit.multiplier != 1:
+        current.unit_multiplier.value = limit.multiplier
+    return message.SerializeToString(deterministic=True)
+
+
+def _varint(number: int) -> bytes:
+    if number < 0x80:
+        return b"%c" % number
+    coded = bytearray()
+    while number >= 0x80:
+        coded.append(number & 0x7F | 0x80)
+        number >>= 7
+    coded.append(number)
+    return bytes(coded)
+
+
+def _rest(decision: Decision) -> bytes:
+    """Headers, body and metadata."""
+    message = RateLimitResponse(raw_body=decision.raw_body)
     for key, value in _checked(decision.response_headers):
         message.response_headers_to_add.add(key=key, value=value)
     for key, value in _checked(decision.request_headers):
         message.request_headers_to_add.add(key=key, value=value)
     if decision.metadata is not None:
         ParseDict(dict(decision.metadata), message.dynamic_metadata)
+        message.dynamic_metadata.SetInParent()
     return message.SerializeToString(deterministic=True)
 
 
