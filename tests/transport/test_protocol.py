@@ -1,0 +1,153 @@
+"""What needs a clock: greetings that never come, silence, age, windows that stay shut."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service.health import Health
+from ratelimit_service.transport import TRANSPORTS
+from ratelimit_service.transport.h2 import frames
+from ratelimit_service.transport.h2.connection import Event
+from ratelimit_service.transport.h2.frames import ACK, PREFACE, FrameType
+from ratelimit_service.transport.h2.protocol import (
+    BLOCKED_SECONDS,
+    GREETING_SECONDS,
+    PING_SECONDS,
+    Protocol,
+)
+from tests.service.asking import Asking
+from tests.transport.test_h2 import Client
+
+
+class Calls:
+    """Takes everything and answers nothing."""
+
+    def handle(self, protocol: Protocol, events: list[Event]) -> None: ...
+
+    def forget(self, protocol: Protocol) -> None: ...
+
+
+class Wire(asyncio.Transport):
+    """A socket that keeps what is written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = True
+
+    def kinds(self) -> list[int]:
+        """The types of the frames written since the last call."""
+        data, self.written, found = self.written, b"", []
+        while data:
+            found.append(data[3])
+            data = data[9 + int.from_bytes(data[:3], "big") :]
+        return found
+
+
+class Ends:
+    """Both ends of a connection, at a time that the test chooses."""
+
+    def __init__(self, *, greeted: bool = True) -> None:
+        self.wire = Wire()
+        self.protocol = Protocol(Calls(), frozenset(), lambda _: None)
+        self.started = asyncio.get_running_loop().time()
+        self.protocol.connection_made(self.wire)
+        if greeted:
+            self.protocol.data_received(PREFACE + frames.settings({}) + Client.ack())
+        self.wire.kinds()
+
+    def look(self, after: float, max_age: float = 0.0) -> list[int]:
+        """What is said when so many seconds have passed."""
+        self.protocol.look(self.started + after, max_age)
+        return self.wire.kinds()
+
+
+async def test_client_that_says_nothing() -> None:
+    """A connection on which nothing was said is closed after a while."""
+    ends = Ends(greeted=False)
+
+    assert ends.look(GREETING_SECONDS - 1) == []
+    assert ends.look(GREETING_SECONDS + 1) == [FrameType.GOAWAY]
+    assert ends.wire.closed
+
+
+async def test_silent_client_that_is_there() -> None:
+    """A client that is silent is asked, and if it answers its connection stays for ever."""
+    ends = Ends()
+    for turn in range(1, 100):
+        now = turn * (PING_SECONDS + 1)
+        # A pong at the present moment makes the silence begin anew.
+        ends.protocol._heard_at = ends.started + now - PING_SECONDS - 1
+
+        assert ends.look(now) == [FrameType.PING]
+        ends.protocol.data_received(frames.ping(b"are you?", ack=True))
+    assert not ends.wire.closed
+
+
+async def test_client_that_is_gone() -> None:
+    """A client that does not answer a ping is given up."""
+    ends = Ends()
+
+    assert ends.look(PING_SECONDS + 1) == [FrameType.PING]
+    assert ends.look(PING_SECONDS + 2) == []
+    assert not ends.wire.closed
+    ends.look(2 * PING_SECONDS + 3)
+    assert ends.wire.closed
+
+
+async def test_windows_that_stay_shut() -> None:
+    """A client that lets no answer through is given up after a while."""
+    ends, client = Ends(), Client()
+    window = frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0})
+    ends.protocol.data_received(window + client.headers() + client.data())
+    ends.protocol.connection.answer(1, b"answer")
+
+    ends.look(1)
+    ends.look(BLOCKED_SECONDS - 1)
+    assert not ends.wire.closed
+    ends.look(BLOCKED_SECONDS + 2)
+    assert ends.wire.closed
+
+
+async def test_old_connection() -> None:
+    """A connection above the age is ended gracefully: notice, last call, end."""
+    ends = Ends()
+
+    assert ends.look(5, max_age=10) == []
+    assert ends.look(11, max_age=10) == [FrameType.GOAWAY, FrameType.PING]
+    ends.protocol.data_received(frames.ping(b"lastcall", ack=True))
+    assert ends.wire.kinds() == [FrameType.GOAWAY]
+    assert ends.wire.closed
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_age_over_real_sockets(tmp_path: Path, transport: str) -> None:
+    """Both transports send clients elsewhere when their connection is old."""
+    service = Asking(tmp_path, "domain: edge").service
+    server = TRANSPORTS[transport]("127.0.0.1:0", service, Health(), 1_000)
+    port = await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(PREFACE + frames.settings({}) + frames.frame(FrameType.SETTINGS, ACK, 0, b""))
+
+    kind = None
+    async with asyncio.timeout(20):
+        while kind != FrameType.GOAWAY:
+            head = await reader.readexactly(9)
+            kind = head[3]
+            await reader.readexactly(int.from_bytes(head[:3], "big"))
+
+    assert kind == FrameType.GOAWAY
+    writer.close()
+    await server.stop(0)
