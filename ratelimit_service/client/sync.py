@@ -44,7 +44,12 @@ class Client:
             # grpcio's errors of calls are calls themselves, which its types do not say.
             reason = self._reason(error) if isinstance(error, grpc.Call) else str(error)
             raise TransportError(reason) from error
-        return decode_decision(answer)
+        try:
+            return decode_decision(answer)
+        except ValueError as error:
+            raise TransportError(
+                f"what answers at {self._address} is no rate limit service: {error}"
+            ) from error
 
     def _reason(self, error: grpc.Call) -> str:
         code, details = error.code(), error.details()

@@ -15,6 +15,8 @@ def request_from_json(text: bytes) -> bytes:
 
     Raises BadRequestError for anything else, and for fields that the message does not have.
     """
+    if not text.strip():
+        raise BadRequestError("json", "the body is empty: send a RateLimitRequest in JSON")
     message = RateLimitRequest()
     try:
         Parse(text.decode(), message, descriptor_pool=POOL)

@@ -11,6 +11,7 @@ from ratelimit_service.wire.messages import RateLimitDescriptor, RateLimitReques
 __all__ = [
     "MAX_BODY_BYTES",
     "MAX_DESCRIPTORS",
+    "NUMBERS",
     "UNITS",
     "decode_request",
     "encode_request",
@@ -34,7 +35,7 @@ UNITS = {
 }
 """Units by their numbers on the wire, the same in overrides and in answers."""
 
-_NUMBERS = {unit: number for number, unit in UNITS.items()}
+NUMBERS = {unit: number for number, unit in UNITS.items()}
 
 
 def decode_request(body: bytes) -> Request:
@@ -160,7 +161,7 @@ def encode_request(request: Request) -> bytes:
         if limit := descriptor.limit:
             added.limit.requests_per_unit = limit.requests_per_unit
             # The enum has no name for a week; its field takes any number.
-            added.limit.unit = _NUMBERS[limit.unit]  # type: ignore[assignment]
+            added.limit.unit = NUMBERS[limit.unit]  # type: ignore[assignment]
             if limit.multiplier != 1:
                 added.limit.unit_multiplier.value = limit.multiplier
         if descriptor.hits_addend is not None:

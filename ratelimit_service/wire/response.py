@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.message import DecodeError
 
 from ratelimit_service.model import (
     MAX_ADDEND,
@@ -19,11 +20,10 @@ from ratelimit_service.model import (
     whole_seconds,
 )
 from ratelimit_service.wire.messages import RateLimitResponse
-from ratelimit_service.wire.request import UNITS
+from ratelimit_service.wire.request import NUMBERS, UNITS
 
 __all__ = ["decode_decision", "encode_decision"]
 
-_NUMBERS = {unit: number for number, unit in UNITS.items()}
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _UNSAFE = re.compile(r"[^\t\x20-\x7e]")
 
@@ -67,7 +67,7 @@ def _limit(limit: Limit) -> bytes:
     current = message.current_limit
     current.requests_per_unit = limit.requests_per_unit
     # The stubs type enums as their classes, which exist for the type checker only.
-    current.unit = _NUMBERS[limit.unit]  # type: ignore[assignment]
+    current.unit = NUMBERS[limit.unit]  # type: ignore[assignment]
     current.name = limit.name
     if limit.multiplier != 1:
         current.unit_multiplier.value = limit.multiplier
@@ -106,26 +106,30 @@ def _checked(headers: Iterable[Header]) -> Iterable[Header]:
 
 
 def decode_decision(body: bytes) -> Decision:
-    """Reads a serialized RateLimitResponse. Raises ValueError if it is none."""
-    message = RateLimitResponse.FromString(body)
-    statuses = []
-    for status in message.statuses:
-        limit = None
-        if status.HasField("current_limit"):
-            current = status.current_limit
-            multiplier = current.unit_multiplier.value if current.HasField("unit_multiplier") else 1
-            limit = Limit(
-                current.requests_per_unit, UNITS[int(current.unit)], multiplier, current.name
-            )
-        reset_us = None
-        if status.HasField("duration_until_reset"):
-            reset_us = status.duration_until_reset.seconds * SECOND_US
-        statuses.append(Status(Code(int(status.code)), limit, status.limit_remaining, reset_us))
-    return Decision(
-        Code(int(message.overall_code)),
-        tuple(statuses),
-        tuple(Header(header.key, header.value) for header in message.response_headers_to_add),
-        tuple(Header(header.key, header.value) for header in message.request_headers_to_add),
-        message.raw_body,
-        MessageToDict(message.dynamic_metadata) if message.HasField("dynamic_metadata") else None,
-    )
+    """Reads a serialized RateLimitResponse. Raises ValueError if it is none that we can read."""
+    try:
+        message = RateLimitResponse.FromString(body)
+        return Decision(
+            Code(int(message.overall_code)),
+            tuple(map(_status, message.statuses)),
+            tuple(Header(header.key, header.value) for header in message.response_headers_to_add),
+            tuple(Header(header.key, header.value) for header in message.request_headers_to_add),
+            message.raw_body,
+            MessageToDict(message.dynamic_metadata)
+            if message.HasField("dynamic_metadata")
+            else None,
+        )
+    except (DecodeError, KeyError) as error:
+        raise ValueError("this is no RateLimitResponse") from error
+
+
+def _status(message: RateLimitResponse.DescriptorStatus) -> Status:
+    limit = None
+    if message.HasField("current_limit"):
+        current = message.current_limit
+        multiplier = current.unit_multiplier.value if current.HasField("unit_multiplier") else 1
+        limit = Limit(current.requests_per_unit, UNITS[int(current.unit)], multiplier, current.name)
+    reset_us = None
+    if message.HasField("duration_until_reset"):
+        reset_us = message.duration_until_reset.seconds * SECOND_US
+    return Status(Code(int(message.code)), limit, message.limit_remaining, reset_us)

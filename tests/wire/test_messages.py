@@ -275,6 +275,17 @@ def test_header_names_must_be_tokens(key: str) -> None:
         encode_decision(Decision(Code.OK, (), (), (Header(key, "x"),)))
 
 
+@pytest.mark.parametrize(
+    "body",
+    [b"\xff\xff", b"", b"\x08\x07", b"\x08\x01\x12\x04\x08\x01\x12\x00"],
+    ids=["no message", "UNKNOWN", "an undefined code", "an undefined unit"],
+)
+def test_answers_that_cannot_be_read(body: bytes) -> None:
+    """An answer of another's making that cannot be read is a ValueError, whatever is wrong."""
+    with pytest.raises(ValueError, match=r"is no RateLimitResponse|is not a valid Code"):
+        decode_decision(body)
+
+
 def test_json_decision() -> None:
     """/json answers in proto3 JSON: lowerCamelCase, names of enums, zero fields left out."""
     status = Status(Code.OVER_LIMIT, Limit(5, Unit.WEEK, 1, "n"), 0, 35_000_000)
@@ -296,7 +307,8 @@ def test_json_decision() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "Failed to load JSON"),
+        (b"", "the body is empty: send a RateLimitRequest in JSON"),
+        (b"null", "the body is no RateLimitRequest in JSON"),
         (b"[1]", "the body is no RateLimitRequest in JSON"),
         (b"\xff", "the body is no RateLimitRequest in JSON"),
         (b'{"domian": "x"}', 'has no field named "domian"'),
