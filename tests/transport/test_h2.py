@@ -14,8 +14,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratelimit_service.transport.h2 import frames
-from ratelimit_service.transport.h2.connection import MAX_STREAMS, Call, Cancelled, Connection
-from ratelimit_service.transport.h2.frames import ACK, END_HEADERS, END_STREAM, PREFACE, FrameType
+from ratelimit_service.transport.h2.connection import (
+    MAX_STREAMS,
+    Calls,
+    Cancelled,
+    Connection,
+    Event,
+)
+from ratelimit_service.transport.h2.frames import (
+    ACK,
+    END_HEADERS,
+    END_STREAM,
+    PREFACE,
+    ErrorCode,
+    FrameType,
+    Setting,
+)
 from ratelimit_service.transport.h2.headers import BlockError, HeaderReader
 from tests.conftest import need
 from tests.servers.service import ServiceProcess
@@ -41,6 +55,15 @@ class Client:
         self.encoder = hpack.Encoder()
         self.stream_id = -1
         self.connection.receive(PREFACE + frames.settings({}) + self.ack())
+
+    def settle(self) -> None:
+        """Makes the first call, after which no header block depends on another."""
+        self.connection.receive(self.headers() + self.data())
+        self.connection.answer(self.stream_id, b"")
+        self.encoder.header_table_size = 0
+        self.connection.receive(self.ack() + self.headers() + self.data())
+        self.connection.answer(self.stream_id, b"")
+        self.said()
 
     @staticmethod
     def ack() -> bytes:
@@ -75,6 +98,16 @@ class Client:
             if kind == FrameType.GOAWAY
         ]
         return codes[-1] if codes else None
+
+
+def messages(events: Sequence[Event]) -> list[tuple[int, bytes]]:
+    """The unary calls among the events: stream and message of each."""
+    return [
+        call
+        for event in events
+        if isinstance(event, Calls)
+        for call in zip(event.stream_ids, event.messages, strict=True)
+    ]
 
 
 NAMES = st.sampled_from(["x-request-id", "traceparent", "user-agent", "grpc-timeout", "x-a"])
@@ -148,7 +181,10 @@ def test_call_in_pieces() -> None:
         for event in client.connection.receive(stream[at : at + 1])
     ]
 
-    assert events == [Call(1, PATH.encode(), b"x" * 100, None)]
+    (call,) = events
+    assert isinstance(call, Calls)
+    assert (call.head.path, call.head.timeout_us) == (PATH.encode(), None)
+    assert (call.stream_ids, call.messages) == ([1], [b"x" * 100])
 
 
 def test_several_calls_in_one_read() -> None:
@@ -159,14 +195,14 @@ def test_several_calls_in_one_read() -> None:
         b"".join(client.headers() + client.data(b"%d" % number) for number in range(3))
     )
 
-    assert [event.message for event in events if isinstance(event, Call)] == [b"0", b"1", b"2"]
+    assert messages(events) == [(1, b"0"), (3, b"1"), (5, b"2")]
 
 
 def test_answer_waits_for_the_window() -> None:
     """An answer goes out in pieces as the client's windows allow, then its trailers."""
     client = Client()
     client.connection.receive(
-        frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 4}) + client.headers() + client.data()
+        frames.settings({Setting.INITIAL_WINDOW_SIZE: 4}) + client.headers() + client.data()
     )
     client.said()
 
@@ -187,7 +223,7 @@ def test_cancelled_call() -> None:
     client.connection.receive(client.headers() + client.data())
     client.said()
 
-    events = client.connection.receive(frames.rst_stream(1, frames.ErrorCode.CANCEL))
+    events = client.connection.receive(frames.rst_stream(1, ErrorCode.CANCEL))
     client.connection.answer(1, b"late")
 
     assert events == [Cancelled(1)]
@@ -227,7 +263,7 @@ def test_floods(flood: bytes) -> None:
     for _ in range(3_000):
         client.connection.receive(flood)
 
-    assert client.goaway == frames.ErrorCode.ENHANCE_YOUR_CALM
+    assert client.goaway == ErrorCode.ENHANCE_YOUR_CALM
     assert client.connection.closing
 
 
@@ -237,10 +273,10 @@ def test_rapid_reset() -> None:
 
     for _ in range(3_000):
         headers = client.headers()
-        reset = frames.rst_stream(client.stream_id, frames.ErrorCode.CANCEL)
+        reset = frames.rst_stream(client.stream_id, ErrorCode.CANCEL)
         client.connection.receive(headers + reset)
 
-    assert client.goaway == frames.ErrorCode.ENHANCE_YOUR_CALM
+    assert client.goaway == ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_busy_client_is_no_flood() -> None:
@@ -263,7 +299,7 @@ def test_continuation_flood() -> None:
     for _ in range(100):
         client.connection.receive(frames.frame(FrameType.CONTINUATION, 0, 1, b""))
 
-    assert client.goaway == frames.ErrorCode.ENHANCE_YOUR_CALM
+    assert client.goaway == ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_header_bomb() -> None:
@@ -277,7 +313,7 @@ def test_header_bomb() -> None:
         frames.frame(FrameType.HEADERS, END_HEADERS, 3, encoder.encode(HEADERS) + b"\xbe" * 10_000)
     )
 
-    assert client.goaway == frames.ErrorCode.COMPRESSION_ERROR
+    assert client.goaway == ErrorCode.COMPRESSION_ERROR
 
 
 def test_graceful_end() -> None:
@@ -308,17 +344,81 @@ FRAME = st.builds(
 
 
 @settings(max_examples=500)
-@given(st.lists(FRAME | st.binary(max_size=20), max_size=20))
-def test_any_frames(stream: list[bytes]) -> None:
+@given(st.lists(FRAME | st.binary(max_size=20), max_size=20), st.booleans())
+def test_any_frames(stream: list[bytes], settled: bool) -> None:
     """Whatever frames come in whatever order, nothing is raised, and what is open stays bounded."""
     client = Client()
+    if settled:
+        client.settle()
     for data in stream:
-        for event in client.connection.receive(data):
-            if isinstance(event, Call):
-                client.connection.answer(event.stream_id, event.message)
+        for stream_id, message in messages(client.connection.receive(data)):
+            client.connection.answer(stream_id, message)
         client.said()
 
     assert client.connection.open_streams <= MAX_STREAMS
+
+
+BLOCK = hpack.Encoder().encode([*HEADERS, ("x-b3", "\x00" * 3)], huffman=False)
+PIECES = st.one_of(
+    st.builds(
+        lambda stream_id, value, message, size: (
+            frames.frame(FrameType.HEADERS, END_HEADERS, stream_id, BLOCK[:-3] + value)
+            + frames.frame(
+                FrameType.DATA, END_STREAM, stream_id, b"\0\0\0\0" + bytes((size,)) + message
+            )
+        ),
+        st.sampled_from([5, 7, 9, 11, 13]),
+        st.binary(min_size=3, max_size=3),
+        st.binary(min_size=2, max_size=3),
+        st.integers(2, 3),
+    ),
+    FRAME,
+    st.sampled_from([5, 7, 9]).map(lambda number: frames.rst_stream(number, ErrorCode.CANCEL)),
+    st.integers(0, 100).map(lambda size: frames.settings({Setting.INITIAL_WINDOW_SIZE: size})),
+    st.sampled_from([0, 5, 7]).map(lambda number: frames.window_update(number, 7)),
+)
+
+
+@settings(max_examples=500)
+@given(st.lists(PIECES, max_size=12))
+def test_calls_at_once_and_in_pieces(stream: list[bytes]) -> None:
+    """A call means the same whether it comes in one read or byte by byte."""
+    found = []
+    for size in (1, 1 << 20):
+        client = Client()
+        client.settle()
+        data = b"".join(stream)
+        events = [
+            event
+            for at in range(0, len(data), size)
+            for event in client.connection.receive(data[at : at + size])
+        ]
+        others = [event for event in events if not isinstance(event, Calls)]
+        for stream_id, message in messages(events):
+            client.connection.answer(stream_id, message)
+        said = client.said()
+        found.append((messages(events), others, said, client.connection.open_streams))
+
+    assert found[0] == found[1]
+
+
+def test_tracing_clients() -> None:
+    """Blocks that differ only in headers that do not matter are told apart from others."""
+    client = Client()
+    client.settle()
+    calls = b"".join(
+        client.headers([("traceparent", f"00-{number:032x}-{number:016x}-01"), ("grpc-timeout", t)])
+        + client.data()
+        for number, t in enumerate(["20m", "20m", "20m", "21m", "21m", "21m"])
+    )
+
+    events = client.connection.receive(calls)
+
+    assert [event.head.timeout_us for event in events if isinstance(event, Calls)] == [
+        20_000,
+        21_000,
+    ]
+    assert len(messages(events)) == 6
 
 
 @pytest.mark.timeout(120)

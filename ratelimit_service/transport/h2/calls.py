@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.service import Answer, Refusal, Service
-from ratelimit_service.transport.h2.connection import Call, Cancelled, Ended, Event, Message
+from ratelimit_service.transport.h2.connection import Calls, Cancelled, Ended, Event, Message
 from ratelimit_service.transport.h2.protocol import Protocol
 from ratelimit_service.transport.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.transport.reflection import REFLECTION_PATHS, reflect
@@ -32,19 +32,16 @@ class ServiceCalls:
         self._service = service
         self._health = health
         self._watches: dict[tuple[Protocol, int], asyncio.Task[None]] = {}
-        self.deciding = 0
-        """Decisions under way."""
 
     def handle(self, protocol: Protocol, events: list[Event]) -> None:
-        """Hands the decisions of one read on as one batch, and answers the rest."""
-        stream_ids, bodies = [], []
+        """Hands the decisions of one read on, and answers the rest."""
         for event in events:
-            if isinstance(event, Call):
-                if event.path == _DECIDE:
-                    stream_ids.append(event.stream_id)
-                    bodies.append(event.message)
+            if isinstance(event, Calls):
+                if event.head.path == _DECIDE:
+                    self._decide(protocol, event.stream_ids, event.messages)
                 else:
-                    self._call(protocol, event)
+                    for stream_id, message in zip(event.stream_ids, event.messages, strict=True):
+                        self._call(protocol, event.head.path, stream_id, message)
             elif isinstance(event, Message):
                 for answer in reflect(event.message):
                     protocol.connection.send(event.stream_id, answer)
@@ -52,8 +49,6 @@ class ServiceCalls:
                 protocol.connection.finish(event.stream_id)
             else:
                 self._cancel(protocol, event)
-        if bodies:
-            self._decide(protocol, stream_ids, bodies)
 
     def forget(self, protocol: Protocol) -> None:
         """Ends the watches of a connection that is gone."""
@@ -64,10 +59,7 @@ class ServiceCalls:
     def _decide(
         self, protocol: Protocol, stream_ids: Sequence[int], bodies: Sequence[bytes]
     ) -> None:
-        self.deciding += len(bodies)
-
         def decided(answers: list[Answer]) -> None:
-            self.deciding -= len(answers)
             connection = protocol.connection
             for stream_id, answer in zip(stream_ids, answers, strict=True):
                 if isinstance(answer, Refusal):
@@ -78,28 +70,28 @@ class ServiceCalls:
 
         self._service.submit(bodies, decided)
 
-    def _call(self, protocol: Protocol, call: Call) -> None:
+    def _call(self, protocol: Protocol, path: bytes, stream_id: int, message: bytes) -> None:
         connection = protocol.connection
-        if call.path == _CHECK:
-            answer = self._health.check(call.message)
+        if path == _CHECK:
+            answer = self._health.check(message)
             if isinstance(answer, Refusal):
-                connection.finish(call.stream_id, answer.code, answer.message)
+                connection.finish(stream_id, answer.code, answer.message)
             else:
-                connection.answer(call.stream_id, answer)
-        elif call.path == _WATCH:
-            task = asyncio.get_running_loop().create_task(self._watch(protocol, call))
-            key = protocol, call.stream_id
+                connection.answer(stream_id, answer)
+        elif path == _WATCH:
+            task = asyncio.get_running_loop().create_task(self._watch(protocol, stream_id, message))
+            key = protocol, stream_id
             self._watches[key] = task
             task.add_done_callback(lambda _: self._watches.pop(key, None))
         else:
-            path = call.path.decode("latin-1")
-            connection.finish(call.stream_id, StatusCode.UNIMPLEMENTED, f"unknown method {path}")
+            text = f"unknown method {path.decode('latin-1')}"
+            connection.finish(stream_id, StatusCode.UNIMPLEMENTED, text)
 
-    async def _watch(self, protocol: Protocol, call: Call) -> None:
-        async for answer in self._health.watch(call.message):
-            protocol.connection.send(call.stream_id, answer)
+    async def _watch(self, protocol: Protocol, stream_id: int, message: bytes) -> None:
+        async for answer in self._health.watch(message):
+            protocol.connection.send(stream_id, answer)
             protocol.flush()
-        protocol.connection.finish(call.stream_id)
+        protocol.connection.finish(stream_id)
         protocol.flush()
 
     def _cancel(self, protocol: Protocol, event: Cancelled) -> None:

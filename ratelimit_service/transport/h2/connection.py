@@ -7,6 +7,7 @@ announced settings.
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections import deque
 from enum import Enum, auto
@@ -29,6 +30,7 @@ from ratelimit_service.transport.h2.frames import (
     Setting,
 )
 from ratelimit_service.transport.h2.headers import (
+    ENCODINGS,
     MAX_BLOCK_BYTES,
     BlockError,
     Head,
@@ -36,7 +38,7 @@ from ratelimit_service.transport.h2.headers import (
     literal,
 )
 
-__all__ = ["Call", "Cancelled", "Connection", "Ended", "Event", "Message"]
+__all__ = ["Calls", "Cancelled", "Connection", "Ended", "Event", "Message"]
 
 MAX_STREAMS = 1_000
 """Calls in flight on one connection; announced."""
@@ -62,20 +64,24 @@ _OK_HEADERS = b"\x88" + literal(b"content-type", b"application/grpc")
 _OK_TRAILERS = literal(b"grpc-status", b"0")
 _WRONG_TYPE = b"this port speaks gRPC: content-type must be application/grpc\n"
 
-_HEADERS_HEAD = len(_OK_HEADERS).to_bytes(3, "big") + bytes((FrameType.HEADERS, END_HEADERS))
-_TRAILERS_HEAD = len(_OK_TRAILERS).to_bytes(3, "big") + bytes(
-    (FrameType.HEADERS, END_HEADERS | END_STREAM)
-)
-_DATA_HEAD = bytes((FrameType.DATA, 0))
+_FRAME = struct.Struct(">BHBBI")
+"""A frame's first 9 bytes; its 3 bytes of length as a high one and a low pair."""
+
+_MESSAGE_FRAME = struct.Struct(">BHBBIBI")
+"""The same of a DATA frame that starts with a message's prefix."""
+
+_ANSWER = struct.Struct(f">BHBBI{len(_OK_HEADERS)}sBHBBIBI")
+"""An answer's HEADERS frame and what comes before its message."""
+
+_TRAILERS = struct.Struct(f">BHBBI{len(_OK_TRAILERS)}s")
 
 
-class Call(NamedTuple):
-    """A complete call: its one message has come, and nothing will follow."""
+class Calls(NamedTuple):
+    """Complete unary calls with the same headers: their one message has come, no more will."""
 
-    stream_id: int
-    path: bytes
-    message: bytes
-    timeout_us: int | None
+    head: Head
+    stream_ids: list[int]
+    messages: list[bytes]
 
 
 class Message(NamedTuple):
@@ -98,7 +104,7 @@ class Cancelled(NamedTuple):
     stream_id: int
 
 
-Event = Call | Message | Ended | Cancelled
+Event = Calls | Message | Ended | Cancelled
 
 
 class _ConnectionError(Exception):
@@ -122,7 +128,7 @@ class _Readable(Enum):
 def _readable(head: Head) -> _Readable:
     if head.method != b"POST" or not head.content_type.startswith(b"application/grpc"):
         return _Readable.NO_GRPC
-    if head.encoding not in {b"", b"identity", b"gzip"}:
+    if head.encoding not in ENCODINGS:
         return _Readable.ENCODING
     return _Readable.YES
 
@@ -174,8 +180,13 @@ class Connection:
         self._settled = False
         self._unacknowledged = 1
         self._tableless = False
-        self._streams: dict[int, _Stream] = {}
-        self._closed: dict[int, bool] = {}
+        self._steady = False
+        """Whether calls come and go, and nothing begins or ends the connection."""
+        self._streams: dict[int, _Stream | None] = {}
+        """Open streams. None stands for a whole unary call of which nothing more is known: its
+        window is the one that all new streams have."""
+        self._over: deque[int] = deque(maxlen=_CLOSED_REMEMBERED)
+        self._given_up: deque[int] = deque(maxlen=_CLOSED_REMEMBERED)
         self._last_stream_id = 0
         self._block: list[bytes] | None = None
         self._block_stream_id = 0
@@ -228,38 +239,57 @@ class Connection:
 
     def answer(self, stream_id: int, message: bytes) -> None:
         """Answers a unary call and ends it; does nothing for a call that is gone."""
-        stream = self._streams.get(stream_id)
-        if stream is None:
-            return
         size = _PREFIX_BYTES + len(message)
-        if size > self._send_window or size > stream.send_window or size > self._max_send_frame:
+        window = self._send_window
+        if (
+            self._streams.get(stream_id, self) is not None
+            or not self._steady
+            or size > window
+            or size > self._initial_send_window
+            or size > MAX_FRAME_SIZE
+        ):
             self.send(stream_id, message)
             self.finish(stream_id)
             return
-        self._send_window -= size
-        self._unrequited = max(0, self._unrequited - 1)
-        sid = stream_id.to_bytes(4, "big")
-        self._output.append(
-            b"%b%b%b%b%b%b\x00%b%b%b%b%b"
-            % (
-                _HEADERS_HEAD,
-                sid,
+        del self._streams[stream_id]
+        self._over.append(stream_id)
+        self._send_window = window - size
+        if self._unrequited:
+            self._unrequited -= 1
+        self._output += (
+            _ANSWER.pack(
+                0,
+                len(_OK_HEADERS),
+                FrameType.HEADERS,
+                END_HEADERS,
+                stream_id,
                 _OK_HEADERS,
-                size.to_bytes(3, "big"),
-                _DATA_HEAD,
-                sid,
-                len(message).to_bytes(4, "big"),
-                message,
-                _TRAILERS_HEAD,
-                sid,
+                0,
+                size,
+                FrameType.DATA,
+                0,
+                stream_id,
+                0,
+                size - _PREFIX_BYTES,
+            ),
+            message,
+            _TRAILERS.pack(
+                0,
+                len(_OK_TRAILERS),
+                FrameType.HEADERS,
+                END_HEADERS | END_STREAM,
+                stream_id,
                 _OK_TRAILERS,
-            )
+            ),
         )
-        self._close(stream_id, stream)
+
+    def is_open(self, stream_id: int) -> bool:
+        """Whether the client still waits for this answer."""
+        return stream_id in self._streams
 
     def send(self, stream_id: int, message: bytes) -> None:
         """Sends one message of an answer, which stays open."""
-        stream = self._streams.get(stream_id)
+        stream = self._stream(stream_id)
         if stream is None:
             return
         if not stream.answered:
@@ -271,7 +301,7 @@ class Connection:
 
     def finish(self, stream_id: int, code: int = 0, text: str = "") -> None:
         """Ends an answer with its gRPC status."""
-        stream = self._streams.get(stream_id)
+        stream = self._stream(stream_id)
         if stream is None:
             return
         block = literal(b"grpc-status", b"%d" % code)
@@ -300,6 +330,7 @@ class Connection:
         """
         if not self._going_away:
             self._going_away = True
+            self._steady = False
             self._output.append(frames.goaway(MAX_WINDOW, ErrorCode.NO_ERROR))
             self._output.append(frames.ping(_LAST_CALL, ack=False))
 
@@ -335,17 +366,82 @@ class Connection:
             self._greeted = True
             at = len(PREFACE)
         while end - at >= 9:
-            length = int.from_bytes(data[at : at + 3], "big")
-            if length > MAX_FRAME_SIZE:
+            high, length, kind, flags, stream_id = _FRAME.unpack_from(data, at)
+            if high or length > MAX_FRAME_SIZE:
                 raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "a frame above 16384 bytes")
-            start, stop = at + 9, at + 9 + length
-            if stop > end:
-                break
-            kind, flags = data[at + 3], data[at + 4]
-            stream_id = int.from_bytes(data[at + 5 : start], "big") & MAX_WINDOW
-            self._handle(kind, flags, stream_id, data[start:stop], events)
-            at = stop
+            start = at + 9
+            at = start + length
+            if at > end:
+                return start - 9
+            if kind == FrameType.HEADERS and flags == END_HEADERS:
+                after = self._whole_call(data, stream_id, start, at, events)
+                if after:
+                    at = after
+                    continue
+            self._handle(kind, flags, stream_id & MAX_WINDOW, data[start:at], events)
         return at
+
+    def _whole_call(
+        self, data: bytes, stream_id: int, start: int, stop: int, events: list[Event]
+    ) -> int:
+        """Takes a call that comes, as nearly all do, in a HEADERS and a DATA frame at once.
+
+        The header block is `data[start:stop]`. Returns where the call ends; 0 if it is not of
+        that kind, or anything about it is unusual: then nothing has been taken.
+        """
+        if len(data) < stop + _MESSAGE_FRAME.size:
+            return 0
+        high, length, kind, flags, its_id, packed, size = _MESSAGE_FRAME.unpack_from(data, stop)
+        end: int = stop + 9 + length
+        if (
+            flags != END_STREAM
+            or kind
+            or its_id != stream_id
+            or packed
+            or size != length - _PREFIX_BYTES
+            or high
+            or end > len(data)
+            or length > MAX_FRAME_SIZE
+            or not self._last_stream_id < stream_id <= self._last_accepted
+            or not stream_id & 1
+            or not self._steady
+            or self._block is not None
+            or len(self._streams) >= MAX_STREAMS
+        ):
+            return 0
+        head = self._headers.recall(data[start:stop])
+        if head is None or not head.plain or head.path in self._streaming_paths:
+            return 0
+        self._last_stream_id = stream_id
+        self._streams[stream_id] = None
+        self._consume(length)
+        self._call(head, stream_id, data[stop + 9 + _PREFIX_BYTES : end], events)
+        return end
+
+    def _call(self, head: Head, stream_id: int, message: bytes, events: list[Event]) -> None:
+        """Hands on a complete unary call, together with those just before it if it can be."""
+        last = events[-1] if events else None
+        if isinstance(last, Calls) and last.head is head:
+            last.stream_ids.append(stream_id)
+            last.messages.append(message)
+        else:
+            events.append(Calls(head, [stream_id], [message]))
+
+    def _stream(self, stream_id: int) -> _Stream | None:
+        """An open stream; a whole call has a record only once something is to be said of it."""
+        stream = self._streams.get(stream_id)
+        if stream is None and stream_id in self._streams:
+            stream = _Stream(Head(), self._initial_send_window, streaming=False)
+            stream.ended = True
+            self._streams[stream_id] = stream
+        return stream
+
+    def _consume(self, size: int) -> None:
+        """Opens the connection's window again for DATA that has come."""
+        self._consumed += size
+        if self._consumed > _CONNECTION_WINDOW // 2:
+            self._output.append(frames.window_update(0, self._consumed))
+            self._consumed = 0
 
     def _handle(
         self, kind: int, flags: int, stream_id: int, payload: bytes, events: list[Event]
@@ -383,13 +479,10 @@ class Connection:
 
     def _data(self, flags: int, stream_id: int, payload: bytes, events: list[Event]) -> None:
         size = len(payload)
-        self._consumed += size
-        if self._consumed > _CONNECTION_WINDOW // 2:
-            self._output.append(frames.window_update(0, self._consumed))
-            self._consumed = 0
+        self._consume(size)
         if flags & PADDED:
             payload = _unpadded(payload)
-        stream = self._streams.get(stream_id)
+        stream = self._stream(stream_id)
         if stream is None:
             self._not_open(stream_id)
             return
@@ -424,8 +517,7 @@ class Connection:
                 self._output.append(frames.window_update(stream_id, increment))
         elif len(stream.body) > MAX_MESSAGE_BYTES + _PREFIX_BYTES:
             # Too much already: whoever decides is to refuse and count it, the rest is not read.
-            message = stream.body[_PREFIX_BYTES:]
-            events.append(Call(stream_id, stream.head.path, message, stream.head.timeout_us))
+            self._call(stream.head, stream_id, stream.body[_PREFIX_BYTES:], events)
             stream.readable = _Readable.ENOUGH
 
     def _headers_frame(
@@ -468,13 +560,13 @@ class Connection:
             head = self._headers.read(block)
         except BlockError as error:
             raise _ConnectionError(ErrorCode.COMPRESSION_ERROR, str(error)) from error
-        stream = self._streams.get(stream_id)
+        stream = self._stream(stream_id)
         if stream is not None:
             self._trailers(stream_id, stream, head, flags, events)
             return
         if stream_id <= self._last_stream_id:
             code = ErrorCode.PROTOCOL_ERROR
-            if stream_id in self._closed:
+            if stream_id in self._over or stream_id in self._given_up:
                 code = ErrorCode.STREAM_CLOSED
             raise _ConnectionError(code, "HEADERS on a stream that was open before")
         self._last_stream_id = stream_id
@@ -546,7 +638,7 @@ class Connection:
         if body[0]:
             message = self._unpacked(stream_id, stream, body[_PREFIX_BYTES:])
         if message is not None:
-            events.append(Call(stream_id, stream.head.path, message, stream.head.timeout_us))
+            self._call(stream.head, stream_id, message, events)
 
     def _messages(self, stream_id: int, stream: _Stream, events: list[Event]) -> None:
         """Hands on every complete message of a streaming call."""
@@ -591,7 +683,7 @@ class Connection:
                 raise _ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
             self._flush_blocked()
             return
-        stream = self._streams.get(stream_id)
+        stream = self._stream(stream_id)
         if stream is None:
             _expect(stream_id <= self._last_stream_id, "WINDOW_UPDATE on an idle stream")
             return
@@ -608,7 +700,7 @@ class Connection:
             raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM has 4 bytes")
         _expect(0 < stream_id <= self._last_stream_id, "RST_STREAM on an idle stream")
         self._requite()
-        stream = self._streams.get(stream_id)
+        stream = self._stream(stream_id)
         if stream is not None:
             stream.ended = True
             self._close(stream_id, stream)
@@ -659,7 +751,7 @@ class Connection:
                 raise _ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
             change = value - self._initial_send_window
             self._initial_send_window = value
-            for stream in self._streams.values():
+            for stream in filter(None, self._streams.values()):
                 stream.send_window += change
                 if stream.send_window > MAX_WINDOW:
                     raise _ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
@@ -678,7 +770,7 @@ class Connection:
         """DATA on a stream that is not open: never was, was given up by us, or is over."""
         _expect(0 < stream_id <= self._last_stream_id, "DATA on an idle stream")
         self._requite()
-        if self._closed.get(stream_id, False):
+        if stream_id in self._over:
             self._output.append(frames.rst_stream(stream_id, ErrorCode.STREAM_CLOSED))
 
     def _requite(self) -> None:
@@ -722,12 +814,12 @@ class Connection:
     def _reset(self, stream_id: int, code: ErrorCode) -> None:
         """Ends one stream with an error."""
         self._output.append(frames.rst_stream(stream_id, code))
-        stream = self._streams.get(stream_id)
+        stream = self._stream(stream_id)
         if stream is not None:
             stream.ended = True
             self._close(stream_id, stream)
         elif stream_id % 2:
-            self._remember(stream_id, over=False)
+            self._given_up.append(stream_id)
 
     def _close(self, stream_id: int, stream: _Stream) -> None:
         """Forgets a stream that is answered or given up."""
@@ -736,19 +828,14 @@ class Connection:
         if not stream.ended:
             # Answered before the client has said all: it may stop (RFC 9113, section 8.1).
             self._output.append(frames.rst_stream(stream_id, ErrorCode.NO_ERROR))
-        self._remember(stream_id, over=stream.ended)
+        (self._over if stream.ended else self._given_up).append(stream_id)
         if not self._tableless:
             # Only now, since a client that makes a single call need not settle anew.
-            self._tableless = True
+            self._tableless = self._steady = True
             self._unacknowledged += 1
             self._output.append(frames.settings({Setting.HEADER_TABLE_SIZE: 0}))
         if self._going_away:
             self._close_if_done()
-
-    def _remember(self, stream_id: int, *, over: bool) -> None:
-        if len(self._closed) >= _CLOSED_REMEMBERED:
-            del self._closed[next(iter(self._closed))]
-        self._closed[stream_id] = over
 
     def _close_if_done(self) -> None:
         if not self._streams and self._last_accepted != MAX_WINDOW:

@@ -8,20 +8,23 @@ blocks are remembered by their bytes. Until then, and for whatever the walk does
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import hpack
 from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
-__all__ = ["MAX_BLOCK_BYTES", "BlockError", "Head", "HeaderReader", "literal"]
+__all__ = ["ENCODINGS", "MAX_BLOCK_BYTES", "BlockError", "Head", "HeaderReader", "literal"]
 
 MAX_BLOCK_BYTES = 16_384
 """The largest header block, coded, and the largest list of headers, decoded."""
 
+ENCODINGS = frozenset({b"", b"identity", b"gzip"})
+"""What `grpc-encoding` may say."""
+
 _MAX_REMEMBERED = 1_024
-_MAX_REMEMBERED_BYTES = 1_024
+_MAX_LEARNT_BYTES = 1_024
 
 _STATIC: tuple[tuple[bytes, bytes], ...] = HeaderTable.STATIC_TABLE
 _PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
@@ -73,6 +76,78 @@ class Head(NamedTuple):
     encoding: bytes = b""
     trailers: bool = False
     malformed: str = ""
+    plain: bool = False
+    """A gRPC call with nothing unusual: what follows is its message."""
+
+
+class _Field(NamedTuple):
+    """A field of a walked block; `value_at` is where its value's length stands.
+
+    The value is "" if it does not matter: then `value_at` is set, and it may be anything.
+    """
+
+    name: bytes
+    value: bytes
+    start: int
+    stop: int
+    value_at: int = 0
+
+
+class _Likeness:
+    """What the latest blocks of a connection have in common.
+
+    A client that traces sends a new block with every call, which differs from the last in the
+    values of one or two headers that do not matter here.
+    """
+
+    def __init__(self) -> None:
+        self._head: Head | None = None
+        self._raw: list[bytes] = []
+        self._varying: set[int] = set()
+        self._pieces: list[bytes] = []
+
+    def head_of(self, block: bytes) -> Head | None:
+        """The head of a block that differs only where others have differed."""
+        if not self._pieces:
+            return None
+        *pieces, last = self._pieces
+        at = 0
+        try:
+            for piece in pieces:
+                if not block.startswith(piece, at):
+                    return None
+                at += len(piece)
+                length = block[at] & 0x7F
+                if length == 0x7F:
+                    return None
+                at += 1 + length
+        except IndexError:
+            return None
+        return self._head if block[at:] == last else None
+
+    def learn(self, block: bytes, fields: Sequence[_Field], head: Head) -> Head:
+        """Compares a block with the one before; returns its head, the same one if they agree."""
+        raw = [block[field.start : field.stop] for field in fields]
+        differing = [
+            number
+            for number, (one, other) in enumerate(zip(raw, self._raw, strict=False))
+            if one != other
+        ]
+        if (
+            self._head != head
+            or len(raw) != len(self._raw)
+            or len(block) > _MAX_LEARNT_BYTES
+            or not all(fields[number].value_at for number in differing)
+        ):
+            self._head, self._raw, self._varying, self._pieces = head, raw, set(), []
+            return head
+        self._varying.update(differing)
+        at, pieces = 0, []
+        for number in sorted(self._varying):
+            pieces.append(block[at : fields[number].value_at])
+            at = fields[number].stop
+        self._raw, self._pieces = raw, [*pieces, block[at:]] if pieces else []
+        return self._head
 
 
 class HeaderReader:
@@ -84,26 +159,41 @@ class HeaderReader:
     def __init__(self) -> None:
         self._decoder = hpack.Decoder(max_header_list_size=MAX_BLOCK_BYTES)
         self._tableless = False
+        self._independent = False
+        """Whether no block depends on another."""
+        self._likeness = _Likeness()
 
     def without_table(self) -> None:
         """The client knows that there is no table any more: its next block must say so first."""
         self._decoder.max_allowed_table_size = 0
         self._tableless = True
 
+    def recall(self, block: bytes) -> Head | None:
+        """What is known of a block, or of one that differs in nothing that matters."""
+        if self._independent:
+            return self.remembered.get(block) or self._likeness.head_of(block)
+        return None
+
     def read(self, block: bytes) -> Head:
         """Reads a complete header block. Raises BlockError."""
-        if not self._tableless or self._decoder.header_table_size:
-            return self._decode(block)
-        head = self.remembered.get(block)
-        if head is None:
-            try:
-                head = _judged(_walk(block))
-            except IndexError as error:
-                raise BlockError("the block ends within a field") from error
-            if len(block) <= _MAX_REMEMBERED_BYTES:
-                if len(self.remembered) >= _MAX_REMEMBERED:
-                    self.remembered.clear()
-                self.remembered[block] = head
+        if not self._independent:
+            decoded = self._decode(block)
+            self._independent = self._tableless and not self._decoder.header_table_size
+            return decoded
+        return self.recall(block) or self._walked(block)
+
+    def _walked(self, block: bytes) -> Head:
+        try:
+            fields = list(_walk(block))
+        except IndexError as error:
+            raise BlockError("the block ends within a field") from error
+        head = self._likeness.learn(
+            block, fields, _judged((field.name, field.value) for field in fields)
+        )
+        if len(block) <= _MAX_LEARNT_BYTES and not self._likeness.head_of(block):
+            if len(self.remembered) >= _MAX_REMEMBERED:
+                self.remembered.clear()
+            self.remembered[block] = head
         return head
 
     def _decode(self, block: bytes) -> Head:
@@ -132,7 +222,7 @@ def _length(number: int) -> bytes:
     return bytes([*coded, number])
 
 
-def _walk(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+def _walk(block: bytes) -> Iterator[_Field]:
     """The fields of a block that uses no dynamic table; values that do not matter are "".
 
     Raises IndexError where the block ends too early, BlockError for other mistakes.
@@ -140,13 +230,13 @@ def _walk(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     at, end = 0, len(block)
     started = False
     while at < end:
-        byte = block[at]
+        start, byte = at, block[at]
         if byte & 0x80:
             index, at = _integer(block, at, 0x7F)
             if not 0 < index <= len(_STATIC):
                 raise BlockError("an index outside of the tables")
             started = True
-            yield _STATIC[index - 1]
+            yield _Field(*_STATIC[index - 1], start, at)
             continue
         if byte & 0xE0 == 0x20:
             size, at = _integer(block, at, 0x1F)
@@ -165,6 +255,7 @@ def _walk(block: bytes) -> Iterator[tuple[bytes, bytes]]:
             at += length
             if coded:
                 name = _name(name)
+        value_at = at
         coded = block[at] & 0x80
         length, at = _integer(block, at, 0x7F)
         value = block[at : at + length]
@@ -172,10 +263,10 @@ def _walk(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         if at > end:
             raise BlockError("the block ends within a field")
         started = True
-        if name not in _WANTED:
-            yield name, _UNREAD
+        if name in _WANTED:
+            yield _Field(name, _text(value) if coded else value, start, at)
         else:
-            yield name, _text(value) if coded else value
+            yield _Field(name, _UNREAD, start, at, value_at)
 
 
 def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
@@ -240,15 +331,23 @@ def _judged(fields: Iterable[tuple[bytes, bytes]]) -> Head:
     if pseudo and (not pseudo >= _REQUIRED or not found[b":path"]):
         malformed = malformed or "a pseudo-header is missing"
     length = found.get(b"content-length")
+    method, content_type = found.get(b":method", b""), found.get(b"content-type", b"")
+    encoding = found.get(b"grpc-encoding", b"")
     return Head(
         found.get(b":path", b""),
-        found.get(b":method", b""),
-        found.get(b"content-type", b""),
+        method,
+        content_type,
         int(length) if length and length.isdigit() and len(length) < 12 else None,
         _timeout_us(found.get(b"grpc-timeout", b"")),
-        found.get(b"grpc-encoding", b""),
-        not pseudo,
-        malformed,
+        encoding,
+        trailers=not pseudo,
+        malformed=malformed,
+        plain=method == b"POST"
+        and content_type.startswith(b"application/grpc")
+        and encoding in ENCODINGS
+        and length is None
+        and bool(pseudo)
+        and not malformed,
     )
 
 
