@@ -7,7 +7,7 @@ kept here and no time is asked for.
 
 from __future__ import annotations
 
-from ratelimit_service.algorithms.step import Step
+from ratelimit_service.algorithms.step import Step, step
 
 __all__ = ["charge", "refund"]
 
@@ -17,20 +17,29 @@ _NUMBERS = 1 << 20
 
 
 def charge(
-    state: int | None, now_us: int, addend: int, limit: int, window_us: int, *, force: bool
+    state: int | None, now_us: int, addend: int, limit: int, window_us: int, force: bool
 ) -> Step:
     """Counts `addend` hits if all of them fit below `limit`, or in any case with `force`.
 
     0 hits are a peek: it passes while the count does not exceed the limit, and changes nothing.
     """
-    number, count = _read(state, now_us, window_us)
+    number, count = now_us // window_us, 0
+    if state is not None:
+        ahead = (state >> _COUNT_BITS) - number & _NUMBERS - 1
+        if ahead <= 1:
+            number += ahead
+            count = state & _MAX_COUNT
     reset_us = (number + 1) * window_us - now_us
     total = count + addend
-    passed = total <= limit
-    if addend == 0 or not (passed or force):
-        return Step(passed, state, max(0, limit - count), reset_us, 0)
-    left = limit - total if passed else max(0, limit - count)
-    return Step(passed, _packed(number, min(total, _MAX_COUNT)), left, reset_us, addend)
+    if total <= limit:
+        if addend:
+            state = (number & _NUMBERS - 1) << _COUNT_BITS | total
+        return step((True, state, limit - total, reset_us, addend))
+    left = limit - count if count < limit else 0
+    if addend and force:
+        state = _packed(number, min(total, _MAX_COUNT))
+        return step((False, state, left, reset_us, addend))
+    return step((False, state, left, reset_us, 0))
 
 
 def refund(state: int | None, now_us: int, addend: int, limit: int, window_us: int) -> Step:
@@ -52,11 +61,11 @@ def _read(state: int | None, now_us: int, window_us: int) -> tuple[int, int]:
     number = now_us // window_us
     if state is None:
         return number, 0
-    ahead = ((state >> _COUNT_BITS) - number) % _NUMBERS
+    ahead = (state >> _COUNT_BITS) - number & _NUMBERS - 1
     if ahead > 1:
         return number, 0
     return number + ahead, state & _MAX_COUNT
 
 
 def _packed(number: int, count: int) -> int:
-    return number % _NUMBERS << _COUNT_BITS | count
+    return (number & _NUMBERS - 1) << _COUNT_BITS | count

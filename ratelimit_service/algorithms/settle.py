@@ -90,7 +90,7 @@ def _charge(hit: Hit, changes: Changes, read: _Read, now_us: int) -> Step:
         hit.addend,
         hit.limit,
         hit.window_us,
-        force=hit.count_denied,
+        hit.count_denied,
     )
     if step.counted:
         changes[hit.key] = hit, step
@@ -108,6 +108,6 @@ def _deny(
     for index, hit in enumerate(hits):
         if steps[index].passed:
             peek = ALGORITHMS[hit.algorithm].charge(
-                _state(hit.key, changes, read), now_us, 0, hit.limit, hit.window_us, force=False
+                _state(hit.key, changes, read), now_us, 0, hit.limit, hit.window_us, False
             )
             steps[index] = steps[index]._replace(left=peek.left)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple, Protocol
 
-__all__ = ["Algorithm", "Step"]
+__all__ = ["Algorithm", "Step", "step"]
 
 
 class Step(NamedTuple):
@@ -22,6 +23,10 @@ class Step(NamedTuple):
     counted: int
 
 
+step = partial(tuple.__new__, Step)
+"""A Step from a tuple of its fields, at half the price of a call with five arguments."""
+
+
 class Algorithm(Protocol):
     """Pure functions from a counter's state to its next; None is the state of a new counter.
 
@@ -36,7 +41,6 @@ class Algorithm(Protocol):
         addend: int,
         limit: int,
         window_us: int,
-        *,
         force: bool,
     ) -> Step:
         """Adds hits if they fit, or in any case with `force`."""

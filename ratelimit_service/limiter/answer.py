@@ -42,7 +42,7 @@ def answer(
     denied = denies(
         (planned.hit.mode if planned.hit else Mode.ENFORCED, status.code is Code.OVER_LIMIT)
         for planned, status in zip(plans, statuses, strict=True)
-        if planned.kind is Kind.UNSERVED or (planned.hit and not planned.hit.refund)
+        if planned.terms.kind is Kind.UNSERVED or (planned.hit and not planned.hit.refund)
     )
     return Decision(
         Code.OVER_LIMIT if denied else Code.OK,
@@ -55,16 +55,17 @@ def answer(
 
 
 def _status(planned: Plan, outcome: Outcome | None) -> Status:
-    if planned.kind is Kind.NO_RULE:
+    terms = planned.terms
+    if terms.kind is Kind.NO_RULE:
         return Status(Code.OK)
-    if planned.kind is Kind.UNLIMITED:
+    if terms.kind is Kind.UNLIMITED:
         return Status(Code.OK, remaining=MAX_ADDEND)
     if outcome is None:
         return Status(_by_policy(planned))
-    over = outcome.over and not (planned.rule and planned.rule.shadow_mode)
+    over = outcome.over and not (terms.rule and terms.rule.shadow_mode)
     return Status(
         Code.OVER_LIMIT if over else Code.OK,
-        planned.limit,
+        terms.limit,
         0 if outcome.over else outcome.left,
         outcome.reset_us,
     )
@@ -73,15 +74,15 @@ def _status(planned: Plan, outcome: Outcome | None) -> Status:
 def _by_policy(planned: Plan) -> Code:
     if planned.hit and planned.hit.refund:
         return Code.OK
-    if planned.policy is FailurePolicy.ERROR:
+    if planned.terms.policy is FailurePolicy.ERROR:
         raise PolicyError(
             "the store gave no answer in time, and the failure policy is `error`: "
             "see the service's health and log"
-            if planned.kind is Kind.COUNTED
+            if planned.terms.kind is Kind.COUNTED
             else "the rules of this domain have never loaded, and the failure policy is `error`: "
             "see the service's health and log"
         )
-    return Code.OVER_LIMIT if planned.policy is FailurePolicy.CLOSED else Code.OK
+    return Code.OVER_LIMIT if planned.terms.policy is FailurePolicy.CLOSED else Code.OK
 
 
 def _metadata(
@@ -107,8 +108,9 @@ def _metadata(
         metadata["hitsAddend"] = request.hits_addend
     merged: Mapping[str, object] = {}
     for planned, status in zip(plans, statuses, strict=True):
-        if planned.rule and planned.rule.metadata and status.code is Code.OK:
-            merged = _merged(merged, planned.rule.metadata)
+        rule = planned.terms.rule
+        if rule and rule.metadata and status.code is Code.OK:
+            merged = _merged(merged, rule.metadata)
     if merged:
         metadata["metadata"] = merged
     return metadata

@@ -1,19 +1,21 @@
-"""From a request and the rules to what is to be counted. Pure: no clock, no store, no wire."""
+"""From a request and the rules to what is to be counted. No clock, no store, no wire."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from ratelimit_service.model import Descriptor, FailurePolicy, Hit, Limit, Mode, Request
+from ratelimit_service.limiter.near import near_threshold
+from ratelimit_service.model import Descriptor, Entry, FailurePolicy, Hit, Limit, Mode, Request
 from ratelimit_service.observer import Tally
 from ratelimit_service.rules.match import Match, match
 from ratelimit_service.rules.tree import Domain, Rule, Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.keys import counter_key
 
-__all__ = ["Kind", "Plan", "independent", "plan"]
+__all__ = ["Kind", "Plan", "Planner", "Terms"]
 
 
 class Kind(Enum):
@@ -29,136 +31,195 @@ class Kind(Enum):
     """The domain's rules never loaded: the failure policy decides."""
 
 
-class Plan(NamedTuple):
-    """What one descriptor needs.
+@dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """What a rule, or having none, means for every descriptor that meets it.
 
-    `mode` is what the rule says; `hit.mode` is what it comes to in this request, where a
-    passed quota or the global shadow mode can take its sting away.
+    `mode` is what the rule says; a hit's mode is what it comes to in its request, where a
+    passed quota or the global shadow mode can take its sting away. `near_limit` is the count
+    above which hits are near the limit.
     """
 
     kind: Kind
     rule: Rule | None = None
     limit: Limit | None = None
-    addend: int = 1
     mode: Mode = Mode.ENFORCED
     policy: FailurePolicy = FailurePolicy.OPEN
     tally: Tally | None = None
+    near_limit: int = 0
+    algorithm: str = "fixed_window"
+    hit_mode: Mode = Mode.ENFORCED
+    count_denied: bool = False
+
+    independent: bool = True
+    """Whether they are the same in any other request, whatever stands beside the descriptor."""
+
+
+class Plan(NamedTuple):
+    """What one descriptor needs: its terms, the number of hits, and what is to be charged."""
+
+    terms: Terms
+    addend: int = 1
     hit: Hit | None = None
 
-    def with_addend(self, addend: int) -> Plan:
-        """The same for another number of hits."""
-        hit = self.hit._replace(addend=addend) if self.hit else None
-        return self._replace(addend=addend, hit=hit)
+
+_NO_RULE = Terms(Kind.NO_RULE)
 
 
-def independent(plans: Sequence[Plan]) -> bool:
-    """Whether each plan would be the same in any other request.
+class Planner:
+    """Plans requests. What follows from a rule alone is worked out once for each snapshot."""
 
-    Rules that replace others and quotas act on what they stand beside.
-    """
-    return not any(
-        planned.mode is Mode.QUOTA
-        or (planned.rule and (planned.rule.replaces or planned.rule.quota_mode))
-        for planned in plans
-    )
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._snapshot = 0
+        self._terms: dict[Tally, Terms] = {}
 
+    def plan(self, request: Request, snapshot: Snapshot) -> list[Plan]:
+        """Plans every descriptor of a request, in order."""
+        self._renew(snapshot)
+        settings = self._settings
+        domain = snapshot.domains.get(request.domain)
+        if domain is None:
+            terms = _NO_RULE
+            if request.domain in snapshot.unserved:
+                terms = Terms(Kind.UNSERVED, policy=settings.failure_policy)
+            return [Plan(terms)] * len(request.descriptors)
+        matches = [
+            descriptor.limit or match(domain, descriptor.entries)
+            for descriptor in request.descriptors
+        ]
+        replaced: set[str] = set()
+        for found in matches:
+            if isinstance(found, Match) and found.rule and found.rule.replaces:
+                replaced |= found.rule.replaces
+        plans = []
+        for descriptor, found in zip(request.descriptors, matches, strict=True):
+            addend = descriptor.hits_addend
+            if addend is None:
+                addend = request.hits_addend or 1
+            if not isinstance(found, Match):
+                plans.append(self._override(domain, descriptor, found, addend))
+            elif found.rule is None or (replaced and found.rule.name in replaced):
+                plans.append(self._without(found, addend))
+            else:
+                plans.append(self._matched(domain, descriptor, found, found.rule, addend))
+        if settings.quota_mode or any(planned.terms.mode is Mode.QUOTA for planned in plans):
+            return _with_quotas(plans, settings)
+        return plans
 
-def plan(request: Request, snapshot: Snapshot, settings: Settings) -> list[Plan]:
-    """Plans every descriptor of a request, in order."""
-    domain = snapshot.domains.get(request.domain)
-    if domain is None:
-        if request.domain in snapshot.unserved:
-            unserved = Plan(Kind.UNSERVED, policy=settings.failure_policy)
-            return [unserved] * len(request.descriptors)
-        return [Plan(Kind.NO_RULE)] * len(request.descriptors)
-    matches = [
-        descriptor.limit or match(domain, descriptor.entries) for descriptor in request.descriptors
-    ]
-    replaced = {
-        name
-        for found in matches
-        if isinstance(found, Match) and found.rule
-        for name in found.rule.replaces
-    }
-    plans = []
-    for descriptor, found in zip(request.descriptors, matches, strict=True):
-        addend = descriptor.hits_addend
-        if addend is None:
-            addend = request.hits_addend or 1
-        if isinstance(found, Match):
-            plans.append(_matched(domain, descriptor, found, addend, replaced, settings))
-        else:
-            plans.append(_override(domain, descriptor, found, addend, settings))
-    if settings.quota_mode or any(planned.mode is Mode.QUOTA for planned in plans):
-        return _with_quotas(plans, settings)
-    return plans
+    def plan_alone(
+        self, domain: Domain, entries: Sequence[Entry], addend: int, snapshot: Snapshot
+    ) -> Plan | None:
+        """Plans a descriptor that has nothing but entries, without its request.
 
+        None if what stands beside it may matter; `addend` is the request's, 0 if it has none.
+        """
+        self._renew(snapshot)
+        found = match(domain, entries)
+        rule, addend = found.rule, addend or 1
+        if rule is None:
+            return None if self._settings.quota_mode else Plan(_NO_RULE)
+        terms = self._of_rule(rule, found.metric_value)
+        if not terms.independent:
+            return None
+        if rule.limit is None:
+            return Plan(terms, addend)
+        return _counted(domain, found.identity, rule.limit, terms, addend)
 
-def _matched(
-    domain: Domain,
-    descriptor: Descriptor,
-    found: Match,
-    addend: int,
-    replaced: set[str],
-    settings: Settings,
-) -> Plan:
-    rule = found.rule
-    if rule is None:
-        return Plan(Kind.NO_RULE)
-    if rule.limit is None:
-        tally = rule.tallies.of(found.metric_value)
-        return Plan(Kind.UNLIMITED, rule, addend=addend, tally=tally)
-    if rule.name in replaced:
-        return Plan(Kind.NO_RULE)
-    mode = Mode.ENFORCED
-    if rule.shadow_mode:
-        mode = Mode.SHADOW
-    elif rule.quota_mode or settings.quota_mode:
-        mode = Mode.QUOTA
-    return Plan(
-        Kind.COUNTED,
-        rule,
-        rule.limit,
-        addend,
-        mode,
-        FailurePolicy.OPEN if rule.shadow_mode else rule.failure_policy or settings.failure_policy,
-        rule.tallies.of(found.metric_value),
-        Hit(
-            counter_key(domain.name, found.identity, rule.algorithm, rule.limit.window_us),
-            rule.limit.requests_per_unit,
-            rule.limit.window_us,
-            addend,
+    def _renew(self, snapshot: Snapshot) -> None:
+        if snapshot.number != self._snapshot:
+            self._snapshot, self._terms = snapshot.number, {}
+
+    def _without(self, found: Match, addend: int) -> Plan:
+        """Of a descriptor that meets no rule, or one that is replaced; unlimited ones are not."""
+        if found.rule is not None and found.rule.limit is None:
+            return Plan(self._of_rule(found.rule, found.metric_value), addend)
+        return Plan(_NO_RULE)
+
+    def _matched(
+        self, domain: Domain, descriptor: Descriptor, found: Match, rule: Rule, addend: int
+    ) -> Plan:
+        terms = self._of_rule(rule, found.metric_value)
+        if rule.limit is None:
+            return Plan(terms, addend)
+        refund = descriptor.is_negative_hits
+        return _counted(domain, found.identity, rule.limit, terms, addend, refund)
+
+    def _of_rule(self, rule: Rule, metric_value: str) -> Terms:
+        tally = rule.tallies.of(metric_value)  # of which each rule has a bounded number
+        terms = self._terms.get(tally)
+        if terms is None:
+            alone = not (rule.replaces or rule.quota_mode)
+            terms = Terms(Kind.UNLIMITED, rule, tally=tally, independent=alone)
+            if rule.limit is not None:
+                terms = self._limited(rule, rule.limit, tally)
+            self._terms[tally] = terms
+        return terms
+
+    def _limited(self, rule: Rule, limit: Limit, tally: Tally) -> Terms:
+        settings = self._settings
+        mode = Mode.ENFORCED
+        if rule.shadow_mode:
+            mode = Mode.SHADOW
+        elif rule.quota_mode or settings.quota_mode:
+            mode = Mode.QUOTA
+        policy = rule.failure_policy or settings.failure_policy
+        return Terms(
+            Kind.COUNTED,
+            rule,
+            limit,
+            mode,
+            FailurePolicy.OPEN if rule.shadow_mode else policy,
+            tally,
+            near_threshold(limit.requests_per_unit, settings.near_limit_ratio),
             rule.algorithm,
             Mode.SHADOW if settings.shadow_mode else mode,
             rule.count_denied or rule.quota_mode or settings.quota_mode or settings.count_denied,
-            descriptor.is_negative_hits,
-        ),
-    )
+            # Rules that replace others and quotas act on what they stand beside.
+            not (rule.replaces or rule.quota_mode or settings.quota_mode),
+        )
+
+    def _override(self, domain: Domain, descriptor: Descriptor, limit: Limit, addend: int) -> Plan:
+        """A limit that the caller brings: the tree is not asked, the counter is as a rule's."""
+        settings = self._settings
+        mode = Mode.QUOTA if settings.quota_mode else Mode.ENFORCED
+        terms = Terms(
+            Kind.COUNTED,
+            None,
+            limit,
+            mode,
+            settings.failure_policy,
+            domain.overrides.of(),
+            near_threshold(limit.requests_per_unit, settings.near_limit_ratio),
+            hit_mode=Mode.SHADOW if settings.shadow_mode else mode,
+            count_denied=settings.quota_mode or settings.count_denied,
+            independent=not settings.quota_mode,
+        )
+        identity = [(key, value, False) for key, value in descriptor.entries]
+        return _counted(domain, identity, limit, terms, addend, descriptor.is_negative_hits)
 
 
-def _override(
-    domain: Domain, descriptor: Descriptor, limit: Limit, addend: int, settings: Settings
+def _counted(
+    domain: Domain,
+    identity: Sequence[tuple[str, str, bool]],
+    limit: Limit,
+    terms: Terms,
+    addend: int,
+    refund: bool = False,
 ) -> Plan:
-    """A limit that the caller brings: the tree is not asked, the counter is as a rule's."""
-    mode = Mode.QUOTA if settings.quota_mode else Mode.ENFORCED
-    identity = [(key, value, False) for key, value in descriptor.entries]
+    window_us = limit.window_us
     return Plan(
-        Kind.COUNTED,
-        None,
-        limit,
+        terms,
         addend,
-        mode,
-        settings.failure_policy,
-        domain.overrides.of(),
         Hit(
-            counter_key(domain.name, identity, "fixed_window", limit.window_us),
+            counter_key(domain.name, identity, terms.algorithm, window_us),
             limit.requests_per_unit,
-            limit.window_us,
+            window_us,
             addend,
-            "fixed_window",
-            Mode.SHADOW if settings.shadow_mode else mode,
-            settings.quota_mode or settings.count_denied,
-            descriptor.is_negative_hits,
+            terms.algorithm,
+            terms.hit_mode,
+            terms.count_denied,
+            refund,
         ),
     )
 
@@ -170,19 +231,19 @@ def _with_quotas(plans: Sequence[Plan], settings: Settings) -> list[Plan]:
     limits (envoyproxy/ratelimit counts both as passed).
     """
     passed = any(
-        (settings.quota_mode and planned.kind is Kind.NO_RULE)
+        (settings.quota_mode and terms.kind is Kind.NO_RULE)
         or (
-            planned.mode is Mode.SHADOW
-            and planned.rule is not None
-            and (settings.quota_mode or planned.rule.quota_mode)
+            terms.mode is Mode.SHADOW
+            and terms.rule is not None
+            and (settings.quota_mode or terms.rule.quota_mode)
         )
-        for planned in plans
+        for terms, _, _ in plans
     )
     if not passed:
         return list(plans)
     return [
         planned._replace(hit=planned.hit._replace(mode=Mode.SHADOW))
-        if planned.hit and planned.mode is Mode.QUOTA
+        if planned.hit and planned.terms.mode is Mode.QUOTA
         else planned
         for planned in plans
     ]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
-from functools import lru_cache
 
 from ratelimit_service.algorithms import denies
 from ratelimit_service.limiter.plan import Kind, Plan
@@ -12,7 +10,19 @@ from ratelimit_service.model import Code, Decision, Outcome
 from ratelimit_service.observer import Counters, Tally
 from ratelimit_service.settings import Settings
 
-__all__ = ["near_threshold", "tally"]
+__all__ = ["tally", "tally_within"]
+
+
+def tally_within(plans: Sequence[Plan], outcomes: Sequence[Outcome]) -> None:
+    """Adds the hits of a request none of which was over, and none given back."""
+    for (terms, addend, _), (_, left, _, _) in zip(plans, outcomes, strict=True):
+        tally, limit = terms.tally, terms.limit
+        if tally is not None and limit is not None:
+            tally.hits += addend
+            tally.within += addend
+            above = limit.requests_per_unit - left - terms.near_limit
+            if above > 0:
+                tally.near += min(addend, above)
 
 
 def tally(
@@ -25,22 +35,23 @@ def tally(
     """Adds one decision to the rules' tallies and the process's counters."""
     counters.decisions["over_limit" if decision.code is Code.OVER_LIMIT else "ok"] += 1
     for planned, outcome in zip(plans, outcomes, strict=True):
-        if planned.kind is Kind.NO_RULE:
+        terms = planned.terms
+        if terms.kind is Kind.NO_RULE:
             continue
-        if planned.tally is not None:
-            _add(planned, outcome, planned.tally, settings.near_limit_ratio)
-        if outcome is None and planned.kind is not Kind.UNLIMITED:
-            counters.policy_decisions[planned.policy] += 1
+        if terms.tally is not None:
+            _add(planned, outcome, terms.tally)
+        if outcome is None and terms.kind is not Kind.UNLIMITED:
+            counters.policy_decisions[terms.policy] += 1
     if settings.shadow_mode and denies(
-        (planned.mode, outcome.over)
+        (planned.terms.mode, outcome.over)
         for planned, outcome in zip(plans, outcomes, strict=True)
         if outcome and planned.hit and not planned.hit.refund
     ):
         counters.global_shadow_mode += 1
 
 
-def _add(planned: Plan, outcome: Outcome | None, tally: Tally, near_ratio: float) -> None:
-    hits, hit = planned.addend, planned.hit
+def _add(planned: Plan, outcome: Outcome | None, tally: Tally) -> None:
+    terms, hits, hit = planned
     if hit is None:  # unlimited
         tally.hits += hits
         tally.within += hits
@@ -56,23 +67,12 @@ def _add(planned: Plan, outcome: Outcome | None, tally: Tally, near_ratio: float
         room = min(hits, outcome.left) if hit.count_denied else 0
         tally.over += hits - room
         before = hit.limit - outcome.left
-        tally.near += room and hit.limit - max(near_threshold(hit.limit, near_ratio), before)
-        if planned.rule and planned.rule.shadow_mode:
+        tally.near += room and hit.limit - max(terms.near_limit, before)
+        if terms.rule and terms.rule.shadow_mode:
             tally.shadow += hits - room
     elif outcome.charged < hits:
         tally.uncharged += hits
     else:
         tally.within += hits
-        above = hit.limit - outcome.left - near_threshold(hit.limit, near_ratio)
+        above = hit.limit - outcome.left - terms.near_limit
         tally.near += max(0, min(hits, above))
-
-
-@lru_cache(maxsize=4096)
-def near_threshold(limit: int, ratio: float) -> int:
-    """The count above which hits are near the limit; in float32, as envoyproxy/ratelimit has it."""
-    return int(_float32(_float32(limit) * _float32(ratio)))
-
-
-def _float32(number: float) -> float:
-    (rounded,) = struct.unpack("f", struct.pack("f", number))
-    return float(rounded)

@@ -44,23 +44,21 @@ def find(level: Level, entry: Entry) -> Node | None:
 def match(domain: Domain, entries: Sequence[Entry]) -> Match:
     """The rule that limits a descriptor with these entries."""
     level: Level | None = domain.root
-    nodes = []
+    nodes: list[Node] = []
+    identity: list[tuple[str, str, bool]] = []
+    node = None
     for entry in entries:
-        if level is None:
-            return _NO_RULE
-        node = find(level, entry)
+        node = find(level, entry) if level else None
         if node is None:
             return _NO_RULE
+        key, value = entry
+        identity.append((key, node.value, True) if node.share_threshold else (key, value, False))
         nodes.append(node)
         level = node.children
-    rule = nodes[-1].rule if nodes else None
+    rule = node.rule if node else None
     if rule is None:
         return _NO_RULE
-    identity = tuple(
-        (entry.key, node.value, True) if node.share_threshold else (entry.key, entry.value, False)
-        for node, entry in zip(nodes, entries, strict=True)
-    )
-    return Match(rule, identity, _metric_value(rule, nodes, identity))
+    return Match(rule, tuple(identity), _metric_value(rule, nodes, identity))
 
 
 def _metric_value(
@@ -69,10 +67,9 @@ def _metric_value(
     """The entries whose runtime values the rule's metrics show; a shared one shows its pattern."""
     if rule.detailed_metric:
         return path_text([(key, value) for key, value, _ in identity])
-    shown = [
-        (key, value)
-        for node, (key, value, _) in zip(nodes, identity, strict=True)
+    shown = []
+    for node, (key, value, _) in zip(nodes, identity, strict=True):
         # An exact value is in the rule's path already.
-        if node.value_to_metric and (node.pattern or not node.value)
-    ]
+        if node.value_to_metric and (node.pattern or not node.value):
+            shown.append((key, value))
     return path_text(shown) if shown else ""

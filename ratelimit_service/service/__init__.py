@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from ratelimit_service import limiter, wire
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import BadRequestError, PolicyError, StatusCode
 from ratelimit_service.limiter import Plan
-from ratelimit_service.model import Hit, Outcome, Request
+from ratelimit_service.model import Hit, Limit, Outcome, Request
 from ratelimit_service.observer import Counters
-from ratelimit_service.rules.tree import Snapshot
-from ratelimit_service.service.memo import Memo, Remembered
+from ratelimit_service.rules.tree import Domain, Snapshot
+from ratelimit_service.service.memo import Memo
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Outcomes, Store
 
@@ -27,6 +27,7 @@ __all__ = ["Answer", "Refusal", "Service"]
 log = logging.getLogger(__name__)
 
 _MAX_DOMAINS_LOGGED = 1_000
+_MAX_LIMITS = 4_096
 _BUG_LOG_INTERVAL_US = 1_000_000
 
 
@@ -42,11 +43,21 @@ Answer = bytes | Refusal
 
 
 class _Asked(NamedTuple):
-    """One request on its way to its answer; `request` is None where plans were remembered."""
+    """One request on its way to its answer. Also what is remembered of requests.
 
+    `limits` are the encoded limits if every descriptor is simply counted, else None; `request`
+    is None where it is not needed for the answer.
+    """
+
+    plans: Sequence[Plan]
+    hits: Sequence[Hit]
+    limits: Sequence[bytes] | None
     request: Request | None
-    plans: list[Plan]
-    hits: list[Hit]
+
+
+_REQUESTS = 1 << 14
+_PARTS = 1 << 16
+"""How many requests, and how many of their parts, are remembered: some 50 MB at most."""
 
 
 class Service:
@@ -64,7 +75,13 @@ class Service:
         self._store = store
         self._settings = settings
         self._counters = counters
-        self._memo = Memo()
+        self._planner = limiter.Planner(settings)
+        self._requests = Memo[_Asked](_REQUESTS)
+        self._parts = Memo[Plan](_PARTS)
+        self._limits: dict[Limit, bytes] = {}
+        self._plain = not (
+            settings.limit_response_headers or settings.dynamic_metadata or settings.shadow_mode
+        )
         self._domains_logged: set[str] = set()
         self._bug_logged_us: int | None = None
 
@@ -87,8 +104,10 @@ class Service:
         """
         started = elapsed_us()
         snapshot = self._snapshot()
-        asked = [self._ask(body, snapshot) for body in bodies]
-        charged = [one for one in asked if isinstance(one, _Asked) and one.hits]
+        number = snapshot.number
+        remembered = self._requests.get
+        asked = [remembered(body, number) or self._ask(body, snapshot) for body in bodies]
+        charged = [one.hits for one in asked if isinstance(one, _Asked) and one.hits]
 
         def settled(outcomes: list[Outcomes]) -> None:
             each = iter(outcomes)
@@ -102,72 +121,109 @@ class Service:
             done(answers)
 
         if charged:
-            self._store.charge([one.hits for one in charged], settled)
+            self._store.charge(charged, settled)
         else:
             settled([])
 
     def _ask(self, body: bytes, snapshot: Snapshot) -> _Asked | Refusal:
-        plans = self._recall(body, snapshot.number)
-        if plans is not None:
-            return _Asked(None, plans, [planned.hit for planned in plans if planned.hit])
+        """Plans a request that is not remembered as a whole; its parts may be."""
         try:
+            split = wire.split_request(body)
+            if split is not None:
+                plans, remembered = self._plan_parts(split, snapshot)
+                if plans:
+                    asked = self._asked(plans, None)
+                    if remembered:
+                        self._requests.put(body, snapshot.number, asked)
+                    return asked
             request = wire.decode_request(body)
-            plans = limiter.plan(request, snapshot, self._settings)
+            return self._plan_whole(request, split, snapshot)
         except BadRequestError as error:
             self._counters.refusals[error.reason] += 1
             return Refusal(error.code, str(error))
         except Exception as error:
             return self._bug(error)
+
+    def _plan_whole(self, request: Request, split: wire.Split | None, snapshot: Snapshot) -> _Asked:
+        """Plans what cannot be planned part by part; the parts may be remembered all the same."""
+        plans = self._planner.plan(request, snapshot)
+        asked = self._asked(plans, request if self._settings.dynamic_metadata else None)
         if request.domain not in snapshot.domains and request.domain not in snapshot.unserved:
             self._unknown_domain(request)
-        else:
-            self._remember(body, request, plans, snapshot.number)
-        return _Asked(request, plans, [planned.hit for planned in plans if planned.hit])
+        elif split and not asked.request and all(each.terms.independent for each in plans):
+            for part, planned in zip(split.parts, plans, strict=True):
+                self._parts.put(part, snapshot.number, planned)
+        return asked
 
-    def _recall(self, body: bytes, number: int) -> list[Plan] | None:
-        """The plans of a request all of whose parts are remembered."""
-        found = self._memo.get(body, number)
-        if found is not None:
-            return [found.plan]
-        split = wire.split_request(body)
-        if split is None:
+    def _plan_parts(self, split: wire.Split, snapshot: Snapshot) -> tuple[list[Plan], bool]:
+        """Plans each descriptor by itself; no plans if this does not do.
+
+        Also tells whether all of them were remembered.
+        """
+        number, plans, remembered, domain = snapshot.number, [], True, None
+        for part in split.parts:
+            planned = self._parts.get(part, number)
+            if planned is None:
+                remembered = False
+                domain = domain or self._domain(split, snapshot)
+                entries = wire.plain_entries(part, split.descriptor_at)
+                if domain is None or entries is None:
+                    return [], False
+                planned = self._planner.plan_alone(domain, entries, split.addend, snapshot)
+                if planned is None:
+                    return [], False
+                self._parts.put(part, number, planned)
+            plans.append(planned)
+        return plans, remembered
+
+    def _domain(self, split: wire.Split, snapshot: Snapshot) -> Domain | None:
+        if self._settings.dynamic_metadata:
+            return None  # which needs the request as it was
+        try:
+            return snapshot.domains.get(split.domain)
+        except UnicodeDecodeError:
             return None
-        parts, addend = split
-        plans = []
-        for part in parts:
-            found = self._memo.get(part, number)
-            if found is None:
-                return None
-            plans.append(
-                found.plan.with_addend(addend) if addend and not found.own_addend else found.plan
-            )
-        return plans
 
-    def _remember(self, body: bytes, request: Request, plans: Sequence[Plan], number: int) -> None:
-        """Remembers the plans of a request whose descriptors have nothing to do with each other."""
-        split = wire.split_request(body)
-        if split is None or self._settings.dynamic_metadata or not limiter.independent(plans):
-            return
-        parts, addend = split
-        for part, planned, descriptor in zip(parts, plans, request.descriptors, strict=True):
-            own_addend = descriptor.hits_addend is not None
-            plain = planned.with_addend(1) if addend and not own_addend else planned
-            self._memo.put(part, Remembered(number, plain, own_addend))
+    def _asked(self, plans: Sequence[Plan], request: Request | None) -> _Asked:
+        hits = [planned.hit for planned in plans if planned.hit]
+        limits = None
+        if self._plain and len(hits) == len(plans):
+            limits = [
+                self._encoded(planned.terms.limit)
+                for planned in plans
+                if planned.terms.limit and planned.hit and not planned.hit.refund
+            ]
+            if len(limits) != len(plans):
+                limits = None
+        return _Asked(plans, hits, limits, request)
+
+    def _encoded(self, limit: Limit) -> bytes:
+        encoded = self._limits.get(limit)
+        if encoded is None:
+            if len(self._limits) >= _MAX_LIMITS:
+                self._limits.clear()
+            encoded = self._limits[limit] = wire.encode_limit(limit)
+        return encoded
 
     def _answer(self, asked: _Asked, outcomes: Outcomes) -> Answer:
-        in_order = iter(outcomes)
-        each: list[Outcome | None] = [
-            next(in_order) if planned.hit else None for planned in asked.plans
-        ]
         try:
+            if asked.limits is not None and _all_within(outcomes):
+                answer = wire.encode_within(asked.limits, outcomes)
+                limiter.tally_within(asked.plans, outcomes)
+                self._counters.decisions["ok"] += 1
+                return answer
+            in_order = iter(outcomes)
+            each: list[Outcome | None] = [
+                next(in_order) if planned.hit else None for planned in asked.plans
+            ]
             decision = limiter.answer(asked.request, asked.plans, each, self._settings)
             answer = wire.encode_decision(decision)
+            limiter.tally(asked.plans, each, decision, self._counters, self._settings)
         except PolicyError as error:
             self._counters.refusals["policy"] += 1
             return Refusal(StatusCode.UNAVAILABLE, str(error))
         except Exception as error:
             return self._bug(error)
-        limiter.tally(asked.plans, each, decision, self._counters, self._settings)
         return answer
 
     def _unknown_domain(self, request: Request) -> None:
@@ -189,3 +245,11 @@ class Service:
         return Refusal(
             StatusCode.INTERNAL, "the service failed to decide this request: see its log"
         )
+
+
+def _all_within(outcomes: Outcomes) -> TypeGuard[Sequence[Outcome]]:
+    """Whether every hit has an outcome, and none is over."""
+    for outcome in outcomes:  # noqa: SIM110 -- a generator costs more than all of the rest
+        if outcome is None or outcome[0]:
+            return False
+    return True

@@ -1,62 +1,37 @@
-"""Plans remembered by the bytes that they were made from.
+"""What was worked out for some bytes, remembered by these bytes. Bounded.
 
-A request of several descriptors hardly ever repeats, its parts do: a part is the domain with
-one descriptor, which on the wire reads like a request of its own. Bounded in bytes, in many
-small tables, so that nothing large is ever dropped at once.
+One large list in which each entry has one place and takes it from whoever had it: nothing is
+ever searched, grown, or dropped at once.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Generic, TypeVar
 
-from ratelimit_service.limiter import Plan
+__all__ = ["Memo"]
 
-__all__ = ["Memo", "Remembered"]
+_T = TypeVar("_T")
 
-MAX_BYTES = 64 << 20
-"""What the memo may take, about."""
-
-_TABLES = 1_024
-_ENTRY_BYTES = 900
-"""About what a plan takes besides its key, measured with two entries of 40 bytes."""
-
-_MAX_KEY_BYTES = 1_024
+MAX_KEY_BYTES = 512
+"""What is longer is not remembered, which bounds the memo in bytes."""
 
 
-class Remembered(NamedTuple):
-    """A plan for one hit, and under which rules it was made.
+class Memo(Generic[_T]):
+    """Values by bytes and by the number of the rules that they were made under."""
 
-    `own_addend` says that the descriptor brings its addend, whatever the request says.
-    """
+    def __init__(self, places: int) -> None:
+        """`places` is a power of two."""
+        self._mask = places - 1
+        self._places: list[tuple[bytes, int, _T] | None] = [None] * places
 
-    snapshot: int
-    plan: Plan
-    own_addend: bool
+    def get(self, key: bytes, number: int) -> _T | None:
+        """The value remembered under these rules; what is left of older ones is not given out."""
+        found = self._places[hash(key) & self._mask]
+        if found is not None and found[0] == key and found[1] == number:
+            return found[2]
+        return None
 
-
-class Memo:
-    """Plans by part. A plan of older rules is not given out."""
-
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._tables: list[dict[bytes, Remembered]] = [{} for _ in range(_TABLES)]
-        self._room = max_bytes // _TABLES
-        self._used = [0] * _TABLES
-
-    def get(self, part: bytes, snapshot: int) -> Remembered | None:
-        """The plan for a part under these rules."""
-        found = self._tables[hash(part) % _TABLES].get(part)
-        return found if found is not None and found.snapshot == snapshot else None
-
-    def put(self, part: bytes, remembered: Remembered) -> None:
-        """Remembers a plan, unless its part is large; a full table starts anew."""
-        size = len(part) + _ENTRY_BYTES
-        if size > _MAX_KEY_BYTES + _ENTRY_BYTES:
-            return
-        place = hash(part) % _TABLES
-        table = self._tables[place]
-        if part not in table:
-            if self._used[place] + size > self._room:
-                table.clear()
-                self._used[place] = 0
-            self._used[place] += size
-        table[part] = remembered
+    def put(self, key: bytes, number: int, value: _T) -> None:
+        """Remembers a value in place of another, unless its key is long."""
+        if len(key) <= MAX_KEY_BYTES:
+            self._places[hash(key) & self._mask] = (key, number, value)

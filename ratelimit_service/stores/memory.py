@@ -6,13 +6,13 @@ What must not live here: how hits are judged (`algorithms`) and how keys look (`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
-from typing import NamedTuple
 
 from ratelimit_service.algorithms import ALGORITHMS, settle
 from ratelimit_service.clock import Clock, now_us
 from ratelimit_service.health import Health
-from ratelimit_service.model import Hit
+from ratelimit_service.model import Hit, Outcome
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores import Outcomes
 
@@ -27,13 +27,24 @@ _COUNTERS_PER_TABLE = 512
 _MAX_TABLES = 4_096
 
 
-class _Counter(NamedTuple):
+_MAX_MEASURES = 4_096
+
+_Measure = tuple[int, int, str]
+"""What a state is judged by: limit, window in microseconds and algorithm."""
+
+
+_outcome = partial(tuple.__new__, Outcome)
+"""An Outcome from a tuple of its fields, at half the price of a call with four arguments."""
+
+
+class _Counter:
     """A state with what is needed to judge, without its rule, how much it matters."""
 
-    state: int
-    limit: int
-    window_us: int
-    algorithm: str
+    __slots__ = ("measure", "state")
+
+    def __init__(self, state: int | None, measure: _Measure) -> None:
+        self.state = state
+        self.measure = measure
 
 
 _CROWDED_US = 60_000_000
@@ -61,6 +72,8 @@ class MemoryStore:
         while tables < _MAX_TABLES and tables * 2 * _COUNTERS_PER_TABLE <= max_counters:
             tables *= 2
         self._tables: list[_Table] = [{} for _ in range(tables)]
+        self._measures: dict[_Measure, _Measure] = {}
+        """One of each for all counters: there are about as many as rules."""
         self._size = 0
         self._hand = 0
         self._crowded_until_us = 0
@@ -85,29 +98,70 @@ class MemoryStore:
         done([self._charge(hits, now) for hits in requests])
 
     def _charge(self, hits: Sequence[Hit], now: int) -> Outcomes:
-        outcomes, changes = settle(hits, self._read, now)
+        """Charges hit after hit while each passes, which is what nearly always happens.
+
+        The first that does not, or is to be given back, undoes this, and `settle` decides: the
+        two are the same for a request whose hits all pass.
+        """
+        tables, outcomes = self._tables, []
+        undo: list[tuple[_Counter, int | None]] = []
+        new: dict[bytes, _Counter] = {}
+        for key, limit, window_us, addend, algorithm, _, _, refund in hits:
+            counter = tables[hash(key) % len(tables)].get(key) or new.get(key)
+            if counter is None:
+                counter = new[key] = _Counter(None, self._measure(limit, window_us, algorithm))
+            before = counter.state
+            passed, state, left, reset_us, counted = ALGORITHMS[algorithm].charge(
+                before, now, addend, limit, window_us, False
+            )
+            if refund or not passed:
+                for changed, earlier in reversed(undo):
+                    changed.state = earlier
+                return self._settle(hits, now)
+            counter.state = state
+            if counter.measure[0] != limit:
+                counter.measure = self._measure(limit, window_us, algorithm)
+            undo.append((counter, before))
+            outcomes.append(_outcome((False, left, reset_us, counted)))
+        for key, counter in new.items():
+            if counter.state is not None:
+                self._insert(key, counter, now)
+        return outcomes
+
+    def _settle(self, hits: Sequence[Hit], now: int) -> Outcomes:
+        outcomes, changes = settle(hits, self._state, now)
         for key, (hit, step) in changes.items():
             if step.state is not None:
-                counter = _Counter(step.state, hit.limit, hit.window_us, hit.algorithm)
-                self._write(key, counter, now)
+                measure = self._measure(hit.limit, hit.window_us, hit.algorithm)
+                counter = self._table(key).get(key)
+                if counter is None:
+                    self._insert(key, _Counter(step.state, measure), now)
+                else:
+                    counter.state, counter.measure = step.state, measure
         return outcomes
 
     def _table(self, key: bytes) -> _Table:
         return self._tables[hash(key) % len(self._tables)]
 
-    def _read(self, key: bytes) -> int | None:
+    def _state(self, key: bytes) -> int | None:
         counter = self._table(key).get(key)
         return None if counter is None else counter.state
 
-    def _write(self, key: bytes, counter: _Counter, now: int) -> None:
+    def _insert(self, key: bytes, counter: _Counter, now: int) -> None:
+        """Takes in a new counter; for a full store, in another's place."""
         table = self._table(key)
-        if key not in table:
-            if self._size >= self._max_counters:
-                self._evict(now)
-            else:
-                self._sweep(table, now)
-            self._size += 1
+        if self._size >= self._max_counters:
+            self._evict(now)
+        else:
+            self._sweep(table, now)
+        self._size += 1
         table[key] = counter
+
+    def _measure(self, limit: int, window_us: int, algorithm: str) -> _Measure:
+        if len(self._measures) >= _MAX_MEASURES:
+            self._measures.clear()  # callers bring limits of their own
+        measure = limit, window_us, algorithm
+        return self._measures.setdefault(measure, measure)
 
     def _evict(self, now: int) -> None:
         """Puts out one of the oldest counters of the next table that has any."""
@@ -148,7 +202,6 @@ class MemoryStore:
 
 def _share_used(counter: _Counter, now: int) -> float:
     """How much of its limit a counter has used up, 0 to 1; 0 is as good as no counter at all."""
-    step = ALGORITHMS[counter.algorithm].charge(
-        counter.state, now, 0, counter.limit, counter.window_us, force=False
-    )
-    return (counter.limit - step.left) / counter.limit if counter.limit else 0.0
+    limit, window_us, algorithm = counter.measure
+    step = ALGORITHMS[algorithm].charge(counter.state, now, 0, limit, window_us, False)
+    return (limit - step.left) / limit if limit else 0.0

@@ -5,11 +5,18 @@ from ratelimit_service.wire.messages import METHOD, POOL, SERVICE
 from ratelimit_service.wire.request import (
     MAX_BODY_BYTES,
     MAX_DESCRIPTORS,
+    Split,
     decode_request,
     encode_request,
+    plain_entries,
     split_request,
 )
-from ratelimit_service.wire.response import decode_decision, encode_decision
+from ratelimit_service.wire.response import (
+    decode_decision,
+    encode_decision,
+    encode_limit,
+    encode_within,
+)
 
 __all__ = [
     "MAX_BODY_BYTES",
@@ -17,11 +24,15 @@ __all__ = [
     "METHOD",
     "POOL",
     "SERVICE",
+    "Split",
     "decision_to_json",
     "decode_decision",
     "decode_request",
     "encode_decision",
+    "encode_limit",
     "encode_request",
+    "encode_within",
+    "plain_entries",
     "request_from_json",
     "split_request",
 ]

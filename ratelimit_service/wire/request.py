@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from google.protobuf.message import DecodeError
 
 from ratelimit_service.errors import BadRequestError, StatusCode
@@ -13,8 +15,10 @@ __all__ = [
     "MAX_DESCRIPTORS",
     "NUMBERS",
     "UNITS",
+    "Split",
     "decode_request",
     "encode_request",
+    "plain_entries",
     "split_request",
 ]
 
@@ -49,9 +53,8 @@ def decode_request(body: bytes) -> Request:
             f"the request has {len(body)} bytes: at most {MAX_BODY_BYTES} are allowed",
             StatusCode.RESOURCE_EXHAUSTED,
         )
-    message = RateLimitRequest()
     try:
-        message.ParseFromString(body)
+        message = RateLimitRequest.FromString(body)
     except DecodeError as error:
         raise BadRequestError("malformed", "the request is no RateLimitRequest") from error
     if not message.domain:
@@ -64,16 +67,35 @@ def decode_request(body: bytes) -> Request:
             f"descriptors has {len(message.descriptors)}: at most {MAX_DESCRIPTORS} are allowed",
         )
     descriptors = tuple(
-        _descriptor(descriptor, index) for index, descriptor in enumerate(message.descriptors)
+        [_descriptor(descriptor, index) for index, descriptor in enumerate(message.descriptors)]
     )
     return Request(message.domain, descriptors, message.hits_addend)
 
 
-def split_request(body: bytes) -> tuple[list[bytes], int] | None:
-    """Parts a request without decoding it: domain with each descriptor, and the addend.
+class Split(NamedTuple):
+    """A request parted without decoding it: one request for each of its descriptors.
 
-    Each part is a serialized request of one descriptor. None for anything but a domain, then
-    1 to 256 descriptors, then perhaps an addend, as Envoy writes it: let `decode_request` see.
+    In each part the descriptor starts at `descriptor_at`.
+    """
+
+    parts: list[bytes]
+    descriptor_at: int
+    addend: int
+
+    @property
+    def domain(self) -> str:
+        """The domain. Raises UnicodeDecodeError if it is no text."""
+        start = 2
+        while self.parts[0][start - 1] & 0x80:
+            start += 1
+        return self.parts[0][start : self.descriptor_at].decode()
+
+
+def split_request(body: bytes) -> Split | None:
+    """Parts a request.
+
+    None for anything but a domain, then 1 to 256 descriptors, then perhaps an addend, as Envoy
+    writes it: let `decode_request` see.
     """
     size = len(body)
     if size > MAX_BODY_BYTES or body[:1] != b"\x0a":
@@ -81,21 +103,54 @@ def split_request(body: bytes) -> tuple[list[bytes], int] | None:
     try:
         length, at = _varint(body, 1)
         at += length
-        domain = body[:at]
-        parts = []
+        domain, tail, addend = body[:at], b"", 0
+        spans = []
         while at < size and body[at] == 0x12:
-            length, stop = _varint(body, at + 1)
-            stop += length
-            parts.append(domain + body[at:stop])
-            at = stop
-        addend = 0
+            start = at
+            length, at = _varint(body, at + 1)
+            at += length
+            spans.append((start, at))
         if at < size and body[at] == 0x18:
+            tail = body[at:]
             addend, at = _varint(body, at + 1)
     except IndexError:
         return None
-    if at != size or not 0 < len(parts) <= MAX_DESCRIPTORS or addend > MAX_ADDEND:
+    if (
+        at != size
+        or not 0 < len(spans) <= MAX_DESCRIPTORS
+        or len(domain) < 3
+        or addend > MAX_ADDEND
+    ):
         return None
-    return parts, addend
+    return Split([domain + body[start:stop] + tail for start, stop in spans], len(domain), addend)
+
+
+def plain_entries(part: bytes, at: int) -> tuple[Entry, ...] | None:
+    """The entries of the descriptor at `at`, if these are all that it has.
+
+    None for anything but short keys and values as Envoy writes them: let `decode_request` see.
+    """
+    entries = []
+    try:
+        stop = at + 2 + part[at + 1]
+        if part[at + 1] & 0x80 or stop > len(part):
+            return None
+        at += 2
+        while at < stop:
+            end = at + 2 + part[at + 1]
+            value_at = at + 4 + part[at + 3]
+            if part[at] != 0x0A or part[at + 2] != 0x0A or value_at > end or value_at == at + 4:
+                return None
+            value = ""
+            if value_at < end:
+                if part[value_at] != 0x12 or value_at + 2 + part[value_at + 1] != end:
+                    return None
+                value = part[value_at + 2 : end].decode()
+            entries.append(Entry(part[at + 4 : value_at].decode(), value))
+            at = end
+    except (IndexError, UnicodeDecodeError):
+        return None
+    return tuple(entries) if at == stop else None
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:
@@ -115,9 +170,10 @@ def _varint(body: bytes, at: int) -> tuple[int, int]:
 
 
 def _descriptor(message: RateLimitDescriptor, index: int) -> Descriptor:
-    entries = tuple(Entry(entry.key, entry.value) for entry in message.entries)
-    for position, entry in enumerate(entries):
-        if not entry.key:
+    entries = tuple([Entry(entry.key, entry.value) for entry in message.entries])
+    for key, _ in entries:
+        if not key:
+            position = [key for key, _ in entries].index("")
             raise BadRequestError(
                 "no_key",
                 f"descriptors[{index}].entries[{position}].key is empty: every entry needs a key",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from google.protobuf.json_format import MessageToDict, ParseDict
@@ -16,13 +16,14 @@ from ratelimit_service.model import (
     Decision,
     Header,
     Limit,
+    Outcome,
     Status,
     whole_seconds,
 )
 from ratelimit_service.wire.messages import RateLimitResponse
 from ratelimit_service.wire.request import NUMBERS, UNITS
 
-__all__ = ["decode_decision", "encode_decision"]
+__all__ = ["decode_decision", "encode_decision", "encode_limit", "encode_within"]
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _UNSAFE = re.compile(r"[^\t\x20-\x7e]")
@@ -46,16 +47,36 @@ def encode_decision(decision: Decision) -> bytes:
         if status.remaining:
             encoded += b"\x18" + _varint(min(status.remaining, MAX_ADDEND))
         if status.reset_us is not None:
-            seconds = _varint(whole_seconds(status.reset_us))
-            encoded += b"\x22%c\x08%b" % (1 + len(seconds), seconds)
+            encoded += _reset(status.reset_us)
         parts.append(b"\x12" + _varint(len(encoded)) + encoded)
     if decision[2:] != _NOTHING_MORE:
         parts.append(_rest(decision))
     return b"".join(parts)
 
 
+def encode_within(limits: Sequence[bytes], outcomes: Sequence[Outcome]) -> bytes:
+    """The same bytes for the most frequent decision: every descriptor counted, none over.
+
+    `limits` are the limits as `encode_limit` gives them.
+    """
+    answer = _OK
+    for limit, (_, left, reset_us, _) in zip(limits, outcomes, strict=True):
+        remaining = b"\x18" + _varint(left) if left else b""
+        reset = _reset(reset_us)
+        size = len(limit) + len(remaining) + len(reset)
+        answer += b"\x12%b%b%b%b" % (_varint(size), limit, remaining, reset)
+    return answer
+
+
+def encode_limit(limit: Limit) -> bytes:
+    """What does not change in the statuses of descriptors within this limit."""
+    return _OK + _limit(limit)
+
+
 _CODES = {code: b"\x08%c" % code for code in Code}
 """A code as field 1, which it is in the response and in a status."""
+
+_OK = _CODES[Code.OK]
 
 _NOTHING_MORE = Decision(Code.OK, ())[2:]
 
@@ -75,14 +96,31 @@ def _limit(limit: Limit) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    if number < 0x80:
-        return b"%c" % number
-    coded = bytearray()
-    while number >= 0x80:
-        coded.append(number & 0x7F | 0x80)
-        number >>= 7
-    coded.append(number)
-    return bytes(coded)
+    """Two groups of seven bits at a time, from tables."""
+    coded = b""
+    while number >= _PAIR:
+        coded += _PAIRS[number & (_PAIR - 1)]
+        number >>= 14
+    return coded + _LAST[number]
+
+
+_PAIR = 1 << 14
+
+_PAIRS = [bytes((pair & 0x7F | 0x80, pair >> 7 | 0x80)) for pair in range(_PAIR)]
+"""Two groups that more follow."""
+
+_LAST = [
+    bytes((pair,)) if pair < 0x80 else bytes((pair & 0x7F | 0x80, pair >> 7))
+    for pair in range(_PAIR)
+]
+"""The last group or two."""
+
+
+@lru_cache(maxsize=4096)
+def _reset(reset_us: int) -> bytes:
+    """A status's `duration_until_reset`, tag and all. Equal for all of a batch and window."""
+    encoded = _varint(whole_seconds(reset_us))
+    return b"\x22%c\x08%b" % (1 + len(encoded), encoded)
 
 
 def _rest(decision: Decision) -> bytes:
