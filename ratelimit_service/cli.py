@@ -226,12 +226,13 @@ def explain(domain: str, descriptors: Sequence[str], rules: Path, as_json: bool)
 
 
 def _counter_key(domain: str, explanation: Explanation) -> str | None:
-    from ratelimit_service.stores.keys import counter_key  # noqa: PLC0415
+    from ratelimit_service.stores.keys import CounterNames  # noqa: PLC0415
 
     rule = explanation.rule
     if rule is None or rule.limit is None:
         return None
-    key = counter_key(domain, explanation.match.identity, rule.algorithm, rule.limit.window_us)
+    names = CounterNames(domain, rule.algorithm, rule.limit.window_us)
+    key = names.key(explanation.match.identity, explanation.match.shared)
     return key.decode("utf-8", "backslashreplace")
 
 

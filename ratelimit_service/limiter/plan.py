@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from ratelimit_service.observer import Tally
 from ratelimit_service.rules.match import Match, match
 from ratelimit_service.rules.tree import Domain, Rule, Snapshot
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores.keys import counter_key
+from ratelimit_service.stores.keys import CounterNames
 
 __all__ = ["Kind", "Plan", "Planner", "Terms"]
 
@@ -48,8 +48,12 @@ class Terms:
     tally: Tally | None = None
     near_limit: int = 0
     algorithm: str = "fixed_window"
+    window_us: int = 0
     hit_mode: Mode = Mode.ENFORCED
     count_denied: bool = False
+    names: CounterNames | None = None
+    encoded: bytes = b""
+    """The limit as answers show it."""
 
     independent: bool = True
     """Whether they are the same in any other request, whatever stands beside the descriptor."""
@@ -69,10 +73,12 @@ _NO_RULE = Terms(Kind.NO_RULE)
 class Planner:
     """Plans requests. What follows from a rule alone is worked out once for each snapshot."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, encode: Callable[[Limit], bytes]) -> None:
+        """`encode` makes of a limit what does not change between two answers."""
         self._settings = settings
+        self._encode = encode
         self._snapshot = 0
-        self._terms: dict[Tally, Terms] = {}
+        self._terms: dict[Rule | Tally, Terms] = {}
 
     def plan(self, request: Request, snapshot: Snapshot) -> list[Plan]:
         """Plans every descriptor of a request, in order."""
@@ -98,11 +104,13 @@ class Planner:
             if addend is None:
                 addend = request.hits_addend or 1
             if not isinstance(found, Match):
-                plans.append(self._override(domain, descriptor, found, addend))
+                terms = self._override(domain, found)
+                refund = descriptor.is_negative_hits
+                plans.append(_counted(terms, found, descriptor.entries, (), addend, refund))
             elif found.rule is None or (replaced and found.rule.name in replaced):
                 plans.append(self._without(found, addend))
             else:
-                plans.append(self._matched(domain, descriptor, found, found.rule, addend))
+                plans.append(self._matched(descriptor, found, found.rule, addend))
         if settings.quota_mode or any(planned.terms.mode is Mode.QUOTA for planned in plans):
             return _with_quotas(plans, settings)
         return plans
@@ -115,20 +123,20 @@ class Planner:
         None if what stands beside it may matter; `addend` is the request's, 0 if it has none.
         """
         self._renew(snapshot)
-        found = match(domain, entries)
-        rule, addend = found.rule, addend or 1
+        rule, identity, shared, metric_value = match(domain, entries)
         if rule is None:
             return None if self._settings.quota_mode else Plan(_NO_RULE)
-        terms = self._of_rule(rule, found.metric_value)
+        terms = self._of_rule(rule, metric_value)
         if not terms.independent:
             return None
-        if rule.limit is None:
-            return Plan(terms, addend)
-        return _counted(domain, found.identity, rule.limit, terms, addend)
+        if terms.limit is None:
+            return Plan(terms, addend or 1)
+        return _counted(terms, terms.limit, identity, shared, addend or 1)
 
     def _renew(self, snapshot: Snapshot) -> None:
         if snapshot.number != self._snapshot:
-            self._snapshot, self._terms = snapshot.number, {}
+            self._snapshot = snapshot.number
+            self._terms = {}
 
     def _without(self, found: Match, addend: int) -> Plan:
         """Of a descriptor that meets no rule, or one that is replaced; unlimited ones are not."""
@@ -136,28 +144,27 @@ class Planner:
             return Plan(self._of_rule(found.rule, found.metric_value), addend)
         return Plan(_NO_RULE)
 
-    def _matched(
-        self, domain: Domain, descriptor: Descriptor, found: Match, rule: Rule, addend: int
-    ) -> Plan:
+    def _matched(self, descriptor: Descriptor, found: Match, rule: Rule, addend: int) -> Plan:
         terms = self._of_rule(rule, found.metric_value)
-        if rule.limit is None:
+        if terms.limit is None:
             return Plan(terms, addend)
         refund = descriptor.is_negative_hits
-        return _counted(domain, found.identity, rule.limit, terms, addend, refund)
+        return _counted(terms, terms.limit, found.identity, found.shared, addend, refund)
 
     def _of_rule(self, rule: Rule, metric_value: str) -> Terms:
-        tally = rule.tallies.of(metric_value)  # of which each rule has a bounded number
-        terms = self._terms.get(tally)
+        # A rule has a bounded number of tallies, whatever its values.
+        tally = rule.tallies.of(metric_value) if metric_value else None
+        terms = self._terms.get(tally or rule)
         if terms is None:
-            alone = not (rule.replaces or rule.quota_mode)
-            terms = Terms(Kind.UNLIMITED, rule, tally=tally, independent=alone)
-            if rule.limit is not None:
-                terms = self._limited(rule, rule.limit, tally)
-            self._terms[tally] = terms
+            terms = self._terms[tally or rule] = self._new_terms(rule, tally or rule.tallies.of())
         return terms
 
-    def _limited(self, rule: Rule, limit: Limit, tally: Tally) -> Terms:
-        settings = self._settings
+    def _new_terms(self, rule: Rule, tally: Tally) -> Terms:
+        settings, limit = self._settings, rule.limit
+        # Rules that replace others and quotas act on what they stand beside.
+        independent = not (rule.replaces or rule.quota_mode or settings.quota_mode)
+        if limit is None:
+            return Terms(Kind.UNLIMITED, rule, tally=tally, independent=independent)
         mode = Mode.ENFORCED
         if rule.shadow_mode:
             mode = Mode.SHADOW
@@ -173,17 +180,19 @@ class Planner:
             tally,
             near_threshold(limit.requests_per_unit, settings.near_limit_ratio),
             rule.algorithm,
+            limit.window_us,
             Mode.SHADOW if settings.shadow_mode else mode,
             rule.count_denied or rule.quota_mode or settings.quota_mode or settings.count_denied,
-            # Rules that replace others and quotas act on what they stand beside.
-            not (rule.replaces or rule.quota_mode or settings.quota_mode),
+            CounterNames(rule.domain, rule.algorithm, limit.window_us),
+            self._encode(limit),
+            independent,
         )
 
-    def _override(self, domain: Domain, descriptor: Descriptor, limit: Limit, addend: int) -> Plan:
+    def _override(self, domain: Domain, limit: Limit) -> Terms:
         """A limit that the caller brings: the tree is not asked, the counter is as a rule's."""
         settings = self._settings
         mode = Mode.QUOTA if settings.quota_mode else Mode.ENFORCED
-        terms = Terms(
+        return Terms(
             Kind.COUNTED,
             None,
             limit,
@@ -191,30 +200,32 @@ class Planner:
             settings.failure_policy,
             domain.overrides.of(),
             near_threshold(limit.requests_per_unit, settings.near_limit_ratio),
-            hit_mode=Mode.SHADOW if settings.shadow_mode else mode,
-            count_denied=settings.quota_mode or settings.count_denied,
-            independent=not settings.quota_mode,
+            "fixed_window",
+            limit.window_us,
+            Mode.SHADOW if settings.shadow_mode else mode,
+            settings.quota_mode or settings.count_denied,
+            CounterNames(domain.name, "fixed_window", limit.window_us),
+            self._encode(limit),
+            not settings.quota_mode,
         )
-        identity = [(key, value, False) for key, value in descriptor.entries]
-        return _counted(domain, identity, limit, terms, addend, descriptor.is_negative_hits)
 
 
 def _counted(
-    domain: Domain,
-    identity: Sequence[tuple[str, str, bool]],
-    limit: Limit,
     terms: Terms,
+    limit: Limit,
+    identity: Iterable[tuple[str, str]],
+    shared: Collection[int],
     addend: int,
     refund: bool = False,
 ) -> Plan:
-    window_us = limit.window_us
+    assert terms.names is not None  # noqa: S101 -- as wherever there is a limit
     return Plan(
         terms,
         addend,
         Hit(
-            counter_key(domain.name, identity, terms.algorithm, window_us),
+            terms.names.key(identity, shared),
             limit.requests_per_unit,
-            window_us,
+            terms.window_us,
             addend,
             terms.algorithm,
             terms.hit_mode,

@@ -18,12 +18,13 @@ __all__ = ["Match", "find", "match"]
 class Match(NamedTuple):
     """The rule met, if any, and what its counter counts.
 
-    `identity` is (key, value, whether the value is a shared pattern) for each entry;
-    `metric_value` selects the rule's tally, "" its own.
+    `identity` are the entries, with a pattern in place of the value where `shared` names the
+    entry's place; `metric_value` selects the rule's tally, "" its own.
     """
 
     rule: Rule | None
-    identity: tuple[tuple[str, str, bool], ...] = ()
+    identity: Sequence[tuple[str, str]] = ()
+    shared: tuple[int, ...] = ()
     metric_value: str = ""
 
 
@@ -45,31 +46,38 @@ def match(domain: Domain, entries: Sequence[Entry]) -> Match:
     """The rule that limits a descriptor with these entries."""
     level: Level | None = domain.root
     nodes: list[Node] = []
-    identity: list[tuple[str, str, bool]] = []
+    special = False
     node = None
     for entry in entries:
         node = find(level, entry) if level else None
         if node is None:
             return _NO_RULE
-        key, value = entry
-        identity.append((key, node.value, True) if node.share_threshold else (key, value, False))
+        if node.share_threshold or node.value_to_metric:
+            special = True
         nodes.append(node)
         level = node.children
     rule = node.rule if node else None
     if rule is None:
         return _NO_RULE
-    return Match(rule, tuple(identity), _metric_value(rule, nodes, identity))
+    if special or rule.detailed_metric:
+        return _special(rule, nodes, entries)
+    return Match(rule, entries)
 
 
-def _metric_value(
-    rule: Rule, nodes: Sequence[Node], identity: Sequence[tuple[str, str, bool]]
-) -> str:
-    """The entries whose runtime values the rule's metrics show; a shared one shows its pattern."""
-    if rule.detailed_metric:
-        return path_text([(key, value) for key, value, _ in identity])
-    shown = []
-    for node, (key, value, _) in zip(nodes, identity, strict=True):
+def _special(rule: Rule, nodes: Sequence[Node], entries: Sequence[Entry]) -> Match:
+    """A match with shared thresholds, or whose values are shown in metrics.
+
+    What metrics show of a shared value is its pattern.
+    """
+    shared = tuple(place for place, node in enumerate(nodes) if node.share_threshold)
+    identity = tuple(
+        (entry.key, node.value if node.share_threshold else entry.value)
+        for node, entry in zip(nodes, entries, strict=True)
+    )
+    shown = [
+        entry
+        for node, entry in zip(nodes, identity, strict=True)
         # An exact value is in the rule's path already.
-        if node.value_to_metric and (node.pattern or not node.value):
-            shown.append((key, value))
-    return path_text(shown) if shown else ""
+        if rule.detailed_metric or (node.value_to_metric and (node.pattern or not node.value))
+    ]
+    return Match(rule, identity, shared, path_text(shown) if shown else "")

@@ -15,7 +15,7 @@ from ratelimit_service import limiter, wire
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import BadRequestError, PolicyError, StatusCode
 from ratelimit_service.limiter import Plan
-from ratelimit_service.model import Hit, Limit, Outcome, Request
+from ratelimit_service.model import Hit, Outcome, Request
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.service.memo import Memo
@@ -27,7 +27,6 @@ __all__ = ["Answer", "Refusal", "Service"]
 log = logging.getLogger(__name__)
 
 _MAX_DOMAINS_LOGGED = 1_000
-_MAX_LIMITS = 4_096
 _BUG_LOG_INTERVAL_US = 1_000_000
 
 
@@ -75,10 +74,9 @@ class Service:
         self._store = store
         self._settings = settings
         self._counters = counters
-        self._planner = limiter.Planner(settings)
+        self._planner = limiter.Planner(settings, wire.encode_limit)
         self._requests = Memo[_Asked](_REQUESTS)
         self._parts = Memo[Plan](_PARTS)
-        self._limits: dict[Limit, bytes] = {}
         self._plain = not (
             settings.limit_response_headers or settings.dynamic_metadata or settings.shadow_mode
         )
@@ -185,25 +183,14 @@ class Service:
             return None
 
     def _asked(self, plans: Sequence[Plan], request: Request | None) -> _Asked:
-        hits = [planned.hit for planned in plans if planned.hit]
-        limits = None
-        if self._plain and len(hits) == len(plans):
-            limits = [
-                self._encoded(planned.terms.limit)
-                for planned in plans
-                if planned.terms.limit and planned.hit and not planned.hit.refund
-            ]
-            if len(limits) != len(plans):
-                limits = None
-        return _Asked(plans, hits, limits, request)
-
-    def _encoded(self, limit: Limit) -> bytes:
-        encoded = self._limits.get(limit)
-        if encoded is None:
-            if len(self._limits) >= _MAX_LIMITS:
-                self._limits.clear()
-            encoded = self._limits[limit] = wire.encode_limit(limit)
-        return encoded
+        hits, limits = [], []
+        for terms, _, hit in plans:
+            if hit is not None:
+                hits.append(hit)
+                if not hit.refund:
+                    limits.append(terms.encoded)
+        simply_counted = self._plain and len(limits) == len(plans)
+        return _Asked(plans, hits, limits if simply_counted else None, request)
 
     def _answer(self, asked: _Asked, outcomes: Outcomes) -> Answer:
         try:

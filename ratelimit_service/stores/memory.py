@@ -103,11 +103,11 @@ class MemoryStore:
         The first that does not, or is to be given back, undoes this, and `settle` decides: the
         two are the same for a request whose hits all pass.
         """
-        tables, outcomes = self._tables, []
+        tables, mask, outcomes = self._tables, len(self._tables) - 1, []
         undo: list[tuple[_Counter, int | None]] = []
         new: dict[bytes, _Counter] = {}
         for key, limit, window_us, addend, algorithm, _, _, refund in hits:
-            counter = tables[hash(key) % len(tables)].get(key) or new.get(key)
+            counter = tables[hash(key) & mask].get(key) or new.get(key)
             if counter is None:
                 counter = new[key] = _Counter(None, self._measure(limit, window_us, algorithm))
             before = counter.state
@@ -141,7 +141,7 @@ class MemoryStore:
         return outcomes
 
     def _table(self, key: bytes) -> _Table:
-        return self._tables[hash(key) % len(self._tables)]
+        return self._tables[hash(key) & len(self._tables) - 1]
 
     def _state(self, key: bytes) -> int | None:
         counter = self._table(key).get(key)
@@ -192,12 +192,15 @@ class MemoryStore:
 
     def _sweep(self, table: _Table, now: int) -> None:
         """Drops the oldest counter of a table if it is over, so that dead ones do not pile up."""
-        for key in islice(table, 1):
+        for key in table:
             counter = table.pop(key)
-            if _share_used(counter, now):
+            limit, window_us, algorithm = counter.measure
+            peek = ALGORITHMS[algorithm].charge(counter.state, now, 0, limit, window_us, False)
+            if peek.left < limit:
                 table[key] = counter
             else:
                 self._size -= 1
+            return
 
 
 def _share_used(counter: _Counter, now: int) -> float:

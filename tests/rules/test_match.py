@@ -112,7 +112,10 @@ descriptors:
 )
 def test_identity(asked: str, identity: tuple[tuple[str, str, bool], ...]) -> None:
     """share_threshold puts the pattern in the value's place, also above the limited node."""
-    assert match(domain(SHARED), descriptor(asked).entries).identity == identity
+    found = match(domain(SHARED), descriptor(asked).entries)
+
+    typed = [(*entry, place in found.shared) for place, entry in enumerate(found.identity)]
+    assert tuple(typed) == identity
 
 
 METRICS = f"""

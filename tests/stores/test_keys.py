@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_service.model import SECOND_US
-from ratelimit_service.stores.keys import counter_key
+from ratelimit_service.stores.keys import CounterNames
 
 TEXT = st.text("0123:=~#{}ab*\x00é", max_size=6) | st.text(max_size=120)
 IDENTITY = st.lists(st.tuples(TEXT, TEXT, st.booleans()), max_size=4)
@@ -16,7 +16,9 @@ COUNTED = st.tuples(TEXT, IDENTITY, WINDOW)
 
 def key_of(counted: tuple[str, list[tuple[str, str, bool]], int]) -> bytes:
     domain, identity, seconds = counted
-    return counter_key(domain, identity, "fixed_window", seconds * SECOND_US)
+    shared = [place for place, (_, _, is_pattern) in enumerate(identity) if is_pattern]
+    entries = [(key, value) for key, value, _ in identity]
+    return CounterNames(domain, "fixed_window", seconds * SECOND_US).key(entries, shared)
 
 
 @given(COUNTED, COUNTED)
