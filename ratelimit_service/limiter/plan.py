@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from typing import NamedTuple
 
 from ratelimit_service.limiter.near import near_threshold
@@ -219,20 +220,22 @@ def _counted(
     refund: bool = False,
 ) -> Plan:
     assert terms.names is not None  # noqa: S101 -- as wherever there is a limit
-    return Plan(
-        terms,
+    hit = (
+        terms.names.key(identity, shared),
+        limit.requests_per_unit,
+        terms.window_us,
         addend,
-        Hit(
-            terms.names.key(identity, shared),
-            limit.requests_per_unit,
-            terms.window_us,
-            addend,
-            terms.algorithm,
-            terms.hit_mode,
-            terms.count_denied,
-            refund,
-        ),
+        terms.algorithm,
+        terms.hit_mode,
+        terms.count_denied,
+        refund,
     )
+    return _plan((terms, addend, _hit(hit)))
+
+
+_hit = partial(tuple.__new__, Hit)
+_plan = partial(tuple.__new__, Plan)
+"""From a tuple of the fields, at half the price of a call with as many arguments."""
 
 
 def _with_quotas(plans: Sequence[Plan], settings: Settings) -> list[Plan]:

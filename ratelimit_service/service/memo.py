@@ -1,11 +1,13 @@
 """What was worked out for some bytes, remembered by these bytes. Bounded.
 
 One large list in which each entry has one place and takes it from whoever had it: nothing is
-ever searched, grown, or dropped at once.
+ever searched, grown, or dropped at once. What comes only once is not remembered, so that a
+flood of new keys neither costs memory nor drives out what comes often.
 """
 
 from __future__ import annotations
 
+from array import array
 from typing import Generic, TypeVar
 
 __all__ = ["Memo"]
@@ -23,6 +25,8 @@ class Memo(Generic[_T]):
         """`places` is a power of two."""
         self._mask = places - 1
         self._places: list[tuple[bytes, int, _T] | None] = [None] * places
+        self._seen = array("q", [0]) * places
+        """For each place the hash of the key that last asked for it."""
 
     def get(self, key: bytes, number: int) -> _T | None:
         """The value remembered under these rules; what is left of older ones is not given out."""
@@ -32,6 +36,13 @@ class Memo(Generic[_T]):
         return None
 
     def put(self, key: bytes, number: int, value: _T) -> None:
-        """Remembers a value in place of another, unless its key is long."""
-        if len(key) <= MAX_KEY_BYTES:
-            self._places[hash(key) & self._mask] = (key, number, value)
+        """Remembers a value in place of another, if its key comes for the second time.
+
+        Not if other keys wanted its place in the meantime, or it is long.
+        """
+        known = hash(key)
+        place = known & self._mask
+        if self._seen[place] != known:
+            self._seen[place] = known
+        elif len(key) <= MAX_KEY_BYTES:
+            self._places[place] = (key, number, value)

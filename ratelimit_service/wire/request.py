@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -132,25 +133,31 @@ def plain_entries(part: bytes, at: int) -> tuple[Entry, ...] | None:
     """
     entries = []
     try:
-        stop = at + 2 + part[at + 1]
-        if part[at + 1] & 0x80 or stop > len(part):
+        size = part[at + 1]
+        stop = at + 2 + size
+        if size & 0x80 or stop > len(part):
             return None
         at += 2
         while at < stop:
-            end = at + 2 + part[at + 1]
-            value_at = at + 4 + part[at + 3]
-            if part[at] != 0x0A or part[at + 2] != 0x0A or value_at > end or value_at == at + 4:
+            tag, size, key_tag, key_size = part[at : at + 4]
+            key_at, end = at + 4, at + 2 + size
+            value_at = key_at + key_size
+            if tag != 0x0A or key_tag != 0x0A or not key_size or value_at > end:
                 return None
             value = ""
             if value_at < end:
                 if part[value_at] != 0x12 or value_at + 2 + part[value_at + 1] != end:
                     return None
                 value = part[value_at + 2 : end].decode()
-            entries.append(Entry(part[at + 4 : value_at].decode(), value))
+            entries.append(_entry((part[key_at:value_at].decode(), value)))
             at = end
-    except (IndexError, UnicodeDecodeError):
+    except (IndexError, ValueError):  # it ends too early, or is no UTF-8
         return None
     return tuple(entries) if at == stop else None
+
+
+_entry = partial(tuple.__new__, Entry)
+"""An Entry from its key and value, at half the price of a call with two arguments."""
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
+import redis
 
 from ratelimit_service.model import Hit, Mode
 from ratelimit_service.stores import Store
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
+from tests.servers.redis import RedisServer
 from tests.stores.cases import CASES, MINUTE, Case, T, charged, hit
 from tests.stores.conftest import Time
 
@@ -25,16 +27,21 @@ async def test_table_of_cases(case: Case, store: Store, clock: Time) -> None:
     assert answers == [charge.outcomes for charge in case.charges]
 
 
-async def test_random_walk(memory: MemoryStore, redis_store: RedisStore, clock: Time) -> None:
+async def test_random_walk(
+    memory: MemoryStore, redis_store: RedisStore, redis_server: RedisServer, clock: Time
+) -> None:
     """Over thousands of random requests memory and Redis answer the same, step by step."""
     chance = random.Random(20260512)
-    for _ in range(200):
-        clock.now_us += chance.choice([0, 1, 999_999, MINUTE // 2, MINUTE, -1, -MINUTE // 3])
-        requests = [_random_hits(chance) for _ in range(30)]
+    client = redis.Redis.from_url(redis_server.url)
+    for _ in range(800):
+        clock.now_us += chance.choice([0, 0, 1, 999_999, MINUTE // 2, MINUTE, -1, -MINUTE // 3])
+        requests = [_random_hits(chance) for _ in range(chance.choice([1, 1, 2, 30]))]
 
         expected = await charged(memory, requests)
 
         assert await charged(redis_store, requests) == expected
+        for key in client.scan_iter():
+            client.persist(key)  # Redis' expiry runs by a clock that is not the walk's
 
 
 def _random_hits(chance: random.Random) -> list[Hit]:

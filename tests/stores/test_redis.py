@@ -19,7 +19,7 @@ from ratelimit_service.stores.redis.address import Address
 from tests.conftest import need
 from tests.servers.process import free_port
 from tests.servers.redis import RedisServer
-from tests.stores.cases import MINUTE, charged, hit
+from tests.stores.cases import MINUTE, T, charged, hit
 from tests.stores.conftest import Time
 
 GENEROUS_US = 5_000_000
@@ -159,13 +159,38 @@ async def test_foreign_type_counts_as_new(
     assert [outcome.over for (outcome,) in answers if outcome] == [False, True]
 
 
-async def test_counters_expire(redis_store: RedisStore, redis_server: RedisServer) -> None:
-    """Every counter has an expiry, a little after its window."""
-    await charged(redis_store, [[hit()]])
+@pytest.mark.parametrize("now_us", [T, (1 << 25) * MINUTE], ids=["now", "when numbers wrap"])
+@pytest.mark.parametrize("addends", [[1], [1, 1], [2, 4]])
+async def test_counters_expire(
+    redis_store: RedisStore, redis_server: RedisServer, clock: Time, now_us: int, addends: list[int]
+) -> None:
+    """Every counter has an expiry, a little after its window, however it was counted."""
+    clock.now_us = now_us
+    await charged(redis_store, [[hit(addend)] for addend in addends])
+    clock.now_us += MINUTE
+    await charged(redis_store, [[hit(addend)] for addend in addends])
 
     left_ms = redis.Redis.from_url(redis_server.url).pttl(hit().key)
 
-    assert MINUTE / 1_000 < left_ms <= MINUTE / 1_000 + 1_000
+    assert MINUTE / 1_000 - 1_000 < left_ms <= MINUTE / 1_000 + 1_000
+
+
+async def test_denied_requests_leave_no_trace(
+    redis_store: RedisStore, redis_server: RedisServer
+) -> None:
+    """A request that one hit denies changes nothing in Redis for the others."""
+    client = redis.Redis.from_url(redis_server.url)
+    await charged(redis_store, [[hit(2, key="a"), hit(3, key="b")]])
+    before = {key: (client.get(key), client.pttl(key)) for key in client.scan_iter()}
+
+    denied = [hit(1, key="a"), hit(1, key="new"), hit(1, key="a"), hit(3, key="b")]
+    await charged(redis_store, [denied, denied])
+
+    after = {key: (client.get(key), client.pttl(key)) for key in client.scan_iter()}
+    assert {key: value for key, (value, _) in after.items()} == {
+        key: value for key, (value, _) in before.items()
+    }
+    assert all(0 < left_ms <= before[key][1] for key, (_, left_ms) in after.items())
 
 
 async def test_peeks_and_refunds_make_no_keys(

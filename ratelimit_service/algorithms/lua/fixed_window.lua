@@ -21,7 +21,9 @@ local function packed(number, count)
   return number % NUMBERS * COUNTS + count
 end
 
-local fixed_window = {}
+local fixed_window = {
+  adds = true, -- hits that pass within a window add their number to its state
+}
 
 function fixed_window.charge(state, now, addend, limit, window, force)
   local number, count = read(state, now, window)
