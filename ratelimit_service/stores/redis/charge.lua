@@ -47,8 +47,11 @@ local function undo(done)
     local each = done[number]
     states[each.key] = each.state
     changed[each.key] = each.change
-    if each.anew then
+    if each.before == 0 then
       redis.call("DEL", each.key)
+    elseif each.anew then
+      -- Of a window that is over, which counts again only if the clock steps back.
+      redis.call("SET", each.key, string.format("%.0f", each.before), "PX", 1000)
     elseif each.addend then
       redis.call("DECRBY", each.key, each.addend)
     end
@@ -77,7 +80,8 @@ local function increment(count, from)
       if type(after) ~= "number" then
         return undo(done)
       end
-      before, each.addend, each.anew = after - addend, addend, after == addend
+      before = after - addend
+      each.before, each.addend = before, addend
     end
     done[number] = each
     if before and (before < 0 or before >= MAX_STATE) then
@@ -87,7 +91,7 @@ local function increment(count, from)
     if not step.passed then
       return undo(done)
     end
-    if after and (each.anew or step.state ~= after) then
+    if after and (before == 0 or step.state ~= after) then
       each.anew = true
       write(key, step)
     elseif not after then
