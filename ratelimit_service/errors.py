@@ -26,6 +26,7 @@ class StatusCode(IntEnum):
 
     OK = 0
     INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
     RESOURCE_EXHAUSTED = 8
     UNIMPLEMENTED = 12

@@ -20,7 +20,7 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.service.memo import Memo
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import Outcomes, Store
+from ratelimit_service.stores import Outcomes, Store, Wanted, always
 
 __all__ = ["Answer", "Refusal", "Service"]
 
@@ -39,6 +39,11 @@ class Refusal(NamedTuple):
 
 Answer = bytes | Refusal
 """A serialized RateLimitResponse, or why there is none."""
+
+
+_ABANDONED = Refusal(
+    StatusCode.DEADLINE_EXCEEDED, "the caller stopped waiting before its hits were counted"
+)
 
 
 class _Asked(NamedTuple):
@@ -91,21 +96,31 @@ class Service:
             if not future.done():  # as it is once its waiter was cancelled
                 future.set_result(answers)
 
-        self.submit(bodies, answered)
+        self.submit(bodies, answered, lambda _: not future.done())
         return await future
 
-    def submit(self, bodies: Sequence[bytes], done: Callable[[list[Answer]], None]) -> None:
+    def submit(
+        self,
+        bodies: Sequence[bytes],
+        done: Callable[[list[Answer]], None],
+        wanted: Wanted = always,
+    ) -> None:
         """Answers serialized RateLimitRequests: `done` gets the answers in their order.
 
         `done` is called once, before this returns or later; nothing is raised. Each request is
-        settled atomically by itself, all against the same rules.
+        settled atomically by itself, all against the same rules. A request that is not `wanted`
+        any more when its turn comes to be sent to the store is not charged.
         """
         started = elapsed_us()
         snapshot = self._snapshot()
         number = snapshot.number
         remembered = self._requests.get
         asked = [remembered(body, number) or self._ask(body, snapshot) for body in bodies]
-        charged = [one.hits for one in asked if isinstance(one, _Asked) and one.hits]
+        charged, places = [], []
+        for place, one in enumerate(asked):
+            if isinstance(one, _Asked) and one.hits:
+                charged.append(one.hits)
+                places.append(place)
 
         def settled(outcomes: list[Outcomes]) -> None:
             each = iter(outcomes)
@@ -119,7 +134,9 @@ class Service:
             done(answers)
 
         if charged:
-            self._store.charge(charged, settled)
+            all_charged = len(charged) == len(asked)
+            still_wanted = wanted if all_charged else lambda place: wanted(places[place])
+            self._store.charge(charged, settled, still_wanted)
         else:
             settled([])
 
@@ -193,6 +210,9 @@ class Service:
         return _Asked(plans, hits, limits if simply_counted else None, request)
 
     def _answer(self, asked: _Asked, outcomes: Outcomes) -> Answer:
+        if asked.hits and not outcomes:
+            self._counters.refusals["abandoned"] += 1
+            return _ABANDONED
         try:
             if asked.limits is not None and _all_within(outcomes):
                 answer = wire.encode_within(asked.limits, outcomes)

@@ -7,10 +7,21 @@ from typing import Protocol
 
 from ratelimit_service.model import Hit, Outcome
 
-__all__ = ["Outcomes", "Store"]
+__all__ = ["Outcomes", "Store", "Wanted", "always"]
 
 Outcomes = Sequence[Outcome | None]
-"""One for each hit of a request, in order; None where the store gave no answer in time."""
+"""One for each hit of a request, in order; None where the store gave no answer in time.
+
+Empty for a request that was not charged, since its caller did not want it any more.
+"""
+
+Wanted = Callable[[int], bool]
+"""Whether the caller still waits for the answer to a request, by its place among those charged."""
+
+
+def always(_place: int) -> bool:
+    """A caller that waits for as long as it takes."""
+    return True
 
 
 class Store(Protocol):
@@ -23,9 +34,14 @@ class Store(Protocol):
         """
 
     def charge(
-        self, requests: Sequence[Sequence[Hit]], done: Callable[[list[Outcomes]], None]
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Callable[[list[Outcomes]], None],
+        wanted: Wanted = always,
     ) -> None:
         """Settles each request, each atomically by itself; `done` gets the answers in order.
+
+        A store in which requests wait asks `wanted` before it sends one, and else drops it.
 
         `done` is called exactly once, before this returns or later, at the latest when the
         store's timeout is over. A store that fails raises nothing: hits without an answer have

@@ -14,7 +14,7 @@ from ratelimit_service.clock import Clock, now_us
 from ratelimit_service.health import Health
 from ratelimit_service.model import Hit, Outcome
 from ratelimit_service.observer import Counters
-from ratelimit_service.stores import Outcomes
+from ratelimit_service.stores import Outcomes, Wanted, always
 
 __all__ = ["MemoryStore"]
 
@@ -88,7 +88,10 @@ class MemoryStore:
         """Nothing to let go of."""
 
     def charge(
-        self, requests: Sequence[Sequence[Hit]], done: Callable[[list[Outcomes]], None]
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Callable[[list[Outcomes]], None],
+        wanted: Wanted = always,  # noqa: ARG002 -- nothing waits here
     ) -> None:
         """Settles the requests one after the other, at one moment, and calls `done` at once."""
         now = self._clock()

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from ratelimit_service import wire
 from ratelimit_service.health import Health
-from ratelimit_service.model import Decision, Descriptor, Entry, Hit, Limit, Request
+from ratelimit_service.model import Decision, Descriptor, Entry, Hit, Limit, Outcome, Request
 from ratelimit_service.observer import Counters, Tally
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.service import Refusal, Service
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import Outcomes, Store
+from ratelimit_service.stores import Outcomes, Store, Wanted, always
 from ratelimit_service.stores.memory import MemoryStore
 from tests.stores.cases import T
 
@@ -25,9 +25,39 @@ class Away:
     async def close(self) -> None: ...
 
     def charge(
-        self, requests: Sequence[Sequence[Hit]], done: Callable[[list[Outcomes]], None]
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Callable[[list[Outcomes]], None],
+        wanted: Wanted = always,
     ) -> None:
         done([[None] * len(hits) for hits in requests])
+
+
+class Busy(Away):
+    """A store in which requests wait until it is told to go on; then the wanted ones pass."""
+
+    def __init__(self) -> None:
+        self.waiting: list[
+            tuple[Sequence[Sequence[Hit]], Callable[[list[Outcomes]], None], Wanted]
+        ] = []
+
+    def charge(
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Callable[[list[Outcomes]], None],
+        wanted: Wanted = always,
+    ) -> None:
+        self.waiting.append((requests, done, wanted))
+
+    def go_on(self) -> None:
+        for requests, done, wanted in self.waiting:
+            done(
+                [
+                    [Outcome(False, hit.limit - 1, 1, 1) for hit in hits] if wanted(place) else []
+                    for place, hits in enumerate(requests)
+                ]
+            )
+        self.waiting.clear()
 
 
 def descriptor(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
 import redis
 
 from ratelimit_service.model import Hit, Mode
-from ratelimit_service.stores import Store
+from ratelimit_service.stores import Outcomes, Store
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
 from tests.servers.redis import RedisServer
-from tests.stores.cases import CASES, MINUTE, Case, T, charged, hit
+from tests.stores.cases import CASES, MINUTE, Case, T, charged, hit, ok
 from tests.stores.conftest import Time
 
 
@@ -63,6 +64,26 @@ async def test_batch_is_settled_in_order(store: Store) -> None:
     answers = await charged(store, [[hit(2)], [hit(2)], [hit(2)], [hit(1)]])
 
     assert [outcome.over for (outcome,) in answers if outcome] == [False, False, True, False]
+
+
+async def test_unwanted_requests_are_not_charged(redis_store: RedisStore) -> None:
+    """What nobody waits for any more when its turn comes has no outcome and is not counted."""
+    future: asyncio.Future[list[Outcomes]] = asyncio.get_running_loop().create_future()
+    requests = [[hit(), hit(key="b")], [hit()], [hit()]]
+
+    redis_store.charge(requests, future.set_result, lambda place: place == 1)
+
+    assert await future == [[], [ok(4)], []]
+    assert await charged(redis_store, [[hit()]]) == [[ok(3)]]
+
+
+async def test_nothing_is_sent_where_nothing_is_wanted(redis_store: RedisStore) -> None:
+    """A batch that nobody waits for ends all the same."""
+    future: asyncio.Future[list[Outcomes]] = asyncio.get_running_loop().create_future()
+
+    redis_store.charge([[hit()], [hit()]], future.set_result, lambda _: False)
+
+    assert await future == [[], []]
 
 
 async def test_nothing_to_charge(store: Store) -> None:

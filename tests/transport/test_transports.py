@@ -16,7 +16,7 @@ from ratelimit_service.health import Health, Phase
 from ratelimit_service.model import Code, Request
 from ratelimit_service.transport import TRANSPORTS
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
-from tests.service.asking import Asking, descriptor
+from tests.service.asking import Asking, Busy, descriptor
 
 RULES = "domain: edge\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]"
 HealthRequest = health_pb2.HealthCheckRequest
@@ -75,6 +75,34 @@ async def test_decides(server: Server) -> None:
     answers = [decode_decision(await server.call(body)) for _ in range(2)]
 
     assert [answer.code for answer in answers] == [Code.OK, Code.OVER_LIMIT]
+
+
+async def test_abandoned_call_is_not_charged(tmp_path: Path, transport: str) -> None:
+    """A call that its caller gives up, or whose time is over, before its turn is not counted."""
+    busy = Busy()
+    server = Server(Asking(tmp_path, RULES, store=busy), transport)
+    await server.start()
+    call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = server.channel.unary_unary(
+        f"/{SERVICE}/{METHOD}"
+    )
+    body = encode_request(Request("edge", (descriptor("a=x"),)))
+    cancelled, late, patient = call(body), call(body, timeout=0.05), call(body)
+    async with asyncio.timeout(10):
+        while len(busy.waiting) < 3:
+            await asyncio.sleep(0.001)
+        cancelled.cancel()
+        while sum(wanted(0) for _, _, wanted in busy.waiting) > 1:
+            await asyncio.sleep(0.001)
+
+    busy.go_on()
+
+    assert decode_decision(await patient).code is Code.OK
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await late
+    assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert server.asking.counters.refusals["abandoned"] == 2
+    await server.channel.close()
+    await server.server.stop(0)
 
 
 @pytest.mark.parametrize(

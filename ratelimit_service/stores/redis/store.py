@@ -10,6 +10,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import hiredis
 
@@ -18,7 +19,7 @@ from ratelimit_service.errors import StoreError
 from ratelimit_service.health import Health
 from ratelimit_service.model import Hit
 from ratelimit_service.observer import Counters
-from ratelimit_service.stores import Outcomes
+from ratelimit_service.stores import Outcomes, Wanted, always
 from ratelimit_service.stores.redis.address import Address
 from ratelimit_service.stores.redis.connection import Connection, Reply, open_connection
 from ratelimit_service.stores.redis.script import SCRIPT, SHA, arguments, outcomes
@@ -46,20 +47,36 @@ _BACK_OFF_SECONDS = (0.05, 1.0)
 """The first and the longest wait between two attempts to connect."""
 
 
+_PENDING: Outcomes = ()
+
+
 class _Charge:
     """The requests of one call of `charge`, and what is known of their outcomes."""
 
-    __slots__ = ("done", "late", "missing", "outcomes", "requests")
+    __slots__ = ("done", "missing", "outcomes", "over", "requests", "sent", "wanted")
 
     def __init__(
-        self, requests: Sequence[Sequence[Hit]], done: Callable[[list[Outcomes]], None]
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Callable[[list[Outcomes]], None],
+        wanted: Wanted,
     ) -> None:
         self.requests = requests
         self.done = done
-        self.outcomes: list[Outcomes] = [()] * len(requests)
+        self.wanted = wanted
+        self.outcomes: list[Outcomes] = [_PENDING] * len(requests)
         self.missing = len(requests)
-        self.late = False
+        self.sent = 0
+        """How many requests have been sent, or were not wanted any more."""
+        self.over = False
         """Whether `done` was called: nobody waits any more."""
+
+
+class _Batch(NamedTuple):
+    """What one script call charges: its requests, and of which charges they are which."""
+
+    requests: list[Sequence[Hit]]
+    places: list[tuple[_Charge, list[int]]]
 
 
 class RedisStore:
@@ -91,7 +108,7 @@ class RedisStore:
         self._keeper: asyncio.Task[None] | None = None
         self._fault_at: float | None = None
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[tuple[_Charge, int]] = deque()
+        self._queue: deque[_Charge] = deque()
         self._waiting: deque[tuple[float, _Charge]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._sending = False
@@ -115,20 +132,23 @@ class RedisStore:
             self._timer.cancel()
 
     def charge(
-        self, requests: Sequence[Sequence[Hit]], done: Callable[[list[Outcomes]], None]
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Callable[[list[Outcomes]], None],
+        wanted: Wanted = always,
     ) -> None:
         """Queues the requests for the next script calls; each call is atomic.
 
         What comes in one tick goes out together, at most some 256 hits a call and a few calls
         at a time, so that batches grow with the load. A request is never split over calls.
         """
-        charge = _Charge(requests, done)
+        charge = _Charge(requests, done, wanted)
         if not requests or self._connection is None:
-            self._unanswered(charge, "disconnected")
+            self._give_up(charge, "disconnected")
             return
         deadline = self._loop.time() + self._timeout
         self._waiting.append((deadline, charge))
-        self._queue.extend((charge, index) for index in range(len(requests)))
+        self._queue.append(charge)
         if self._timer is None:
             self._timer = self._loop.call_at(deadline, self._expire)
         if not self._sending and self._in_flight < _MAX_IN_FLIGHT:
@@ -141,80 +161,98 @@ class RedisStore:
         while self._queue and self._in_flight < _MAX_IN_FLIGHT:
             connection = self._connection
             if connection is None:
-                for charge, index in self._queue:
-                    self._settle(charge, index, None, "disconnected")
+                for charge in self._queue:
+                    self._give_up(charge, "disconnected")
                 self._queue.clear()
                 return
-            batch: list[tuple[_Charge, int]] = []
-            size = 0
-            while self._queue:
-                charge, index = self._queue[0]
-                hits = len(charge.requests[index])
-                if batch and size + hits > _MAX_BATCH_HITS:
-                    break
-                self._queue.popleft()
-                if charge.late:
-                    continue  # nobody waits for it any more, so it is not charged
-                batch.append((charge, index))
-                size += hits
-            if batch:
+            batch = self._next_batch()
+            if batch.requests:
                 self._in_flight += 1
                 self._call(connection, batch, "EVALSHA", SHA)
 
-    def _call(
-        self, connection: Connection, batch: list[tuple[_Charge, int]], command: str, script: str
-    ) -> None:
+    def _next_batch(self) -> _Batch:
+        """Takes from the queue what fits into one call, and drops what nobody waits for."""
+        batch = _Batch([], [])
+        size = 0
+        while self._queue:
+            charge = self._queue[0]
+            requests, taken, at = charge.requests, [], charge.sent
+            while at < len(requests) and not charge.over:
+                hits = requests[at]
+                if size and size + len(hits) > _MAX_BATCH_HITS:
+                    break
+                if charge.wanted(at):
+                    taken.append(at)
+                    batch.requests.append(hits)
+                    size += len(hits)
+                else:
+                    charge.outcomes[at] = []
+                at += 1
+            unwanted = at - charge.sent - len(taken)
+            charge.sent = at
+            if taken:
+                batch.places.append((charge, taken))
+            if unwanted:
+                self._settled(charge, unwanted)
+            if at < len(requests) and not charge.over:
+                break
+            self._queue.popleft()
+        return batch
+
+    def _call(self, connection: Connection, batch: _Batch, command: str, script: str) -> None:
         now = self._clock() if self._clock else None
-        requests = [charge.requests[index] for charge, index in batch]
-        future = connection.call(command, script, *arguments(requests, now))
+        future = connection.call(command, script, *arguments(batch.requests, now))
         future.add_done_callback(lambda _: self._replied(connection, batch, future.result()))
 
-    def _replied(
-        self, connection: Connection, batch: list[tuple[_Charge, int]], reply: Reply
-    ) -> None:
+    def _replied(self, connection: Connection, batch: _Batch, reply: Reply) -> None:
         if isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT"):
             # Redis has lost its scripts (SCRIPT FLUSH, a restart); EVAL also teaches it anew.
             self._call(connection, batch, "EVAL", SCRIPT)
             return
         self._in_flight -= 1
-        found = outcomes(reply, [charge.requests[index] for charge, index in batch])
+        found = outcomes(reply, batch.requests)
         if found is not None:
             self._succeeded()
-            for (charge, index), each in zip(batch, found, strict=True):
-                self._settle(charge, index, each)
+            each = iter(found)
+            for charge, places in batch.places:
+                for place in places:
+                    charge.outcomes[place] = next(each)
+                self._settled(charge, len(places))
         else:
             reason = "disconnected"
             if reply is not None:
                 reason = "refused"
                 self._degrade(f"answers: {reply!s:.200}")
-            for charge, index in batch:
-                self._settle(charge, index, None, reason)
+            for charge, places in batch.places:
+                for place in places if not charge.over else ():
+                    self._without(charge, place, reason)
+                self._settled(charge, len(places))
         self._send()
 
-    def _settle(
-        self, charge: _Charge, index: int, found: Outcomes | None, reason: str = ""
-    ) -> None:
-        """Notes a request's outcomes; a charge whose requests all have theirs is done."""
-        if charge.late:
+    def _settled(self, charge: _Charge, count: int) -> None:
+        """Notes that so many requests have their outcomes; a charge that has all is done."""
+        charge.missing -= count
+        if charge.over or charge.missing:
             return
-        if found is None:
-            self._counters.store_errors[reason] += len(charge.requests[index])
-            found = [None] * len(charge.requests[index])
-        charge.outcomes[index] = found
-        charge.missing -= 1
-        if not charge.missing:
-            charge.late = True
-            charge.done(charge.outcomes)
+        charge.over = True
+        while self._waiting and self._waiting[0][1].over:
+            self._waiting.popleft()  # one by one: a second's worth at once takes 20 ms
+        charge.done(charge.outcomes)
 
-    def _unanswered(self, charge: _Charge, reason: str) -> None:
+    def _without(self, charge: _Charge, place: int, reason: str) -> None:
+        """Gives a request's hits no outcome."""
+        hits = len(charge.requests[place])
+        self._counters.store_errors[reason] += hits
+        charge.outcomes[place] = [None] * hits
+
+    def _give_up(self, charge: _Charge, reason: str) -> None:
         """Ends a charge: the requests that have no outcomes yet get none."""
-        if charge.late:
+        if charge.over:
             return
-        charge.late = True
-        for index, hits in enumerate(charge.requests):
-            if not charge.outcomes[index]:
-                self._counters.store_errors[reason] += len(hits)
-                charge.outcomes[index] = [None] * len(hits)
+        charge.over = True
+        for place, found in enumerate(charge.outcomes):
+            if found is _PENDING and (place < charge.sent or charge.wanted(place)):
+                self._without(charge, place, reason)
         charge.done(charge.outcomes)
 
     def _expire(self) -> None:
@@ -224,12 +262,12 @@ class RedisStore:
         connection = self._connection
         while self._waiting:
             deadline, charge = self._waiting[0]
-            if charge.late:
+            if charge.over:
                 self._waiting.popleft()
             elif deadline <= now:
                 self._waiting.popleft()
                 self._degrade(f"is slower than {self._timeout * 1000:g} ms")
-                self._unanswered(charge, "timeout")
+                self._give_up(charge, "timeout")
             else:
                 self._timer = self._loop.call_at(deadline, self._expire)
                 break

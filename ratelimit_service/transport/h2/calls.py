@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import math
 
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.service import Answer, Refusal, Service
@@ -37,8 +37,10 @@ class ServiceCalls:
         """Hands the decisions of one read on, and answers the rest."""
         for event in events:
             if isinstance(event, Calls):
+                if len(events) > 1:
+                    event = _still_open(protocol, event)  # noqa: PLW2901 -- the same, but shorter
                 if event.head.path == _DECIDE:
-                    self._decide(protocol, event.stream_ids, event.messages)
+                    self._decide(protocol, event)
                 else:
                     for stream_id, message in zip(event.stream_ids, event.messages, strict=True):
                         self._call(protocol, event.head.path, stream_id, message)
@@ -56,11 +58,16 @@ class ServiceCalls:
             if watched[0] is protocol:
                 task.cancel()
 
-    def _decide(
-        self, protocol: Protocol, stream_ids: Sequence[int], bodies: Sequence[bytes]
-    ) -> None:
+    def _decide(self, protocol: Protocol, calls: Calls) -> None:
+        connection, stream_ids = protocol.connection, calls.stream_ids
+        clock = asyncio.get_running_loop().time
+        timeout_us = calls.head.timeout_us
+        expires = math.inf if timeout_us is None else clock() + timeout_us / 1_000_000
+
+        def wanted(place: int) -> bool:
+            return connection.is_open(stream_ids[place]) and clock() < expires
+
         def decided(answers: list[Answer]) -> None:
-            connection = protocol.connection
             for stream_id, answer in zip(stream_ids, answers, strict=True):
                 if isinstance(answer, Refusal):
                     connection.finish(stream_id, answer.code, answer.message)
@@ -68,7 +75,7 @@ class ServiceCalls:
                     connection.answer(stream_id, answer)
             protocol.flush_soon()
 
-        self._service.submit(bodies, decided)
+        self._service.submit(calls.messages, decided, wanted)
 
     def _call(self, protocol: Protocol, path: bytes, stream_id: int, message: bytes) -> None:
         connection = protocol.connection
@@ -98,3 +105,14 @@ class ServiceCalls:
         task = self._watches.get((protocol, event.stream_id))
         if task is not None:
             task.cancel()
+
+
+def _still_open(protocol: Protocol, calls: Calls) -> Calls:
+    """Calls without those that the same read has also cancelled."""
+    connection = protocol.connection
+    still = [
+        (stream_id, message)
+        for stream_id, message in zip(calls.stream_ids, calls.messages, strict=True)
+        if connection.is_open(stream_id)
+    ]
+    return Calls(calls.head, [each[0] for each in still], [each[1] for each in still])

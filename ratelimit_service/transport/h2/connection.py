@@ -285,7 +285,7 @@ class Connection:
 
     def is_open(self, stream_id: int) -> bool:
         """Whether the client still waits for this answer."""
-        return stream_id in self._streams
+        return stream_id in self._streams and not self.closing
 
     def send(self, stream_id: int, message: bytes) -> None:
         """Sends one message of an answer, which stays open."""

@@ -67,6 +67,7 @@ class Protocol(asyncio.Protocol):
     def connection_lost(self, _: Exception | None) -> None:
         """Called by asyncio."""
         self._transport = None
+        self.connection.closing = True
         self._calls.forget(self)
         self._closed(self)
 
