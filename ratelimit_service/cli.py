@@ -269,8 +269,13 @@ def _explained(explanation: Explanation, key: str | None) -> dict[str, object]:
     show_default=True,
     metavar="HOST:PORT",
     envvar="RATELIMIT_ADDRESS",
-    help="Where the service is.",
+    help="Where the service is; unix:PATH for a Unix socket.",
 )
+@click.option(
+    "--tls-ca", metavar="FILE", help="Speak TLS, with a server that these authorities vouch for."
+)
+@click.option("--tls-cert", metavar="FILE", help="The certificate that the service asks of us.")
+@click.option("--tls-key", metavar="FILE", help="Its key.")
 @click.option(
     "--hits",
     type=click.IntRange(0, MAX_ADDEND),
@@ -297,6 +302,9 @@ def hit(
     domain: str,
     descriptors: Sequence[str],
     address: str,
+    tls_ca: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
     hits: int | None,
     refund: bool,
     limit: str | None,
@@ -312,8 +320,11 @@ def hit(
 
     Example: ratelimit hit demo user=alice --repeat 7
     """
-    from ratelimit_service.client import Client  # noqa: PLC0415
+    from ratelimit_service.client import Client, ClientTLS  # noqa: PLC0415
 
+    if (tls_cert or tls_key) and not (tls_ca and tls_cert and tls_key):
+        raise click.UsageError("a client certificate takes --tls-ca, --tls-cert and --tls-key")
+    tls = ClientTLS(tls_ca, tls_cert, tls_key) if tls_ca else None
     override = _parse_limit(limit) if limit else None
     asked = tuple(
         parse_descriptor(text)._replace(limit=override, hits_addend=hits, is_negative_hits=refund)
@@ -322,7 +333,7 @@ def hit(
     request = Request(domain, asked)
     timeout_us = parse_duration(timeout)
     over = 0
-    with Client(address) as client:
+    with Client(address, tls) as client:
         for _ in range(repeat):
             decision = client.should_rate_limit(request, timeout_us)
             over += decision.code is Code.OVER_LIMIT

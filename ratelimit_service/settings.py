@@ -25,6 +25,7 @@ __all__ = [
     "redacted",
     "settings",
     "split_address",
+    "unix_path",
 ]
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|µs|ms|s|m|h)")
@@ -66,6 +67,16 @@ def split_address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def unix_path(address: str) -> str | None:
+    """The path of `unix:PATH`, None for any other address. Raises SettingsError without a path."""
+    kind, _, path = address.partition(":")
+    if kind != "unix":
+        return None
+    if not path:
+        raise SettingsError(f"{address!r} names no socket: write unix:/run/ratelimit.sock")
+    return path.removeprefix("//")
+
+
 def redacted(url: str) -> str:
     """A store URL fit for a log: without its password."""
     parts = urlsplit(url)
@@ -78,6 +89,12 @@ def redacted(url: str) -> str:
 
 def _address(text: str) -> str:
     split_address(text)
+    return text
+
+
+def _grpc_address(text: str) -> str:
+    if unix_path(text) is None:
+        split_address(text)
     return text
 
 
@@ -189,7 +206,9 @@ class Settings:
     )
     grpc: str = field(
         default="0.0.0.0:8081",
-        metadata=_described("Where Envoy calls.", "HOST:PORT", _address),
+        metadata=_described(
+            "Where Envoy calls; unix:PATH for a Unix socket.", "HOST:PORT", _grpc_address
+        ),
     )
     http: str = field(
         default="0.0.0.0:8080",
@@ -299,6 +318,28 @@ class Settings:
             "GRPC_MAX_CONNECTION_AGE",
         ),
     )
+    tls_cert: str = field(
+        default="",
+        metadata=_described(
+            "A PEM file: the certificate of the gRPC port, with its chain. Without it no TLS.",
+            "FILE",
+            str,
+            "GRPC_SERVER_TLS_CERT",
+        ),
+    )
+    tls_key: str = field(
+        default="",
+        metadata=_described("A PEM file: its key.", "FILE", str, "GRPC_SERVER_TLS_KEY"),
+    )
+    tls_client_ca: str = field(
+        default="",
+        metadata=_described(
+            "A PEM file: the authorities of which callers need a certificate.",
+            "FILE",
+            str,
+            "GRPC_CLIENT_TLS_CACERT",
+        ),
+    )
     grace_us: int = field(
         default=10_000_000,
         metadata=_described(
@@ -333,12 +374,19 @@ def from_reference(environ: Mapping[str, str]) -> dict[str, str]:
     for each in settings():
         if text := environ.get(each.reference):
             found[each.name] = _checked(each.reference, text, each.parse)
+    if not _switch(
+        _checked("GRPC_SERVER_USE_TLS", environ.get("GRPC_SERVER_USE_TLS") or "false", _switch)
+    ):
+        for name in ("tls_cert", "tls_key", "tls_client_ca"):
+            found.pop(name, None)
+    if path := environ.get("GRPC_UDS"):
+        found["grpc"] = f"unix:{path}"
     if any(environ.get(name) for name in _RUNTIME):
         found["rules"] = str(
             Path(*(environ.get(name, default) for name, default in _RUNTIME.items()))
         )
     for name, host, port in (("http", "HOST", "PORT"), ("grpc", "GRPC_HOST", "GRPC_PORT")):
-        if environ.get(host) or environ.get(port):
+        if name not in found and (environ.get(host) or environ.get(port)):
             default_host, default_port = split_address(str(getattr(Settings(), name)))
             place = environ.get(host) or default_host
             place = f"[{place}]" if ":" in place else place

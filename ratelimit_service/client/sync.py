@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import grpc
 
@@ -11,16 +12,40 @@ from ratelimit_service.errors import TransportError
 from ratelimit_service.model import Decision, Request
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 
-__all__ = ["Client"]
+__all__ = ["Client", "ClientTLS"]
+
+
+class ClientTLS(NamedTuple):
+    """PEM files: the authorities that vouch for the server, and our own certificate and key."""
+
+    ca: str
+    cert: str | None = None
+    key: str | None = None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """For grpcio. Raises TransportError for a file that cannot be read."""
+        try:
+            authorities, key, cert = map(_content, (self.ca, self.key, self.cert))
+        except OSError as error:
+            raise TransportError(f"{error.filename} cannot be read: {error.strerror}") from error
+        return grpc.ssl_channel_credentials(authorities, key, cert)
+
+
+def _content(path: str | None) -> bytes | None:
+    return Path(path).read_bytes() if path else None
 
 
 class Client:
     """A connection to one service; use it as a context manager."""
 
-    def __init__(self, address: str) -> None:
-        """`address` is `HOST:PORT`; nothing is connected before the first call."""
+    def __init__(self, address: str, tls: ClientTLS | None = None) -> None:
+        """`address` is `HOST:PORT` or `unix:PATH`; nothing is connected before the first call."""
         self._address = address
-        self._channel = grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])
+        options = [("grpc.enable_http_proxy", 0)]
+        if tls is None:
+            self._channel = grpc.insecure_channel(address, options=options)
+        else:
+            self._channel = grpc.secure_channel(address, tls.credentials(), options=options)
         self._call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(
             f"/{SERVICE}/{METHOD}"
         )

@@ -27,6 +27,7 @@ from ratelimit_service.settings import Settings, redacted
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.transport import TRANSPORTS
+from ratelimit_service.transport.tls import TLS
 
 try:
     import uvloop
@@ -73,6 +74,7 @@ def _collect_young() -> None:
 
 
 async def _serve(settings: Settings) -> int:
+    tls = TLS.of(settings)
     counters, health = Counters(), Health()
     rules = Rules(settings.rules, counters=counters, health=health, strict=settings.strict_rules)
     await asyncio.to_thread(rules.load)
@@ -89,7 +91,7 @@ async def _serve(settings: Settings) -> int:
 
         service = Service(lambda: rules.snapshot, store, settings, counters)
         grpc_server = TRANSPORTS[settings.transport](
-            settings.grpc, service, health, settings.max_connection_age_us
+            settings.grpc, service, health, settings.max_connection_age_us, tls
         )
         metrics = Metrics(counters, health, lambda: rules.snapshot, live_counters)
         admin = Admin(
@@ -151,14 +153,20 @@ def _handle_signals(rules: Rules) -> asyncio.Event:
 def _announce(settings: Settings, rules: Rules, grpc_port: int, http_port: int) -> None:
     """Prints what is served, and a command that tries it."""
     snapshot = rules.snapshot
+    place = f"port {grpc_port}" if grpc_port else settings.grpc
     lines = [
-        f"ratelimit serves gRPC on port {grpc_port} and HTTP on port {http_port}",
+        f"ratelimit serves gRPC on {place} and HTTP on port {http_port}",
         f"counters in {redacted(settings.store)}",
         f"rules from {settings.rules}: {_domains(snapshot.domains) or 'no domain'}",
     ]
     if snapshot.unserved:
         lines.append(f"NOT served, see the errors above: {_domains(snapshot.unserved)}")
-    command = example(snapshot, sys.argv[0], grpc_port)
+    options = []
+    if settings.grpc.startswith("unix:") or grpc_port != 8081:
+        options += ["--address", f"localhost:{grpc_port}" if grpc_port else settings.grpc]
+    if settings.tls_cert:
+        options += ["--tls-ca", settings.tls_cert]
+    command = example(snapshot, sys.argv[0], options)
     if command:
         lines += ["make a decision with", command]
     sys.stdout.write("".join(f"{line}\n" for line in lines))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from ratelimit_service.rules.tree import Level, Node, Snapshot
@@ -11,21 +12,19 @@ from ratelimit_service.rules.tree import Level, Node, Snapshot
 __all__ = ["example"]
 
 
-def example(snapshot: Snapshot, program: str, port: int) -> str | None:
+def example(snapshot: Snapshot, program: str, options: Sequence[str]) -> str | None:
     """A shell command that asks for the first limited rule; None if there is none.
 
     `program` is how this process was started; the command starts with it, relative to the
-    working directory if it lies below.
+    working directory if it lies below. `options` say how the service is reached.
     """
     for domain in snapshot.domains.values():
         path = _first_limited(domain.root)
         if path:
             entries = ",".join(_entry(node) for node in path)
             relative = os.path.relpath(program)
-            parts = [relative if not relative.startswith("..") else Path(program).name, "hit"]
-            if port != 8081:
-                parts += ["--address", f"localhost:{port}"]
-            return shlex.join([*parts, domain.name, entries])
+            name = relative if not relative.startswith("..") else Path(program).name
+            return shlex.join([name, "hit", *options, domain.name, entries])
     return None
 
 

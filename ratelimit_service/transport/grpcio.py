@@ -14,6 +14,7 @@ from ratelimit_service.health import Health
 from ratelimit_service.service import Answer, Refusal, Service
 from ratelimit_service.transport.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.transport.reflection import SERVICES
+from ratelimit_service.transport.tls import TLS
 from ratelimit_service.wire import METHOD, POOL, SERVICE
 
 __all__ = ["GrpcioServer"]
@@ -27,10 +28,16 @@ class GrpcioServer:
     """Serves `ShouldRateLimit`, health and reflection on one port."""
 
     def __init__(
-        self, address: str, service: Service, health: Health, max_connection_age_us: int = 0
+        self,
+        address: str,
+        service: Service,
+        health: Health,
+        max_connection_age_us: int = 0,
+        tls: TLS | None = None,
     ) -> None:
-        """`address` is `HOST:PORT`; port 0 takes a free one. An age of 0 is any."""
+        """`address` is `HOST:PORT` or `unix:PATH`; port 0 takes a free one. An age of 0 is any."""
         self._address = address
+        self._tls = tls
         self._options: list[tuple[str, object]] = [("grpc.so_reuseport", 0)]
         if max_connection_age_us:
             age_ms = max(1, max_connection_age_us // 1_000)
@@ -40,7 +47,10 @@ class GrpcioServer:
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> int:
-        """Opens the port and returns its number. Raises TransportError if it cannot be opened."""
+        """Opens the port and returns its number, which for a socket says nothing.
+
+        Raises TransportError if it cannot be opened.
+        """
         server = grpc.aio.server(options=self._options)
         decide: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(
             self._should_rate_limit
@@ -61,7 +71,10 @@ class GrpcioServer:
         )
         reflection.enable_server_reflection(SERVICES, server, POOL)
         try:
-            port = server.add_insecure_port(self._address)
+            if self._tls is None:
+                port = server.add_insecure_port(self._address)
+            else:
+                port = server.add_secure_port(self._address, self._tls.credentials())
         except RuntimeError as error:
             raise TransportError(
                 f"cannot open the gRPC port {self._address}: it is in use or not this machine's; "

@@ -1,0 +1,157 @@
+"""Where the gRPC port can be: TLS and Unix sockets, over both transports."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import subprocess
+from pathlib import Path
+
+import grpc
+import pytest
+import trustme
+
+from ratelimit_service.errors import SettingsError, TransportError
+from ratelimit_service.health import Health
+from ratelimit_service.model import Code, Request
+from ratelimit_service.settings import Settings
+from ratelimit_service.transport import TRANSPORTS
+from ratelimit_service.transport.tls import TLS
+from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
+from tests.servers.service import COMMAND, ServiceProcess
+from tests.service.asking import Asking, descriptor
+from tests.transport.test_transports import RULES, transport
+
+__all__ = ["transport"]
+
+
+class Files:
+    """An authority, and what it has signed for a server and a client."""
+
+    def __init__(self, directory: Path) -> None:
+        self.authority = trustme.CA()
+        server = self.authority.issue_cert("localhost", "127.0.0.1")
+        self.client = self.authority.issue_cert("client@example.org")
+        self.ca, self.cert, self.key = (directory / name for name in ("ca", "cert", "key"))
+        self.authority.cert_pem.write_to_path(self.ca)
+        server.private_key_pem.write_to_path(self.key)
+        for part in server.cert_chain_pems:
+            part.write_to_path(self.cert, append=True)
+
+
+async def decided(channel: grpc.aio.Channel) -> Code:
+    """The code of one decision over the channel."""
+    call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+        f"/{SERVICE}/{METHOD}"
+    )
+    async with channel:
+        body = encode_request(Request("edge", (descriptor("a=x"),)))
+        return decode_decision(await call(body, timeout=10)).code
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+@pytest.fixture
+def asking(tmp_path: Path) -> Asking:
+    rules = tmp_path / "rules"
+    rules.mkdir()
+    return Asking(rules, RULES)
+
+
+async def test_tls(files: Files, asking: Asking, transport: str) -> None:
+    """With a certificate the port speaks TLS, and clients can tell whom they reach."""
+    tls = TLS(files.cert, files.key)
+    server = TRANSPORTS[transport]("127.0.0.1:0", asking.service, Health(), 0, tls)
+    port = await server.start()
+    trusting = grpc.ssl_channel_credentials(files.ca.read_bytes())
+
+    code = await decided(grpc.aio.secure_channel(f"localhost:{port}", trusting))
+
+    assert code is Code.OK
+    with pytest.raises(grpc.aio.AioRpcError):
+        await decided(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+    await server.stop(0)
+
+
+async def test_client_certificates(files: Files, asking: Asking, transport: str) -> None:
+    """With authorities for clients only those call that have a certificate of theirs."""
+    tls = TLS(files.cert, files.key, files.ca)
+    server = TRANSPORTS[transport]("127.0.0.1:0", asking.service, Health(), 0, tls)
+    port = await server.start()
+    known = grpc.ssl_channel_credentials(
+        files.ca.read_bytes(),
+        files.client.private_key_pem.bytes(),
+        files.client.cert_chain_pems[0].bytes(),
+    )
+    unknown = grpc.ssl_channel_credentials(files.ca.read_bytes())
+
+    code = await decided(grpc.aio.secure_channel(f"localhost:{port}", known))
+
+    assert code is Code.OK
+    with pytest.raises(grpc.aio.AioRpcError):
+        await decided(grpc.aio.secure_channel(f"localhost:{port}", unknown))
+    await server.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tls_cert": "cert"}, "TLS needs both --tls-cert FILE and --tls-key FILE"),
+        ({"tls_client_ca": "ca"}, "TLS needs both --tls-cert FILE and --tls-key FILE"),
+        ({"tls_cert": "none", "tls_key": "key"}, "No such file"),
+        ({"tls_cert": "ca", "tls_key": "key"}, "cannot be used"),
+        ({"tls_cert": "cert", "tls_key": "key", "tls_client_ca": "key"}, "--tls-client-ca"),
+    ],
+)
+def test_files_that_cannot_be_used(
+    files: Files, tmp_path: Path, given: dict[str, str], message: str
+) -> None:
+    """TLS files that are missing, no PEM or do not belong together are named at the start."""
+    named = {name: str(tmp_path / file) for name, file in given.items()}
+
+    with pytest.raises(SettingsError, match=message):
+        TLS.of(Settings(**named))  # type: ignore[arg-type]  # all of them are paths
+
+
+async def test_unix_socket(tmp_path: Path, asking: Asking, transport: str) -> None:
+    """The port may be a Unix socket, also in place of one whose process is dead."""
+    address = f"unix:{tmp_path / 'grpc.sock'}"
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(tmp_path / "grpc.sock"))
+    server = TRANSPORTS[transport](address, asking.service, Health())
+    await server.start()
+
+    code = await decided(grpc.aio.insecure_channel(address))
+
+    assert code is Code.OK
+    await server.stop(0)
+    assert not (tmp_path / "grpc.sock").exists()
+
+
+async def test_place_that_is_taken(tmp_path: Path, asking: Asking) -> None:
+    """A socket that somebody listens on stays theirs, and so does a file that is none."""
+    (tmp_path / "file").touch()
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind(str(tmp_path / "taken"))
+        taken.listen()
+        for name, message in (("taken", "somebody else listens there"), ("file", "no socket")):
+            server = TRANSPORTS["h2"](f"unix:{tmp_path / name}", asking.service, Health())
+            with pytest.raises(TransportError, match=message):
+                await server.start()
+
+
+def test_printed_command_works(tmp_path: Path) -> None:
+    """What a service on a Unix socket prints at its start makes a decision."""
+    (tmp_path / "rules.yaml").write_text(RULES)
+    flags = ["--rules", str(tmp_path / "rules.yaml"), "--grpc", f"unix:{tmp_path / 'sock'}"]
+    service = ServiceProcess(tmp_path, *flags)
+    service.start()
+    command = shlex.split(service.log.strip().splitlines()[-1])
+
+    done = subprocess.run([COMMAND, *command[1:]], capture_output=True, text=True, check=False)
+
+    service.kill()
+    assert done.stdout.startswith("OK")
