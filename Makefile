@@ -42,7 +42,7 @@ test: $(VENV)/.developing
 check: lint test
 
 bench: $(VENV)/.developing
-	@$(BIN)/python benchmarks/run.py
+	@$(BIN)/python -m benchmarks.run
 
 proto: $(VENV)/.developing
 	@$(BIN)/python proto/generate.py

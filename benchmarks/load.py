@@ -1,4 +1,8 @@
-"""A load generator for gRPC servers of one unary method: closed loop, many different requests.
+"""A load generator for gRPC servers of one unary method: many different requests, two ways.
+
+Closed loop: so many calls are always under way. Open loop (`--rate`): calls go out on a
+schedule that the server cannot slow down, and a call's time counts from the moment when it was
+due, so that a server which stalls is charged for all whom it kept waiting.
 
 It writes and reads HTTP/2 frames itself, so that one core of it outruns one core of a server.
 Run by `run.py` as a process of its own; prints one line of JSON.
@@ -6,12 +10,15 @@ Run by `run.py` as a process of its own; prints one line of JSON.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import random
-import sys
 import time
+from array import array
 from collections.abc import Callable, Iterator
+from itertools import cycle
+from pathlib import Path
 
 import uvloop
 
@@ -21,14 +28,18 @@ from ratelimit_service.transport.h2.frames import END_HEADERS, END_STREAM, PREFA
 from ratelimit_service.transport.h2.headers import literal
 from ratelimit_service.wire import METHOD, SERVICE, encode_request
 
-CONNECTIONS = 4
-IN_FLIGHT = 50
 KEYS = 1_000_000
 PREPARED = 200_000
 """Requests made before the clock starts; then they are used again from the start."""
 
+TICK_SECONDS = 0.001
+MAX_STREAMS = 900
+LATE_SECONDS = 0.02
+WARM_UP = 0.25
+
 # The leading byte tells the server that no dynamic table is used; it may stand in any block.
-BLOCK = b"\x20" + b"".join(
+NO_TABLE = b"\x20"
+BLOCK = NO_TABLE + b"".join(
     literal(name, value)
     for name, value in (
         (b":method", b"POST"),
@@ -41,75 +52,93 @@ BLOCK = b"\x20" + b"".join(
     )
 )
 
+Call = tuple[bytes, bytes]
+"""A header block and a body."""
 
-def body(first: int, second: int) -> bytes:
-    """A request of two descriptors of two entries each."""
+
+def body(*keys: int) -> bytes:
+    """A request of a descriptor of two entries for each key."""
     descriptors = tuple(
-        Descriptor((Entry("route", "checkout"), Entry(key, f"customer-{number:09d}")))
-        for key, number in (("user", first), ("tenant", second))
+        Descriptor((Entry("route", "checkout"), Entry(name, f"customer-{key:09d}")))
+        for name, key in zip(("user", "tenant"), keys, strict=False)
     )
     message = encode_request(Request("bench", descriptors))
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
-def hot() -> Iterator[bytes]:
+def hot() -> Iterator[Call]:
     """One key."""
-    only = body(1, 1)
-    while True:
-        yield only
+    return cycle([(BLOCK, body(1, 1))])
 
 
-def uniform() -> Iterator[bytes]:
+def traced() -> Iterator[Call]:
+    """One key, in the header blocks of an Envoy that traces: no two of these are alike."""
+    recorded = json.loads(Path(__file__).with_name("envoy-blocks.json").read_text())
+    return cycle([(NO_TABLE + bytes.fromhex(block), body(1, 1)) for block in recorded])
+
+
+def uniform() -> Iterator[Call]:
     """A million keys, each as likely, the same in both descriptors."""
     chance = random.Random(1)
-    prepared = [body(number, number) for number in chance.choices(range(KEYS), k=PREPARED)]
-    while True:
-        yield from prepared
+    return cycle([(BLOCK, body(key, key)) for key in chance.choices(range(KEYS), k=PREPARED)])
 
 
-def zipf() -> Iterator[bytes]:
+def zipf() -> Iterator[Call]:
     """A million keys by Zipf's law, chosen for each descriptor by itself."""
     chance = random.Random(1)
     weights = [1 / rank for rank in range(1, KEYS + 1)]
-    pairs = zip(*(chance.choices(range(KEYS), weights, k=PREPARED) for _ in range(2)), strict=True)
-    prepared = [body(first, second) for first, second in pairs]
-    while True:
-        yield from prepared
+    chosen = (chance.choices(range(KEYS), weights, k=PREPARED) for _ in range(2))
+    return cycle([(BLOCK, body(*keys)) for keys in zip(*chosen, strict=True)])
 
 
-SHAPES: dict[str, Callable[[], Iterator[bytes]]] = {"hot": hot, "uniform": uniform, "zipf": zipf}
+def new() -> Iterator[Call]:
+    """A descriptor that never was, each time."""
+    return ((BLOCK, body(key)) for key in range(1 << 40))
+
+
+SHAPES: dict[str, Callable[[], Iterator[Call]]] = {
+    "hot": hot,
+    "traced": traced,
+    "uniform": uniform,
+    "zipf": zipf,
+    "new": new,
+}
 
 
 class Caller(asyncio.Protocol):
-    """One connection that always has `IN_FLIGHT` calls under way."""
+    """One connection; `answered` is called with the number of answers in each read."""
 
-    def __init__(self, bodies: Iterator[bytes], latencies: list[float]) -> None:
-        self._bodies = bodies
+    def __init__(self, calls: Iterator[Call], latencies: array[float]) -> None:
+        self._calls = calls
         self._latencies = latencies
         self._stream_id = 1
-        self._sent: dict[int, float] = {}
+        self._due: dict[int, float] = {}
         self._rest = b""
-        self.answered = 0
+        self.answered: Callable[[int], None] = lambda _: None
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._due)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         window = {frames.Setting.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW}
         greeting = PREFACE + frames.settings(window)
         self._write(greeting + frames.window_update(0, frames.MAX_WINDOW - 65_535))
-        self._call(IN_FLIGHT)
 
     def _write(self, data: bytes) -> None:
         self._transport.write(data)  # type: ignore[attr-defined]  # uvloop's has it
 
-    def _call(self, count: int) -> None:
-        now = time.perf_counter()
+    def call(self, due: list[float]) -> None:
+        """Sends a call for each moment at which one was due."""
         out = []
-        for _ in range(count):
+        for moment in due:
             stream_id = self._stream_id
             self._stream_id += 2
-            self._sent[stream_id] = now
-            out.append(frames.frame(FrameType.HEADERS, END_HEADERS, stream_id, BLOCK))
-            out.append(frames.frame(FrameType.DATA, END_STREAM, stream_id, next(self._bodies)))
+            self._due[stream_id] = moment
+            block, message = next(self._calls)
+            out.append(frames.frame(FrameType.HEADERS, END_HEADERS, stream_id, block))
+            out.append(frames.frame(FrameType.DATA, END_STREAM, stream_id, message))
         self._write(b"".join(out))
 
     def data_received(self, data: bytes) -> None:
@@ -123,7 +152,7 @@ class Caller(asyncio.Protocol):
             kind, flags = data[at + 3], data[at + 4]
             if kind <= FrameType.HEADERS and flags & END_STREAM:
                 stream_id = int.from_bytes(data[at + 5 : at + 9], "big")
-                self._latencies.append(now - self._sent.pop(stream_id))
+                self._latencies.append(now - self._due.pop(stream_id))
                 done += 1
             elif kind == FrameType.SETTINGS and not flags:
                 self._write(frames.frame(FrameType.SETTINGS, frames.ACK, 0, b""))
@@ -137,41 +166,125 @@ class Caller(asyncio.Protocol):
             at = stop
         self._rest = data[at:]
         if done:
-            self.answered += done
-            self._call(done)
+            self.answered(done)
 
 
-async def main(port: int, shape: str, seconds: float) -> None:
-    bodies = SHAPES[shape]()
-    next(bodies)
-    latencies: list[float] = []
+class Echoed(asyncio.Protocol):
+    """One call at a time to a server that gives back what it gets."""
+
+    def __init__(self, call: Call, latencies: array[float]) -> None:
+        block, message = call
+        self._bytes = frames.frame(FrameType.HEADERS, END_HEADERS, 1, block)
+        self._bytes += frames.frame(FrameType.DATA, END_STREAM, 1, message)
+        self._latencies = latencies
+        self._got = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._send()
+
+    def _send(self) -> None:
+        self._sent = time.perf_counter()
+        self._transport.write(self._bytes)  # type: ignore[attr-defined]  # uvloop's has it
+
+    def data_received(self, data: bytes) -> None:
+        self._got += len(data)
+        if self._got == len(self._bytes):
+            self._got = 0
+            self._latencies.append(time.perf_counter() - self._sent)
+            self._send()
+
+
+def keep_in_flight(callers: list[Caller], in_flight: int) -> None:
+    """Closed loop: a new call for each answer."""
+    for caller in callers:
+
+        def again(done: int, caller: Caller = caller) -> None:
+            caller.call([time.perf_counter()] * done)
+
+        caller.answered = again
+        caller.call([time.perf_counter()] * in_flight)
+
+
+async def keep_rate(callers: list[Caller], rate: float) -> None:
+    """Open loop: calls when they are due; those that no stream is free for wait, and count."""
+    start, sent = time.perf_counter(), 0
+    turn = cycle(callers)
+    while True:
+        due = int((time.perf_counter() - start) * rate) - sent
+        while due > 0:
+            free = [caller for caller in callers if caller.in_flight < MAX_STREAMS]
+            if not free:
+                break
+            caller = next(turn)
+            if caller in free:
+                share = min(due, -(-due // len(free)), MAX_STREAMS - caller.in_flight)
+                caller.call([start + (sent + number) / rate for number in range(share)])
+                sent += share
+                due -= share
+        await asyncio.sleep(TICK_SECONDS)
+
+
+async def measure(arguments: argparse.Namespace) -> dict[str, float]:
+    """Runs the load and returns its figures."""
+    calls = SHAPES[arguments.shape]()
+    first = next(calls)
+    latencies = array("d")
     loop = asyncio.get_running_loop()
-    callers = [
-        (await loop.create_connection(lambda: Caller(bodies, latencies), "127.0.0.1", port))[1]
-        for _ in range(CONNECTIONS)
-    ]
-    await asyncio.sleep(seconds / 4)  # warm up
-    latencies.clear()
-    before = sum(caller.answered for caller in callers)
+    task = None
+    if arguments.echo:
+        await loop.create_connection(lambda: Echoed(first, latencies), "127.0.0.1", arguments.port)
+    else:
+        callers = []
+        for _ in range(arguments.connections):
+            _, caller = await loop.create_connection(
+                lambda: Caller(calls, latencies), "127.0.0.1", arguments.port
+            )
+            callers.append(caller)
+        if arguments.rate:
+            task = asyncio.create_task(keep_rate(callers, arguments.rate))
+        else:
+            keep_in_flight(callers, arguments.in_flight)
+    if arguments.count:
+        while len(latencies) < arguments.count:
+            await asyncio.sleep(0.01)
+    else:
+        await asyncio.sleep(arguments.seconds * WARM_UP)
+        del latencies[:]
     wall, cpu = time.perf_counter(), time.process_time()
-    await asyncio.sleep(seconds)
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    answered = sum(caller.answered for caller in callers) - before
-    latencies.sort()
+    if not arguments.count:
+        await asyncio.sleep(arguments.seconds)
+    wall, cpu = max(time.perf_counter() - wall, 1e-9), time.process_time() - cpu
+    found = sorted(latencies)
+    if task is not None:
+        task.cancel()
 
     def percentile(share: float) -> float:
-        return round(latencies[int(share * (len(latencies) - 1))] * 1_000, 3)
+        return round(found[int(share * (len(found) - 1))] * 1_000, 4)
 
-    result = {
-        "calls_per_second": round(answered / wall),
+    return {
+        "calls": len(found),
+        "calls_per_second": round(len(found) / wall),
         "p50_ms": percentile(0.5),
         "p99_ms": percentile(0.99),
         "p999_ms": percentile(0.999),
-        "later_than_20_ms": sum(each > 0.02 for each in latencies),
-        "generator_cpu": round(cpu / wall, 2),
+        "late": sum(each > LATE_SECONDS for each in found),
+        "generator_cpu": round(cpu / wall, 3),
     }
-    print(json.dumps(result))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("port", type=int)
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--count", type=int, default=0, help="So many calls, whatever they take.")
+    parser.add_argument("--rate", type=float, default=0.0, help="Calls a second, open loop.")
+    parser.add_argument("--connections", type=int, default=4)
+    parser.add_argument("--in-flight", type=int, default=50, help="On each connection.")
+    parser.add_argument("--echo", action="store_true", help="The server gives back what it gets.")
+    print(json.dumps(uvloop.run(measure(parser.parse_args()))))
 
 
 if __name__ == "__main__":
-    uvloop.run(main(int(sys.argv[1]), sys.argv[2], float(sys.argv[3])))
+    main()

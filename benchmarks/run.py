@@ -1,6 +1,6 @@
 """`make bench`: servers in alternation on one core, the load generator on the other.
 
-Prints a table in multiples of the grpcio server that decides nothing, and writes
+Prints tables in multiples of the grpcio server that decides nothing, and writes
 `benchmarks/results.json`. docs/benchmarks.md tells the method.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import statistics
@@ -15,14 +16,38 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from ratelimit_service.model import Hit
+from ratelimit_service.stores.redis.script import SCRIPT, arguments
 
 HERE = Path(__file__).parent
 RATELIMIT = str(Path(sys.executable).with_name("ratelimit"))
 RUNS = int(os.environ.get("RUNS", "5"))
 SECONDS = os.environ.get("SECONDS_EACH", "4")
+OPEN_SECONDS = os.environ.get("OPEN_SECONDS", "60")
+ALONE = ("--seconds", SECONDS, "--connections", "1", "--in-flight", "1")
 SERVER_CORE, LOAD_CORE = "0", "1"
-SHAPES = ("hot", "uniform", "zipf")
+VOID_ABOVE = 0.8
+
+NOOP, NGHTTPD = "grpcio, no decision", "nghttpd, a constant"
+MEMORY, REDIS = "ours, memory", "ours, Redis"
+GRPCIO = "ours, memory, --transport grpcio"
+ECHO = "bare uvloop, the same bytes"
+RAW_REDIS = "redis-benchmark, the same script"
+CLOSED = [
+    ("hot", [NOOP, GRPCIO, MEMORY, REDIS, NGHTTPD, RAW_REDIS]),
+    ("uniform", [MEMORY, REDIS, RAW_REDIS]),
+    ("zipf", [MEMORY, REDIS]),
+    ("traced", [MEMORY]),
+]
+BATCH = 128
+"""Requests in one script call of redis-benchmark, as many as ours has at most."""
+
+Figures = dict[str, float]
 
 
 def free_port() -> int:
@@ -33,7 +58,7 @@ def free_port() -> int:
 
 
 def wait_for(port: int) -> None:
-    for _ in range(200):
+    for _ in range(400):
         with socket.socket() as client:
             if client.connect_ex(("127.0.0.1", port)) == 0:
                 return
@@ -41,85 +66,179 @@ def wait_for(port: int) -> None:
     raise SystemExit(f"run.py: nothing listens on port {port}")
 
 
-def commands(port: int, redis_port: int, directory: str) -> dict[str, list[str]]:
-    """Each server's command, by the name in the table."""
-    serve = [RATELIMIT, "serve", "--rules", str(HERE / "rules.yaml"), "--log-level", "error"]
-    serve += ["--grpc", f"127.0.0.1:{port}", "--http", "127.0.0.1:0", "--max-counters", "3000000"]
-    redis = ["--store", f"redis://127.0.0.1:{redis_port}/0", "--store-timeout", "1s"]
-    found = {
-        "grpcio, no decision": [sys.executable, str(HERE / "noop.py"), f"127.0.0.1:{port}"],
-        "ours, memory": serve,
-        "ours, memory, --transport grpcio": [*serve, "--transport", "grpcio"],
-    }
-    if shutil.which("redis-server"):
-        found["ours, Redis"] = serve + redis
-    if shutil.which("nghttpd"):
-        path = Path(directory, "envoy.service.ratelimit.v3.RateLimitService")
-        path.mkdir()
-        (path / "ShouldRateLimit").write_bytes(b"\0" * 50)
-        found["nghttpd, a constant"] = ["nghttpd", "--no-tls", "-d", directory, str(port)]
-    return found
-
-
-def measure(command: list[str], port: int, shape: str) -> dict[str, float]:
-    server = subprocess.Popen(["taskset", "-c", SERVER_CORE, *command], stdout=subprocess.DEVNULL)
+@contextmanager
+def running(core: str, command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """The command on a core, listening."""
+    quiet = subprocess.DEVNULL  # grpcio has much to say of clients that go in the middle of a call
+    process = subprocess.Popen(["taskset", "-c", core, *command], stdout=quiet, stderr=quiet)
     try:
         wait_for(port)
-        load = [sys.executable, str(HERE / "load.py"), str(port), shape, SECONDS]
-        done = subprocess.run(
-            ["taskset", "-c", LOAD_CORE, *load], capture_output=True, text=True, check=True
-        )
-        result: dict[str, float] = json.loads(done.stdout)
-        return result
+        yield process
     finally:
-        server.terminate()
-        server.wait(30)
+        process.terminate()
+        process.wait(30)
+
+
+class Bench:
+    """The servers, and how each is asked."""
+
+    def __init__(self, directory: str) -> None:
+        self.port, self.http_port, self.redis_port = free_port(), free_port(), free_port()
+        port = str(self.port)
+        serve = [RATELIMIT, "serve", "--rules", str(HERE / "rules.yaml"), "--log-level", "error"]
+        serve += ["--grpc", f"127.0.0.1:{port}", "--http", f"127.0.0.1:{self.http_port}"]
+        serve += ["--max-counters", "3000000"]
+        store = ["--store", f"redis://127.0.0.1:{self.redis_port}/0", "--store-timeout", "1s"]
+        self.commands = {
+            NOOP: [sys.executable, str(HERE / "noop.py"), f"127.0.0.1:{port}"],
+            ECHO: [sys.executable, str(HERE / "echo.py"), port],
+            MEMORY: serve,
+            GRPCIO: [*serve, "--transport", "grpcio"],
+        }
+        self.redis = ["redis-server", "--port", str(self.redis_port), "--save", ""]
+        self.redis += ["--dir", directory]
+        if shutil.which("redis-server"):
+            self.commands[REDIS] = serve + store
+        if shutil.which("nghttpd"):
+            path = Path(directory, "envoy.service.ratelimit.v3.RateLimitService")
+            path.mkdir()
+            (path / "ShouldRateLimit").write_bytes(b"\0" * 50)
+            self.commands[NGHTTPD] = ["nghttpd", "--no-tls", "-d", directory, port]
+
+    def load(self, name: str, shape: str, *flags: str) -> Figures:
+        """Starts a server, and puts it under load."""
+        with running(SERVER_CORE, self.commands[name], self.port):
+            return self.generate(shape, *flags)
+
+    def generate(self, shape: str, *flags: str) -> Figures:
+        command = [sys.executable, str(HERE / "load.py"), str(self.port), shape, *flags]
+        done = subprocess.run(
+            ["taskset", "-c", LOAD_CORE, *command], capture_output=True, text=True, check=True
+        )
+        figures: Figures = json.loads(done.stdout)
+        return figures
+
+    def raw_redis(self, shape: str) -> Figures:
+        """Requests a second that Redis settles when nobody but redis-benchmark asks."""
+        keys = [b"{%08x}f3600:bench", b"{%08x}f3600:tenant"]
+        if shape == "uniform":
+            keys = [b"{x}user:__rand_int__", b"{x}tenant:__rand_int__"]
+        requests = [[Hit(key, 200_000_000, 3_600_000_000) for key in keys]] * BATCH
+        *words, packed = arguments(requests)
+        assert isinstance(packed, bytes)
+        # redis-benchmark cannot send zero bytes, so here the packed argument stands in the script.
+        constant = "".join(f"\\{byte:03d}" for byte in packed)
+        script = f'local ARGV = {{"", "{constant}"}}\n{SCRIPT}'
+        base = ["-p", str(self.redis_port)]
+        loaded = subprocess.run(
+            ["redis-cli", *base, "-x", "SCRIPT", "LOAD"],
+            input=script.encode(),
+            capture_output=True,
+            check=True,
+        )
+        command = ["taskset", "-c", SERVER_CORE, "redis-benchmark", *base, "-q", "-n", "4000"]
+        command += ["-c", "2", "-r", "1000000", "EVALSHA", loaded.stdout.decode().strip()]
+        command += [word.decode() if isinstance(word, bytes) else str(word) for word in words[:-1]]
+        done = subprocess.run(command, capture_output=True, check=True)
+        rate = float(re.findall(r"([\d.]+) requests per second", done.stdout.decode())[-1])
+        return {"calls_per_second": rate * BATCH}
+
+    def bytes_per_counter(self) -> Figures:
+        """What the process grows by with a million new descriptors of two entries."""
+        with running(SERVER_CORE, self.commands[MEMORY], self.port) as process:
+            before = resident_bytes(process.pid)
+            self.generate("new", "--count", "1000000")
+            page = urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/metrics").read()
+            counters = float(re.findall(rb"ratelimit_memory_counters ([\d.e+]+)", page)[0])
+            grown = resident_bytes(process.pid) - before
+        return {"counters": counters, "grown_bytes": grown, "per_counter": grown / counters}
+
+
+def resident_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0]) * 1_024
+
+
+def told(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    results: dict[str, dict[str, list[dict[str, float]]]] = {}
-    redis_port = free_port()
+    results: dict[str, dict[str, dict[str, list[Figures]]]] = {"closed": {}, "open": {}, "one": {}}
+
+    def note(kind: str, shape: str, name: str, figures: Figures) -> None:
+        told(f"{kind}: {shape}, {name}: {figures}")
+        results[kind].setdefault(shape, {}).setdefault(name, []).append(figures)
+
     with tempfile.TemporaryDirectory() as directory:
-        port = free_port()
-        servers = commands(port, redis_port, directory)
-        redis = None
-        if "ours, Redis" in servers:
-            command = ["redis-server", "--port", str(redis_port), "--save", "", "--dir", directory]
-            redis = subprocess.Popen(
-                ["taskset", "-c", LOAD_CORE, *command], stdout=subprocess.DEVNULL
-            )
-        for turn in range(RUNS):
-            for shape in SHAPES:
-                for name, command in servers.items():
-                    print(f"run {turn + 1} of {RUNS}: {shape}, {name}", file=sys.stderr)
-                    result = measure(command, port, shape)
-                    results.setdefault(shape, {}).setdefault(name, []).append(result)
-        if redis is not None:
-            redis.terminate()
-            redis.wait(30)
-    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    report(results)
+        bench = Bench(directory)
+        if REDIS not in bench.commands:
+            raise SystemExit("run.py: redis-server is missing: sudo apt install redis-server")
+        with running(LOAD_CORE, bench.redis, bench.redis_port):
+            for turn in range(RUNS):
+                told(f"run {turn + 1} of {RUNS}")
+                for shape, names in CLOSED:
+                    for name in names:
+                        if name == RAW_REDIS:
+                            note("closed", shape, name, bench.raw_redis(shape))
+                        elif name in bench.commands:
+                            figures = bench.load(name, shape, "--seconds", SECONDS)
+                            note("closed", shape, name, figures)
+                note("one", "hot", ECHO, bench.load(ECHO, "hot", "--echo", *ALONE))
+                note("one", "hot", MEMORY, bench.load(MEMORY, "hot", *ALONE))
+                note("one", "hot", REDIS, bench.load(REDIS, "hot", *ALONE))
+            for name in (MEMORY, REDIS):
+                rate = median(results["closed"]["uniform"][name], "calls_per_second") // 2
+                for server in (name, NGHTTPD):
+                    if server in bench.commands:
+                        flags = ("--seconds", OPEN_SECONDS, "--rate", str(rate))
+                        figures = bench.load(server, "uniform", *flags)
+                        note("open", f"uniform, {rate:.0f} a second", server, figures)
+            told("memory per counter")
+            counters = bench.bytes_per_counter()
+    written = {**results, "memory": counters}
+    (HERE / "results.json").write_text(json.dumps(written, indent=1) + "\n")
+    report(results, counters)
 
 
-def report(results: dict[str, dict[str, list[dict[str, float]]]]) -> None:
-    def median(runs: list[dict[str, float]], key: str) -> float:
-        return statistics.median(run[key] for run in runs)
+def median(runs: list[Figures], key: str) -> float:
+    return statistics.median(run[key] for run in runs)
 
+
+def report(results: dict[str, dict[str, dict[str, list[Figures]]]], counters: Figures) -> None:
+    base = median(results["closed"]["hot"][NOOP], "calls_per_second")
     print(
-        "| requests | server | calls/s | to grpcio | p50 ms | p99 ms | p99.9 ms | generator CPU |"
+        "\n| requests, closed loop | server | calls/s | to grpcio | p50 ms | p99 ms | generator |"
     )
-    print("|---|---|---|---|---|---|---|---|")
-    for shape, servers in results.items():
-        base = median(servers["grpcio, no decision"], "calls_per_second")
+    print("|---|---|---|---|---|---|---|")
+    for shape, servers in results["closed"].items():
         for name, runs in servers.items():
             rate = median(runs, "calls_per_second")
-            cells = [f"{median(runs, key):.2f}" for key in ("p50_ms", "p99_ms", "p999_ms")]
-            cpu = median(runs, "generator_cpu")
-            void = " (void)" if cpu > 0.8 else ""
-            print(
-                f"| {shape} | {name} | {rate:,.0f} | {rate / base:.1f}{void} | "
-                f"{' | '.join(cells)} | {cpu:.2f} |"
-            )
+            cells = ["", "", ""]
+            if "p50_ms" in runs[0]:
+                cpu = median(runs, "generator_cpu")
+                void = " (void)" if cpu > VOID_ABOVE else ""
+                cells = [f"{median(runs, key):.2f}" for key in ("p50_ms", "p99_ms")]
+                cells.append(f"{cpu:.0%}{void}")
+            print(f"| {shape} | {name} | {rate:,.0f} | {rate / base:.1f} | {' | '.join(cells)} |")
+    print("\n| requests, open loop | server | calls | p99 ms | p99.9 ms | late | generator |")
+    print("|---|---|---|---|---|---|---|")
+    for shape, servers in results["open"].items():
+        for name, runs in servers.items():
+            calls, late = (sum(run[key] for run in runs) for key in ("calls", "late"))
+            cells = [f"{median(runs, key):.2f}" for key in ("p99_ms", "p999_ms")]
+            cpu = f"{median(runs, 'generator_cpu'):.0%}"
+            print(f"| {shape} | {name} | {calls:,.0f} | {' | '.join(cells)} | {late:.0f} | {cpu} |")
+    print("\n| one request at a time | p50 µs | p99 µs | p99 above the bare one |")
+    print("|---|---|---|---|")
+    bare = median(results["one"]["hot"][ECHO], "p99_ms")
+    for name, runs in results["one"]["hot"].items():
+        half, most = (median(runs, key) for key in ("p50_ms", "p99_ms"))
+        print(f"| {name} | {half * 1000:.0f} | {most * 1000:.0f} | {(most - bare) * 1000:.0f} |")
+    print(
+        f"\nA counter in memory takes {counters['per_counter']:.0f} bytes "
+        f"({counters['counters']:,.0f} counters, {counters['grown_bytes'] / 1e6:.0f} MB)."
+    )
 
 
 if __name__ == "__main__":
