@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
@@ -14,6 +14,7 @@ from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service import Refusal, Service
 from ratelimit_service.settings import split_address
+from ratelimit_service.slices import slowly
 from ratelimit_service.wire import decision_to_json, decode_decision, request_from_json
 
 __all__ = ["Admin"]
@@ -38,7 +39,7 @@ class Admin:
         health: Health,
         counters: Counters,
         snapshot: Callable[[], Snapshot],
-        render_metrics: Callable[[str], tuple[str, bytes]],
+        render_metrics: Callable[[str], Awaitable[tuple[str, bytes]]],
     ) -> None:
         """`address` is `HOST:PORT`; port 0 takes a free one.
 
@@ -106,11 +107,12 @@ class Admin:
         return web.Response(text="\n".join(lines) + "\n")
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        content_type, page = self._render_metrics(request.headers.get("Accept", ""))
+        content_type, page = await self._render_metrics(request.headers.get("Accept", ""))
         return web.Response(body=page, headers={"Content-Type": content_type})
 
     async def _rlconfig(self, _: web.Request) -> web.Response:
-        return web.Response(text=dump(self._snapshot()))
+        lines = [line async for line in slowly(dump(self._snapshot()))]
+        return web.Response(text="".join(lines))
 
     async def _not_found(self, request: web.Request) -> web.Response:
         paths = "/healthcheck /json /metrics /rlconfig"

@@ -80,6 +80,8 @@ class Planner:
         self._encode = encode
         self._snapshot = 0
         self._terms: dict[Rule | Tally, Terms] = {}
+        self._old: list[dict[Rule | Tally, Terms]] = []
+        """Of snapshots before: let go of one by one, since all at once takes too long."""
 
     def plan(self, request: Request, snapshot: Snapshot) -> list[Plan]:
         """Plans every descriptor of a request, in order."""
@@ -137,6 +139,7 @@ class Planner:
     def _renew(self, snapshot: Snapshot) -> None:
         if snapshot.number != self._snapshot:
             self._snapshot = snapshot.number
+            self._old.append(self._terms)
             self._terms = {}
 
     def _without(self, found: Match, addend: int) -> Plan:
@@ -158,7 +161,16 @@ class Planner:
         terms = self._terms.get(tally or rule)
         if terms is None:
             terms = self._terms[tally or rule] = self._new_terms(rule, tally or rule.tallies.of())
+            self._let_go()
         return terms
+
+    def _let_go(self) -> None:
+        """Lets go of two old terms for each new one, so that they cannot pile up."""
+        for _ in range(2):
+            if self._old and not self._old[-1]:
+                self._old.pop()
+            if self._old and self._old[-1]:
+                self._old[-1].popitem()
 
     def _new_terms(self, rule: Rule, tally: Tally) -> Terms:
         settings, limit = self._settings, rule.limit

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import choose_encoder
@@ -12,11 +14,13 @@ from prometheus_client.metrics_core import (
     HistogramMetricFamily,
     Metric,
 )
+from prometheus_client.registry import Collector
 
 from ratelimit_service.health import Health
 from ratelimit_service.model import FailurePolicy
 from ratelimit_service.observer import LATENCY_BOUNDS_US, Counters, Tally
 from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.slices import SLICE, slowly
 
 __all__ = ["Metrics"]
 
@@ -45,8 +49,38 @@ _RULE_METRICS: Mapping[str, tuple[str, Callable[[Tally], int]]] = {
 _OVERRIDES = "(override)"
 
 
+_END = b"# EOF\n"
+"""How a page in OpenMetrics' format ends."""
+
+
+class _Series(NamedTuple):
+    """A tally with its labels: domain, rule and value."""
+
+    labels: tuple[str, str, str]
+    tally: Tally
+
+
+class _Families(Collector):
+    """Families to encode."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Sequence[Metric]:
+        """Called by the encoder."""
+        return self._families
+
+
+def _rule_metric(name: str, series: Iterable[_Series]) -> Metric:
+    text, read = _RULE_METRICS[name]
+    family = CounterMetricFamily(f"ratelimit_rule_{name}", text, labels=["domain", "rule", "value"])
+    for labels, tally in series:
+        family.add_metric(labels, read(tally))
+    return family
+
+
 class Metrics:
-    """One registry over the process's counters, read at each scrape."""
+    """The process's counters, read at each scrape."""
 
     def __init__(
         self,
@@ -60,20 +94,38 @@ class Metrics:
         self._health = health
         self._snapshot = snapshot
         self._live_counters = live_counters
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
+        PlatformCollector(registry=self._process)
 
-    def render(self, accept: str) -> tuple[str, bytes]:
-        """The content type and the page for a scraper's Accept header."""
+    async def render(self, accept: str) -> tuple[str, bytes]:
+        """The content type and the page for a scraper's Accept header.
+
+        Rules by the thousand are written a few at a time, so that no request waits for them.
+        """
         encode, content_type = choose_encoder(accept)
-        return content_type, encode(self._registry)
+        series = [each async for each in slowly(self._series())]
+        pages = [encode(_Families([*self._process.collect(), *self._others()]))]
+        ends = pages[0].endswith(_END)
+        for name in _RULE_METRICS:
+            for start in range(0, max(1, len(series)), SLICE):
+                page = encode(_Families([_rule_metric(name, series[start : start + SLICE])]))
+                if start:
+                    lines = page.splitlines(keepends=True)
+                    page = b"".join(line for line in lines if not line.startswith(b"#"))
+                pages.append(page)
+                await asyncio.sleep(0)
+        whole = b"".join(page.removesuffix(_END) for page in pages)
+        return content_type, whole + (_END if ends else b"")
 
     def collect(self) -> Iterator[Metric]:
-        """Called by the registry at each scrape."""
+        """Every family of ours, whole."""
+        series = list(self._series())
+        yield from (_rule_metric(name, series) for name in _RULE_METRICS)
+        yield from self._others()
+
+    def _others(self) -> Iterator[Metric]:
         counters = self._counters
-        yield from self._rules()
         yield _counter(
             "ratelimit_decisions",
             "Requests decided.",
@@ -141,20 +193,13 @@ class Metrics:
                 value=self._live_counters(),
             )
 
-    def _rules(self) -> Iterable[Metric]:
-        families = {
-            name: CounterMetricFamily(
-                f"ratelimit_rule_{name}", text, labels=["domain", "rule", "value"]
-            )
-            for name, (text, _) in _RULE_METRICS.items()
-        }
+    def _series(self) -> Iterator[_Series]:
         for domain in self._snapshot().domains.values():
-            tallies = [(rule.path, rule.tallies) for rule in domain.rules]
-            for path, series in [*tallies, (_OVERRIDES, domain.overrides)]:
-                for value, tally in series.items():
-                    for name, (_, read) in _RULE_METRICS.items():
-                        families[name].add_metric([domain.name, path, value], read(tally))
-        return families.values()
+            for rule in domain.rules:
+                for value, tally in rule.tallies.items():
+                    yield _Series((domain.name, rule.path, value), tally)
+            for value, tally in domain.overrides.items():
+                yield _Series((domain.name, _OVERRIDES, value), tally)
 
     def _latency(self) -> Metric:
         histogram = self._counters.latency

@@ -9,17 +9,17 @@ from ratelimit_service.rules.tree import Node, Rule, Snapshot
 __all__ = ["dump"]
 
 
-def dump(snapshot: Snapshot) -> str:
+def dump(snapshot: Snapshot) -> Iterator[str]:
     """One line a rule, domains by name, rules as declared.
 
     It begins as envoyproxy/ratelimit's does: the joined key, unit, requests_per_unit and the
     shadow and quota flags; the rest of what a rule says follows, where it says it.
     """
-    lines = []
     for name in sorted(snapshot.domains):
-        lines += [_line(key, rule) for key, rule in _rules(snapshot.domains[name].root.nodes, name)]
-    lines += [f"{name}: not served, its rules never loaded" for name in sorted(snapshot.unserved)]
-    return "".join(f"{line}\n" for line in lines)
+        for key, rule in _rules(snapshot.domains[name].root.nodes, name):
+            yield _line(key, rule) + "\n"
+    for name in sorted(snapshot.unserved):
+        yield f"{name}: not served, its rules never loaded\n"
 
 
 def _rules(nodes: Iterable[Node], above: str) -> Iterator[tuple[str, Rule]]:

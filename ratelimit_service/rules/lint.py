@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ratelimit_service.errors import RulesError
-from ratelimit_service.rules.load import merge, rule_files
+from ratelimit_service.rules.build import merge
+from ratelimit_service.rules.load import rule_files
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.schema import RuleFile, parse
 

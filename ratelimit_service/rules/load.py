@@ -1,8 +1,8 @@
-"""The rules that hold now: reads files, merges domains, keeps what was good.
+"""The rules that hold now: reads files, keeps what was good, swaps snapshots.
 
 A load builds a new snapshot beside the old one and swaps it in whole. One bad file never
 takes another down: it keeps its own last good version, and a domain whose files contradict
-each other keeps its last good whole. What a file says is `schema`'s business.
+each other keeps its last good whole. What files say is `build`'s business, and in which process.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from pathlib import Path
 from ratelimit_service.errors import RulesError
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Counters, Tallies
-from ratelimit_service.rules.problem import Problem, did_you_mean
-from ratelimit_service.rules.schema import RuleFile, parse
-from ratelimit_service.rules.tree import Domain, Level, Node, Snapshot, path_text, walk
+from ratelimit_service.rules.build import OVERRIDES, Built, FileReport, Version, build
+from ratelimit_service.rules.child import build_in_child
+from ratelimit_service.rules.problem import Problem
+from ratelimit_service.rules.tree import Domain, Node, Snapshot, walk
+from ratelimit_service.slices import SLICE, slowly
 
-__all__ = ["Rules", "merge", "rule_files"]
+__all__ = ["Rules", "rule_files"]
 
 log = logging.getLogger(__name__)
-
-_OVERRIDES = ""
-"""In place of a rule's path: the tallies of a domain's overrides."""
 
 
 def rule_files(path: Path) -> list[Path]:
@@ -57,37 +56,13 @@ def _walk(directory: Path) -> Iterator[Path]:
         yield from (Path(parent, name) for name in files if not name.startswith("."))
 
 
-def merge(files: Sequence[RuleFile]) -> tuple[tuple[Node, ...], list[Problem]]:
-    """The root nodes of one domain's files, in their order, and where they contradict."""
-    seen: dict[tuple[str, str], Node] = {}
-    problems = []
-    for node in (node for file in files for node in file.nodes):
-        other = seen.setdefault((node.key, node.value), node)
-        if other is not node:
-            message = f"the same key and value stand at {other.source}: merge the two"
-            text = path_text([(node.key, node.value)])
-            problems.append(Problem(node.source, text, message, "duplicate"))
-    nodes = tuple(seen.values())
-    return nodes, problems + list(_unknown_targets(nodes))
-
-
-def _unknown_targets(nodes: Iterable[Node]) -> Iterator[Problem]:
-    """Names that a rule replaces and no rule of the domain has."""
-    rules = [node.rule for node in walk(nodes) if node.rule]
-    names = {rule.name for rule in rules if rule.name}
-    for rule in rules:
-        for name in sorted(rule.replaces - names):
-            message = f"no rule of this domain is named {name!r}{did_you_mean(name, names)}"
-            yield Problem(rule.source, rule.path, message, "replaces", tolerated=True)
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _File:
-    """A rule file as last read: its bytes, what they say, and its last good version."""
+    """A rule file as last read: its bytes, what is to be said of it, and its last good bytes."""
 
     data: bytes
-    newest: RuleFile
-    good: RuleFile | None
+    report: FileReport
+    good: bytes | None
 
 
 class Rules:
@@ -105,7 +80,7 @@ class Rules:
         self._health = health
         self._strict = strict
         self._files: dict[str, _File] = {}
-        self._merge_problems: list[Problem] = []
+        self._conflicts: tuple[Problem, ...] = ()
         self._tallies: dict[tuple[str, str], Tallies] = {}
         self._snapshot = Snapshot(0, {})
         self._lock = asyncio.Lock()
@@ -125,7 +100,8 @@ class Rules:
 
         With `strict`, any problem is an error; else bad files leave their domains unserved.
         """
-        self._load()
+        versions = self._read()
+        self._take_over(build(versions, self._tallies_of, strict=self._strict), versions)
         problems = self._problems()
         if self._strict and problems:
             lines = "\n".join(f"  {problem}" for problem in problems)
@@ -138,88 +114,110 @@ class Rules:
         """
         async with self._lock:
             try:
-                await asyncio.to_thread(self._load)
+                versions = await asyncio.to_thread(self._read)
+                if self._changed(versions):
+                    built = await build_in_child(versions, self._tallies_of, strict=self._strict)
+                    # No name for the old snapshot here, or it would outlive its last slice.
+                    await self._let_go(self._take_over(built, versions))
+                else:
+                    self._tell_health()
             except RulesError as error:
                 self._counters.rule_loads["error"] += 1
                 self._health.degrade("rules", f"{error}; the last good rules stay")
 
-    def _load(self) -> None:
-        changed = self._read()
-        if changed or not self._snapshot.number:
-            self._swap(changed)
-            result = "error" if self._fatal_problems() else "success"
-            self._counters.rule_loads[result] += 1
+    def _read(self) -> list[Version]:
+        """Reads all files. Raises RulesError for one that cannot be read."""
+        versions = []
+        for path in rule_files(self._path):
+            try:
+                data = path.read_bytes()
+            except OSError as error:
+                raise RulesError(f"{path} cannot be read: {error.strerror}") from error
+            known = self._files.get(str(path))
+            versions.append(Version(str(path), data, known.good if known else None))
+        return versions
+
+    def _changed(self, versions: Sequence[Version]) -> bool:
+        return {version.name: version.newest for version in versions} != {
+            name: file.data for name, file in self._files.items()
+        }
+
+    def _take_over(self, built: Built, versions: Sequence[Version]) -> Snapshot:
+        """Lets what was built hold from now on, and says what is new of its problems.
+
+        Returns what held before.
+        """
+        told = {name: file.data for name, file in self._files.items()}
+        read = {version.name: version for version in versions}
+        self._files = {}
+        for report in built.files:
+            version = read[report.name]
+            good = version.good if report.bad else version.newest
+            self._files[report.name] = _File(version.newest, report, good)
+            if told.get(report.name) != version.newest:
+                self._log(report.problems)
+        self._log(problem for problem in built.conflicts if problem not in self._conflicts)
+        self._conflicts = built.conflicts
+        domains, unserved = self._served(built)
+        old = self._snapshot
+        self._snapshot = Snapshot(old.number + 1, domains, unserved)
+        self._counters.rule_loads["error" if self._fatal_problems() else "success"] += 1
+        self._tell_health()
+        return old
+
+    def _served(self, built: Built) -> tuple[dict[str, Domain], frozenset[str]]:
+        """The domains that hold now; where there is nothing good, those that held before."""
+        served = self._snapshot.domains
+        domains, unserved = {}, set()
+        named = [*built.domains, *sorted(built.contradicting), *sorted(built.never_good)]
+        for name in dict.fromkeys(named):
+            if name in built.domains and (name not in built.never_good or name in served):
+                domains[name] = built.domains[name]
+            elif name in served:
+                domains[name] = served[name]
+            else:
+                unserved.add(name)
+        return domains, frozenset(unserved)
+
+    async def _let_go(self, old: Snapshot) -> None:
+        """Frees what does not hold any more, a little at a time: a large tree takes 20 ms at once.
+
+        Tallies are kept of rules that are still there, or whose file may yet be mended.
+        """
+        now = self._snapshot.domains
+        kept = {(name, OVERRIDES) for name in now}
+        new = [node for domain in now.values() for node in domain.root.nodes]
+        async for node in slowly(walk(new)):
+            if node.rule:
+                kept.add((node.rule.domain, node.rule.path))
+        async for key in slowly(list(self._tallies)):
+            if key not in kept:
+                del self._tallies[key]
+        remains: list[Node] = []
+        for name, domain in old.domains.items():
+            if now.get(name) is not domain:
+                remains += [node async for node in slowly(walk(domain.root.nodes))]
+            del domain
+        del old, new
+        remains.reverse()  # parents go before their children, whom they would take along
+        while remains:
+            del remains[-SLICE:]
+            await asyncio.sleep(0)
+
+    def _tell_health(self) -> None:
         if fatal := self._fatal_problems():
             more = f" (and {len(fatal) - 1} more)" if len(fatal) > 1 else ""
             self._health.degrade("rules", f"{fatal[0]}{more}")
         else:
             self._health.recover("rules")
 
-    def _swap(self, changed: Sequence[RuleFile]) -> None:
-        """Merges all files anew, logs what is new of their problems, and lets that hold."""
-        domains, unserved, conflicts = self._merged()
-        new = [problem for problem in conflicts if problem not in self._merge_problems]
-        self._merge_problems = conflicts
-        for problem in [*(p for file in changed for p in file.problems), *new]:
+    def _log(self, problems: Iterable[Problem]) -> None:
+        for problem in problems:
             log.log(logging.ERROR if self._fatal(problem) else logging.WARNING, "%s", problem)
-        self._snapshot = Snapshot(self._snapshot.number + 1, domains, unserved)
-        self._forget_tallies(domains)
-
-    def _read(self) -> list[RuleFile]:
-        """Reads the files and parses those that have changed; returns these, and gone ones."""
-        changed = []
-        present = set()
-        for path in rule_files(self._path):
-            name = str(path)
-            try:
-                data = path.read_bytes()
-            except OSError as error:
-                raise RulesError(f"{path} cannot be read: {error.strerror}") from error
-            present.add(name)
-            known = self._files.get(name)
-            if known and known.data == data:
-                continue
-            file = parse(name, data, self._tallies_of)
-            good = None if any(map(self._fatal, file.problems)) else file
-            self._files[name] = _File(data, file, good or (known.good if known else None))
-            changed.append(file)
-        for name in self._files.keys() - present:
-            file = self._files.pop(name).newest
-            changed.append(RuleFile(name, file.domain, (), ()))
-        return changed
-
-    def _merged(self) -> tuple[dict[str, Domain], frozenset[str], list[Problem]]:
-        files: dict[str, list[RuleFile]] = {}
-        never_good = set()
-        for _, file in sorted(self._files.items()):
-            if file.good:
-                files.setdefault(file.good.domain, []).append(file.good)
-            elif file.newest.domain:
-                never_good.add(file.newest.domain)
-        served = self._snapshot.domains
-        domains, conflicts = {}, []
-        unserved = never_good - files.keys() - served.keys()
-        for name, parts in files.items():
-            nodes, problems = merge(parts)
-            conflicts += problems
-            if name in never_good and name not in served:
-                unserved.add(name)
-            elif not any(map(self._fatal, problems)):
-                tallies = self._tallies_of(name, _OVERRIDES)
-                domains[name] = Domain(name, Level.of(nodes), tallies)
-            elif name in served:
-                domains[name] = served[name]
-            else:
-                unserved.add(name)
-        for name in never_good & served.keys() - domains.keys():
-            domains[name] = served[name]
-        return domains, frozenset(unserved), conflicts
 
     def _problems(self) -> list[Problem]:
-        return sorted(
-            [problem for file in self._files.values() for problem in file.newest.problems]
-            + self._merge_problems
-        )
+        of_files = [problem for file in self._files.values() for problem in file.report.problems]
+        return sorted([*of_files, *self._conflicts])
 
     def _fatal_problems(self) -> list[Problem]:
         return [problem for problem in self._problems() if self._fatal(problem)]
@@ -229,12 +227,3 @@ class Rules:
 
     def _tallies_of(self, domain: str, path: str) -> Tallies:
         return self._tallies.setdefault((domain, path), Tallies())
-
-    def _forget_tallies(self, domains: dict[str, Domain]) -> None:
-        """Keeps the tallies of rules that are still there, or whose file may yet be mended."""
-        kept = {
-            (domain.name, path)
-            for domain in domains.values()
-            for path in [_OVERRIDES, *(rule.path for rule in domain.rules)]
-        }
-        self._tallies = {key: self._tallies[key] for key in kept if key in self._tallies}

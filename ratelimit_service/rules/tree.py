@@ -13,7 +13,18 @@ from typing import NamedTuple
 from ratelimit_service.model import FailurePolicy, Limit
 from ratelimit_service.observer import Tallies
 
-__all__ = ["Domain", "Level", "Node", "Pattern", "Rule", "Snapshot", "Source", "path_text", "walk"]
+__all__ = [
+    "Domain",
+    "Level",
+    "LevelBuilder",
+    "Node",
+    "Pattern",
+    "Rule",
+    "Snapshot",
+    "Source",
+    "path_text",
+    "walk",
+]
 
 
 class Source(NamedTuple):
@@ -101,6 +112,19 @@ class Node:
     value_to_metric: bool = False
     source: Source = _NOWHERE
 
+    def with_children(self, children: Level | None) -> Node:
+        """The same with other children."""
+        return Node(
+            self.key,
+            self.value,
+            self.pattern,
+            self.rule,
+            children,
+            self.share_threshold,
+            self.value_to_metric,
+            self.source,
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Level:
@@ -112,24 +136,40 @@ class Level:
 
     nodes: tuple[Node, ...]
     exact: Mapping[tuple[str, str], Node]
-    patterns: Mapping[str, tuple[Node, ...]]
+    patterns: Mapping[str, Sequence[Node]]
     default: Mapping[str, Node]
 
     @classmethod
     def of(cls, nodes: Iterable[Node]) -> Level:
         """Arranges nodes of which no two have the same key and value."""
-        declared = tuple(nodes)
-        patterns: dict[str, tuple[Node, ...]] = {}
-        for node in declared:
-            if node.pattern:
-                patterns[node.key] = (*patterns.get(node.key, ()), node)
-        plain = [node for node in declared if not node.pattern]
-        return cls(
-            declared,
-            {(node.key, node.value): node for node in plain if node.value},
-            patterns,
-            {node.key: node for node in plain if not node.value},
-        )
+        builder = LevelBuilder()
+        for node in nodes:
+            builder.add(node)
+        return builder.level()
+
+
+class LevelBuilder:
+    """Arranges one node after the other."""
+
+    def __init__(self) -> None:
+        self._nodes: list[Node] = []
+        self._exact: dict[tuple[str, str], Node] = {}
+        self._patterns: dict[str, list[Node]] = {}
+        self._default: dict[str, Node] = {}
+
+    def add(self, node: Node) -> None:
+        """Adds the next node as declared."""
+        self._nodes.append(node)
+        if node.pattern:
+            self._patterns.setdefault(node.key, []).append(node)
+        elif node.value:
+            self._exact[node.key, node.value] = node
+        else:
+            self._default[node.key] = node
+
+    def level(self) -> Level:
+        """The level; nothing may be added afterwards."""
+        return Level(tuple(self._nodes), self._exact, self._patterns, self._default)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

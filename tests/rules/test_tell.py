@@ -107,7 +107,7 @@ def test_explain_unknown_domain(snapshot: Snapshot) -> None:
 
 def test_dump(snapshot: Snapshot, tmp_path: Path) -> None:
     """/rlconfig has a line a rule, in order, that begins as the reference's."""
-    assert dump(snapshot).replace(f"{tmp_path}/", "").splitlines() == [
+    assert "".join(dump(snapshot)).replace(f"{tmp_path}/", "").splitlines() == [
         "edge.path: unit=SECOND requests_per_unit=9, shadow_mode: false, quota_mode: false, "
         "algorithm: fixed_window, name: any, at edge.yaml:4:5",
         "edge.path_/a/*: unit=MINUTE requests_per_unit=3, shadow_mode: false, quota_mode: false, "

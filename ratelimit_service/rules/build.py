@@ -1,0 +1,115 @@
+"""From the bytes of all rule files to domains: pure, so that it can run in another process.
+
+One bad file never takes another down: its last good version stands in for it. What to do with
+a domain whose files contradict each other is `load`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from ratelimit_service.observer import Tallies
+from ratelimit_service.rules.problem import Problem, did_you_mean
+from ratelimit_service.rules.schema import RuleFile, parse
+from ratelimit_service.rules.tree import Domain, Level, Node, path_text, walk
+
+__all__ = ["OVERRIDES", "Built", "FileReport", "TalliesOf", "Version", "build", "merge"]
+
+OVERRIDES = ""
+"""In place of a rule's path: the tallies of a domain's overrides."""
+
+TalliesOf = Callable[[str, str], Tallies]
+"""Gives the tallies of a rule by domain and path."""
+
+
+class Version(NamedTuple):
+    """A file's bytes as they are now, and as they were when they were last good."""
+
+    name: str
+    newest: bytes
+    good: bytes | None
+
+
+class FileReport(NamedTuple):
+    """What is to be said of a file; `bad` ones are not used."""
+
+    name: str
+    domain: str
+    problems: tuple[Problem, ...]
+    bad: bool
+
+
+class Built(NamedTuple):
+    """What all files come to.
+
+    `never_good` are domains of bad files that have no good version; `contradicting` are those
+    whose files cannot be merged, for the reasons in `conflicts`.
+    """
+
+    files: tuple[FileReport, ...]
+    domains: dict[str, Domain]
+    never_good: frozenset[str]
+    contradicting: frozenset[str]
+    conflicts: tuple[Problem, ...]
+
+
+def build(versions: Iterable[Version], tallies: TalliesOf, *, strict: bool) -> Built:
+    """Reads and merges all files; with `strict` any problem makes a file bad."""
+
+    def fatal(problems: Iterable[Problem]) -> bool:
+        return any(strict or not problem.tolerated for problem in problems)
+
+    reports: list[FileReport] = []
+    good: dict[str, list[RuleFile]] = {}
+    never_good = set()
+    for version in sorted(versions):
+        file = parse(version.name, version.newest, tallies)
+        bad = fatal(file.problems)
+        reports.append(FileReport(file.name, file.domain, file.problems, bad))
+        if bad and version.good is not None:
+            file = parse(version.name, version.good, tallies)
+        elif bad:
+            if file.domain:
+                never_good.add(file.domain)
+            continue
+        good.setdefault(file.domain, []).append(file)
+    domains, contradicting, conflicts = {}, set(), []
+    for name, files in good.items():
+        nodes, problems = merge(files)
+        conflicts += problems
+        if fatal(problems):
+            contradicting.add(name)
+        else:
+            domains[name] = Domain(name, Level.of(nodes), tallies(name, OVERRIDES))
+    return Built(
+        tuple(reports),
+        domains,
+        frozenset(never_good),
+        frozenset(contradicting),
+        tuple(conflicts),
+    )
+
+
+def merge(files: Sequence[RuleFile]) -> tuple[tuple[Node, ...], list[Problem]]:
+    """The root nodes of one domain's files, in their order, and where they contradict."""
+    seen: dict[tuple[str, str], Node] = {}
+    problems = []
+    for node in (node for file in files for node in file.nodes):
+        other = seen.setdefault((node.key, node.value), node)
+        if other is not node:
+            message = f"the same key and value stand at {other.source}: merge the two"
+            text = path_text([(node.key, node.value)])
+            problems.append(Problem(node.source, text, message, "duplicate"))
+    nodes = tuple(seen.values())
+    return nodes, problems + list(_unknown_targets(nodes))
+
+
+def _unknown_targets(nodes: Iterable[Node]) -> Iterator[Problem]:
+    """Names that a rule replaces and no rule of the domain has."""
+    rules = [node.rule for node in walk(nodes) if node.rule]
+    names = {rule.name for rule in rules if rule.name}
+    for rule in rules:
+        for name in sorted(rule.replaces - names):
+            message = f"no rule of this domain is named {name!r}{did_you_mean(name, names)}"
+            yield Problem(rule.source, rule.path, message, "replaces", tolerated=True)

@@ -1,0 +1,141 @@
+"""Rules built in another process are the same rules, taken over and let go of in slices."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service.errors import RulesError
+from ratelimit_service.health import Health
+from ratelimit_service.observer import Counters, Tallies
+from ratelimit_service.rules.build import Version, build
+from ratelimit_service.rules.child import build_in_child
+from ratelimit_service.rules.dump import dump
+from ratelimit_service.rules.load import Rules
+from ratelimit_service.rules.tree import Rule, Snapshot, walk
+
+LIMIT = "{unit: day, requests_per_unit: 5}"
+
+
+def wide(count: int, value: str = "v") -> str:
+    """A domain of many rules, most of them two levels below one node."""
+    lines = ["domain: wide", "descriptors:"]
+    lines += ["  - key: top", "    descriptors:", "      - key: middle", "        descriptors:"]
+    for number in range(count):
+        pattern = "*" if number % 5 == 0 else ""
+        lines.append(
+            f"          - {{key: k, value: {value}{number}{pattern}, rate_limit: {LIMIT}}}"
+        )
+    lines += [
+        f"  - {{key: flat, value: f{number}, rate_limit: {LIMIT}}}" for number in range(count)
+    ]
+    return "\n".join(lines)
+
+
+VERSIONS = [
+    Version("wide.yaml", wide(300).encode(), None),
+    Version(
+        "small.yaml",
+        b"domain: small\ndescriptors:\n"
+        b"  - {key: a, shadow_mode: true, value_to_metric: true, metadata: {x: [1, {y: z}]},"
+        b" rate_limit: {unit: week, unit_multiplier: 2, requests_per_unit: 5, name: n}}\n"
+        b"  - {key: b, value: 'x*', share_threshold: true, rate_limit: {unlimited: true,"
+        b" replaces: [{name: n}, {name: nobody}]}}",
+        None,
+    ),
+    Version("bad.yaml", b"domain: bad\ndescriptors: [{}]", None),
+    Version("worse.yaml", b"domain: [", None),
+    Version("mended.yaml", b"domain: old\ndescriptors: 7", wide(2).replace("wide", "old").encode()),
+    Version("one.yaml", b"domain: two\ndescriptors: [{key: a}]", None),
+    Version("two.yaml", b"domain: two\ndescriptors: [{key: a}]", None),
+]
+
+
+async def test_the_same_in_another_process() -> None:
+    """What the child builds is what this process would have built, with this process's tallies."""
+    tallies: dict[tuple[str, str], Tallies] = {}
+
+    def tallies_of(domain: str, path: str) -> Tallies:
+        return tallies.setdefault((domain, path), Tallies())
+
+    expected = build(VERSIONS, tallies_of, strict=False)
+    built = await build_in_child(VERSIONS, tallies_of, strict=False)
+
+    assert built._replace(domains={}) == expected._replace(domains={})
+    assert list(built.domains) == list(expected.domains)
+    shown = [list(dump(Snapshot(1, each.domains))) for each in (built, expected)]
+    assert shown[0] == shown[1]
+    for name, domain in built.domains.items():
+        other = expected.domains[name]
+        assert domain.overrides is other.overrides
+        for node, twin in zip(walk(domain.root.nodes), walk(other.root.nodes), strict=True):
+            assert (node.key, node.value, node.pattern) == (twin.key, twin.value, twin.pattern)
+            assert node.share_threshold == twin.share_threshold
+            assert node.value_to_metric == twin.value_to_metric
+            assert (node.rule is None) == (twin.rule is None)
+            if node.rule and twin.rule:
+                assert node.rule.tallies is twin.rule.tallies
+                assert node.rule.metadata == twin.rule.metadata
+
+
+async def test_child_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that cannot be used is an error with what it said last."""
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+
+    with pytest.raises(RulesError, match="the process that reads the rules failed: it was killed"):
+        await build_in_child(VERSIONS, lambda *_: Tallies(), strict=False)
+
+
+async def test_failed_reload_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the rules cannot be read for reasons of ours the old stay, and the next look helps."""
+    (tmp_path / "a.yaml").write_text(wide(1))
+    health = Health()
+    rules = Rules(tmp_path, counters=Counters(), health=health)
+    rules.load()
+    (tmp_path / "a.yaml").write_text(wide(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/bin/false")
+        await rules.reload()
+
+    assert len(list(rules.snapshot.domains["wide"].rules)) == 2
+    assert "the last good rules stay" in health.faults["rules"]
+    await rules.reload()
+    assert len(list(rules.snapshot.domains["wide"].rules)) == 4
+    assert health.faults == {}
+
+
+async def test_old_trees_are_freed(tmp_path: Path) -> None:
+    """After a reload nothing is left of the tree before, and no slice of the work is large."""
+    (tmp_path / "a.yaml").write_text(wide(300))
+    rules = Rules(tmp_path, counters=Counters(), health=Health())
+    rules.load()
+    before = living_rules()
+    (tmp_path / "a.yaml").write_text(wide(300, value="w"))
+    pauses = 0
+
+    async def others() -> None:
+        nonlocal pauses
+        while True:
+            pauses += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    await rules.reload()
+    beside.cancel()
+
+    assert living_rules() == before
+    assert pauses > 600 / 60
+    paths = {key[1] for key in rules._tallies}
+    assert len(paths) == 601
+    assert "top > middle > k=w1" in paths
+
+
+def living_rules() -> int:
+    gc.collect()
+    return sum(isinstance(each, Rule) for each in gc.get_objects())
