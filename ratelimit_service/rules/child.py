@@ -9,8 +9,10 @@ together between two batches of requests. What rules mean is `build`'s business.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
@@ -29,6 +31,8 @@ _SLICE_RECORDS = 60
 
 _MAX_SECONDS = 120.0
 _SIZE_BYTES = 4
+_Process = subprocess.Popen[bytes]
+
 _NICENESS = 10
 """Requests go before rules."""
 
@@ -38,33 +42,58 @@ async def build_in_child(versions: Sequence[Version], tallies: TalliesOf, *, str
 
     Raises RulesError if the process fails or takes too long.
     """
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        f"from {__name__} import main; main()",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,  # a signal from the terminal is for us
-    )
-    assert process.stdin  # noqa: S101 -- it is a pipe, and so are these
-    assert process.stdout  # noqa: S101
-    assert process.stderr  # noqa: S101
+    process = await asyncio.to_thread(_start)
     try:
         async with asyncio.timeout(_MAX_SECONDS):
-            process.stdin.write(_framed(pickle.dumps((list(versions), strict))))
-            await process.stdin.drain()
-            return await _take_over(process.stdout, tallies)
+            stream = asyncio.StreamReader()
+            reading, _ = await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(stream), process.stdout
+            )
+            try:
+                await asyncio.to_thread(_give, process, versions, strict)
+                return await _take_over(stream, tallies)
+            finally:
+                reading.close()
     except (asyncio.IncompleteReadError, ConnectionError) as error:
-        said = (await process.stderr.read()).decode("utf-8", "replace").strip()
+        said = (await asyncio.to_thread(_last_words, process)).strip()
         last = said.splitlines()[-1] if said else "it was killed"
         raise RulesError(f"the process that reads the rules failed: {last}") from error
     except TimeoutError as error:
         raise RulesError(f"reading the rules took more than {_MAX_SECONDS:g} s") from error
     finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+        await asyncio.to_thread(_end, process)
+
+
+def _start() -> _Process:
+    """Starts the child. Not by the event loop: uvloop forks, which grpcio's threads do not bear."""
+    code = f"from {__name__} import main; main()"
+    return subprocess.Popen(  # noqa: S603 -- this very interpreter and package
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # a signal from the terminal is for us
+    )
+
+
+def _give(process: _Process, versions: Sequence[Version], strict: bool) -> None:
+    assert process.stdin is not None  # noqa: S101 -- it is a pipe
+    with process.stdin as pipe:
+        pickle.dump((list(versions), strict), pipe)
+
+
+def _end(process: _Process) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):  # what it did not read is of no use now
+                pipe.close()
+
+
+def _last_words(process: _Process) -> str:
+    assert process.stderr is not None  # noqa: S101 -- it is a pipe
+    return process.stderr.read().decode("utf-8", "replace")
 
 
 async def _take_over(stream: asyncio.StreamReader, tallies: TalliesOf) -> Built:
@@ -191,8 +220,7 @@ def _load(data: bytes, tallies: TalliesOf) -> Iterable[_Record]:
 def main() -> None:
     """The child: reads its task from standard input, writes slices to standard output."""
     os.nice(_NICENESS)
-    size = int.from_bytes(sys.stdin.buffer.read(_SIZE_BYTES), "big")
-    versions, strict = pickle.loads(sys.stdin.buffer.read(size))  # noqa: S301 -- our parent's
+    versions, strict = pickle.load(sys.stdin.buffer)  # noqa: S301 -- our parent's
     records = _records(build(versions, _Named, strict=strict))
     while part := list(islice(records, _SLICE_RECORDS)):
         sys.stdout.buffer.write(_framed(_dump(part)))

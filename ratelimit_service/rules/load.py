@@ -200,8 +200,10 @@ class Rules:
             del domain
         del old, new
         remains.reverse()  # parents go before their children, whom they would take along
-        while remains:
+        while remains or kept:
             del remains[-SLICE:]
+            for _ in range(min(len(kept), SLICE)):
+                kept.pop()
             await asyncio.sleep(0)
 
     def _tell_health(self) -> None:

@@ -38,7 +38,7 @@ __all__ = ["serve"]
 
 log = logging.getLogger(__name__)
 
-_COLLECT_SECONDS = 0.05
+_COLLECT_SECONDS = 0.02
 
 
 def serve(settings: Settings) -> int:
@@ -48,7 +48,6 @@ def serve(settings: Settings) -> int:
     RateLimitError for what the user must mend before anything can be served.
     """
     logs.configure(settings.log_level, settings.log_format)
-    _spare_the_old()
     if uvloop is not None:
         return uvloop.run(_serve(settings))
     return asyncio.run(_serve(settings))
@@ -78,6 +77,7 @@ async def _serve(settings: Settings) -> int:
     counters, health = Counters(), Health()
     rules = Rules(settings.rules, counters=counters, health=health, strict=settings.strict_rules)
     await asyncio.to_thread(rules.load)
+    _spare_the_old()
     async with AsyncExitStack() as stack:
         store: MemoryStore | RedisStore
         if settings.store == "memory":

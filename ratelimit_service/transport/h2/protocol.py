@@ -18,6 +18,12 @@ GREETING_SECONDS = 10.0
 BLOCKED_SECONDS = 30.0
 """How long a client may keep its windows shut while answers wait."""
 
+_TURN_SECONDS = 0.002
+"""For how long one connection's calls are handled before others have their turn."""
+
+_PIECE_BYTES = 16_384
+"""What is handled between two looks at the clock: some 70 calls."""
+
 PING_SECONDS = 30.0
 """How often a silent client is asked whether it is there, and how long it has to answer."""
 
@@ -44,6 +50,8 @@ class Protocol(asyncio.Protocol):
         self._closed = closed
         self._transport: asyncio.Transport | None = None
         self._flushing = False
+        self._unread = b""
+        self._writing_paused = self._reading_paused = False
         self._opened_at = self._heard_at = self._loop.time()
         self._blocked_since: float | None = None
         self._pinged_at: float | None = None
@@ -59,10 +67,33 @@ class Protocol(asyncio.Protocol):
         """Called by asyncio: everything in one read is handled as one batch."""
         self._heard_at = self._loop.time()
         self._pinged_at = None
-        events = self.connection.receive(data)
-        if events:
-            self._calls.handle(self, events)
+        if self._unread:
+            self._unread += data  # what was read before reading was paused
+        else:
+            self._unread = data
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Handles what was read, for a while; then it is other connections' turn."""
+        until = self._loop.time() + _TURN_SECONDS
+        while True:
+            data = self._unread
+            piece, self._unread = data[:_PIECE_BYTES], data[_PIECE_BYTES:]
+            events = self.connection.receive(piece)
+            if events:
+                self._calls.handle(self, events)
+            if not self._unread:
+                self._resume_reading()
+                break
+            if self._loop.time() > until:
+                self._pause_reading()
+                self._loop.call_soon(self._next_turn)
+                break
         self.flush()
+
+    def _next_turn(self) -> None:
+        if self._transport is not None:
+            self._read_on()
 
     def connection_lost(self, _: Exception | None) -> None:
         """Called by asyncio."""
@@ -73,13 +104,24 @@ class Protocol(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Called by asyncio: a client that does not read is not read from."""
-        if self._transport is not None:
-            self._transport.pause_reading()
+        self._writing_paused = True
+        self._pause_reading()
 
     def resume_writing(self) -> None:
         """Called by asyncio."""
-        if self._transport is not None:
-            self._transport.resume_reading()
+        self._writing_paused = False
+        self._resume_reading()
+
+    def _pause_reading(self) -> None:
+        if self._transport is not None and not self._reading_paused:
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._reading_paused and not self._unread and not self._writing_paused:
+            self._reading_paused = False
+            if self._transport is not None:
+                self._transport.resume_reading()
 
     def flush(self) -> None:
         """Writes what the connection has to say, at once."""
