@@ -38,6 +38,7 @@ format: $(VENV)/.developing
 test: $(VENV)/.developing
 	@command -v redis-server >/dev/null || sh tests/get-redis.sh
 	@test -x $(BIN)/h2spec || sh tests/get-h2spec.sh "$(CURDIR)/$(BIN)"
+	@test -d $(VENV)/node/node_modules || sh tests/get-node-client.sh "$(CURDIR)/$(VENV)/node"
 	@$(BIN)/pytest $(ARGS)
 
 check: lint test

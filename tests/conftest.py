@@ -13,8 +13,8 @@ from tests.servers.redis import RedisServer
 
 
 def need(program: str, how: str) -> None:
-    """Skips a test that needs a program which is not here; fails it where CI is set."""
-    if shutil.which(program) is None:
+    """Skips a test that needs a program, or a directory, not here; fails it where CI is set."""
+    if shutil.which(program) is None and not Path(program).is_dir():
         message = f"{program} is missing: {how}"
         if os.environ.get("CI"):
             pytest.fail(message)

@@ -1,0 +1,39 @@
+"""A client in Node.js, which has an HTTP/2 of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import need
+from tests.servers.service import ServiceProcess
+
+NODE = shutil.which("node") or "node"
+DIRECTORY = Path(sys.executable).parents[1] / "node"
+SCRIPT = Path(__file__).with_name("client.js")
+RULES = "domain: edge\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 20}}]"
+
+
+def test_node_client(tmp_path: Path) -> None:
+    """Node's client gets decisions, refusals and health over one connection, 500 calls at once."""
+    need(NODE, "install Node.js and npm, and run make test again")
+    need(str(DIRECTORY / "node_modules" / "@grpc" / "grpc-js"), "make test installs it")
+    (tmp_path / "rules.yaml").write_text(RULES)
+    service = ServiceProcess(tmp_path, "--rules", str(tmp_path / "rules.yaml"))
+    service.start()
+
+    command = [NODE, str(SCRIPT), str(DIRECTORY), str(service.grpc_port)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+
+    service.kill()
+    assert done.stderr == ""
+    assert json.loads(done.stdout) == {
+        "allowed": 200,
+        "denied": 300,
+        "bad": {"code": 3, "details": "the request is no RateLimitRequest"},
+        "unknown": {"code": 12, "details": "unknown method /no.such/Method"},
+        "health": "0801",
+    }
