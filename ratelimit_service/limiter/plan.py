@@ -38,7 +38,7 @@ class Terms:
 
     `mode` is what the rule says; a hit's mode is what it comes to in its request, where a
     passed quota or the global shadow mode can take its sting away. `near_limit` is the count
-    above which hits are near the limit.
+    above which hits are near the limit, `near_left` what is then left of it.
     """
 
     kind: Kind
@@ -48,6 +48,7 @@ class Terms:
     policy: FailurePolicy = FailurePolicy.OPEN
     tally: Tally | None = None
     near_limit: int = 0
+    near_left: int = 0
     algorithm: str = "fixed_window"
     window_us: int = 0
     hit_mode: Mode = Mode.ENFORCED
@@ -184,6 +185,7 @@ class Planner:
         elif rule.quota_mode or settings.quota_mode:
             mode = Mode.QUOTA
         policy = rule.failure_policy or settings.failure_policy
+        near_limit = near_threshold(limit.requests_per_unit, settings.near_limit_ratio)
         return Terms(
             Kind.COUNTED,
             rule,
@@ -191,7 +193,8 @@ class Planner:
             mode,
             FailurePolicy.OPEN if rule.shadow_mode else policy,
             tally,
-            near_threshold(limit.requests_per_unit, settings.near_limit_ratio),
+            near_limit,
+            limit.requests_per_unit - near_limit,
             rule.algorithm,
             limit.window_us,
             Mode.SHADOW if settings.shadow_mode else mode,
@@ -205,6 +208,7 @@ class Planner:
         """A limit that the caller brings: the tree is not asked, the counter is as a rule's."""
         settings = self._settings
         mode = Mode.QUOTA if settings.quota_mode else Mode.ENFORCED
+        near_limit = near_threshold(limit.requests_per_unit, settings.near_limit_ratio)
         return Terms(
             Kind.COUNTED,
             None,
@@ -212,7 +216,8 @@ class Planner:
             mode,
             settings.failure_policy,
             domain.overrides.of(),
-            near_threshold(limit.requests_per_unit, settings.near_limit_ratio),
+            near_limit,
+            limit.requests_per_unit - near_limit,
             "fixed_window",
             limit.window_us,
             Mode.SHADOW if settings.shadow_mode else mode,

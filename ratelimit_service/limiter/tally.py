@@ -16,13 +16,12 @@ __all__ = ["tally", "tally_within"]
 def tally_within(plans: Sequence[Plan], outcomes: Sequence[Outcome]) -> None:
     """Adds the hits of a request none of which was over, and none given back."""
     for (terms, addend, _), (_, left, _, _) in zip(plans, outcomes, strict=True):
-        tally, limit = terms.tally, terms.limit
-        if tally is not None and limit is not None:
+        tally = terms.tally
+        if tally is not None:
             tally.hits += addend
             tally.within += addend
-            above = limit.requests_per_unit - left - terms.near_limit
-            if above > 0:
-                tally.near += min(addend, above)
+            if left < terms.near_left:
+                tally.near += min(addend, terms.near_left - left)
 
 
 def tally(

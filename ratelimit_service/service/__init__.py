@@ -116,29 +116,28 @@ class Service:
         number = snapshot.number
         remembered = self._requests.get
         asked = [remembered(body, number) or self._ask(body, snapshot) for body in bodies]
-        charged, places = [], []
-        for place, one in enumerate(asked):
-            if isinstance(one, _Asked) and one.hits:
-                charged.append(one.hits)
-                places.append(place)
+        charged = [one.hits for one in asked if isinstance(one, _Asked) and one.hits]
 
-        def settled(outcomes: list[Outcomes]) -> None:
-            each = iter(outcomes)
-            answers = [
-                one
-                if isinstance(one, Refusal)
-                else self._answer(one, next(each) if one.hits else ())
-                for one in asked
-            ]
+        def settled(outcomes: Sequence[Outcomes]) -> None:
+            answers = list(map(self._answer, asked, outcomes))
             self._counters.latency.add(elapsed_us() - started, len(bodies))
             done(answers)
 
+        if len(charged) == len(asked):  # as nearly always
+            self._store.charge(charged, settled, wanted)
+            return
+        places = [place for place, one in enumerate(asked) if isinstance(one, _Asked) and one.hits]
+
+        def some_settled(outcomes: list[Outcomes]) -> None:
+            found: list[Outcomes] = [()] * len(asked)
+            for place, each in zip(places, outcomes, strict=True):
+                found[place] = each
+            settled(found)
+
         if charged:
-            all_charged = len(charged) == len(asked)
-            still_wanted = wanted if all_charged else lambda place: wanted(places[place])
-            self._store.charge(charged, settled, still_wanted)
+            self._store.charge(charged, some_settled, lambda place: wanted(places[place]))
         else:
-            settled([])
+            some_settled([])
 
     def _ask(self, body: bytes, snapshot: Snapshot) -> _Asked | Refusal:
         """Plans a request that is not remembered as a whole; its parts may be."""
@@ -209,7 +208,9 @@ class Service:
         simply_counted = self._plain and len(limits) == len(plans)
         return _Asked(plans, hits, limits if simply_counted else None, request)
 
-    def _answer(self, asked: _Asked, outcomes: Outcomes) -> Answer:
+    def _answer(self, asked: _Asked | Refusal, outcomes: Outcomes) -> Answer:
+        if isinstance(asked, Refusal):
+            return asked
         if asked.hits and not outcomes:
             self._counters.refusals["abandoned"] += 1
             return _ABANDONED

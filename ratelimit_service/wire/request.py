@@ -108,7 +108,10 @@ def split_request(body: bytes) -> Split | None:
         spans = []
         while at < size and body[at] == 0x12:
             start = at
-            length, at = _varint(body, at + 1)
+            length = body[at + 1]
+            at += 2
+            if length & 0x80:
+                length, at = _varint(body, start + 1)
             at += length
             spans.append((start, at))
         if at < size and body[at] == 0x18:

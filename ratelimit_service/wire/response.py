@@ -64,7 +64,8 @@ def encode_within(limits: Sequence[bytes], outcomes: Sequence[Outcome]) -> bytes
         remaining = b"\x18" + _varint(left) if left else b""
         reset = _reset(reset_us)
         size = len(limit) + len(remaining) + len(reset)
-        answer += b"\x12%b%b%b%b" % (_varint(size), limit, remaining, reset)
+        length = _LAST[size] if size < _PAIR else _varint(size)
+        answer += b"\x12%b%b%b%b" % (length, limit, remaining, reset)
     return answer
 
 
