@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -16,16 +17,25 @@ from ratelimit_service.transport.h2.protocol import (
     BLOCKED_SECONDS,
     GREETING_SECONDS,
     PING_SECONDS,
+    TURN_SECONDS,
     Protocol,
 )
 from tests.service.asking import Asking
-from tests.transport.test_h2 import Client
+from tests.transport.test_h2 import Client, messages
 
 
 class Calls:
-    """Takes everything and answers nothing."""
+    """Takes everything and answers nothing; keeps the messages, and may be slow."""
 
-    def handle(self, protocol: Protocol, events: list[Event]) -> None: ...
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.messages: list[bytes] = []
+        self.seconds = seconds
+
+    def handle(self, protocol: Protocol, events: list[Event]) -> None:
+        self.messages += [message for _, message in messages(events)]
+        until = time.perf_counter() + self.seconds
+        while time.perf_counter() < until:
+            pass
 
     def forget(self, protocol: Protocol) -> None: ...
 
@@ -37,6 +47,13 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.written = b""
         self.closed = False
+        self.reading = True
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += data
@@ -59,9 +76,10 @@ class Wire(asyncio.Transport):
 class Ends:
     """Both ends of a connection, at a time that the test chooses."""
 
-    def __init__(self, *, greeted: bool = True) -> None:
+    def __init__(self, *, greeted: bool = True, seconds: float = 0.0) -> None:
         self.wire = Wire()
-        self.protocol = Protocol(Calls(), frozenset(), lambda _: None)
+        self.calls = Calls(seconds)
+        self.protocol = Protocol(self.calls, frozenset(), lambda _: None)
         self.started = asyncio.get_running_loop().time()
         self.protocol.connection_made(self.wire)
         if greeted:
@@ -72,6 +90,40 @@ class Ends:
         """What is said when so many seconds have passed."""
         self.protocol.look(self.started + after, max_age)
         return self.wire.kinds()
+
+
+async def test_large_reads_take_turns() -> None:
+    """What a client sends at once is handled in turns, in order; meanwhile it is not read from."""
+    ends, client = Ends(seconds=TURN_SECONDS), Client()
+    sent = [b"%100d" % number for number in range(900)]
+    turns = 0
+
+    ends.protocol.data_received(b"".join(client.headers() + client.data(each) for each in sent))
+    first = len(ends.calls.messages)
+    assert not ends.wire.reading
+    while not ends.wire.reading:
+        turns += 1
+        await asyncio.sleep(0)
+
+    assert 0 < first < 450
+    assert turns >= 2
+    assert ends.calls.messages == sent
+
+
+async def test_client_that_does_not_read() -> None:
+    """A client that does not read is not read from, however its large reads end."""
+    ends, client = Ends(seconds=TURN_SECONDS), Client()
+    ends.protocol.data_received(
+        b"".join(client.headers() + client.data(b"%100d" % number) for number in range(900))
+    )
+
+    ends.protocol.pause_writing()
+    while len(ends.calls.messages) < 900:
+        await asyncio.sleep(0)
+
+    assert not ends.wire.reading
+    ends.protocol.resume_writing()
+    assert ends.wire.reading
 
 
 async def test_client_that_says_nothing() -> None:

@@ -18,7 +18,7 @@ GREETING_SECONDS = 10.0
 BLOCKED_SECONDS = 30.0
 """How long a client may keep its windows shut while answers wait."""
 
-_TURN_SECONDS = 0.002
+TURN_SECONDS = 0.002
 """For how long one connection's calls are handled before others have their turn."""
 
 _PIECE_BYTES = 16_384
@@ -75,7 +75,7 @@ class Protocol(asyncio.Protocol):
 
     def _read_on(self) -> None:
         """Handles what was read, for a while; then it is other connections' turn."""
-        until = self._loop.time() + _TURN_SECONDS
+        until = self._loop.time() + TURN_SECONDS
         while True:
             data = self._unread
             piece, self._unread = data[:_PIECE_BYTES], data[_PIECE_BYTES:]
