@@ -108,27 +108,32 @@ class MemoryStore:
         """
         tables, mask, outcomes = self._tables, len(self._tables) - 1, []
         undo: list[tuple[_Counter, int | None]] = []
-        new: dict[bytes, _Counter] = {}
+        new: list[tuple[_Table, bytes]] = []
         for key, limit, window_us, addend, algorithm, _, _, refund in hits:
-            counter = tables[hash(key) & mask].get(key) or new.get(key)
-            if counter is None:
-                counter = new[key] = _Counter(None, self._measure(limit, window_us, algorithm))
-            before = counter.state
+            table = tables[hash(key) & mask]
+            counter = table.get(key)
+            before = counter.state if counter is not None else None
             passed, state, left, reset_us, counted = ALGORITHMS[algorithm].charge(
                 before, now, addend, limit, window_us, False
             )
-            if refund or not passed:
+            if refund or not passed or (counter is None and self._size >= self._max_counters):
                 for changed, earlier in reversed(undo):
                     changed.state = earlier
+                for table, key in new:  # noqa: PLW2901 -- there is no next hit
+                    del table[key]
+                self._size -= len(new)
                 return self._settle(hits, now)
-            counter.state = state
-            if counter.measure[0] != limit:
-                counter.measure = self._measure(limit, window_us, algorithm)
-            undo.append((counter, before))
+            if counter is not None:
+                undo.append((counter, before))
+                counter.state = state
+                if counter.measure[0] != limit:
+                    counter.measure = self._measure(limit, window_us, algorithm)
+            elif state is not None:
+                self._sweep(table, now)
+                table[key] = _Counter(state, self._measure(limit, window_us, algorithm))
+                self._size += 1
+                new.append((table, key))
             outcomes.append(_outcome((False, left, reset_us, counted)))
-        for key, counter in new.items():
-            if counter.state is not None:
-                self._insert(key, counter, now)
         return outcomes
 
     def _settle(self, hits: Sequence[Hit], now: int) -> Outcomes:
