@@ -1,0 +1,132 @@
+"""Where a call's time goes inside the process, stage by stage, without sockets.
+
+    .venv/bin/python -m benchmarks.profile
+
+The same frames as `load.py` sends, 50 calls a read, through the connection, the service and
+the memory store; the lower quartile of many reads, in microseconds a call.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.load import SHAPES
+from ratelimit_service.health import Health
+from ratelimit_service.model import Hit
+from ratelimit_service.observer import Counters
+from ratelimit_service.rules.load import Rules
+from ratelimit_service.service import Answer, Service
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores import Outcomes, Wanted, always
+from ratelimit_service.stores.memory import MemoryStore
+from ratelimit_service.transport.h2 import frames
+from ratelimit_service.transport.h2.connection import Calls, Connection
+from ratelimit_service.transport.h2.frames import (
+    ACK,
+    END_HEADERS,
+    END_STREAM,
+    MAX_WINDOW,
+    PREFACE,
+    FrameType,
+    Setting,
+)
+
+READS, CALLS = 3_000, 50
+STAGES = ("receive", "plan", "charge", "answer", "send")
+
+
+class MarkedStore(MemoryStore):
+    """The memory store, which tells when it was asked and when it was done."""
+
+    marks: list[float]
+
+    def charge(
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Callable[[list[Outcomes]], None],
+        wanted: Wanted = always,
+    ) -> None:
+        def marked(outcomes: list[Outcomes]) -> None:
+            self.marks.append(time.perf_counter())
+            done(outcomes)
+
+        self.marks.append(time.perf_counter())
+        super().charge(requests, marked, wanted)
+
+
+class Process:
+    """A connection with its service behind it."""
+
+    def __init__(self, shape: str) -> None:
+        counters, health = Counters(), Health()
+        path = Path(__file__).with_name("rules.yaml")
+        rules = Rules(path, counters=counters, health=health)
+        rules.load()
+        self.store = MarkedStore(3_000_000, counters, health)
+        self.store.marks = []
+        self.service = Service(lambda: rules.snapshot, self.store, Settings(), counters)
+        self.calls = SHAPES[shape]()
+        self.stream_id = 1
+        self.connection = Connection()
+        window = frames.settings({Setting.INITIAL_WINDOW_SIZE: MAX_WINDOW})
+        self.connection.receive(PREFACE + window + frames.frame(FrameType.SETTINGS, ACK, 0, b""))
+        self.read(self.frames(1))
+        self.connection.receive(frames.frame(FrameType.SETTINGS, ACK, 0, b""))
+
+    def frames(self, calls: int) -> bytes:
+        out = []
+        for _ in range(calls):
+            block, message = next(self.calls)
+            out.append(frames.frame(FrameType.HEADERS, END_HEADERS, self.stream_id, block))
+            out.append(frames.frame(FrameType.DATA, END_STREAM, self.stream_id, message))
+            self.stream_id += 2
+        return b"".join(out)
+
+    def read(self, data: bytes) -> list[float]:
+        """Handles one read; the seconds of each stage."""
+        marks = self.store.marks
+        marks.clear()
+        connection = self.connection
+        started = time.perf_counter()
+        for event in connection.receive(data):
+            assert isinstance(event, Calls)
+            marks.append(time.perf_counter())
+
+            def answered(answers: list[Answer], stream_ids: list[int] = event.stream_ids) -> None:
+                marks.append(time.perf_counter())
+                for stream_id, answer in zip(stream_ids, answers, strict=True):
+                    assert isinstance(answer, bytes)
+                    connection.answer(stream_id, answer)
+
+            self.service.submit(event.messages, answered)
+        connection.take_output()
+        ended = [*marks, time.perf_counter()]
+        return [end - start for start, end in zip([started, *marks], ended, strict=True)]
+
+
+def main() -> None:
+    print("| µs a call |", " | ".join([*STAGES, "in all"]), "|")
+    print("|---|" + "---|" * (len(STAGES) + 1))
+    for shape in ("hot", "traced", "uniform", "zipf"):
+        process = Process(shape)
+        reads = [process.frames(CALLS) for _ in range(READS)]
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        found = []
+        for data in reads:
+            found.append(process.read(data))
+            process.connection.receive(frames.window_update(0, len(data)))
+        found.sort(key=sum)
+        stages = found[len(found) // 4]
+        cells = [f"{seconds / CALLS * 1e6:.1f}" for seconds in [*stages, sum(stages)]]
+        print(f"| {shape} |", " | ".join(cells), "|")
+        gc.enable()
+        gc.unfreeze()
+
+
+if __name__ == "__main__":
+    main()
