@@ -42,7 +42,12 @@ async def build_in_child(versions: Sequence[Version], tallies: TalliesOf, *, str
 
     Raises RulesError if the process fails or takes too long.
     """
-    process = await asyncio.to_thread(_start)
+    try:
+        process = await asyncio.to_thread(_start)
+    except OSError as error:
+        raise RulesError(
+            f"the process that reads the rules cannot be started: {error.strerror}"
+        ) from error
     try:
         async with asyncio.timeout(_MAX_SECONDS):
             stream = asyncio.StreamReader()

@@ -82,11 +82,21 @@ async def test_the_same_in_another_process() -> None:
                 assert node.rule.metadata == twin.rule.metadata
 
 
-async def test_child_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("/bin/false", "failed: it was killed"),
+        ("/bin/ls", "failed: /bin/ls: "),
+        ("/bin/nothing", "cannot be started: No such file or directory"),
+    ],
+)
+async def test_child_that_fails(
+    monkeypatch: pytest.MonkeyPatch, program: str, message: str
+) -> None:
     """A process that cannot be used is an error with what it said last."""
-    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", program)
 
-    with pytest.raises(RulesError, match="the process that reads the rules failed: it was killed"):
+    with pytest.raises(RulesError, match=f"the process that reads the rules {message}"):
         await build_in_child(VERSIONS, lambda *_: Tallies(), strict=False)
 
 

@@ -76,6 +76,7 @@ class Protocol(asyncio.Protocol):
     def _read_on(self) -> None:
         """Handles what was read, for a while; then it is other connections' turn."""
         until = self._loop.time() + TURN_SECONDS
+        self._flushing = True  # as happens below, so no answer need ask for it
         while True:
             data = self._unread
             piece, self._unread = data[:_PIECE_BYTES], data[_PIECE_BYTES:]
@@ -89,6 +90,7 @@ class Protocol(asyncio.Protocol):
                 self._pause_reading()
                 self._loop.call_soon(self._next_turn)
                 break
+        self._flushing = False
         self.flush()
 
     def _next_turn(self) -> None:
