@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
 
@@ -14,7 +14,7 @@ from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service import Refusal, Service
 from ratelimit_service.settings import split_address
-from ratelimit_service.slices import slowly
+from ratelimit_service.slices import SLICE, slowly
 from ratelimit_service.wire import decision_to_json, decode_decision, request_from_json
 
 __all__ = ["Admin"]
@@ -39,7 +39,7 @@ class Admin:
         health: Health,
         counters: Counters,
         snapshot: Callable[[], Snapshot],
-        render_metrics: Callable[[str], Awaitable[tuple[str, bytes]]],
+        render_metrics: Callable[[str], tuple[str, AsyncIterator[bytes]]],
     ) -> None:
         """`address` is `HOST:PORT`; port 0 takes a free one.
 
@@ -106,14 +106,34 @@ class Admin:
         lines = ["degraded", *(f"{component}: {reason}" for component, reason in faults.items())]
         return web.Response(text="\n".join(lines) + "\n")
 
-    async def _metrics(self, request: web.Request) -> web.Response:
-        content_type, page = await self._render_metrics(request.headers.get("Accept", ""))
-        return web.Response(body=page, headers={"Content-Type": content_type})
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        content_type, pages = self._render_metrics(request.headers.get("Accept", ""))
+        return await _streamed(request, content_type, pages)
 
-    async def _rlconfig(self, _: web.Request) -> web.Response:
-        lines = [line async for line in slowly(dump(self._snapshot()))]
-        return web.Response(text="".join(lines))
+    async def _rlconfig(self, request: web.Request) -> web.StreamResponse:
+        return await _streamed(request, "text/plain; charset=utf-8", self._rules())
+
+    async def _rules(self) -> AsyncIterator[bytes]:
+        lines = []
+        async for line in slowly(dump(self._snapshot())):
+            lines.append(line)
+            if len(lines) == SLICE:
+                yield "".join(lines).encode()
+                lines.clear()
+        yield "".join(lines).encode()
 
     async def _not_found(self, request: web.Request) -> web.Response:
         paths = "/healthcheck /json /metrics /rlconfig"
         return web.Response(status=404, text=f"{request.path} is not here: {paths} are\n")
+
+
+async def _streamed(
+    request: web.Request, content_type: str, parts: AsyncIterator[bytes]
+) -> web.StreamResponse:
+    """An answer that may be megabytes, written part by part."""
+    response = web.StreamResponse(headers={"Content-Type": content_type})
+    await response.prepare(request)
+    async for part in parts:
+        await response.write(part)
+    await response.write_eof()
+    return response

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
@@ -98,25 +98,28 @@ class Metrics:
         ProcessCollector(registry=self._process)
         PlatformCollector(registry=self._process)
 
-    async def render(self, accept: str) -> tuple[str, bytes]:
-        """The content type and the page for a scraper's Accept header.
+    def render(self, accept: str) -> tuple[str, AsyncIterator[bytes]]:
+        """The content type and the page for a scraper's Accept header, part by part.
 
         Rules by the thousand are written a few at a time, so that no request waits for them.
         """
         encode, content_type = choose_encoder(accept)
+        return content_type, self._pages(encode)
+
+    async def _pages(self, encode: Callable[[Collector], bytes]) -> AsyncIterator[bytes]:
         series = [each async for each in slowly(self._series())]
-        pages = [encode(_Families([*self._process.collect(), *self._others()]))]
-        ends = pages[0].endswith(_END)
+        page = encode(_Families([*self._process.collect(), *self._others()]))
+        end = _END if page.endswith(_END) else b""
+        yield page.removesuffix(_END)
         for name in _RULE_METRICS:
             for start in range(0, max(1, len(series)), SLICE):
                 page = encode(_Families([_rule_metric(name, series[start : start + SLICE])]))
                 if start:
                     lines = page.splitlines(keepends=True)
                     page = b"".join(line for line in lines if not line.startswith(b"#"))
-                pages.append(page)
+                yield page.removesuffix(_END)
                 await asyncio.sleep(0)
-        whole = b"".join(page.removesuffix(_END) for page in pages)
-        return content_type, whole + (_END if ends else b"")
+        yield end
 
     def collect(self) -> Iterator[Metric]:
         """Every family of ours, whole."""

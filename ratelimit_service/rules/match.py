@@ -33,13 +33,15 @@ _NO_RULE = Match(None)
 
 def find(level: Level, entry: Entry) -> Node | None:
     """The node of a level that an entry goes to."""
-    node = level.exact.get(entry)
+    key, value = entry
+    by_value = level.exact.get(key)
+    node = by_value.get(value) if by_value else None
     if node is not None:
         return node
-    for node in level.patterns.get(entry.key, ()):
-        if node.pattern and node.pattern.matches(entry.value):
+    for node in level.patterns.get(key, ()):
+        if node.pattern and node.pattern.matches(value):
             return node
-    return level.default.get(entry.key)
+    return level.default.get(key)
 
 
 def match(domain: Domain, entries: Sequence[Entry]) -> Match:

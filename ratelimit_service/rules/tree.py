@@ -130,12 +130,13 @@ class Node:
 class Level:
     """The nodes below one node, arranged for look-up: exact, then patterns, then key alone.
 
-    `patterns` holds, for each key, its nodes with a `*` in the value, as declared. `nodes` are
+    `exact` holds, for each key, its nodes by value; `patterns` those with a `*` in the value, as
+    declared. `nodes` are
     all of them, as declared.
     """
 
     nodes: tuple[Node, ...]
-    exact: Mapping[tuple[str, str], Node]
+    exact: Mapping[str, Mapping[str, Node]]
     patterns: Mapping[str, Sequence[Node]]
     default: Mapping[str, Node]
 
@@ -153,7 +154,7 @@ class LevelBuilder:
 
     def __init__(self) -> None:
         self._nodes: list[Node] = []
-        self._exact: dict[tuple[str, str], Node] = {}
+        self._exact: dict[str, dict[str, Node]] = {}
         self._patterns: dict[str, list[Node]] = {}
         self._default: dict[str, Node] = {}
 
@@ -163,7 +164,7 @@ class LevelBuilder:
         if node.pattern:
             self._patterns.setdefault(node.key, []).append(node)
         elif node.value:
-            self._exact[node.key, node.value] = node
+            self._exact.setdefault(node.key, {})[node.value] = node
         else:
             self._default[node.key] = node
 

@@ -38,7 +38,7 @@ __all__ = ["serve"]
 
 log = logging.getLogger(__name__)
 
-_COLLECT_SECONDS = 0.02
+_COLLECT_SECONDS = 0.01
 
 
 def serve(settings: Settings) -> int:

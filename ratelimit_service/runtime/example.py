@@ -29,9 +29,7 @@ def example(snapshot: Snapshot, program: str, options: Sequence[str]) -> str | N
 
 
 def _first_limited(level: Level) -> list[Node] | None:
-    nodes = [*level.default.values(), *level.exact.values()]
-    nodes += [node for patterns in level.patterns.values() for node in patterns]
-    for node in sorted(nodes, key=lambda node: node.source):
+    for node in sorted(level.nodes, key=lambda node: node.source):
         if node.rule and not node.rule.unlimited:
             return [node]
         if node.children and (below := _first_limited(node.children)):

@@ -31,7 +31,8 @@ def metrics() -> Metrics:
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
 async def test_slices_make_one_page(metrics: Metrics, accept: str) -> None:
     """However many series there are, the page has each family once and all of its samples."""
-    _, page = await metrics.render(accept)
+    _, pages = metrics.render(accept)
+    page = b"".join([part async for part in pages])
 
     read = read_openmetrics if accept else read_text
     found = {family.name: family.samples for family in read(page.decode())}
