@@ -8,7 +8,7 @@ from typing import TypeVar
 
 __all__ = ["SLICE", "slowly"]
 
-SLICE = 100
+SLICE = 50
 """Rules that are looked at, written out or freed at once: a millisecond's worth or less."""
 
 _T = TypeVar("_T")

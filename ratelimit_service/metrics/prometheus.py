@@ -108,6 +108,7 @@ class Metrics:
 
     async def _pages(self, encode: Callable[[Collector], bytes]) -> AsyncIterator[bytes]:
         series = [each async for each in slowly(self._series())]
+        await asyncio.sleep(0)
         page = encode(_Families([*self._process.collect(), *self._others()]))
         end = _END if page.endswith(_END) else b""
         yield page.removesuffix(_END)

@@ -21,8 +21,8 @@ BLOCKED_SECONDS = 30.0
 TURN_SECONDS = 0.002
 """For how long one connection's calls are handled before others have their turn."""
 
-_PIECE_BYTES = 12_288
-"""What is handled between two looks at the clock: some 50 calls."""
+_PIECE_BYTES = 6_144
+"""What is handled between two looks at the clock: some 30 calls."""
 
 PING_SECONDS = 30.0
 """How often a silent client is asked whether it is there, and how long it has to answer."""
