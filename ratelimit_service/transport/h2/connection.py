@@ -8,6 +8,7 @@ announced settings.
 from __future__ import annotations
 
 import struct
+import sys
 import zlib
 from collections import deque
 from enum import Enum, auto
@@ -211,6 +212,8 @@ class Connection:
             frames.window_update(0, _CONNECTION_WINDOW - _DEFAULT_WINDOW),
         ]
         self.closing = False
+        self.has_more = False
+        """Whether complete frames wait for the next call of `receive`."""
         self.pongs = 0
         """How many of our pings were answered."""
 
@@ -342,21 +345,26 @@ class Connection:
 
     # What we hear
 
-    def receive(self, data: bytes) -> list[Event]:
-        """Takes bytes from the socket; returns what they mean, in order."""
+    def receive(self, data: bytes, most: int = sys.maxsize) -> list[Event]:
+        """Takes bytes from the socket; returns what they mean, in order.
+
+        After so many calls or frames it stops, and `has_more` says that it goes on with the next
+        bytes, or with none.
+        """
         events: list[Event] = []
+        self.has_more = False
         if self.closing:
             return events
         if self._rest:
             data = self._rest + data
         try:
-            self._rest = data[self._read(data, events) :]
+            self._rest = data[self._read(data, most, events) :]
         except _ConnectionError as error:
             self.abandon(error.code, str(error))
         return events
 
-    def _read(self, data: bytes, events: list[Event]) -> int:
-        """Handles every complete frame; returns how many bytes they had."""
+    def _read(self, data: bytes, most: int, events: list[Event]) -> int:
+        """Handles complete frames; returns how many bytes they had."""
         at, end = 0, len(data)
         if not self._greeted:
             if data[: len(PREFACE)] != PREFACE[:end]:
@@ -366,6 +374,10 @@ class Connection:
             self._greeted = True
             at = len(PREFACE)
         while end - at >= 9:
+            if not most:
+                self.has_more = True
+                break
+            most -= 1
             high, length, kind, flags, stream_id = _FRAME.unpack_from(data, at)
             if high or length > MAX_FRAME_SIZE:
                 raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "a frame above 16384 bytes")

@@ -21,8 +21,8 @@ BLOCKED_SECONDS = 30.0
 TURN_SECONDS = 0.002
 """For how long one connection's calls are handled before others have their turn."""
 
-_PIECE_BYTES = 6_144
-"""What is handled between two looks at the clock: some 30 calls."""
+_PIECE_CALLS = 32
+"""What is handled between two looks at the clock."""
 
 PING_SECONDS = 30.0
 """How often a silent client is asked whether it is there, and how long it has to answer."""
@@ -50,7 +50,6 @@ class Protocol(asyncio.Protocol):
         self._closed = closed
         self._transport: asyncio.Transport | None = None
         self._flushing = False
-        self._unread = b""
         self._writing_paused = self._reading_paused = False
         self._opened_at = self._heard_at = self._loop.time()
         self._blocked_since: float | None = None
@@ -67,34 +66,30 @@ class Protocol(asyncio.Protocol):
         """Called by asyncio: everything in one read is handled as one batch."""
         self._heard_at = self._loop.time()
         self._pinged_at = None
-        if self._unread:
-            self._unread += data  # what was read before reading was paused
-        else:
-            self._unread = data
-            self._read_on()
+        self._read_on(data)
 
-    def _read_on(self) -> None:
+    def _read_on(self, data: bytes = b"") -> None:
         """Handles what was read, for a while; then it is other connections' turn."""
+        connection = self.connection
         until = self._loop.time() + TURN_SECONDS
         self._flushing = True  # as happens below, so no answer need ask for it
         while True:
-            data = self._unread
-            piece, self._unread = data[:_PIECE_BYTES], data[_PIECE_BYTES:]
-            events = self.connection.receive(piece)
+            events = connection.receive(data, _PIECE_CALLS)
             if events:
                 self._calls.handle(self, events)
-            if not self._unread:
+            if not connection.has_more:
                 self._resume_reading()
                 break
             if self._loop.time() > until:
                 self._pause_reading()
                 self._loop.call_soon(self._next_turn)
                 break
+            data = b""
         self._flushing = False
         self.flush()
 
     def _next_turn(self) -> None:
-        if self._transport is not None:
+        if self._transport is not None and self.connection.has_more:
             self._read_on()
 
     def connection_lost(self, _: Exception | None) -> None:
@@ -120,7 +115,7 @@ class Protocol(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        if self._reading_paused and not self._unread and not self._writing_paused:
+        if self._reading_paused and not self.connection.has_more and not self._writing_paused:
             self._reading_paused = False
             if self._transport is not None:
                 self._transport.resume_reading()
