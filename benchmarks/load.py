@@ -48,7 +48,7 @@ BLOCK = NO_TABLE + b"".join(
         (b":authority", b"ratelimit"),
         (b"te", b"trailers"),
         (b"content-type", b"application/grpc"),
-        (b"grpc-timeout", b"20m"),
+        (b"grpc-timeout", b"10S"),
     )
 )
 
@@ -114,6 +114,8 @@ class Caller(asyncio.Protocol):
         self._stream_id = 1
         self._due: dict[int, float] = {}
         self._rest = b""
+        self.ended = self.messages = 0
+        """How many calls have ended, and how many of them with a message: the rest failed."""
         self.answered: Callable[[int], None] = lambda _: None
 
     @property
@@ -150,6 +152,8 @@ class Caller(asyncio.Protocol):
             if stop > end:
                 break
             kind, flags = data[at + 3], data[at + 4]
+            if kind == FrameType.DATA and stop > at + 9:
+                self.messages += 1
             if kind <= FrameType.HEADERS and flags & END_STREAM:
                 stream_id = int.from_bytes(data[at + 5 : at + 9], "big")
                 self._latencies.append(now - self._due.pop(stream_id))
@@ -166,6 +170,7 @@ class Caller(asyncio.Protocol):
             at = stop
         self._rest = data[at:]
         if done:
+            self.ended += done
             self.answered(done)
 
 
@@ -232,10 +237,10 @@ async def measure(arguments: argparse.Namespace) -> dict[str, float]:
     latencies = array("d")
     loop = asyncio.get_running_loop()
     task = None
+    callers: list[Caller] = []
     if arguments.echo:
         await loop.create_connection(lambda: Echoed(first, latencies), "127.0.0.1", arguments.port)
     else:
-        callers = []
         for _ in range(arguments.connections):
             _, caller = await loop.create_connection(
                 lambda: Caller(calls, latencies), "127.0.0.1", arguments.port
@@ -268,6 +273,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, float]:
         "p50_ms": percentile(0.5),
         "p99_ms": percentile(0.99),
         "p999_ms": percentile(0.999),
+        "failed": sum(caller.ended - caller.messages for caller in callers),
         "late": sum(each > LATE_SECONDS for each in found),
         "generator_cpu": round(cpu / wall, 3),
     }

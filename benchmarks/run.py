@@ -116,6 +116,8 @@ class Bench:
             ["taskset", "-c", LOAD_CORE, *command], capture_output=True, text=True, check=True
         )
         figures: Figures = json.loads(done.stdout)
+        if figures["failed"]:
+            raise SystemExit(f"run.py: {figures['failed']:.0f} calls got no answer: {command}")
         return figures
 
     def raw_redis(self, shape: str) -> Figures:

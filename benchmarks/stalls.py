@@ -25,6 +25,7 @@ from benchmarks.run import HERE, LOAD_CORE, SERVER_CORE, free_port, resident_byt
 
 SECONDS = int(os.environ.get("STALL_SECONDS", "60"))
 RULES = 20_000
+COUNTERS = 1_000_000
 RELOAD_SECONDS = 5.0
 SCRAPE_SECONDS = 5.0
 LOOK_SECONDS = 1.0
@@ -75,6 +76,7 @@ def stress(transport: str, directory: Path) -> dict[str, object]:
     path.write_text(rules(1_000_000))
     command = [sys.executable, "-m", "benchmarks.measured", str(record)]
     command += ["--rules", str(path), "--transport", transport, "--log-level", "error"]
+    command += ["--max-counters", str(2 * COUNTERS)]
     command += ["--grpc", f"127.0.0.1:{port}", "--http", f"127.0.0.1:{http_port}"]
     server = subprocess.Popen(
         ["taskset", "-c", SERVER_CORE, *command], stdout=subprocess.DEVNULL, cwd=HERE.parent
@@ -101,6 +103,8 @@ def stress(transport: str, directory: Path) -> dict[str, object]:
                 new.rename(path)
 
     wait_for(port)
+    fill = [sys.executable, str(HERE / "load.py"), str(port), "new", "--count", str(COUNTERS)]
+    subprocess.run(["taskset", "-c", LOAD_CORE, *fill], stdout=subprocess.DEVNULL, check=True)
     disturbing = threading.Thread(target=disturb)
     disturbing.start()
     load = [sys.executable, str(HERE / "load.py"), str(port), "uniform"]
