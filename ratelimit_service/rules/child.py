@@ -31,10 +31,10 @@ _SLICE_RECORDS = 60
 
 _MAX_SECONDS = 120.0
 _SIZE_BYTES = 4
-_Process = subprocess.Popen[bytes]
-
 _NICENESS = 10
 """Requests go before rules."""
+
+_Process = subprocess.Popen[bytes]
 
 
 async def build_in_child(versions: Sequence[Version], tallies: TalliesOf, *, strict: bool) -> Built:

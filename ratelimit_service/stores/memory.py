@@ -25,13 +25,13 @@ _COUNTERS_PER_TABLE = 512
 """Many small tables instead of one: growing a dict of a million entries takes 40 ms."""
 
 _MAX_TABLES = 4_096
-
-
 _MAX_MEASURES = 4_096
+
+_CROWDED_US = 60_000_000
+"""How long health speaks of a live counter put out."""
 
 _Measure = tuple[int, int, str]
 """What a state is judged by: limit, window in microseconds and algorithm."""
-
 
 _outcome = partial(tuple.__new__, Outcome)
 """An Outcome from a tuple of its fields, at half the price of a call with four arguments."""
@@ -46,9 +46,6 @@ class _Counter:
         self.state = state
         self.measure = measure
 
-
-_CROWDED_US = 60_000_000
-"""How long health speaks of a live counter put out."""
 
 _Table = dict[bytes, _Counter]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 
 from ratelimit_service.errors import StatusCode
@@ -15,8 +14,6 @@ from ratelimit_service.transport.reflection import REFLECTION_PATHS, reflect
 from ratelimit_service.wire import METHOD, SERVICE
 
 __all__ = ["STREAMING_PATHS", "ServiceCalls"]
-
-log = logging.getLogger(__name__)
 
 _DECIDE = f"/{SERVICE}/{METHOD}".encode()
 _CHECK = f"/{HEALTH_SERVICE}/Check".encode()

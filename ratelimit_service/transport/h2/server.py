@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import random
 import socket
 from pathlib import Path
@@ -19,8 +18,6 @@ from ratelimit_service.transport.health import HealthService
 from ratelimit_service.transport.tls import TLS
 
 __all__ = ["H2Server"]
-
-log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
 _BACKLOG = 1_024
