@@ -174,58 +174,62 @@ class Planner:
                 self._old[-1].popitem()
 
     def _new_terms(self, rule: Rule, tally: Tally) -> Terms:
-        settings, limit = self._settings, rule.limit
-        # Rules that replace others and quotas act on what they stand beside.
-        independent = not (rule.replaces or rule.quota_mode or settings.quota_mode)
-        if limit is None:
-            return Terms(Kind.UNLIMITED, rule, tally=tally, independent=independent)
+        settings = self._settings
+        if rule.limit is None:
+            return Terms(Kind.UNLIMITED, rule, tally=tally, independent=self._independent(rule))
         mode = Mode.ENFORCED
         if rule.shadow_mode:
             mode = Mode.SHADOW
         elif rule.quota_mode or settings.quota_mode:
             mode = Mode.QUOTA
         policy = rule.failure_policy or settings.failure_policy
-        near_limit = near_threshold(limit.requests_per_unit, settings.near_limit_ratio)
-        return Terms(
-            Kind.COUNTED,
-            rule,
-            limit,
-            mode,
-            FailurePolicy.OPEN if rule.shadow_mode else policy,
-            tally,
-            near_limit,
-            limit.requests_per_unit - near_limit,
-            rule.algorithm,
-            limit.window_us,
-            Mode.SHADOW if settings.shadow_mode else mode,
-            rule.count_denied or rule.quota_mode or settings.quota_mode or settings.count_denied,
-            CounterNames(rule.domain, rule.algorithm, limit.window_us),
-            self._encode(limit),
-            independent,
-        )
+        if rule.shadow_mode:
+            policy = FailurePolicy.OPEN
+        return self._limited(rule.domain, rule.limit, tally, mode, policy, rule)
 
     def _override(self, domain: Domain, limit: Limit) -> Terms:
         """A limit that the caller brings: the tree is not asked, the counter is as a rule's."""
         settings = self._settings
         mode = Mode.QUOTA if settings.quota_mode else Mode.ENFORCED
+        tally = domain.overrides.of()
+        return self._limited(domain.name, limit, tally, mode, settings.failure_policy, None)
+
+    def _limited(
+        self,
+        domain: str,
+        limit: Limit,
+        tally: Tally,
+        mode: Mode,
+        policy: FailurePolicy,
+        rule: Rule | None,
+    ) -> Terms:
+        settings = self._settings
+        algorithm = rule.algorithm if rule else "fixed_window"
         near_limit = near_threshold(limit.requests_per_unit, settings.near_limit_ratio)
+        count_denied = settings.quota_mode or settings.count_denied
         return Terms(
             Kind.COUNTED,
-            None,
+            rule,
             limit,
             mode,
-            settings.failure_policy,
-            domain.overrides.of(),
+            policy,
+            tally,
             near_limit,
             limit.requests_per_unit - near_limit,
-            "fixed_window",
+            algorithm,
             limit.window_us,
             Mode.SHADOW if settings.shadow_mode else mode,
-            settings.quota_mode or settings.count_denied,
-            CounterNames(domain.name, "fixed_window", limit.window_us),
+            count_denied or (rule is not None and (rule.count_denied or rule.quota_mode)),
+            CounterNames(domain, algorithm, limit.window_us),
             self._encode(limit),
-            not settings.quota_mode,
+            self._independent(rule),
         )
+
+    def _independent(self, rule: Rule | None) -> bool:
+        """Rules that replace others and quotas act on what they stand beside."""
+        if self._settings.quota_mode:
+            return False
+        return rule is None or not (rule.replaces or rule.quota_mode)
 
 
 def _counted(
