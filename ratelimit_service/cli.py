@@ -166,15 +166,17 @@ def lint(paths: Sequence[Path]) -> int:
     """Check rule files and directories.
 
     Prints every problem as file:line:column, place in the tree, what is wrong and what is
-    allowed. Exits 0 if there is none, 1 if there are some, 2 if a path cannot be read.
+    allowed; and hints, which are none. Exits 0 if there is no problem, 1 if there are some, 2
+    if a path cannot be read.
 
     Example: ratelimit lint rules/
     """
     from ratelimit_service.rules.lint import lint as problems_in  # noqa: PLC0415
 
-    problems = problems_in(paths)
-    for problem in problems:
+    found = problems_in(paths)
+    for problem in found:
         click.echo(str(problem))
+    problems = [problem for problem in found if not problem.hint]
     if problems:
         click.echo(f"{_count(len(problems), 'problem')} found", err=True)
         return 1
@@ -215,33 +217,36 @@ def explain(domain: str, descriptors: Sequence[str], rules: Path, as_json: bool)
     loaded.load()
     for text in descriptors:
         explanation = explained(loaded.snapshot, domain, parse_descriptor(text))
-        key = _counter_key(domain, explanation)
+        keys = _counter_keys(domain, explanation)
         if as_json:
-            click.echo(json.dumps(_explained(explanation, key)))
+            click.echo(json.dumps(_explained(explanation, keys)))
         else:
             click.echo(str(explanation))
-            if key:
+            for key in keys:
                 click.echo(f"counter {key}")
     return 0
 
 
-def _counter_key(domain: str, explanation: Explanation) -> str | None:
+def _counter_keys(domain: str, explanation: Explanation) -> list[str]:
+    """The key of each limit's counter."""
     from ratelimit_service.stores.keys import CounterNames  # noqa: PLC0415
 
-    rule = explanation.rule
-    if rule is None or rule.limit is None:
-        return None
-    names = CounterNames(domain, rule.algorithm, rule.limit.window_us)
-    key = names.key(explanation.match.identity, explanation.match.shared)
-    return key.decode("utf-8", "backslashreplace")
+    found = explanation.match
+    return [
+        CounterNames(domain, limit.measure)
+        .key(found.identity, found.shared)
+        .decode("utf-8", "backslashreplace")
+        for limit in (found.rule.limits if found.rule else ())
+    ]
 
 
-def _explained(explanation: Explanation, key: str | None) -> dict[str, object]:
+def _explained(explanation: Explanation, keys: Sequence[str]) -> dict[str, object]:
     return {
         "rule": explanation.rule.path if explanation.rule else None,
         "source": str(explanation.rule.source) if explanation.rule else None,
         "why": explanation.why,
-        "counter": key,
+        "counter": keys[0] if keys else None,
+        "counters": keys,
         "steps": [
             {
                 "entry": dict([step.entry]),

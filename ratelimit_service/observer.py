@@ -99,6 +99,8 @@ class Counters:
         """Hits that a store gave no answer for, by reason."""
         self.evictions: Counter[str] = Counter()
         """Counters put out of a full memory store: `expired`, `live`."""
+        self.damaged = 0
+        """Counters that started anew, their state being from the future."""
         self.rule_loads: Counter[str] = Counter()
         """Loads of the rules: `success`, `error` (a file or domain kept its last good version)."""
         self.unknown_domains = 0

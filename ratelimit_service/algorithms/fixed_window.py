@@ -1,71 +1,139 @@
-"""fixed_window: a count that starts anew at every multiple of the window since the Unix epoch.
+"""fixed_window: a count that starts anew with every window.
 
-The state is one integer: the window's number modulo 2^20 above, the count in the low 32 bits.
-`lua/fixed_window.lua` is the same arithmetic; one table of cases runs on both. No state is
-kept here and no time is asked for.
+Windows begin at the multiples of their length since the Unix epoch, on a calendar, or with the
+first hit after the one before is over. The state is one integer: the window's number modulo
+2^20 above, the count in the low 32 bits. Where the first hit begins the window it is `h`, its
+beginning and the count. `lua/fixed_window.lua` is the same arithmetic; one table of cases runs
+on both. No state is kept here and no time is asked for.
 """
 
 from __future__ import annotations
 
-from ratelimit_service.algorithms.step import Step, step
+import struct
+
+from ratelimit_service.algorithms.step import State, Step, step
+from ratelimit_service.model import Anchor, Measure
 
 __all__ = ["charge", "refund"]
 
 _COUNT_BITS = 32
 _MAX_COUNT = (1 << _COUNT_BITS) - 1
 _NUMBERS = 1 << 20
+_FAR_AHEAD = 1 << 10
+"""So many windows ahead a state is not damage but from long ago, since numbers wrap."""
+
+_FROM_FIRST = struct.Struct(">cdI")
+_MARK = b"h"
 
 
 def charge(
-    state: int | None, now_us: int, addend: int, limit: int, window_us: int, force: bool
+    state: State | None, now_us: int, addend: int, measure: Measure, force: bool, _lease: bytes
 ) -> Step:
-    """Counts `addend` hits if all of them fit below `limit`, or in any case with `force`.
+    """Counts `addend` hits if all of them fit below the limit, or in any case with `force`.
 
     0 hits are a peek: it passes while the count does not exceed the limit, and changes nothing.
     """
-    number, count = now_us // window_us, 0
-    if state is not None:
+    limit, window_us, anchor = measure.limit, measure.window_us, measure.anchor
+    if anchor is not Anchor.CLOCK:
+        return _charge(state, now_us, addend, measure, force)
+    number, count, damaged = now_us // window_us, 0, False
+    if isinstance(state, int):
         ahead = (state >> _COUNT_BITS) - number & _NUMBERS - 1
         if ahead <= 1:
             number += ahead
             count = state & _MAX_COUNT
+        else:
+            damaged = ahead < _FAR_AHEAD
     reset_us = (number + 1) * window_us - now_us
     total = count + addend
     if total <= limit:
         if addend:
             state = (number & _NUMBERS - 1) << _COUNT_BITS | total
-        return step((True, state, limit - total, reset_us, addend))
+        return step((True, state, limit - total, reset_us, 0, addend, damaged))
     left = limit - count if count < limit else 0
+    retry_us = reset_us if addend <= limit else window_us
     if addend and force:
-        state = _packed(number, min(total, _MAX_COUNT))
-        return step((False, state, left, reset_us, addend))
-    return step((False, state, left, reset_us, 0))
+        state = (number & _NUMBERS - 1) << _COUNT_BITS | min(total, _MAX_COUNT)
+        return step((False, state, left, reset_us, retry_us, addend, damaged))
+    return step((False, state, left, reset_us, retry_us, 0, damaged))
 
 
-def refund(state: int | None, now_us: int, addend: int, limit: int, window_us: int) -> Step:
+def refund(state: State | None, now_us: int, addend: int, measure: Measure, _lease: bytes) -> Step:
     """Takes up to `addend` hits off the current window's count; never makes a state."""
-    number, count = _read(state, now_us, window_us)
-    reset_us = (number + 1) * window_us - now_us
-    given_back = min(count, addend)
+    window = _Window(state, now_us, measure)
+    given_back = min(window.count, addend)
     if given_back:
-        state = _packed(number, count - given_back)
-    return Step(True, state, max(0, limit - count + given_back), reset_us, given_back)
+        window.count -= given_back
+        state = window.state()
+    left = max(0, measure.limit - window.count)
+    return Step(True, state, left, window.reset_us, 0, given_back, window.damaged)
 
 
-def _read(state: int | None, now_us: int, window_us: int) -> tuple[int, int]:
-    """The number of the window that counts now, and its count.
+class _Window:
+    """The window that counts now, whatever begins it; the long way to say what `charge` does."""
 
-    A state one window ahead means that the clock stepped back: that window goes on. Any other
-    window's count is over.
-    """
-    number = now_us // window_us
-    if state is None:
-        return number, 0
-    ahead = (state >> _COUNT_BITS) - number & _NUMBERS - 1
-    if ahead > 1:
-        return number, 0
-    return number + ahead, state & _MAX_COUNT
+    __slots__ = ("count", "damaged", "measure", "number", "reset_us", "start_us", "window_us")
+
+    def __init__(self, state: State | None, now_us: int, measure: Measure) -> None:
+        self.measure = measure
+        self.count, self.damaged = 0, False
+        self.number, self.start_us, self.window_us = 0, now_us, measure.window_us
+        if measure.anchor is Anchor.FIRST_HIT:
+            self._read_from_first(state, now_us)
+        else:
+            self._read_numbered(state, now_us)
+
+    def state(self) -> State:
+        if self.measure.anchor is Anchor.FIRST_HIT:
+            return _FROM_FIRST.pack(_MARK, self.start_us, self.count)
+        return (self.number & _NUMBERS - 1) << _COUNT_BITS | self.count
+
+    def _read_from_first(self, state: State | None, now_us: int) -> None:
+        """A window that nothing is counted in any more has not begun."""
+        self.reset_us = 0
+        if not (isinstance(state, bytes) and state[:1] == _MARK and len(state) == _FROM_FIRST.size):
+            return
+        _, start, count = _FROM_FIRST.unpack(state)
+        start_us = int(start)
+        self.damaged = start_us - now_us >= self.window_us
+        if count and not self.damaged and now_us < start_us + self.window_us:
+            self.count, self.start_us = count, start_us
+            self.reset_us = start_us + self.window_us - now_us
+
+    def _read_numbered(self, state: State | None, now_us: int) -> None:
+        """A state one window ahead means that the clock stepped back: that window goes on."""
+        anchor = self.measure.anchor
+        if isinstance(anchor, Anchor):
+            self.number = now_us // self.window_us
+            end_us = (self.number + 1) * self.window_us
+            next_end_us = end_us + self.window_us
+        else:
+            self.number, self.start_us, end_us, next_end_us = anchor.periods(now_us).at(now_us)
+            self.window_us = end_us - self.start_us
+        if isinstance(state, int):
+            ahead = (state >> _COUNT_BITS) - self.number & _NUMBERS - 1
+            if ahead <= 1:
+                self.count = state & _MAX_COUNT
+                if ahead:
+                    self.number, end_us = self.number + 1, next_end_us
+            else:
+                self.damaged = ahead < _FAR_AHEAD
+        self.reset_us = end_us - now_us
 
 
-def _packed(number: int, count: int) -> int:
-    return (number & _NUMBERS - 1) << _COUNT_BITS | count
+def _charge(state: State | None, now_us: int, addend: int, measure: Measure, force: bool) -> Step:
+    """As `charge`, for windows that are not the clock's."""
+    limit, window = measure.limit, _Window(state, now_us, measure)
+    count = window.count
+    passed = count + addend <= limit
+    retry_us = 0
+    if not passed:
+        retry_us = window.reset_us if addend <= limit else window.window_us
+    counted = addend if passed or force else 0
+    if counted:
+        window.count = min(count + addend, _MAX_COUNT)
+        state = window.state()
+        if not count and measure.anchor is Anchor.FIRST_HIT:
+            window.reset_us = window.window_us
+    left = limit - count - addend if passed else max(0, limit - count)
+    return step((passed, state, left, window.reset_us, retry_us, counted, window.damaged))

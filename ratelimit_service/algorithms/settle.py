@@ -2,31 +2,46 @@
 
 Refunds run first and always. The other hits are tried in order on a scratch copy, each seeing
 the earlier ones. If the request passes, the scratch copy is what is counted; if it is denied,
-only hits with `count_denied` are. `lua/settle.lua` is the same rule for Redis; one table of
-cases runs on both. Nothing here stores, waits or asks for the time.
+only hits with `count_denied` are. Several limits of one descriptor are over when one of them
+is. `lua/settle.lua` is the same rule for Redis; one table of cases runs on both. Nothing here
+stores, waits or asks for the time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ratelimit_service.algorithms import fixed_window
-from ratelimit_service.algorithms.step import Algorithm, Step
-from ratelimit_service.model import Hit, Mode, Outcome
+from ratelimit_service.algorithms import (
+    concurrency,
+    fixed_window,
+    leaky_bucket,
+    sliding_log,
+    sliding_window,
+    token_bucket,
+)
+from ratelimit_service.algorithms.step import Algorithm, State, Step
+from ratelimit_service.model import Hit, Mode
 
 __all__ = ["ALGORITHMS", "Changes", "denies", "settle"]
 
-ALGORITHMS: dict[str, Algorithm] = {"fixed_window": fixed_window}
+ALGORITHMS: dict[str, Algorithm] = {
+    "fixed_window": fixed_window,
+    "sliding_window": sliding_window,
+    "sliding_log": sliding_log,
+    "token_bucket": token_bucket,
+    "leaky_bucket": leaky_bucket,
+    "concurrency": concurrency,
+}
 """Every algorithm by the name that rules, Lua files, metrics and docs use."""
 
-_Read = Callable[[bytes], int | None]
+_Read = Callable[[bytes], State | None]
 
 Changes = dict[bytes, tuple[Hit, Step]]
 """For each counter that changed: the last hit on it and the step whose state is to be kept."""
 
 
-def settle(hits: Sequence[Hit], read: _Read, now_us: int) -> tuple[list[Outcome], Changes]:
-    """Settles one request; returns an outcome for each hit, in order, and what to write.
+def settle(hits: Sequence[Hit], read: _Read, now_us: int) -> tuple[list[Step], Changes]:
+    """Settles one request; returns a step for each hit, in order, and what to write.
 
     `read` gives a counter's state. The caller makes it atomic: nobody else may read or write
     these counters between the call and the writing of the changes.
@@ -34,24 +49,31 @@ def settle(hits: Sequence[Hit], read: _Read, now_us: int) -> tuple[list[Outcome]
     steps: list[Step] = [_ABSENT] * len(hits)
     committed = _refund(hits, steps, read, now_us)
     scratch = committed.copy()
-    for index, hit in enumerate(hits):
-        if not hit.refund:
-            steps[index] = _charge(hit, scratch, read, now_us)
-    if denies(
-        (hit.mode, not steps[index].passed) for index, hit in enumerate(hits) if not hit.refund
-    ):
-        _deny(hits, steps, committed, read, now_us)
+    verdicts = []
+    for places in _descriptors(hits):
+        mode = hits[places[0]].mode
+        before = scratch.copy() if mode is Mode.SHADOW and len(places) > 1 else None
+        for place in places:
+            steps[place] = _charge(hits[place], scratch, read, now_us)
+        over = not all(steps[place].passed for place in places)
+        if over and before is not None:
+            _withhold(hits, places, steps, before, read, now_us)
+            scratch = before
+        verdicts.append((mode, over))
+    if denies(verdicts):
+        places = [place for place, hit in enumerate(hits) if not hit.refund]
+        _withhold(hits, places, steps, committed, read, now_us)
         scratch = committed
-    return [Outcome(not s.passed, s.left, s.reset_us, s.counted) for s in steps], scratch
+    return steps, scratch
 
 
-def denies(hits: Iterable[tuple[Mode, bool]]) -> bool:
-    """Whether a request is denied, given each hit's mode and whether it is over.
+def denies(descriptors: Iterable[tuple[Mode, bool]]) -> bool:
+    """Whether a request is denied, given each descriptor's mode and whether it is over.
 
-    An enforced hit that is over denies; quota hits deny when all of them are over.
+    An enforced one that is over denies; quotas deny when all of them are over.
     """
     quotas = quotas_over = 0
-    for mode, over in hits:
+    for mode, over in descriptors:
         if mode is Mode.ENFORCED and over:
             return True
         if mode is Mode.QUOTA:
@@ -60,10 +82,21 @@ def denies(hits: Iterable[tuple[Mode, bool]]) -> bool:
     return 0 < quotas == quotas_over
 
 
-_ABSENT = Step(True, None, 0, 0, 0)
+_ABSENT = Step(True, None, 0, 0, 0, 0, False)
 
 
-def _state(key: bytes, changes: Changes, read: _Read) -> int | None:
+def _descriptors(hits: Sequence[Hit]) -> list[list[int]]:
+    """The places of the hits that charge, those of one descriptor together."""
+    found: list[list[int]] = []
+    for place, hit in enumerate(hits):
+        if hit.joined and not hit.refund:
+            found[-1].append(place)
+        elif not hit.refund:
+            found.append([place])
+    return found
+
+
+def _state(key: bytes, changes: Changes, read: _Read) -> State | None:
     change = changes.get(key)
     return read(key) if change is None else change[1].state
 
@@ -71,11 +104,11 @@ def _state(key: bytes, changes: Changes, read: _Read) -> int | None:
 def _refund(hits: Sequence[Hit], steps: list[Step], read: _Read, now_us: int) -> Changes:
     """Fills in the steps of the refunds; returns what they changed."""
     changes: Changes = {}
-    for index, hit in enumerate(hits):
+    for place, hit in enumerate(hits):
         if hit.refund:
             state = _state(hit.key, changes, read)
-            steps[index] = step = ALGORITHMS[hit.algorithm].refund(
-                state, now_us, hit.addend, hit.limit, hit.window_us
+            steps[place] = step = ALGORITHMS[hit.measure.algorithm].refund(
+                state, now_us, hit.addend, hit.measure, hit.lease
             )
             if step.counted:
                 changes[hit.key] = hit, step
@@ -84,30 +117,36 @@ def _refund(hits: Sequence[Hit], steps: list[Step], read: _Read, now_us: int) ->
 
 def _charge(hit: Hit, changes: Changes, read: _Read, now_us: int) -> Step:
     """Charges a hit on top of `changes`, and notes there what it counted."""
-    step = ALGORITHMS[hit.algorithm].charge(
+    step = ALGORITHMS[hit.measure.algorithm].charge(
         _state(hit.key, changes, read),
         now_us,
         hit.addend,
-        hit.limit,
-        hit.window_us,
+        hit.measure,
         hit.count_denied,
+        hit.lease,
     )
     if step.counted:
         changes[hit.key] = hit, step
     return step
 
 
-def _deny(
-    hits: Sequence[Hit], steps: list[Step], changes: Changes, read: _Read, now_us: int
+def _withhold(
+    hits: Sequence[Hit],
+    places: Sequence[int],
+    steps: list[Step],
+    changes: Changes,
+    read: _Read,
+    now_us: int,
 ) -> None:
-    """Counts what is counted although the request is denied, and what is left with that."""
-    for index, hit in enumerate(hits):
-        if not hit.refund:
-            counted = _charge(hit, changes, read, now_us).counted if hit.count_denied else 0
-            steps[index] = steps[index]._replace(counted=counted)
-    for index, hit in enumerate(hits):
-        if steps[index].passed:
-            peek = ALGORITHMS[hit.algorithm].charge(
-                _state(hit.key, changes, read), now_us, 0, hit.limit, hit.window_us, False
+    """Counts of these hits only what is counted in any case, and what is left with that."""
+    for place in places:
+        hit = hits[place]
+        counted = _charge(hit, changes, read, now_us).counted if hit.count_denied else 0
+        steps[place] = steps[place]._replace(counted=counted)
+    for place in places:
+        if steps[place].passed:
+            hit = hits[place]
+            peek = ALGORITHMS[hit.measure.algorithm].charge(
+                _state(hit.key, changes, read), now_us, 0, hit.measure, False, b""
             )
-            steps[index] = steps[index]._replace(left=peek.left)
+            steps[place] = steps[place]._replace(left=peek.left, reset_us=peek.reset_us)

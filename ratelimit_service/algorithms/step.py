@@ -5,47 +5,63 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple, Protocol
 
-__all__ = ["Algorithm", "Step", "step"]
+from ratelimit_service.model import Measure
+
+__all__ = ["Algorithm", "State", "Step", "step"]
+
+State = int | bytes
+"""What is kept of a counter, the same in memory and in Redis: an integer, or a letter that marks
+the format with packed numbers behind it. What an algorithm does not know is a new counter."""
 
 
 class Step(NamedTuple):
     """One step of a counter, not yet committed.
 
     `left` is the number of hits that would still pass afterwards; where the step did not pass,
-    those that would have passed before it. `reset_us` is the time until the counter starts
-    anew. `counted` is how many hits `state` holds more (charge) or less (refund) than before.
+    those that would have passed before it. `reset_us` is the time until the counter is as new,
+    `retry_us` the time until the hits that did not pass would: if they never can, one window,
+    or for buckets the time until they are as new. `counted` is how many hits `state` holds more
+    (charge) or less (refund) than before. `damaged`: the state came from further in the future
+    than a clock steps back, and the counter started anew.
     """
 
     passed: bool
-    state: int | None
+    state: State | None
     left: int
     reset_us: int
+    retry_us: int
     counted: int
+    damaged: bool
 
 
 step = partial(tuple.__new__, Step)
-"""A Step from a tuple of its fields, at half the price of a call with five arguments."""
+"""A Step from a tuple of its fields, at half the price of a call with so many arguments."""
 
 
 class Algorithm(Protocol):
     """Pure functions from a counter's state to its next; None is the state of a new counter.
 
     Times and windows are integer microseconds. All integers stay below 2^53, so that the Lua
-    rendering, which has only doubles, computes the same.
+    rendering, which has only doubles, computes the same. A state less than a window ahead of
+    `now_us` means that the clock stepped back: the time is then the state's.
     """
 
     def charge(
         self,
-        state: int | None,
+        state: State | None,
         now_us: int,
         addend: int,
-        limit: int,
-        window_us: int,
+        measure: Measure,
         force: bool,
+        lease: bytes,
     ) -> Step:
-        """Adds hits if they fit, or in any case with `force`."""
+        """Adds hits if they fit; those that count windows also with `force`.
+
+        0 hits are a peek: it passes while the count does not exceed the limit, and changes
+        nothing. `lease` is the id under which `concurrency` can give them back.
+        """
 
     def refund(
-        self, state: int | None, now_us: int, addend: int, limit: int, window_us: int
+        self, state: State | None, now_us: int, addend: int, measure: Measure, lease: bytes
     ) -> Step:
-        """Gives hits back, never below nothing."""
+        """Gives hits back, the newest first, never below nothing; never makes a state."""

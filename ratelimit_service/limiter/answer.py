@@ -6,13 +6,15 @@ Only where the store gave no outcome does it decide, by the failure policy.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ratelimit_service.algorithms import denies
 from ratelimit_service.errors import PolicyError
-from ratelimit_service.limiter.headers import limit_headers
-from ratelimit_service.limiter.plan import Kind, Plan
+from ratelimit_service.limiter.headers import NO_MARKS, limit_headers, marks
+from ratelimit_service.limiter.plan import Counted, Kind, Plan
 from ratelimit_service.model import (
     MAX_ADDEND,
+    Calendar,
     Code,
     Decision,
     FailurePolicy,
@@ -20,59 +22,100 @@ from ratelimit_service.model import (
     Outcome,
     Request,
     Status,
+    whole_seconds,
 )
 from ratelimit_service.settings import Settings
 
-__all__ = ["answer"]
+__all__ = ["Shown", "answer", "shown"]
+
+
+class Shown(NamedTuple):
+    """The limit that speaks for a descriptor, and its outcome."""
+
+    counted: Counted
+    outcome: Outcome
+
+
+def shown(planned: Plan, outcomes: Sequence[Outcome | None]) -> Shown | None:
+    """Of a descriptor's limits the one over with the longest wait, else with the fewest left.
+
+    Else the first. None if one of them has no outcome: then the failure policy decides.
+    """
+    best = None
+    for counted, outcome in zip(planned.terms.limits, outcomes, strict=True):
+        if outcome is None:
+            return None
+        if best is None or _before(Shown(counted, outcome), best):
+            best = Shown(counted, outcome)
+    return best
+
+
+def _before(one: Shown, other: Shown) -> bool:
+    if one.outcome.over or other.outcome.over:
+        wait = one.outcome.reset_us if one.outcome.over else -1
+        return wait > (other.outcome.reset_us if other.outcome.over else -1)
+    return _left(one) < _left(other)
+
+
+def _left(one: Shown) -> int:
+    """What is left, without the soft part."""
+    return max(0, one.outcome.left - one.counted.soft)
 
 
 def answer(
     request: Request | None,
     plans: Sequence[Plan],
-    outcomes: Sequence[Outcome | None],
+    outcomes: Sequence[Sequence[Outcome | None]],
     settings: Settings,
 ) -> Decision:
-    """Renders the decision; `outcomes` has one for each plan, None where there is none.
+    """Renders the decision; `outcomes` has, for each plan, one for each of its hits.
 
-    `request` is needed for dynamic metadata only.
+    They are None where there is none. `request` is needed for dynamic metadata only.
 
     Raises PolicyError if a failure policy `error` applies.
     """
-    statuses = tuple(map(_status, plans, outcomes))
+    spoken = [shown(planned, each) for planned, each in zip(plans, outcomes, strict=True)]
+    statuses = tuple(map(_status, plans, spoken))
     denied = denies(
-        (planned.hit.mode if planned.hit else Mode.ENFORCED, status.code is Code.OVER_LIMIT)
+        (planned.hits[0].mode if planned.hits else Mode.ENFORCED, status.code is Code.OVER_LIMIT)
         for planned, status in zip(plans, statuses, strict=True)
-        if planned.terms.kind is Kind.UNSERVED or (planned.hit and not planned.hit.refund)
+        if planned.terms.kind is Kind.UNSERVED or (planned.hits and not planned.refund)
     )
+    metadata: dict[str, object] = {}
+    if request and settings.dynamic_metadata:
+        metadata = _metadata(request, plans, statuses)
+    metadata |= _limits(plans, outcomes)
+    mark = NO_MARKS if denied else marks(plans, outcomes)
+    metadata |= mark.metadata
     return Decision(
         Code.OVER_LIMIT if denied else Code.OK,
         statuses,
-        response_headers=limit_headers(statuses, settings),
-        metadata=_metadata(request, plans, statuses)
-        if request and settings.dynamic_metadata
-        else None,
+        (*limit_headers(statuses, settings), *mark.for_response),
+        mark.for_request,
+        metadata=metadata or None,
     )
 
 
-def _status(planned: Plan, outcome: Outcome | None) -> Status:
+def _status(planned: Plan, spoken: Shown | None) -> Status:
     terms = planned.terms
     if terms.kind is Kind.NO_RULE:
         return Status(Code.OK)
     if terms.kind is Kind.UNLIMITED:
         return Status(Code.OK, remaining=MAX_ADDEND)
-    if outcome is None:
+    if spoken is None:
         return Status(_by_policy(planned))
+    outcome = spoken.outcome
     over = outcome.over and not (terms.rule and terms.rule.shadow_mode)
     return Status(
         Code.OVER_LIMIT if over else Code.OK,
-        terms.limit,
-        0 if outcome.over else outcome.left,
+        spoken.counted.limit,
+        0 if outcome.over else _left(spoken),
         outcome.reset_us,
     )
 
 
 def _by_policy(planned: Plan) -> Code:
-    if planned.hit and planned.hit.refund:
+    if planned.refund:
         return Code.OK
     if planned.terms.policy is FailurePolicy.ERROR:
         raise PolicyError(
@@ -83,6 +126,39 @@ def _by_policy(planned: Plan) -> Code:
             "see the service's health and log"
         )
     return Code.OVER_LIMIT if planned.terms.policy is FailurePolicy.CLOSED else Code.OK
+
+
+def _limits(
+    plans: Sequence[Plan], outcomes: Sequence[Sequence[Outcome | None]]
+) -> dict[str, object]:
+    """All limits of the descriptors that have several, of which a status shows one."""
+    listed = [
+        _limit(index, Shown(counted, outcome))
+        for index, (planned, each) in enumerate(zip(plans, outcomes, strict=True))
+        if len(planned.hits) > 1
+        for counted, outcome in zip(planned.terms.limits, each, strict=True)
+        if outcome is not None
+    ]
+    return {"limits": listed} if listed else {}
+
+
+def _limit(index: int, one: Shown) -> dict[str, object]:
+    limit, outcome = one.counted.limit, one.outcome
+    described: dict[str, object] = {
+        "descriptor": index,
+        "algorithm": limit.algorithm,
+        "requestsPerUnit": limit.requests_per_unit,
+        "unit": limit.unit.name,
+        "unitMultiplier": limit.multiplier,
+        "remaining": 0 if outcome.over else _left(one),
+        "resetSeconds": whole_seconds(outcome.reset_us),
+        "overLimit": outcome.over,
+    }
+    if limit.name:
+        described["name"] = limit.name
+    if isinstance(limit.anchor, Calendar):
+        described["timeZone"] = limit.anchor.time_zone
+    return described
 
 
 def _metadata(

@@ -1,13 +1,33 @@
-"""The headers a decision adds: the three of envoyproxy/ratelimit, off by default."""
+"""The headers a decision adds, and what goes into metadata beside them.
+
+The three of envoyproxy/ratelimit are off by default; those that mark an answer are there
+whenever a rule has something to mark.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from ratelimit_service.model import Code, Header, Status, whole_seconds
+from ratelimit_service.limiter.plan import Plan
+from ratelimit_service.model import Code, Header, Outcome, Status, whole_seconds
 from ratelimit_service.settings import Settings
 
-__all__ = ["limit_headers"]
+__all__ = [
+    "DELAY_HEADER",
+    "LEASE_HEADER",
+    "NO_MARKS",
+    "WARNING_HEADER",
+    "Marks",
+    "limit_headers",
+    "marks",
+]
+
+WARNING_HEADER = "x-ratelimit-warning"
+DELAY_HEADER = "x-ratelimit-delay-ms"
+LEASE_HEADER = "x-ratelimit-lease"
+
+_MILLISECOND_US = 1_000
 
 
 def limit_headers(statuses: Sequence[Status], settings: Settings) -> tuple[Header, ...]:
@@ -33,3 +53,46 @@ def limit_headers(statuses: Sequence[Status], settings: Settings) -> tuple[Heade
         Header(settings.remaining_header, str(status.remaining)),
         Header(settings.reset_header, str(whole_seconds(reset_us))),
     )
+
+
+class Marks(NamedTuple):
+    """What an allowed request is told beside its statuses."""
+
+    for_response: tuple[Header, ...]
+    for_request: tuple[Header, ...]
+    metadata: Mapping[str, object]
+
+
+NO_MARKS = Marks((), (), {})
+
+
+def marks(plans: Sequence[Plan], outcomes: Sequence[Sequence[Outcome | None]]) -> Marks:
+    """The marks of an allowed request.
+
+    A warning where a limit is passed in its soft part; the longest delay of its queues; the id
+    of the lease it has taken.
+    """
+    soft, lease, delay_us = False, b"", None
+    for planned, each in zip(plans, outcomes, strict=True):
+        if planned.terms.plain or planned.refund:
+            continue
+        for counted, hit, outcome in zip(planned.terms.limits, planned.hits, each, strict=True):
+            if outcome is None or outcome.over:
+                continue
+            soft = soft or outcome.left < counted.soft
+            if counted.limit.max_wait_us:
+                # The bucket is empty after the hits' own time and what was in it before them.
+                own_us = -(-hit.addend * hit.measure.window_us // hit.measure.rate)
+                delay_us = max(delay_us or 0, outcome.reset_us - own_us)
+            if hit.lease and outcome.charged:
+                lease = hit.lease
+    warning = [Header(WARNING_HEADER, "soft")] if soft else []
+    for_request = list(warning)
+    metadata: dict[str, object] = {"soft": True} if soft else {}
+    if delay_us is not None:
+        delay_ms = -(-delay_us // _MILLISECOND_US)
+        for_request.append(Header(DELAY_HEADER, str(delay_ms)))
+        metadata["delay_ms"] = delay_ms
+    if lease:
+        for_request.append(Header(LEASE_HEADER, lease.hex()))
+    return Marks(tuple(warning), tuple(for_request), metadata)

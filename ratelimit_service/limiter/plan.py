@@ -5,18 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from ratelimit_service.limiter.near import near_threshold
-from ratelimit_service.model import Descriptor, Entry, FailurePolicy, Hit, Limit, Mode, Request
+from ratelimit_service.model import (
+    Descriptor,
+    Entry,
+    FailurePolicy,
+    Hit,
+    Limit,
+    Measure,
+    Mode,
+    Request,
+)
 from ratelimit_service.observer import Tally
 from ratelimit_service.rules.match import Match, match
 from ratelimit_service.rules.tree import Domain, Rule, Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.keys import CounterNames
 
-__all__ = ["Kind", "Plan", "Planner", "Terms"]
+__all__ = ["LEASE_BYTES", "Counted", "Kind", "Plan", "Planner", "Terms"]
 
 
 class Kind(Enum):
@@ -32,41 +41,63 @@ class Kind(Enum):
     """The domain's rules never loaded: the failure policy decides."""
 
 
+class Counted(NamedTuple):
+    """What one limit of a rule means for every descriptor that meets it.
+
+    `near_limit` is the count above which hits are near the limit, `near_left` what is then left
+    of it, the soft part included.
+    """
+
+    limit: Limit
+    measure: Measure
+    count_denied: bool
+    names: CounterNames
+    soft: int
+    near_limit: int
+    near_left: int
+    encoded: bytes
+    """The limit as answers show it."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:
     """What a rule, or having none, means for every descriptor that meets it.
 
     `mode` is what the rule says; a hit's mode is what it comes to in its request, where a
-    passed quota or the global shadow mode can take its sting away. `near_limit` is the count
-    above which hits are near the limit, `near_left` what is then left of it.
+    passed quota or the global shadow mode can take its sting away.
     """
 
     kind: Kind
     rule: Rule | None = None
-    limit: Limit | None = None
+    limits: tuple[Counted, ...] = ()
     mode: Mode = Mode.ENFORCED
     policy: FailurePolicy = FailurePolicy.OPEN
     tally: Tally | None = None
-    near_limit: int = 0
     near_left: int = 0
-    algorithm: str = "fixed_window"
-    window_us: int = 0
-    hit_mode: Mode = Mode.ENFORCED
-    count_denied: bool = False
-    names: CounterNames | None = None
-    encoded: bytes = b""
-    """The limit as answers show it."""
+    """Of the only limit."""
 
+    hit_mode: Mode = Mode.ENFORCED
     independent: bool = True
     """Whether they are the same in any other request, whatever stands beside the descriptor."""
 
+    plain: bool = False
+    """Whether an answer without anybody over says nothing but what is left of a single limit."""
+
 
 class Plan(NamedTuple):
-    """What one descriptor needs: its terms, the number of hits, and what is to be charged."""
+    """What one descriptor needs: its terms, the number of hits, and what is to be charged.
+
+    One hit for each limit of its rule.
+    """
 
     terms: Terms
     addend: int = 1
-    hit: Hit | None = None
+    hits: tuple[Hit, ...] = ()
+
+    @property
+    def refund(self) -> bool:
+        """Whether the hits are given back."""
+        return bool(self.hits) and self.hits[0].refund
 
 
 _NO_RULE = Terms(Kind.NO_RULE)
@@ -95,7 +126,7 @@ class Planner:
                 terms = Terms(Kind.UNSERVED, policy=settings.failure_policy)
             return [Plan(terms)] * len(request.descriptors)
         matches = [
-            descriptor.limit or match(domain, descriptor.entries)
+            descriptor.limit or _returned(domain, descriptor) or match(domain, descriptor.entries)
             for descriptor in request.descriptors
         ]
         replaced: set[str] = set()
@@ -110,8 +141,8 @@ class Planner:
             if not isinstance(found, Match):
                 terms = self._override(domain, found)
                 refund = descriptor.is_negative_hits
-                plans.append(_counted(terms, found, descriptor.entries, (), addend, refund))
-            elif found.rule is None or (replaced and found.rule.name in replaced):
+                plans.append(_counted(terms, descriptor.entries, (), addend, refund))
+            elif found.rule is None or (replaced and replaced & found.rule.names):
                 plans.append(self._without(found, addend))
             else:
                 plans.append(self._matched(descriptor, found, found.rule, addend))
@@ -133,9 +164,9 @@ class Planner:
         terms = self._of_rule(rule, metric_value)
         if not terms.independent:
             return None
-        if terms.limit is None:
+        if not terms.limits:
             return Plan(terms, addend or 1)
-        return _counted(terms, terms.limit, identity, shared, addend or 1)
+        return _counted(terms, identity, shared, addend or 1)
 
     def _renew(self, snapshot: Snapshot) -> None:
         if snapshot.number != self._snapshot:
@@ -145,16 +176,19 @@ class Planner:
 
     def _without(self, found: Match, addend: int) -> Plan:
         """Of a descriptor that meets no rule, or one that is replaced; unlimited ones are not."""
-        if found.rule is not None and found.rule.limit is None:
+        if found.rule is not None and found.rule.unlimited:
             return Plan(self._of_rule(found.rule, found.metric_value), addend)
         return Plan(_NO_RULE)
 
     def _matched(self, descriptor: Descriptor, found: Match, rule: Rule, addend: int) -> Plan:
         terms = self._of_rule(rule, found.metric_value)
-        if terms.limit is None:
+        if not terms.limits:
             return Plan(terms, addend)
         refund = descriptor.is_negative_hits
-        return _counted(terms, terms.limit, found.identity, found.shared, addend, refund)
+        lease = b""
+        if refund and len(found.identity) < len(descriptor.entries):
+            lease = _lease(descriptor.entries[-1].value)
+        return _counted(terms, found.identity, found.shared, addend, refund, lease)
 
     def _of_rule(self, rule: Rule, metric_value: str) -> Terms:
         # A rule has a bounded number of tallies, whatever its values.
@@ -175,7 +209,7 @@ class Planner:
 
     def _new_terms(self, rule: Rule, tally: Tally) -> Terms:
         settings = self._settings
-        if rule.limit is None:
+        if rule.unlimited:
             return Terms(Kind.UNLIMITED, rule, tally=tally, independent=self._independent(rule))
         mode = Mode.ENFORCED
         if rule.shadow_mode:
@@ -185,44 +219,50 @@ class Planner:
         policy = rule.failure_policy or settings.failure_policy
         if rule.shadow_mode:
             policy = FailurePolicy.OPEN
-        return self._limited(rule.domain, rule.limit, tally, mode, policy, rule)
+        return self._limited(rule.domain, rule.limits, tally, mode, policy, rule)
 
     def _override(self, domain: Domain, limit: Limit) -> Terms:
         """A limit that the caller brings: the tree is not asked, the counter is as a rule's."""
         settings = self._settings
         mode = Mode.QUOTA if settings.quota_mode else Mode.ENFORCED
         tally = domain.overrides.of()
-        return self._limited(domain.name, limit, tally, mode, settings.failure_policy, None)
+        return self._limited(domain.name, (limit,), tally, mode, settings.failure_policy, None)
 
     def _limited(
         self,
         domain: str,
-        limit: Limit,
+        limits: Iterable[Limit],
         tally: Tally,
         mode: Mode,
         policy: FailurePolicy,
         rule: Rule | None,
     ) -> Terms:
         settings = self._settings
-        algorithm = rule.algorithm if rule else "fixed_window"
-        near_limit = near_threshold(limit.requests_per_unit, settings.near_limit_ratio)
-        count_denied = settings.quota_mode or settings.count_denied
+        always = settings.quota_mode or settings.count_denied or (rule and rule.quota_mode)
+        counted = tuple(self._counted(domain, limit, always=bool(always)) for limit in limits)
         return Terms(
             Kind.COUNTED,
             rule,
-            limit,
+            counted,
             mode,
             policy,
             tally,
-            near_limit,
-            limit.requests_per_unit - near_limit,
-            algorithm,
-            limit.window_us,
+            counted[0].near_left,
             Mode.SHADOW if settings.shadow_mode else mode,
-            count_denied or (rule is not None and (rule.count_denied or rule.quota_mode)),
-            CounterNames(domain, algorithm, limit.window_us),
-            self._encode(limit),
             self._independent(rule),
+            len(counted) == 1 and _plain(counted[0].limit),
+        )
+
+    def _counted(self, domain: str, limit: Limit, *, always: bool) -> Counted:
+        measure = _measure(limit)
+        near_limit = near_threshold(limit.capacity, self._settings.near_limit_ratio)
+        # A lease that no answer hands out would only be in the way.
+        count_denied = (always or limit.count_denied) and limit.algorithm != "concurrency"
+        names = CounterNames(domain, measure)
+        near_left = measure.limit - near_limit
+        encoded = self._encode(limit)
+        return Counted(
+            limit, measure, count_denied, names, limit.soft, near_limit, near_left, encoded
         )
 
     def _independent(self, rule: Rule | None) -> bool:
@@ -232,26 +272,73 @@ class Planner:
         return rule is None or not (rule.replaces or rule.quota_mode)
 
 
+@lru_cache(maxsize=4096)
+def _measure(limit: Limit) -> Measure:
+    """One for all counters of equal limits: callers bring limits of their own."""
+    return limit.measure
+
+
+def _plain(limit: Limit) -> bool:
+    return not (limit.soft or limit.max_wait_us or limit.algorithm == "concurrency")
+
+
+def _returned(domain: Domain, descriptor: Descriptor) -> Match | None:
+    """The rule whose lease a descriptor gives back: its last entry names it, and is not matched."""
+    entries = descriptor.entries
+    if not descriptor.is_negative_hits or len(entries) < 2 or entries[-1].key != LEASE:
+        return None
+    found = match(domain, entries[:-1])
+    if found.rule is None or all(limit.algorithm != "concurrency" for limit in found.rule.limits):
+        return None
+    return found
+
+
+def _lease(text: str) -> bytes:
+    """An id as the last one in a header's value, which callers may have put others into."""
+    try:
+        lease = bytes.fromhex(text.rpartition(",")[2].strip())
+    except ValueError:
+        return _UNKNOWN_LEASE
+    return lease if len(lease) == LEASE_BYTES else _UNKNOWN_LEASE
+
+
+LEASE = "lease"
+"""The key of the entry that names a lease to be given back."""
+
+LEASE_BYTES = 8
+_UNKNOWN_LEASE = b"\0" * LEASE_BYTES
+
+
 def _counted(
     terms: Terms,
-    limit: Limit,
-    identity: Iterable[tuple[str, str]],
+    identity: Sequence[tuple[str, str]],
     shared: Collection[int],
     addend: int,
     refund: bool = False,
+    lease: bytes = b"",
 ) -> Plan:
-    assert terms.names is not None  # noqa: S101 -- as wherever there is a limit
-    hit = (
-        terms.names.key(identity, shared),
-        limit.requests_per_unit,
-        terms.window_us,
-        addend,
-        terms.algorithm,
-        terms.hit_mode,
-        terms.count_denied,
-        refund,
-    )
-    return _plan((terms, addend, _hit(hit)))
+    if len(terms.limits) == 1:
+        _, measure, count_denied, names, _, _, _, _ = terms.limits[0]
+        key = names.key(identity, shared)
+        hit = (key, measure, addend, terms.hit_mode, count_denied, refund, lease, False)
+        return _plan((terms, addend, (_hit(hit),)))
+    hits = []
+    for place, counted in enumerate(terms.limits):
+        # Who gives back a lease gives back no hits of the other limits.
+        given = addend if not lease or counted.measure.algorithm == "concurrency" else 0
+        hits.append(
+            Hit(
+                counted.names.key(identity, shared),
+                counted.measure,
+                given,
+                terms.hit_mode,
+                counted.count_denied,
+                refund,
+                lease,
+                joined=place > 0,
+            )
+        )
+    return Plan(terms, addend, tuple(hits))
 
 
 _hit = partial(tuple.__new__, Hit)
@@ -277,8 +364,8 @@ def _with_quotas(plans: Sequence[Plan], settings: Settings) -> list[Plan]:
     if not passed:
         return list(plans)
     return [
-        planned._replace(hit=planned.hit._replace(mode=Mode.SHADOW))
-        if planned.hit and planned.terms.mode is Mode.QUOTA
+        planned._replace(hits=tuple(hit._replace(mode=Mode.SHADOW) for hit in planned.hits))
+        if planned.terms.mode is Mode.QUOTA
         else planned
         for planned in plans
     ]

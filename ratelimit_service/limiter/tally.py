@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ratelimit_service.algorithms import denies
+from ratelimit_service.limiter.answer import Shown, shown
 from ratelimit_service.limiter.plan import Kind, Plan
 from ratelimit_service.model import Code, Decision, Outcome
 from ratelimit_service.observer import Counters, Tally
@@ -26,52 +27,56 @@ def tally_within(plans: Sequence[Plan], outcomes: Sequence[Outcome]) -> None:
 
 def tally(
     plans: Sequence[Plan],
-    outcomes: Sequence[Outcome | None],
+    outcomes: Sequence[Sequence[Outcome | None]],
     decision: Decision,
     counters: Counters,
     settings: Settings,
 ) -> None:
     """Adds one decision to the rules' tallies and the process's counters."""
     counters.decisions["over_limit" if decision.code is Code.OVER_LIMIT else "ok"] += 1
-    for planned, outcome in zip(plans, outcomes, strict=True):
+    verdicts = []
+    for planned, each in zip(plans, outcomes, strict=True):
         terms = planned.terms
         if terms.kind is Kind.NO_RULE:
             continue
+        spoken = shown(planned, each)
         if terms.tally is not None:
-            _add(planned, outcome, terms.tally)
-        if outcome is None and terms.kind is not Kind.UNLIMITED:
+            _add(planned, spoken, terms.tally)
+        if spoken is None and terms.kind is not Kind.UNLIMITED:
             counters.policy_decisions[terms.policy] += 1
-    if settings.shadow_mode and denies(
-        (planned.terms.mode, outcome.over)
-        for planned, outcome in zip(plans, outcomes, strict=True)
-        if outcome and planned.hit and not planned.hit.refund
-    ):
+        if spoken is not None and not planned.refund:
+            verdicts.append((terms.mode, spoken.outcome.over))
+    if settings.shadow_mode and denies(verdicts):
         counters.global_shadow_mode += 1
 
 
-def _add(planned: Plan, outcome: Outcome | None, tally: Tally) -> None:
-    terms, hits, hit = planned
-    if hit is None:  # unlimited
+def _add(planned: Plan, spoken: Shown | None, tally: Tally) -> None:
+    """Several limits of a descriptor are tallied as the one that speaks for them."""
+    terms, hits, _ = planned
+    if terms.kind is Kind.UNLIMITED:
         tally.hits += hits
         tally.within += hits
         return
-    if outcome is not None and hit.refund:
-        tally.refunded += outcome.charged
+    if spoken is not None and planned.refund:
+        tally.refunded += spoken.outcome.charged
         return
     tally.hits += hits
-    if outcome is None:
+    if spoken is None:
         tally.by_policy += hits
-    elif outcome.over:
+        return
+    counted, outcome = spoken
+    limit = counted.measure.limit
+    if outcome.over:
         # Only hits that are counted although denied can be partly below the limit.
-        room = min(hits, outcome.left) if hit.count_denied else 0
+        room = min(hits, outcome.left) if outcome.charged else 0
         tally.over += hits - room
-        before = hit.limit - outcome.left
-        tally.near += room and hit.limit - max(terms.near_limit, before)
+        before = limit - outcome.left
+        tally.near += room and limit - max(counted.near_limit, before)
         if terms.rule and terms.rule.shadow_mode:
             tally.shadow += hits - room
     elif outcome.charged < hits:
         tally.uncharged += hits
     else:
         tally.within += hits
-        above = hit.limit - outcome.left - terms.near_limit
+        above = limit - outcome.left - counted.near_limit
         tally.near += max(0, min(hits, above))

@@ -120,6 +120,9 @@ class Metrics:
                     page = b"".join(line for line in lines if not line.startswith(b"#"))
                 yield page.removesuffix(_END)
                 await asyncio.sleep(0)
+        while series:  # all at once takes as long as a slice may not
+            del series[-SLICE:]
+            await asyncio.sleep(0)
         yield end
 
     def collect(self) -> Iterator[Metric]:
@@ -165,6 +168,11 @@ class Metrics:
             "state",
             ("expired", "live"),
             counters.evictions,
+        )
+        yield CounterMetricFamily(
+            "ratelimit_damaged_counters",
+            "Counters that started anew, since they were last used more than a window ahead.",
+            value=counters.damaged,
         )
         yield _counter(
             "ratelimit_rule_loads",

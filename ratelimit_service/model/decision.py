@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
-from ratelimit_service.model.limit import SECOND_US, Limit
+from ratelimit_service.model.limit import Limit
+from ratelimit_service.model.unit import SECOND_US
 
 __all__ = ["Code", "Decision", "Header", "Status", "whole_seconds"]
 

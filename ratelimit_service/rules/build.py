@@ -58,7 +58,7 @@ def build(versions: Iterable[Version], tallies: TalliesOf, *, strict: bool) -> B
     """Reads and merges all files; with `strict` any problem makes a file bad."""
 
     def fatal(problems: Iterable[Problem]) -> bool:
-        return any(strict or not problem.tolerated for problem in problems)
+        return any(problem.fatal(strict=strict) for problem in problems)
 
     reports: list[FileReport] = []
     good: dict[str, list[RuleFile]] = {}
@@ -108,7 +108,7 @@ def merge(files: Sequence[RuleFile]) -> tuple[tuple[Node, ...], list[Problem]]:
 def _unknown_targets(nodes: Iterable[Node]) -> Iterator[Problem]:
     """Names that a rule replaces and no rule of the domain has."""
     rules = [node.rule for node in walk(nodes) if node.rule]
-    names = {rule.name for rule in rules if rule.name}
+    names = {name for rule in rules for name in rule.names}
     for rule in rules:
         for name in sorted(rule.replaces - names):
             message = f"no rule of this domain is named {name!r}{did_you_mean(name, names)}"

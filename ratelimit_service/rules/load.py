@@ -102,7 +102,7 @@ class Rules:
         """
         versions = self._read()
         self._take_over(build(versions, self._tallies_of, strict=self._strict), versions)
-        problems = self._problems()
+        problems = self._fatal_problems()
         if self._strict and problems:
             lines = "\n".join(f"  {problem}" for problem in problems)
             raise RulesError(f"--strict-rules: {len(problems)} problems in the rules\n{lines}")
@@ -215,7 +215,8 @@ class Rules:
 
     def _log(self, problems: Iterable[Problem]) -> None:
         for problem in problems:
-            log.log(logging.ERROR if self._fatal(problem) else logging.WARNING, "%s", problem)
+            level = logging.ERROR if self._fatal(problem) else logging.WARNING
+            log.log(logging.INFO if problem.hint else level, "%s", problem)
 
     def _problems(self) -> list[Problem]:
         of_files = [problem for file in self._files.values() for problem in file.report.problems]
@@ -225,7 +226,7 @@ class Rules:
         return [problem for problem in self._problems() if self._fatal(problem)]
 
     def _fatal(self, problem: Problem) -> bool:
-        return self._strict or not problem.tolerated
+        return problem.fatal(strict=self._strict)
 
     def _tallies_of(self, domain: str, path: str) -> Tallies:
         return self._tallies.setdefault((domain, path), Tallies())

@@ -19,7 +19,8 @@ class Problem:
     """One thing that is wrong, at one place.
 
     `path` is the place in the tree, `kind` one word for the sort of problem. What is
-    `tolerated` envoyproxy/ratelimit accepts: `serve` takes its meaning and warns.
+    `tolerated` envoyproxy/ratelimit accepts: `serve` takes its meaning and warns. A `hint` is
+    nothing wrong at all, only worth knowing: `lint` says it.
     """
 
     source: Source
@@ -27,6 +28,11 @@ class Problem:
     message: str
     kind: str
     tolerated: bool = False
+    hint: bool = False
+
+    def fatal(self, *, strict: bool) -> bool:
+        """Whether a file with this problem is bad."""
+        return not self.hint and (strict or not self.tolerated)
 
     def __str__(self) -> str:
         place = f"{self.path}: " if self.path else ""
@@ -35,5 +41,6 @@ class Problem:
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     """A hint at the allowed word that is nearest, as a sentence to append; "" if none is."""
-    near = get_close_matches(word.lower(), list(allowed), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    known = {each.lower(): each for each in allowed}
+    near = get_close_matches(word.lower(), known, n=1)
+    return f"; did you mean {known[near[0]]!r}?" if near else ""

@@ -61,11 +61,19 @@ class Reader:
         return fields
 
     def report(
-        self, node: yaml.Node, path: Path, kind: str, message: str, *, tolerated: bool = False
+        self,
+        node: yaml.Node,
+        path: Path,
+        kind: str,
+        message: str,
+        *,
+        tolerated: bool = False,
+        hint: bool = False,
     ) -> None:
         """Notes a problem at a node."""
         place = path_text([entry for entry in path if entry[0]])
-        self.problems.append(Problem(self.source(node), place, message, kind, tolerated))
+        tolerated = tolerated or hint
+        self.problems.append(Problem(self.source(node), place, message, kind, tolerated, hint))
 
     def source(self, node: yaml.Node | yaml.Event) -> Source:
         """Where a node stands."""
@@ -194,6 +202,7 @@ class Fields:
         key: str | None = None,
         value: str | None = None,
         tolerated: bool = False,
+        hint: bool = False,
     ) -> None:
         """Notes a problem at a key, at a key's value, or at the mapping."""
         node = self._node
@@ -201,7 +210,7 @@ class Fields:
             node = self._pairs[key].key
         elif value is not None:
             node = self._pairs[value].value
-        self._reader.report(node, self.path, kind, message, tolerated=tolerated)
+        self._reader.report(node, self.path, kind, message, tolerated=tolerated, hint=hint)
 
     def raw(self, name: str) -> str:
         """A value as it stands in the file, whatever YAML takes it for; "" if it is no scalar."""
@@ -224,13 +233,13 @@ class Fields:
             return False
         return self.raw(name).lower() in _TRUE
 
-    def number(self, name: str, least: int) -> int:
-        """An integer of YAML 1.1 from `least` to 2^32-1, without quotes; `least` if missing."""
+    def number(self, name: str, least: int, most: int = MAX_ADDEND) -> int:
+        """An integer of YAML 1.1 from `least` to `most`, without quotes; `least` if missing."""
         if not self.given(name):
             return least
         number = _number(self._pairs[name].value)
-        if not isinstance(number, int) or not least <= number <= MAX_ADDEND:
-            message = f"{name} must be a whole number from {least} to {MAX_ADDEND}, without quotes"
+        if not isinstance(number, int) or not least <= number <= most:
+            message = f"{name} must be a whole number from {least} to {most}, without quotes"
             self.report("number", message, value=name)
             return least
         return number

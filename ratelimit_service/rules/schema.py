@@ -1,32 +1,30 @@
 """The rule language: from a file's bytes to nodes, or to everything that is wrong with them.
 
-What YAML is made of is `reader`'s business; merging files and looking things up live in
-`load` and `match`.
+What YAML is made of is `reader`'s business, what stands in a limit `limits`'; merging files
+and looking things up live in `load` and `match`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ratelimit_service.algorithms import ALGORITHMS
-from ratelimit_service.model import MAX_ADDEND, FailurePolicy, Limit, Unit
+from ratelimit_service.model import FailurePolicy, Limit
 from ratelimit_service.observer import Tallies
+from ratelimit_service.rules.limits import LIMIT_KEYS, limit_name, read_limit
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.reader import Fields, Reader, Unreadable, listed
 from ratelimit_service.rules.tree import Level, Node, Pattern, Rule, path_text
 
 __all__ = ["RuleFile", "parse"]
 
-_MAX_WINDOW_US = 2**53
-"""Windows stay below what a double holds exactly, since Lua has nothing else."""
-
 _ROOT_KEYS = ("domain", "descriptors")
 _DESCRIPTOR_KEYS = (
     "key",
     "value",
     "rate_limit",
+    "rate_limits",
     "descriptors",
     "shadow_mode",
     "quota_mode",
@@ -35,22 +33,11 @@ _DESCRIPTOR_KEYS = (
     "value_to_metric",
     "metadata",
 )
-_LIMIT_KEYS = (
-    "unit",
-    "unit_multiplier",
-    "requests_per_unit",
-    "unlimited",
-    "name",
-    "replaces",
-    "algorithm",
-    "count_denied",
-    "failure_policy",
-)
 _REPLACES_KEYS = ("name",)
 _PLACES = {
     key: place
     for place, keys in (
-        ("inside rate_limit", _LIMIT_KEYS),
+        ("inside rate_limit", LIMIT_KEYS),
         ("on a descriptor", _DESCRIPTOR_KEYS),
         ("at the top of the file", _ROOT_KEYS),
     )
@@ -59,11 +46,9 @@ _PLACES = {
 _OF_THE_RULE = ("shadow_mode", "quota_mode", "detailed_metric", "metadata")
 """Keys of a descriptor that act on its own rate_limit and on nothing else."""
 
-_BOUNDED = ("unit", "requests_per_unit", "unit_multiplier", "algorithm", "count_denied")
-"""Keys of a limit that mean nothing where there is none."""
+_MAX_LIMITS = 16
+"""Of one descriptor: every one of them costs as much as a descriptor."""
 
-_UNITS = {unit.name.lower(): unit for unit in Unit}
-_UNSAFE_IN_NAME = re.compile(r'[^\x20-\x7e]|["\\]')
 _DOMAIN_LINE = re.compile(rb"^domain[ \t]*:[ \t]*[\"']?([^\"'#\r\n]+)", re.MULTILINE)
 
 
@@ -139,7 +124,15 @@ class _Language:
             )
         rule = None
         if fields.given("rate_limit"):
-            rule = self._rule(fields, fields.mapping("rate_limit", _LIMIT_KEYS))
+            if fields.given("rate_limits"):
+                message = "rate_limit and rate_limits exclude each other: put all into the list"
+                fields.report("rate_limits", message, key="rate_limits")
+            limit = fields.mapping("rate_limit", LIMIT_KEYS)
+            rule = self._rule(fields, "rate_limit", [limit] if limit.readable else [])
+        elif fields.given("rate_limits"):
+            limits = list(fields.items("rate_limits", LIMIT_KEYS, deeper=False))
+            _check_number_of_limits(fields, limits)
+            rule = self._rule(fields, "rate_limits", limits)
         else:
             _report_idle(fields)
         below = self.descriptors(fields)
@@ -154,34 +147,51 @@ class _Language:
             fields.source(),
         )
 
-    def _rule(self, descriptor: Fields, limit: Fields) -> Rule:
-        name = limit.text("name")
-        shown = _UNSAFE_IN_NAME.sub("_", name)
-        if shown != name:
-            limit.report(
-                "name",
-                "name is shown in headers: use printable ASCII without quotes and backslashes; "
-                f"callers see {shown!r}",
-                value="name",
-                tolerated=True,
-            )
+    def _rule(self, descriptor: Fields, key: str, mappings: Sequence[Fields]) -> Rule:
         path = path_text(descriptor.path)
         return Rule(
             domain=self._domain,
             path=path,
-            limit=_limit(descriptor, limit, shown) if limit.readable else None,
-            name=name,
-            replaces=_replaces(limit, name),
-            algorithm=limit.one_of("algorithm", ALGORITHMS, "fixed_window"),
+            limits=_limits(descriptor, key, mappings),
+            names=frozenset(name for each in mappings if (name := each.raw("name"))),
+            replaces=frozenset().union(*map(_replaces, mappings)),
             shadow_mode=descriptor.switch("shadow_mode"),
             quota_mode=descriptor.switch("quota_mode"),
-            count_denied=limit.switch("count_denied"),
-            failure_policy=_failure_policy(limit),
+            failure_policy=_failure_policy(mappings),
             detailed_metric=descriptor.switch("detailed_metric"),
             metadata=descriptor.plain("metadata"),
-            source=descriptor.source("rate_limit"),
+            source=descriptor.source(key),
             tallies=self._tallies(self._domain, path),
         )
+
+
+def _limits(descriptor: Fields, key: str, mappings: Sequence[Fields]) -> tuple[Limit, ...]:
+    listed_ones = key == "rate_limits"
+    limits: list[Limit] = []
+    seen: dict[object, Fields] = {}
+    for fields in mappings:
+        limit = read_limit(fields, descriptor, None if listed_ones else key)
+        if limit is None:
+            limit_name(fields)
+            if listed_ones:
+                message = "unlimited means nothing beside other limits: use rate_limit for it"
+                fields.report("unlimited", message, key="unlimited")
+            continue
+        other = seen.setdefault(limit.measure.counts, fields)
+        if other is not fields:
+            fields.report(
+                "duplicate_limit",
+                f"this counts on the same counter as the limit at {other.source()}: "
+                "give it another window or algorithm, or remove one",
+            )
+        limits.append(limit)
+    return tuple(limits)
+
+
+def _check_number_of_limits(fields: Fields, limits: Sequence[Fields]) -> None:
+    if not 0 < len(limits) <= _MAX_LIMITS:
+        message = f"rate_limits must be a list of 1 to {_MAX_LIMITS} limits"
+        fields.report("rate_limits", message, key="rate_limits")
 
 
 def _report_idle(fields: Fields) -> None:
@@ -191,45 +201,9 @@ def _report_idle(fields: Fields) -> None:
             fields.report("no_effect", message, key=name, tolerated=True)
 
 
-def _limit(descriptor: Fields, fields: Fields, name: str) -> Limit | None:
-    if fields.switch("unlimited"):
-        _check_unlimited(fields)
-        return None
-    if not fields.given("unit"):
-        message = f"unit is missing: allowed are {listed(_UNITS)}"
-        descriptor.report("unit", message, key="rate_limit")
-    if not fields.given("requests_per_unit"):
-        descriptor.report(
-            "requests_per_unit",
-            "requests_per_unit is missing, which denies everything: write a number from 0 to "
-            f"{MAX_ADDEND}, or unlimited: true",
-            key="rate_limit",
-            tolerated=True,
-        )
-    unit = _UNITS[fields.one_of("unit", _UNITS, "second")]
-    multiplier = fields.number("unit_multiplier", 1)
-    limit = Limit(fields.number("requests_per_unit", 0), unit, multiplier, name)
-    if limit.window_us >= _MAX_WINDOW_US:
-        window = f"{multiplier} {unit.name.lower()}s"
-        message = f"a window of {window} is too long: at most 285 years"
-        fields.report("unit_multiplier", message, value="unit_multiplier")
-    return limit
-
-
-def _check_unlimited(fields: Fields) -> None:
-    for name in _BOUNDED:
-        if name in fields:
-            misspelt = name == "unit" and fields.raw(name).lower() not in _UNITS
-            fields.report(
-                "unlimited",
-                f"{name} and unlimited: true exclude each other: remove one",
-                key=name,
-                tolerated=misspelt or name == "requests_per_unit",
-            )
-
-
-def _replaces(fields: Fields, own: str) -> frozenset[str]:
+def _replaces(fields: Fields) -> frozenset[str]:
     names = set()
+    own = fields.raw("name")
     for item in fields.items("replaces", _REPLACES_KEYS, deeper=False):
         name = item.text("name")
         if not name:
@@ -241,12 +215,18 @@ def _replaces(fields: Fields, own: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _failure_policy(fields: Fields) -> FailurePolicy | None:
-    if not fields.given("failure_policy"):
-        return None
-    if fields.raw("failure_policy").lower() == "local":
-        message = f"failure_policy local comes later: allowed are {listed(FailurePolicy)}"
-        fields.report("failure_policy", message, value="failure_policy")
-        return None
-    word = fields.one_of("failure_policy", list(map(str, FailurePolicy)), "open")
-    return FailurePolicy(word)
+def _failure_policy(mappings: Sequence[Fields]) -> FailurePolicy | None:
+    found: FailurePolicy | None = None
+    for fields in mappings:
+        if not fields.given("failure_policy"):
+            continue
+        if fields.raw("failure_policy").lower() == "local":
+            message = f"failure_policy local comes later: allowed are {listed(FailurePolicy)}"
+            fields.report("failure_policy", message, value="failure_policy")
+            continue
+        word = fields.one_of("failure_policy", list(map(str, FailurePolicy)), "open")
+        if found not in {None, word}:
+            message = f"a descriptor has one failure_policy: another limit of it says {found}"
+            fields.report("failure_policy", message, value="failure_policy")
+        found = FailurePolicy(word)
+    return found

@@ -43,7 +43,7 @@ _NOWHERE = Source("")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """A node's policy. `limit` None means unlimited. Compared by identity.
+    """A node's policy. Without limits it is unlimited. Compared by identity.
 
     `path` names it for people, unique in its domain (`path_text`). `tallies` is the one
     mutable part: it outlives reloads as long as domain and path stay.
@@ -51,13 +51,12 @@ class Rule:
 
     domain: str
     path: str
-    limit: Limit | None
-    name: str = ""
+    limits: tuple[Limit, ...]
+    names: frozenset[str] = frozenset()
+    """Its limits' names as written; callers may see them otherwise."""
     replaces: frozenset[str] = frozenset()
-    algorithm: str = "fixed_window"
     shadow_mode: bool = False
     quota_mode: bool = False
-    count_denied: bool = False
     failure_policy: FailurePolicy | None = None
     detailed_metric: bool = False
     metadata: Mapping[str, object] | None = None
@@ -67,7 +66,7 @@ class Rule:
     @property
     def unlimited(self) -> bool:
         """Whether requests that match are counted in metrics only."""
-        return self.limit is None
+        return not self.limits
 
 
 class Pattern(NamedTuple):

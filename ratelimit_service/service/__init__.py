@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from itertools import islice
+from secrets import token_bytes
 from typing import NamedTuple, TypeGuard
 
 from ratelimit_service import limiter, wire
@@ -50,13 +52,15 @@ class _Asked(NamedTuple):
     """One request on its way to its answer. Also what is remembered of requests.
 
     `limits` are the encoded limits if every descriptor is simply counted, else None; `request`
-    is None where it is not needed for the answer.
+    is None where it is not needed for the answer. With `leasing` some hits take leases, whose id
+    is drawn for each call.
     """
 
     plans: Sequence[Plan]
     hits: Sequence[Hit]
     limits: Sequence[bytes] | None
     request: Request | None
+    leasing: bool
 
 
 _REQUESTS = 1 << 14
@@ -85,6 +89,8 @@ class Service:
         self._plain = not (
             settings.limit_response_headers or settings.dynamic_metadata or settings.shadow_mode
         )
+        self._leases = False
+        """Whether any request has taken leases yet."""
         self._domains_logged: set[str] = set()
         self._bug_logged_us: int | None = None
 
@@ -116,6 +122,10 @@ class Service:
         number = snapshot.number
         remembered = self._requests.get
         asked = [remembered(body, number) or self._ask(body, snapshot) for body in bodies]
+        if self._leases:
+            asked = [
+                _leased(one) if isinstance(one, _Asked) and one.leasing else one for one in asked
+            ]
         charged = [one.hits for one in asked if isinstance(one, _Asked) and one.hits]
 
         def settled(outcomes: Sequence[Outcomes]) -> None:
@@ -199,14 +209,18 @@ class Service:
             return None
 
     def _asked(self, plans: Sequence[Plan], request: Request | None) -> _Asked:
-        hits, limits = [], []
-        for terms, _, hit in plans:
-            if hit is not None:
-                hits.append(hit)
-                if not hit.refund:
-                    limits.append(terms.encoded)
+        hits: list[Hit] = []
+        limits: list[bytes] = []
+        leasing = False
+        for planned in plans:
+            terms, _, charged = planned
+            hits += charged
+            if terms.plain and not charged[0].refund:
+                limits.append(terms.limits[0].encoded)
+            elif any(map(_leases, charged)):
+                leasing = self._leases = True
         simply_counted = self._plain and len(limits) == len(plans)
-        return _Asked(plans, hits, limits if simply_counted else None, request)
+        return _Asked(plans, hits, limits if simply_counted else None, request, leasing)
 
     def _answer(self, asked: _Asked | Refusal, outcomes: Outcomes) -> Answer:
         if isinstance(asked, Refusal):
@@ -221,9 +235,7 @@ class Service:
                 self._counters.decisions["ok"] += 1
                 return answer
             in_order = iter(outcomes)
-            each: list[Outcome | None] = [
-                next(in_order) if planned.hit else None for planned in asked.plans
-            ]
+            each = [list(islice(in_order, len(planned.hits))) for planned in asked.plans]
             decision = limiter.answer(asked.request, asked.plans, each, self._settings)
             answer = wire.encode_decision(decision)
             limiter.tally(asked.plans, each, decision, self._counters, self._settings)
@@ -253,6 +265,22 @@ class Service:
         return Refusal(
             StatusCode.INTERNAL, "the service failed to decide this request: see its log"
         )
+
+
+def _leases(hit: Hit) -> bool:
+    return hit.measure.algorithm == "concurrency" and not hit.refund
+
+
+def _leased(asked: _Asked) -> _Asked:
+    """The same with an id of its own for the leases that the request takes."""
+    lease = token_bytes(limiter.LEASE_BYTES)
+    plans = [
+        planned._replace(
+            hits=tuple(hit._replace(lease=lease) if _leases(hit) else hit for hit in planned.hits)
+        )
+        for planned in asked.plans
+    ]
+    return asked._replace(plans=plans, hits=[hit for planned in plans for hit in planned.hits])
 
 
 def _all_within(outcomes: Outcomes) -> TypeGuard[Sequence[Outcome]]:

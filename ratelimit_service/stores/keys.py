@@ -12,33 +12,56 @@ from collections.abc import Collection, Iterable
 from hashlib import blake2b
 from zlib import crc32
 
-from ratelimit_service.model import SECOND_US
+from ratelimit_service.model import SECOND_US, WEEKDAYS, Anchor, Calendar, Measure, Unit
 
-__all__ = ["CounterNames"]
+__all__ = ["CounterNames", "counter_kind"]
 
 _MAX_BYTES = 90
 _DIGEST_BYTES = 21
-_MARKS = {"fixed_window": b"f"}
+_MARKS = {
+    "fixed_window": "f",
+    "sliding_window": "w",
+    "sliding_log": "l",
+    "token_bucket": "t",
+    "leaky_bucket": "b",
+    "concurrency": "c",
+}
+
+
+def counter_kind(measure: Measure) -> str:
+    """The part of a key that says how and over which window is counted, without any number of hits.
+
+    The algorithm's letter and the window: in seconds, as `f3600`, with `h` for a fixed window
+    that the first hit begins, `/n` for sub-counters and `s` for stepped refills; or as the
+    calendar has it, as `fmonth@Europe/Berlin`.
+    """
+    mark, anchor = _MARKS[measure.algorithm], measure.anchor
+    if isinstance(anchor, Calendar):
+        start = f"-{WEEKDAYS[anchor.week_start]}" if anchor.unit is Unit.WEEK else ""
+        return f"{mark}{anchor.unit.name.lower()}{start}@{anchor.time_zone}"
+    if anchor is Anchor.FIRST_HIT:
+        mark = "h"
+    parts = f"/{measure.buckets}" if measure.buckets else "s" if measure.stepped else ""
+    return f"{mark}{measure.window_us // SECOND_US}{parts}"
 
 
 class CounterNames:
-    """The keys of one domain's counters of one algorithm and window."""
+    """The keys of one domain's counters of one limit."""
 
     __slots__ = ("_domain", "_kind")
 
-    def __init__(self, domain: str, algorithm: str, window_us: int) -> None:
+    def __init__(self, domain: str, measure: Measure) -> None:
         self._domain = f"{len(domain)}:{domain}"
-        self._kind = b"%b%d" % (_MARKS[algorithm], window_us // SECOND_US)
+        self._kind = counter_kind(measure).encode()
 
     def key(self, entries: Iterable[tuple[str, str]], shared: Collection[int] = ()) -> bytes:
         """The key of the counter of these entries, at most 90 bytes.
 
         `shared` are the places of entries whose value is a pattern, not a value that reads so.
 
-        `{tag}`, then the algorithm's letter and the window in seconds, then `:` and the encoded
-        domain and entries or, where they are too long, `#` and their digest. The tag is a
-        checksum: limits of one descriptor share it, and no caller's braces choose a Redis
-        Cluster slot.
+        `{tag}`, then `counter_kind`, then `:` and the encoded domain and entries or, where they
+        are too long, `#` and their digest. The tag is a checksum: limits of one descriptor share
+        it, and no caller's braces choose a Redis Cluster slot.
         """
         encoded = self._domain
         if shared:

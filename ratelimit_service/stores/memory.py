@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 
-from ratelimit_service.algorithms import ALGORITHMS, settle
+from ratelimit_service.algorithms import ALGORITHMS, State, settle
 from ratelimit_service.clock import Clock, now_us
 from ratelimit_service.health import Health
-from ratelimit_service.model import Hit, Outcome
+from ratelimit_service.model import Hit, Measure, Outcome
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores import Outcomes, Wanted, always
+from ratelimit_service.stores.damage import Damage
 
 __all__ = ["MemoryStore"]
 
@@ -25,13 +26,11 @@ _COUNTERS_PER_TABLE = 512
 """Many small tables instead of one: growing a dict of a million entries takes 40 ms."""
 
 _MAX_TABLES = 4_096
-_MAX_MEASURES = 4_096
 
 _CROWDED_US = 60_000_000
 """How long health speaks of a live counter put out."""
 
-_Measure = tuple[int, int, str]
-"""What a state is judged by: limit, window in microseconds and algorithm."""
+_CHARGE = {name: algorithm.charge for name, algorithm in ALGORITHMS.items()}
 
 _outcome = partial(tuple.__new__, Outcome)
 """An Outcome from a tuple of its fields, at half the price of a call with four arguments."""
@@ -42,7 +41,7 @@ class _Counter:
 
     __slots__ = ("measure", "state")
 
-    def __init__(self, state: int | None, measure: _Measure) -> None:
+    def __init__(self, state: State | None, measure: Measure) -> None:
         self.state = state
         self.measure = measure
 
@@ -69,8 +68,7 @@ class MemoryStore:
         while tables < _MAX_TABLES and tables * 2 * _COUNTERS_PER_TABLE <= max_counters:
             tables *= 2
         self._tables: list[_Table] = [{} for _ in range(tables)]
-        self._measures: dict[_Measure, _Measure] = {}
-        """One of each for all counters: there are about as many as rules."""
+        self._damage = Damage(counters)
         self._size = 0
         self._hand = 0
         self._crowded_until_us = 0
@@ -104,16 +102,21 @@ class MemoryStore:
         two are the same for a request whose hits all pass.
         """
         tables, mask, outcomes = self._tables, len(self._tables) - 1, []
-        undo: list[tuple[_Counter, int | None]] = []
+        undo: list[tuple[_Counter, State | None]] = []
         new: list[tuple[_Table, bytes]] = []
-        for key, limit, window_us, addend, algorithm, _, _, refund in hits:
+        for key, measure, addend, _, _, refund, lease, _ in hits:
             table = tables[hash(key) & mask]
             counter = table.get(key)
             before = counter.state if counter is not None else None
-            passed, state, left, reset_us, counted = ALGORITHMS[algorithm].charge(
-                before, now, addend, limit, window_us, False
+            passed, state, left, reset_us, _, counted, damaged = _CHARGE[measure[0]](
+                before, now, addend, measure, False, lease
             )
-            if refund or not passed or (counter is None and self._size >= self._max_counters):
+            if (
+                refund
+                or not passed
+                or damaged
+                or (counter is None and self._size >= self._max_counters)
+            ):
                 for changed, earlier in reversed(undo):
                     changed.state = earlier
                 for table, key in new:  # noqa: PLW2901 -- there is no next hit
@@ -123,32 +126,38 @@ class MemoryStore:
             if counter is not None:
                 undo.append((counter, before))
                 counter.state = state
-                if counter.measure[0] != limit:
-                    counter.measure = self._measure(limit, window_us, algorithm)
+                counter.measure = measure
             elif state is not None:
                 self._sweep(table, now)
-                table[key] = _Counter(state, self._measure(limit, window_us, algorithm))
+                table[key] = _Counter(state, measure)
                 self._size += 1
                 new.append((table, key))
             outcomes.append(_outcome((False, left, reset_us, counted)))
         return outcomes
 
     def _settle(self, hits: Sequence[Hit], now: int) -> Outcomes:
-        outcomes, changes = settle(hits, self._state, now)
+        steps, changes = settle(hits, self._state, now)
         for key, (hit, step) in changes.items():
             if step.state is not None:
-                measure = self._measure(hit.limit, hit.window_us, hit.algorithm)
                 counter = self._table(key).get(key)
                 if counter is None:
-                    self._insert(key, _Counter(step.state, measure), now)
+                    self._insert(key, _Counter(step.state, hit.measure), now)
                 else:
-                    counter.state, counter.measure = step.state, measure
-        return outcomes
+                    counter.state, counter.measure = step.state, hit.measure
+        damaged = [hit.key for hit, step in zip(hits, steps, strict=True) if step.damaged]
+        if damaged:
+            self._damage.note(len(damaged), damaged[0])
+        return [
+            Outcome(False, step.left, step.reset_us, step.counted)
+            if step.passed
+            else Outcome(True, step.left, step.retry_us, step.counted)
+            for step in steps
+        ]
 
     def _table(self, key: bytes) -> _Table:
         return self._tables[hash(key) & len(self._tables) - 1]
 
-    def _state(self, key: bytes) -> int | None:
+    def _state(self, key: bytes) -> State | None:
         counter = self._table(key).get(key)
         return None if counter is None else counter.state
 
@@ -161,12 +170,6 @@ class MemoryStore:
             self._sweep(table, now)
         self._size += 1
         table[key] = counter
-
-    def _measure(self, limit: int, window_us: int, algorithm: str) -> _Measure:
-        if len(self._measures) >= _MAX_MEASURES:
-            self._measures.clear()  # callers bring limits of their own
-        measure = limit, window_us, algorithm
-        return self._measures.setdefault(measure, measure)
 
     def _evict(self, now: int) -> None:
         """Puts out one of the oldest counters of the next table that has any."""
@@ -199,9 +202,8 @@ class MemoryStore:
         """Drops the oldest counter of a table if it is over, so that dead ones do not pile up."""
         for key in table:
             counter = table.pop(key)
-            limit, window_us, algorithm = counter.measure
-            peek = ALGORITHMS[algorithm].charge(counter.state, now, 0, limit, window_us, False)
-            if peek.left < limit:
+            peek = _CHARGE[counter.measure[0]](counter.state, now, 0, counter.measure, False, b"")
+            if peek.left < counter.measure.limit:
                 table[key] = counter
             else:
                 self._size -= 1
@@ -210,6 +212,6 @@ class MemoryStore:
 
 def _share_used(counter: _Counter, now: int) -> float:
     """How much of its limit a counter has used up, 0 to 1; 0 is as good as no counter at all."""
-    limit, window_us, algorithm = counter.measure
-    step = ALGORITHMS[algorithm].charge(counter.state, now, 0, limit, window_us, False)
-    return (limit - step.left) / limit if limit else 0.0
+    limit = counter.measure.limit
+    peek = _CHARGE[counter.measure[0]](counter.state, now, 0, counter.measure, False, b"")
+    return (limit - peek.left) / limit if limit else 0.0

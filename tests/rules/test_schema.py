@@ -31,14 +31,13 @@ def test_all_of_a_limit() -> None:
         "algorithm: fixed_window, count_denied: yes, failure_policy: closed"
     )
 
-    assert found.limit == Limit(16, Unit.MINUTE, 5, "n")
-    assert (found.domain, found.path, found.name, found.replaces) == (
+    assert found.limits == (Limit(16, Unit.MINUTE, 5, "n", count_denied=True),)
+    assert (found.domain, found.path, found.names, found.replaces) == (
         "edge",
         "k",
-        "n",
+        frozenset({"n"}),
         frozenset({"m"}),
     )
-    assert (found.algorithm, found.count_denied) == ("fixed_window", True)
     assert found.failure_policy is FailurePolicy.CLOSED
     assert str(found.source) == "f:3:15"
 
@@ -72,8 +71,7 @@ def test_all_of_a_descriptor() -> None:
 def test_units(unit: Unit) -> None:
     """All seven units are known, in any case of letters."""
     for word in (unit.name, unit.name.lower(), unit.name.title()):
-        found = rule(f"unit: {word}, requests_per_unit: 1").limit
-        assert found == Limit(1, unit)
+        assert rule(f"unit: {word}, requests_per_unit: 1").limits == (Limit(1, unit),)
 
 
 @pytest.mark.parametrize(
@@ -81,9 +79,8 @@ def test_units(unit: Unit) -> None:
 )
 def test_numbers(text: str, number: int) -> None:
     """Numbers are read as YAML 1.1 does, as in envoyproxy/ratelimit."""
-    found = rule(f"unit: day, requests_per_unit: {text}").limit
+    (found,) = rule(f"unit: day, requests_per_unit: {text}").limits
 
-    assert found
     assert found.requests_per_unit == number
 
 
@@ -128,9 +125,9 @@ def test_anchors_and_merges() -> None:
     )
 
     assert first.rule
-    assert first.rule.limit == Limit(1, Unit.DAY)
+    assert first.rule.limits == (Limit(1, Unit.DAY),)
     assert second.rule
-    assert second.rule.limit == Limit(2, Unit.DAY, 1, "n")
+    assert second.rule.limits == (Limit(2, Unit.DAY, 1, "n"),)
 
 
 def test_tolerated_files_have_the_meaning_of_the_reference() -> None:
@@ -145,7 +142,7 @@ def test_tolerated_files_have_the_meaning_of_the_reference() -> None:
     assert file.domain == "edge"
     (node,) = file.nodes
     assert node.rule
-    assert node.rule.limit == Limit(0, Unit.DAY)
+    assert node.rule.limits == (Limit(0, Unit.DAY),)
 
 
 def test_unsafe_name_is_shown_safely() -> None:
@@ -155,5 +152,5 @@ def test_unsafe_name_is_shown_safely() -> None:
 
     (node,) = file.nodes
     assert node.rule
-    assert node.rule.limit
-    assert (node.rule.name, node.rule.limit.name) == ('ä"', "__")
+    (shown,) = node.rule.limits
+    assert (node.rule.names, shown.name) == (frozenset({'ä"'}), "__")

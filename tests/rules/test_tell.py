@@ -61,7 +61,7 @@ rule path=/a/* at edge.yaml:7:5: 3 per 5 minutes""",
   passed over path=/a/* at edge.yaml:5:5: its pattern does not match
   passed over path=/*/b at edge.yaml:8:5: its pattern does not match
 user=x: the key alone matches: user at edge.yaml:13:9
-rule path=/login > user at edge.yaml:15:9: 2 per day""",
+rule path=/login > user at edge.yaml:15:9: 2 per day, denied hits count""",
         ),
         (
             "path=/x/b",

@@ -53,7 +53,9 @@ class Busy(Away):
         for requests, done, wanted in self.waiting:
             done(
                 [
-                    [Outcome(False, hit.limit - 1, 1, 1) for hit in hits] if wanted(place) else []
+                    [Outcome(False, hit.measure.limit - 1, 1, 1) for hit in hits]
+                    if wanted(place)
+                    else []
                     for place, hits in enumerate(requests)
                 ]
             )

@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ratelimit_service.model import MAX_ADDEND, Hit, Mode, Outcome
+from ratelimit_service.model import MAX_ADDEND, Hit, Measure, Mode, Outcome
 from ratelimit_service.stores import Outcomes, Store
 
-MINUTE = 60_000_000
-YEAR = 31_536_000_000_000
+SECOND = 1_000_000
+MINUTE = 60 * SECOND
+HOUR = 60 * MINUTE
+DAY = 24 * HOUR
+YEAR = 365 * DAY
 T = 1_700_000_040_000_000
 """A moment at which a minute begins."""
 
@@ -45,8 +48,7 @@ def hit(
 ) -> Hit:
     return Hit(
         b"{test}" + key.encode(),
-        limit,
-        window_us,
+        Measure("fixed_window", limit, window_us),
         addend,
         mode=mode,
         count_denied=count_denied or mode is Mode.QUOTA,

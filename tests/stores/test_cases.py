@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 
 import pytest
 import redis
 
-from ratelimit_service.model import Hit, Mode
+from ratelimit_service.health import Health
+from ratelimit_service.model import MAX_ADDEND, Hit, Limit, Mode, Unit
+from ratelimit_service.observer import Counters
 from ratelimit_service.stores import Outcomes, Store
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
 from tests.servers.redis import RedisServer
-from tests.stores.cases import CASES, MINUTE, Case, T, charged, hit, ok
+from tests.stores.algorithms import (
+    ALGORITHM_CASES,
+    FIRST_HIT,
+    LEASES,
+    LOG,
+    METER,
+    PARTS,
+    SLIDING,
+    STEPPED,
+    TOKENS,
+    UTC_MONTH,
+    hit,
+)
+from tests.stores.cases import CASES, MINUTE, SECOND, Case, T, charged, ok
+from tests.stores.cases import hit as minutely
 from tests.stores.conftest import Time
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
+@pytest.mark.parametrize("case", [*CASES, *ALGORITHM_CASES], ids=lambda case: case.rule)
 async def test_table_of_cases(case: Case, store: Store, clock: Time) -> None:
     """Each row of the table holds on every store."""
     answers = []
@@ -28,40 +45,114 @@ async def test_table_of_cases(case: Case, store: Store, clock: Time) -> None:
     assert answers == [charge.outcomes for charge in case.charges]
 
 
+STEPS = 100_000
+WALKED = [
+    *(Limit(number, Unit.MINUTE) for number in (0, 1, 5, 10, 10, 10, MAX_ADDEND)),
+    *(FIRST_HIT._replace(requests_per_unit=number) for number in (4, 9)),
+    *(UTC_MONTH._replace(requests_per_unit=number) for number in (3, 9_999)),
+    *(SLIDING._replace(requests_per_unit=number) for number in (7, 20, MAX_ADDEND)),
+    *(PARTS._replace(requests_per_unit=number) for number in (6, 300, 70_000)),
+    *(LOG._replace(requests_per_unit=number) for number in (3, 12)),
+    *(TOKENS._replace(requests_per_unit=number) for number in (6, 7, 600, MAX_ADDEND)),
+    *(STEPPED._replace(burst=number) for number in (5, 9)),
+    *(METER._replace(burst=number) for number in (3, 30)),
+    *(LEASES._replace(requests_per_unit=number) for number in (3, 9)),
+]
+"""Limits of which several count on one counter: a rule's number changes all the time."""
+
+PAUSES_US = [0, 0, 1, 999, 999_999, 7 * SECOND, MINUTE // 2, MINUTE, 3 * MINUTE]
+STEPS_BACK_US = [-1, -MINUTE // 3, -MINUTE]
+
+
+@pytest.mark.timeout(180)
 async def test_random_walk(
     memory: MemoryStore, redis_store: RedisStore, redis_server: RedisServer, clock: Time
 ) -> None:
-    """Over thousands of random requests memory and Redis answer the same, step by step."""
+    """Over 100,000 random hits memory and Redis answer the same, step by step."""
     chance = random.Random(20260512)
     client = redis.Redis.from_url(redis_server.url)
-    for _ in range(800):
-        clock.now_us += chance.choice([0, 0, 1, 999_999, MINUTE // 2, MINUTE, -1, -MINUTE // 3])
-        requests = [_random_hits(chance) for _ in range(chance.choice([1, 1, 2, 30]))]
+    keys = sorted({hit(limit, key=key).key for limit in WALKED for key in "ab"})
+    walked = 0
+    while walked < STEPS:
+        clock.now_us += chance.choice(PAUSES_US if chance.random() < 0.8 else STEPS_BACK_US)
+        requests = [_random_hits(chance) for _ in range(chance.choice([1, 2, 30, 60]))]
+        walked += sum(map(len, requests))
 
         expected = await charged(memory, requests)
 
         assert await charged(redis_store, requests) == expected
-        for key in client.scan_iter():
-            client.persist(key)  # Redis' expiry runs by a clock that is not the walk's
+        pipeline = client.pipeline(transaction=False)
+        for key in keys:
+            pipeline.persist(key)  # Redis' expiry runs by a clock that is not the walk's
+        pipeline.execute()
 
 
 def _random_hits(chance: random.Random) -> list[Hit]:
-    return [
-        hit(
-            chance.choice([0, 1, 1, 1, 2, 3, 7]),
-            key=chance.choice("abcdef"),
-            limit=chance.choice([0, 1, 5, 10, 10, 10, 4_294_967_295]),
-            mode=chance.choice([Mode.ENFORCED, Mode.ENFORCED, Mode.SHADOW, Mode.QUOTA]),
-            count_denied=chance.random() < 0.2,
-            refund=chance.random() < 0.1,
+    hits: list[Hit] = []
+    for _ in range(chance.choice([1, 1, 2, 3, 5])):
+        refund = chance.random() < 0.1
+        mode = chance.choice([Mode.ENFORCED, Mode.ENFORCED, Mode.SHADOW, Mode.QUOTA])
+        joined = bool(hits) and not refund and not hits[-1].refund and chance.random() < 0.3
+        if joined:
+            mode = hits[-1].mode
+        one = hit(
+            chance.choice(WALKED),
+            chance.choice([0, 1, 1, 1, 2, 3, 7, 400]),
+            key=chance.choice("ab"),
+            mode=mode,
+            count_denied=mode is Mode.QUOTA or chance.random() < 0.2,
+            refund=refund,
+            lease=chance.choice([b"", b"lease--1", b"lease--2", b"lease--3"]),
+            joined=joined,
         )
-        for _ in range(chance.choice([1, 1, 2, 3, 5]))
+        hits.append(one)
+    return hits
+
+
+async def test_all_or_none_under_concurrency(
+    redis_server: RedisServer, redis_store: RedisStore, memory: MemoryStore, clock: Time
+) -> None:
+    """Whatever comes at once, what is counted afterwards is what allowed requests asked for."""
+    chance = random.Random(7)
+    limits = [limit._replace(requests_per_unit=40, burst=None, max_wait_us=0) for limit in COUNTING]
+    others = [
+        RedisStore(redis_server.url, 10_000_000, Counters(), Health(), clock) for _ in range(3)
     ]
+    for other in others:
+        await other.start()
+
+    for stores in ([memory] * 4, [redis_store, *others]):
+        asked = [[_mixed_request(chance, limits) for _ in range(100)] for _ in stores]
+        answers = await asyncio.gather(*map(charged, stores, asked))
+
+        allowed: Counter[bytes] = Counter()
+        for requests, outcomes in zip(asked, answers, strict=True):
+            for hits, each in zip(requests, outcomes, strict=True):
+                assert each
+                if not any(outcome is None or outcome.over for outcome in each):
+                    allowed.update({one.key: one.addend for one in hits})
+        peeks = [hit(limit, 0, key=key) for limit in limits for key in "abc"]
+        (left,) = await charged(stores[0], [peeks])
+        assert [40 - outcome.left for outcome in left if outcome] == [
+            allowed[peek.key] for peek in peeks
+        ]
+        assert max(allowed.values()) == 40
+    for other in others:
+        await other.close()
+
+
+COUNTING = (FIRST_HIT, UTC_MONTH, SLIDING, PARTS, LOG, TOKENS, STEPPED, METER, LEASES)
+
+
+def _mixed_request(chance: random.Random, limits: list[Limit]) -> list[Hit]:
+    """Hits of different counters."""
+    names = chance.sample([(limit, key) for limit in limits for key in "abc"], 3)
+    return [hit(limit, chance.choice([1, 2, 3]), key=key) for limit, key in names]
 
 
 async def test_batch_is_settled_in_order(store: Store) -> None:
     """Requests of one batch see each other's charges, in their order."""
-    answers = await charged(store, [[hit(2)], [hit(2)], [hit(2)], [hit(1)]])
+    answers = await charged(store, [[minutely(2)], [minutely(2)], [minutely(2)], [minutely(1)]])
 
     assert [outcome.over for (outcome,) in answers if outcome] == [False, False, True, False]
 
@@ -69,19 +160,19 @@ async def test_batch_is_settled_in_order(store: Store) -> None:
 async def test_unwanted_requests_are_not_charged(redis_store: RedisStore) -> None:
     """What nobody waits for any more when its turn comes has no outcome and is not counted."""
     future: asyncio.Future[list[Outcomes]] = asyncio.get_running_loop().create_future()
-    requests = [[hit(), hit(key="b")], [hit()], [hit()]]
+    requests = [[minutely(), minutely(key="b")], [minutely()], [minutely()]]
 
     redis_store.charge(requests, future.set_result, lambda place: place == 1)
 
     assert await future == [[], [ok(4)], []]
-    assert await charged(redis_store, [[hit()]]) == [[ok(3)]]
+    assert await charged(redis_store, [[minutely()]]) == [[ok(3)]]
 
 
 async def test_nothing_is_sent_where_nothing_is_wanted(redis_store: RedisStore) -> None:
     """A batch that nobody waits for ends all the same."""
     future: asyncio.Future[list[Outcomes]] = asyncio.get_running_loop().create_future()
 
-    redis_store.charge([[hit()], [hit()]], future.set_result, lambda _: False)
+    redis_store.charge([[minutely()], [minutely()]], future.set_result, lambda _: False)
 
     assert await future == [[], []]
 
@@ -93,9 +184,9 @@ async def test_nothing_to_charge(store: Store) -> None:
 
 async def test_any_microsecond_of_this_century(store: Store, clock: Time) -> None:
     """Window numbers wrap after 2^20 windows without ever mistaking an old count for a new."""
-    await charged(store, [[hit(5)]])
+    await charged(store, [[minutely(5)]])
     clock.now_us = T + MINUTE * (2**20 - 2)
 
-    (answer,) = await charged(store, [[hit(5)]])
+    (answer,) = await charged(store, [[minutely(5)]])
 
     assert [outcome.over for outcome in answer if outcome] == [False]

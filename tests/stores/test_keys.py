@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_service.model import SECOND_US
+from ratelimit_service.model import SECOND_US, Measure
 from ratelimit_service.stores.keys import CounterNames
 
 TEXT = st.text("0123:=~#{}ab*\x00é", max_size=6) | st.text(max_size=120)
@@ -18,7 +18,8 @@ def key_of(counted: tuple[str, list[tuple[str, str, bool]], int]) -> bytes:
     domain, identity, seconds = counted
     shared = [place for place, (_, _, is_pattern) in enumerate(identity) if is_pattern]
     entries = [(key, value) for key, value, _ in identity]
-    return CounterNames(domain, "fixed_window", seconds * SECOND_US).key(entries, shared)
+    measure = Measure("fixed_window", 5, seconds * SECOND_US)
+    return CounterNames(domain, measure).key(entries, shared)
 
 
 @given(COUNTED, COUNTED)

@@ -39,7 +39,8 @@ from ratelimit_service.wire import (
 from ratelimit_service.wire.messages import RateLimitRequest
 
 ADDEND = st.integers(0, MAX_ADDEND)
-LIMIT = st.builds(Limit, ADDEND, st.sampled_from(Unit), st.integers(1, 200), st.just(""))
+NUMBERS = st.tuples(ADDEND, st.sampled_from(Unit), st.integers(1, 200))
+LIMIT = NUMBERS.map(lambda numbers: Limit(*numbers))
 ENTRY = st.builds(Entry, st.text(min_size=1, max_size=9), st.text(max_size=9))
 DESCRIPTOR = st.builds(
     Descriptor,
@@ -58,7 +59,10 @@ PLAIN = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=9)
 STATUS = st.builds(
     Status,
     st.sampled_from(Code),
-    st.none() | st.builds(Limit, ADDEND, st.sampled_from(Unit), st.integers(1, 9), PLAIN),
+    st.none()
+    | st.tuples(ADDEND, st.sampled_from(Unit), st.integers(1, 9), PLAIN).map(
+        lambda numbers: Limit(*numbers)
+    ),
     ADDEND,
     st.none() | st.integers(1, 10**9).map(lambda seconds: seconds * 1_000_000),
 )

@@ -1,61 +1,134 @@
--- fixed_window: the same arithmetic as fixed_window.py, line for line; see there.
--- A state is a number, or false for a new counter. No redis.call here.
+-- fixed_window: the same arithmetic as fixed_window.py; see there. A state is a number, or a
+-- string where the first hit begins the window, or false for a new counter. No redis.call here.
 
 local MAX_COUNT = 4294967295 -- 2^32 - 1
 local COUNTS = 4294967296 -- 2^32
 local NUMBERS = 1048576 -- 2^20
-
-local function read(state, now, window)
-  local number = math.floor(now / window)
-  if not state then
-    return number, 0
-  end
-  local ahead = (math.floor(state / COUNTS) - number) % NUMBERS
-  if ahead > 1 then
-    return number, 0
-  end
-  return number + ahead, state % COUNTS
-end
-
-local function packed(number, count)
-  return number % NUMBERS * COUNTS + count
-end
+local FAR_AHEAD = 1024
 
 local fixed_window = {
   adds = true, -- hits that pass within a window add their number to its state
 }
 
-function fixed_window.charge(state, now, addend, limit, window, force)
-  local number, count = read(state, now, window)
-  local reset = (number + 1) * window - now
-  local total = count + addend
-  local passed = total <= limit
-  if addend == 0 or not (passed or force) then
-    return { passed = passed, state = state, left = math.max(0, limit - count), reset = reset, counted = 0 }
+local function first_hit(state, now, window)
+  local found = { count = 0, start = now, window = window, reset = 0 }
+  if type(state) == "string" and #state == 13 and string.sub(state, 1, 1) == "h" then
+    local start, count = struct.unpack(">dI4", state, 2)
+    found.damaged = start - now >= window
+    if count > 0 and not found.damaged and now < start + window then
+      found.count, found.start, found.reset = count, start, start + window - now
+    end
   end
-  local left = passed and limit - total or math.max(0, limit - count)
+  return found
+end
+
+local function numbered(state, now, measure)
+  local found = { count = 0, window = measure.window }
+  local number, ending, next_ending
+  if measure.periods then
+    local start
+    number, start, ending, next_ending = measure.periods(now)
+    found.window = ending - start
+  else
+    number = math.floor(now / found.window)
+    ending = (number + 1) * found.window
+    next_ending = ending + found.window
+  end
+  if type(state) == "number" then
+    local ahead = (math.floor(state / COUNTS) - number) % NUMBERS
+    if ahead <= 1 then
+      found.count = state % COUNTS
+      if ahead == 1 then
+        number, ending = number + 1, next_ending
+      end
+    else
+      found.damaged = ahead < FAR_AHEAD
+    end
+  end
+  found.number, found.reset = number, ending - now
+  return found
+end
+
+local function read(state, now, measure)
+  if measure.first_hit then
+    return first_hit(state, now, measure.window)
+  end
+  return numbered(state, now, measure)
+end
+
+local function packed(found, count)
+  if found.start then
+    return struct.pack(">c1dI4", "h", found.start, count)
+  end
+  return found.number % NUMBERS * COUNTS + count
+end
+
+local function charge(state, now, addend, measure, force)
+  local limit, found = measure.limit, read(state, now, measure)
+  local count, reset, retry, counted = found.count, found.reset, 0, 0
+  local passed = count + addend <= limit
+  if not passed then
+    retry = addend <= limit and reset or found.window
+  end
+  if addend > 0 and (passed or force) then
+    counted = addend
+    state = packed(found, math.min(count + addend, MAX_COUNT))
+    if count == 0 and found.start then
+      reset = found.window
+    end
+  end
   return {
     passed = passed,
-    state = packed(number, math.min(total, MAX_COUNT)),
-    left = left,
+    state = state,
+    left = passed and limit - count - addend or math.max(0, limit - count),
     reset = reset,
+    retry = retry,
+    counted = counted,
+    damaged = found.damaged,
+  }
+end
+
+function fixed_window.charge(state, now, addend, measure, force)
+  if measure.first_hit or measure.periods or not (state == false or type(state) == "number") then
+    return charge(state, now, addend, measure, force)
+  end
+  local limit, window = measure.limit, measure.window
+  local number, count = math.floor(now / window), 0
+  if state then
+    local ahead = (math.floor(state / COUNTS) - number) % NUMBERS
+    if ahead > 1 then
+      return charge(state, now, addend, measure, force)
+    end
+    number, count = number + ahead, state % COUNTS
+  end
+  local total = count + addend
+  if addend == 0 or total > limit then
+    return charge(state, now, addend, measure, force)
+  end
+  return {
+    passed = true,
+    state = number % NUMBERS * COUNTS + total,
+    left = limit - total,
+    reset = (number + 1) * window - now,
+    retry = 0,
     counted = addend,
   }
 end
 
-function fixed_window.refund(state, now, addend, limit, window)
-  local number, count = read(state, now, window)
-  local reset = (number + 1) * window - now
-  local given_back = math.min(count, addend)
+function fixed_window.refund(state, now, addend, measure)
+  local found = read(state, now, measure)
+  local given_back = math.min(found.count, addend)
   if given_back > 0 then
-    state = packed(number, count - given_back)
+    state = packed(found, found.count - given_back)
   end
   return {
     passed = true,
     state = state,
-    left = math.max(0, limit - count + given_back),
-    reset = reset,
+    left = math.max(0, measure.limit - found.count + given_back),
+    reset = found.reset,
+    retry = 0,
     counted = given_back,
+    damaged = found.damaged,
   }
 end
 

@@ -1,8 +1,9 @@
 -- The rule of passing: the same as settle.py, see there. Expects the table `algorithms`.
--- A hit is { key, limit, window, addend, algorithm, mode, count_denied, refund }; `read` gives
--- a key's state. Returns a step for each hit and, by key, the steps to write. No redis.call here.
+-- A hit is { key, measure, addend, mode, count_denied, refund, lease, joined }, its measure
+-- { algorithm, limit, window, … } as in Python; `read` gives a key's state. Returns a step for
+-- each hit and, by key, the steps to write. No redis.call here.
 
-local ENFORCED, QUOTA = 0, 2
+local ENFORCED, SHADOW, QUOTA = 0, 1, 2
 
 local function state_of(key, changes, read)
   local change = changes[key]
@@ -12,59 +13,84 @@ local function state_of(key, changes, read)
   return read(key)
 end
 
+local function copy(changes)
+  local copied = {}
+  for key, step in pairs(changes) do
+    copied[key] = step
+  end
+  return copied
+end
+
 local function charge(hit, changes, read, now)
   local state = state_of(hit.key, changes, read)
-  local step = algorithms[hit.algorithm].charge(state, now, hit.addend, hit.limit, hit.window, hit.count_denied)
+  local algorithm = algorithms[hit.measure.algorithm]
+  local step = algorithm.charge(state, now, hit.addend, hit.measure, hit.count_denied, hit.lease)
   if step.counted > 0 then
     changes[hit.key] = step
   end
   return step
 end
 
+local function withhold(hits, first, last, steps, changes, read, now)
+  for place = first, last do
+    local hit = hits[place]
+    if not hit.refund then
+      steps[place].counted = hit.count_denied and charge(hit, changes, read, now).counted or 0
+    end
+  end
+  for place = first, last do
+    local hit, step = hits[place], steps[place]
+    if step.passed and not hit.refund then
+      local state = state_of(hit.key, changes, read)
+      local peek = algorithms[hit.measure.algorithm].charge(state, now, 0, hit.measure, false, "")
+      step.left, step.reset = peek.left, peek.reset
+    end
+  end
+end
+
 local function settle(hits, read, now)
   local committed, steps = {}, {}
-  for index, hit in ipairs(hits) do
+  for place, hit in ipairs(hits) do
     if hit.refund then
       local state = state_of(hit.key, committed, read)
-      local step = algorithms[hit.algorithm].refund(state, now, hit.addend, hit.limit, hit.window)
-      steps[index] = step
+      local step = algorithms[hit.measure.algorithm].refund(state, now, hit.addend, hit.measure, hit.lease)
+      steps[place] = step
       if step.counted > 0 then
         committed[hit.key] = step
       end
     end
   end
 
-  local scratch = {}
-  for key, step in pairs(committed) do
-    scratch[key] = step
-  end
+  local scratch = copy(committed)
   local denied, quotas, quotas_over = false, 0, 0
-  for index, hit in ipairs(hits) do
-    if not hit.refund then
-      local step = charge(hit, scratch, read, now)
-      steps[index] = step
-      if hit.mode == ENFORCED then
-        denied = denied or not step.passed
-      elseif hit.mode == QUOTA then
-        quotas = quotas + 1
-        quotas_over = quotas_over + (step.passed and 0 or 1)
+  local first = 1
+  while first <= #hits do
+    local last, mode = first, hits[first].mode
+    while last < #hits and hits[last + 1].joined do
+      last = last + 1
+    end
+    if not hits[first].refund then
+      local before = mode == SHADOW and last > first and copy(scratch)
+      local over = false
+      for place = first, last do
+        steps[place] = charge(hits[place], scratch, read, now)
+        over = over or not steps[place].passed
+      end
+      if over and before then
+        withhold(hits, first, last, steps, before, read, now)
+        scratch = before
+      end
+      if mode == ENFORCED then
+        denied = denied or over
+      elseif mode == QUOTA then
+        quotas, quotas_over = quotas + 1, quotas_over + (over and 1 or 0)
       end
     end
+    first = last + 1
   end
-  if not denied and not (quotas > 0 and quotas == quotas_over) then
-    return steps, scratch
+  if denied or (quotas > 0 and quotas == quotas_over) then
+    withhold(hits, 1, #hits, steps, committed, read, now)
+    scratch = committed
   end
-
-  for index, hit in ipairs(hits) do
-    if not hit.refund then
-      steps[index].counted = hit.count_denied and charge(hit, committed, read, now).counted or 0
-    end
-  end
-  for index, hit in ipairs(hits) do
-    if steps[index].passed then
-      local state = state_of(hit.key, committed, read)
-      steps[index].left = algorithms[hit.algorithm].charge(state, now, 0, hit.limit, hit.window, false).left
-    end
-  end
-  return steps, committed
+  return steps, scratch
 end

@@ -1,11 +1,15 @@
 -- The end of the script that Redis runs: reads what is charged, settles it, writes the changes.
 -- KEYS: the counter of each hit, request after request. ARGV: the time in microseconds, or "" for
--- Redis' own; then the hits packed: for each request the number of its hits (2 bytes), for each
--- hit limit, window, addend, algorithm, and mode with flags (4 count_denied, 8 refund).
--- Returns flat integers: now, then for each hit over (0/1), left, reset, counted.
+-- Redis' own; then the hits packed: for each request the number of its hits (2 bytes; 32768 more
+-- if it is settled at once), for each hit limit, window, addend, algorithm, and mode with flags;
+-- then, by the flags, the rest of its measure, the periods of its calendar, its lease (script.py).
+-- Returns flat integers: now, then for each hit its marks (1 over, 2 damaged), left, the wait
+-- until it is as new or, where it is over, passes, and counted.
 -- Requests are settled one after the other, each seeing what those before have counted.
 
 local MAX_STATE = 4503599627370496 -- 2^52
+local SETTLED = 32768
+local NO_LEASE = string.rep("\0", 8)
 
 local now = tonumber(ARGV[1])
 if not now then
@@ -13,21 +17,31 @@ if not now then
   now = time[1] * 1000000 + time[2]
 end
 
--- A value that is no state (somebody else's, or damage) counts as a new counter. pcall: GET
--- fails on a key of another type, and SET replaces it.
+-- A number or a string, false for a new counter. What no algorithm can have written, and a key of
+-- another type, on which GET fails, counts as new: SET replaces it.
 local states = {}
 local function read(key)
-  if states[key] == nil then
-    local value = redis.pcall("GET", key)
-    local state = type(value) == "string" and string.match(value, "^%d+$") and tonumber(value)
-    states[key] = state and state < MAX_STATE and state or false
+  local state = states[key]
+  if state == nil then
+    state = redis.pcall("GET", key)
+    if type(state) ~= "string" then
+      state = false
+    elseif string.match(state, "^%d+$") then
+      state = tonumber(state)
+      state = state < MAX_STATE and state
+    end
+    states[key] = state
   end
-  return states[key]
+  return state
 end
 
 -- Expiry is garbage collection, never meaning: a second of slack for clocks that step back.
 local function write(key, step)
-  redis.call("SET", key, string.format("%.0f", step.state), "PX", math.ceil(step.reset / 1000) + 1000)
+  local state = step.state
+  if type(state) == "number" then
+    state = string.format("%.0f", state)
+  end
+  redis.call("SET", key, state, "PX", string.format("%.0f", math.ceil(step.reset / 1000) + 1000))
 end
 
 local packed, at, index = ARGV[2], 1, 0
@@ -35,9 +49,9 @@ local changed, reply = {}, { now }
 
 local function tell(place, step)
   place = place * 4 - 2
-  reply[place] = step.passed and 0 or 1
+  reply[place] = (step.passed and 0 or 1) + (step.damaged and 2 or 0)
   reply[place + 1] = step.left
-  reply[place + 2] = step.reset
+  reply[place + 2] = step.passed and step.reset or step.retry
   reply[place + 3] = step.counted
 end
 
@@ -62,16 +76,13 @@ end
 -- first hit on a key, whose reply tells the state before it, and so whether the hit passes; no
 -- command for the others. Returns where the hits end, or nothing if the request is of another
 -- kind: then nothing has been done.
+local plain = {}
 local function increment(count, from)
   local done = {}
   for number = 1, count do
     local key = KEYS[index + number]
-    local limit, window, addend, algorithm, flags
-    limit, window, addend, algorithm, flags, from = struct.unpack(">I4dI4BB", packed, from)
-    local rules = algorithms[algorithm]
-    if not rules.adds or flags >= 4 or addend == 0 then
-      return undo(done)
-    end
+    local addend, algorithm, _
+    plain.limit, plain.window, addend, algorithm, _, from = struct.unpack(">I4dI4BB", packed, from)
     local before = states[key]
     local each = { key = key, state = before, change = changed[key] }
     local after
@@ -84,11 +95,11 @@ local function increment(count, from)
       each.before, each.addend = before, addend
     end
     done[number] = each
-    if before and (before < 0 or before >= MAX_STATE) then
+    if before and (type(before) ~= "number" or before < 0 or before >= MAX_STATE) then
       return undo(done)
     end
-    local step = rules.charge(before ~= 0 and before, now, addend, limit, window, false)
-    if not step.passed then
+    local step = algorithms[algorithm].charge(before ~= 0 and before, now, addend, plain, false)
+    if not step.passed or step.damaged then
       return undo(done)
     end
     if after and (before == 0 or step.state ~= after) then
@@ -103,23 +114,58 @@ local function increment(count, from)
   return from
 end
 
+local function periods_of(number, first, this, following, ending)
+  return function(moment)
+    if moment < this then
+      return number - 1, first, this, following
+    elseif moment < following then
+      return number, this, following, ending
+    end
+    return number + 1, following, ending, ending + ending - following
+  end
+end
+
+local function unpack_hit(key)
+  local hit = { key = key, lease = NO_LEASE }
+  local measure, flags = { rate = 0, tick = 0, buckets = 0 }
+  hit.measure = measure
+  measure.limit, measure.window, hit.addend, measure.algorithm, flags, at = struct.unpack(">I4dI4BB", packed, at)
+  hit.mode = flags % 4
+  hit.count_denied = flags % 8 >= 4
+  hit.refund = flags % 16 >= 8
+  hit.joined = flags % 32 >= 16
+  if flags % 64 >= 32 then
+    local variant
+    measure.rate, measure.tick, measure.buckets, variant, at = struct.unpack(">I4BI2B", packed, at)
+    measure.first_hit, measure.stepped = variant % 2 == 1, variant >= 2
+  end
+  if flags % 128 >= 64 then
+    local number, first, this, following, ending
+    number, first, this, following, ending, at = struct.unpack(">I4dddd", packed, at)
+    measure.periods = periods_of(number, first, this, following, ending)
+  end
+  if flags >= 128 then
+    hit.lease, at = struct.unpack("c8", packed, at)
+  elseif hit.refund then
+    hit.lease = ""
+  end
+  return hit
+end
+
 while at <= #packed do
-  local count
+  local count, after
   count, at = struct.unpack(">I2", packed, at)
-  local after = increment(count, at)
+  if count < SETTLED then
+    after = increment(count, at)
+  else
+    count = count - SETTLED
+  end
   if after then
     at = after
   else
     local hits = {}
     for number = 1, count do
-      local hit = { key = KEYS[index + number] }
-      local algorithm, flags
-      hit.limit, hit.window, hit.addend, algorithm, flags, at = struct.unpack(">I4dI4BB", packed, at)
-      hit.algorithm = algorithm
-      hit.mode = flags % 4
-      hit.count_denied = flags % 8 >= 4
-      hit.refund = flags >= 8
-      hits[number] = hit
+      hits[number] = unpack_hit(KEYS[index + number])
     end
 
     local steps, changes = settle(hits, read, now)

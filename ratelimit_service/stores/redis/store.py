@@ -14,15 +14,23 @@ from typing import NamedTuple
 
 import hiredis
 
-from ratelimit_service.clock import Clock
+from ratelimit_service.clock import Clock, now_us
 from ratelimit_service.errors import StoreError
 from ratelimit_service.health import Health
 from ratelimit_service.model import Hit
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores import Outcomes, Wanted, always
+from ratelimit_service.stores.damage import Damage
 from ratelimit_service.stores.redis.address import Address
 from ratelimit_service.stores.redis.connection import Connection, Reply, open_connection
-from ratelimit_service.stores.redis.script import SCRIPT, SHA, arguments, outcomes
+from ratelimit_service.stores.redis.script import (
+    SCRIPT,
+    SHA,
+    arguments,
+    damaged,
+    outcomes,
+    weight,
+)
 
 __all__ = ["RedisStore"]
 
@@ -40,8 +48,9 @@ _CALM_SECONDS = 1.0
 _MAX_IN_FLIGHT = 2
 """Script calls under way at a time; meanwhile the next batch fills up."""
 
-_MAX_BATCH_HITS = 256
-"""The hits of one script call, unless a single request has more."""
+_MAX_BATCH_WEIGHT = 256
+"""The hits of one script call, those that take longer counted more than once, so that a call takes
+Redis a millisecond at most; unless a single request has more."""
 
 _BACK_OFF_SECONDS = (0.05, 1.0)
 """The first and the longest wait between two attempts to connect."""
@@ -102,6 +111,7 @@ class RedisStore:
         self._address = Address.parse(url)
         self._timeout = timeout_us / 1_000_000
         self._counters = counters
+        self._damage = Damage(counters)
         self._health = health
         self._clock = clock
         self._connection: Connection | None = None
@@ -179,12 +189,13 @@ class RedisStore:
             requests, taken, at = charge.requests, [], charge.sent
             while at < len(requests) and not charge.over:
                 hits = requests[at]
-                if size and size + len(hits) > _MAX_BATCH_HITS:
+                added = weight(hits)
+                if size and size + added > _MAX_BATCH_WEIGHT:
                     break
                 if charge.wanted(at):
                     taken.append(at)
                     batch.requests.append(hits)
-                    size += len(hits)
+                    size += added
                 else:
                     charge.outcomes[at] = []
                 at += 1
@@ -200,8 +211,8 @@ class RedisStore:
         return batch
 
     def _call(self, connection: Connection, batch: _Batch, command: str, script: str) -> None:
-        now = self._clock() if self._clock else None
-        future = connection.call(command, script, *arguments(batch.requests, now))
+        now, judge = (self._clock(), True) if self._clock else (now_us(), False)
+        future = connection.call(command, script, *arguments(batch.requests, now, judge=judge))
         future.add_done_callback(lambda _: self._replied(connection, batch, future.result()))
 
     def _replied(self, connection: Connection, batch: _Batch, reply: Reply) -> None:
@@ -212,6 +223,8 @@ class RedisStore:
         self._in_flight -= 1
         found = outcomes(reply, batch.requests)
         if found is not None:
+            if keys := damaged(reply, batch.requests):
+                self._damage.note(len(keys), keys[0])
             self._succeeded()
             each = iter(found)
             for charge, places in batch.places:

@@ -1,0 +1,128 @@
+"""concurrency: how many are under way at a time. A hit takes a lease and gives it back.
+
+A lease that is not given back ends by itself after the window. Leases are found by their id of
+8 bytes; several hits charged at once share one. The state is `c`, the number of hits, and the
+leases from the oldest to the newest: time, hits and id. `lua/concurrency.lua` is the same
+arithmetic. No state is kept here, no time asked for.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from ratelimit_service.algorithms.step import State, Step, step
+from ratelimit_service.model import Measure
+
+__all__ = ["MAX_LEASES", "charge", "refund"]
+
+MAX_LEASES = 10_000
+"""The highest limit: every hit reads and writes all leases, each of 20 bytes."""
+
+_HEAD = struct.Struct(">cI")
+_LEASE = struct.Struct(">dI8s")
+_ID_AT = 12
+_MARK = b"c"
+
+
+class _Leases:
+    """The leases that have not ended."""
+
+    __slots__ = ("_leases", "_window_us", "damaged", "last", "now_us", "total")
+
+    def __init__(self, state: State | None, now_us: int, window_us: int) -> None:
+        self._leases, self._window_us, self.total, self.last = b"", window_us, 0, 0
+        self.now_us, self.damaged = now_us, False
+        if not (
+            isinstance(state, bytes)
+            and state[:1] == _MARK
+            and len(state) > _HEAD.size
+            and (len(state) - _HEAD.size) % _LEASE.size == 0
+        ):
+            return
+        last = int(_LEASE.unpack_from(state, len(state) - _LEASE.size)[0])
+        if last - now_us >= window_us:
+            self.damaged = True
+            return
+        self.now_us, self.last = max(now_us, last), last
+        total, at = _HEAD.unpack_from(state)[1], _HEAD.size
+        while at < len(state):
+            time, hits, _ = _LEASE.unpack_from(state, at)
+            if time + window_us > self.now_us:
+                break
+            total, at = total - hits, at + _LEASE.size
+        self._leases, self.total = state[at:], total
+
+    def state(self) -> State:
+        return _HEAD.pack(_MARK, self.total) + self._leases
+
+    def add(self, hits: int, lease: bytes) -> None:
+        self._leases += _LEASE.pack(self.now_us, hits, lease)
+        self.total += hits
+        self.last = self.now_us
+
+    def give_back(self, hits: int, lease: bytes) -> int:
+        """Gives hits of a lease back, or of the oldest ones where none is named."""
+        rest, at = hits, self._find(lease, 0)
+        while rest and 0 <= at < len(self._leases):
+            time, held, name = _LEASE.unpack_from(self._leases, at)
+            given = min(held, rest)
+            kept = _LEASE.pack(time, held - given, name) if held > given else b""
+            self._leases = self._leases[:at] + kept + self._leases[at + _LEASE.size :]
+            rest -= given
+            at = self._find(lease, at)
+        self.total -= hits - rest
+        if self._leases:
+            self.last = int(_LEASE.unpack_from(self._leases, len(self._leases) - _LEASE.size)[0])
+        return hits - rest
+
+    def until_us(self, most: int, now_us: int) -> int:
+        """From now until no more than these are left, if none is given back."""
+        ends_us, at, total = now_us, 0, self.total
+        while total > most:
+            time, hits, _ = _LEASE.unpack_from(self._leases, at)
+            ends_us, at, total = int(time) + self._window_us, at + _LEASE.size, total - hits
+        return ends_us - now_us
+
+    def _find(self, lease: bytes, at: int) -> int:
+        """Where the next lease with this id is, -1 if there is none; without an id the next."""
+        if not lease:
+            return at
+        found = self._leases.find(lease, at)
+        while found >= 0 and found % _LEASE.size != _ID_AT:
+            found = self._leases.find(lease, found + 1)
+        return found - _ID_AT if found >= 0 else -1
+
+
+def charge(
+    state: State | None, now_us: int, addend: int, measure: Measure, _force: bool, lease: bytes
+) -> Step:
+    """Takes a lease on `addend` hits if as many are free."""
+    limit, window_us = measure.limit, measure.window_us
+    leases = _Leases(state, now_us, window_us)
+    left, damaged = limit - leases.total, leases.damaged
+    if addend > left:
+        retry_us = leases.until_us(limit - addend, now_us) if addend <= limit else window_us
+        reset_us = _reset_us(leases, now_us, window_us)
+        return step((False, state, max(0, left), reset_us, retry_us, 0, damaged))
+    if addend:
+        leases.add(addend, lease)
+        state = leases.state()
+    return step(
+        (True, state, left - addend, _reset_us(leases, now_us, window_us), 0, addend, damaged)
+    )
+
+
+def refund(state: State | None, now_us: int, addend: int, measure: Measure, lease: bytes) -> Step:
+    """Gives back the lease, or without one the oldest; an unknown one gives back nothing."""
+    leases = _Leases(state, now_us, measure.window_us)
+    given_back = leases.give_back(addend, lease) if addend else 0
+    if given_back:
+        state = leases.state()
+    left = max(0, measure.limit - leases.total)
+    reset_us = _reset_us(leases, now_us, measure.window_us)
+    return Step(True, state, left, reset_us, 0, given_back, leases.damaged)
+
+
+def _reset_us(leases: _Leases, now_us: int, window_us: int) -> int:
+    """When the last lease has ended."""
+    return leases.last + window_us - now_us if leases.total else 0

@@ -1,0 +1,109 @@
+"""What is in a bucket, exactly: hits and a fraction of one, leaking away at a steady rate.
+
+Both buckets count what is used: a token bucket's missing tokens, a leaky bucket's water. It is
+kept in hits, not in time, so that a rule with other numbers goes on from the same count. The
+fraction is an integer: of as many parts of a hit as a window has ticks, so that one tick lets
+exactly `rate` of them leak and nothing is ever rounded away.
+
+The state is the bucket's letter, the tick's exponent, the hits, the fraction and the time of
+the last change in ticks. `lua/level.lua` is the same arithmetic.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from ratelimit_service.algorithms.step import State, Step, step
+from ratelimit_service.model import TICKS_US, Measure
+
+__all__ = ["charge", "refund"]
+
+_STATE = struct.Struct(">cBIdd")
+
+
+class _Level:
+    """A level at a moment."""
+
+    __slots__ = ("_measure", "_now_us", "_tick_us", "damaged", "level", "mark", "now", "ticks")
+
+    def __init__(self, mark: bytes, state: State | None, now_us: int, measure: Measure) -> None:
+        self.mark, self._now_us, self._measure = mark, now_us, measure
+        self._tick_us, self.ticks = measure.tick_us, measure.window_ticks
+        self.now, self.level, self.damaged = now_us // self._tick_us, 0, False
+        if not (isinstance(state, bytes) and state[:1] == mark and len(state) == _STATE.size):
+            return
+        _, tick, hits, fraction, last = _STATE.unpack(state)
+        if tick >= len(TICKS_US):
+            return
+        if tick != measure.tick:
+            # The rule has another number: the same level in other parts, rounded up.
+            fraction = min(-(-int(fraction) * TICKS_US[tick] // self._tick_us), self.ticks)
+            last = int(last) * TICKS_US[tick] // self._tick_us
+        # The numbers hold no more than this; it is far above the limit all the same.
+        hits = min(hits, measure.limit + measure.rate)
+        self._leak(int(last), hits * self.ticks + int(fraction))
+
+    def _leak(self, last: int, level: int) -> None:
+        if last - self.now >= self.ticks:
+            self.damaged = True
+            return
+        self.now = max(self.now, last)
+        rate = self._measure.rate
+        if self._measure.stepped:
+            since = self.now // self.ticks - last // self.ticks
+            rate *= self.ticks
+        else:
+            since = self.now - last
+        full = -(-level // rate) if rate else since + 1
+        self.level = level - since * rate if since < full else 0
+
+    def state(self) -> State:
+        hits, fraction = divmod(self.level, self.ticks)
+        return _STATE.pack(self.mark, self._measure.tick, hits, fraction, self.now)
+
+    def used(self) -> int:
+        """In hits, rounded up."""
+        return -(-self.level // self.ticks)
+
+    def until_us(self, level: int) -> int:
+        """From now until no more than this is used; one window if nothing ever leaks."""
+        rate, excess = self._measure.rate, self.level - level
+        if excess <= 0:
+            return 0
+        if not rate:
+            return self._measure.window_us
+        if self._measure.stepped:
+            steps = -(-excess // (rate * self.ticks))
+            then = (self.now // self.ticks + steps) * self.ticks
+        else:
+            then = self.now - -excess // rate
+        return then * self._tick_us - self._now_us
+
+
+def charge(mark: bytes, state: State | None, now_us: int, addend: int, measure: Measure) -> Step:
+    """Puts `addend` hits into the bucket if there is room for all of them.
+
+    0 hits are a peek: it passes while the bucket holds no more than the limit.
+    """
+    limit = measure.limit
+    level = _Level(mark, state, now_us, measure)
+    left = limit - level.used()
+    if addend > left:
+        room = limit - addend if addend <= limit else 0
+        retry_us = level.until_us(room * level.ticks)
+        return step((False, state, max(0, left), level.until_us(0), retry_us, 0, level.damaged))
+    if addend:
+        level.level += addend * level.ticks
+        state = level.state()
+    return step((True, state, left - addend, level.until_us(0), 0, addend, level.damaged))
+
+
+def refund(mark: bytes, state: State | None, now_us: int, addend: int, measure: Measure) -> Step:
+    """Takes up to `addend` hits out of the bucket."""
+    level = _Level(mark, state, now_us, measure)
+    given_back = min(addend, level.used())
+    if given_back:
+        level.level = max(0, level.level - given_back * level.ticks)
+        state = level.state()
+    left = max(0, measure.limit - level.used())
+    return Step(True, state, left, level.until_us(0), 0, given_back, level.damaged)

@@ -1,0 +1,119 @@
+-- What is in a bucket: the same arithmetic as level.py; see there. A state is a string, or false
+-- for a new counter. No redis.call here.
+
+local SIZE = 22
+local MAX_TICK = 12
+
+local function leak(bucket, last, level, measure)
+  if last - bucket.now >= bucket.ticks then
+    bucket.damaged = true
+    return
+  end
+  bucket.now = math.max(bucket.now, last)
+  local rate, since = measure.rate, bucket.now - last
+  if measure.stepped then
+    since = math.floor(bucket.now / bucket.ticks) - math.floor(last / bucket.ticks)
+    rate = rate * bucket.ticks
+  end
+  if rate == 0 then
+    bucket.level = level
+  elseif since < math.ceil(level / rate) then
+    bucket.level = level - since * rate
+  end
+end
+
+local function read(mark, state, now, measure)
+  local tick = 10 ^ measure.tick
+  local bucket = { mark = mark, tick = tick, at = now, level = 0, measure = measure }
+  bucket.now, bucket.ticks = math.floor(now / tick), math.ceil(measure.window / tick)
+  if not (type(state) == "string" and #state == SIZE and string.sub(state, 1, 1) == mark) then
+    return bucket
+  end
+  local exponent, hits, fraction, last = struct.unpack(">BI4dd", state, 2)
+  if exponent > MAX_TICK then
+    return bucket
+  end
+  if exponent > measure.tick then
+    local finer = 10 ^ (exponent - measure.tick)
+    fraction, last = math.min(fraction * finer, bucket.ticks), last * finer
+  elseif exponent < measure.tick then
+    local coarser = 10 ^ (measure.tick - exponent)
+    fraction = math.min(math.ceil(fraction / coarser), bucket.ticks)
+    last = math.floor(last / coarser)
+  end
+  hits = math.min(hits, measure.limit + measure.rate)
+  leak(bucket, last, hits * bucket.ticks + fraction, measure)
+  return bucket
+end
+
+local function state_of(bucket)
+  local hits = math.floor(bucket.level / bucket.ticks)
+  local fraction = bucket.level - hits * bucket.ticks
+  return struct.pack(">c1BI4dd", bucket.mark, bucket.measure.tick, hits, fraction, bucket.now)
+end
+
+local function used(bucket)
+  return math.ceil(bucket.level / bucket.ticks)
+end
+
+local function until_level(bucket, level)
+  local measure, excess = bucket.measure, bucket.level - level
+  if excess <= 0 then
+    return 0
+  elseif measure.rate == 0 then
+    return measure.window
+  end
+  local moment
+  if measure.stepped then
+    local steps = math.ceil(excess / (measure.rate * bucket.ticks))
+    moment = (math.floor(bucket.now / bucket.ticks) + steps) * bucket.ticks
+  else
+    moment = bucket.now + math.ceil(excess / measure.rate)
+  end
+  return moment * bucket.tick - bucket.at
+end
+
+local level = {}
+
+function level.charge(mark, state, now, addend, measure)
+  local bucket = read(mark, state, now, measure)
+  local limit = measure.limit
+  local left = limit - used(bucket)
+  local passed, retry = addend <= left, 0
+  if not passed then
+    local room = addend <= limit and limit - addend or 0
+    retry = until_level(bucket, room * bucket.ticks)
+  elseif addend > 0 then
+    bucket.level = bucket.level + addend * bucket.ticks
+    state = state_of(bucket)
+  end
+  return {
+    passed = passed,
+    state = state,
+    left = passed and left - addend or math.max(0, left),
+    reset = until_level(bucket, 0),
+    retry = retry,
+    counted = passed and addend or 0,
+    damaged = bucket.damaged,
+  }
+end
+
+function level.refund(mark, state, now, addend, measure)
+  local bucket = read(mark, state, now, measure)
+  local given_back = math.min(addend, used(bucket))
+  if given_back > 0 then
+    bucket.level = math.max(0, bucket.level - given_back * bucket.ticks)
+    state = state_of(bucket)
+  end
+  return {
+    passed = true,
+    state = state,
+    left = math.max(0, measure.limit - used(bucket)),
+    reset = until_level(bucket, 0),
+    retry = 0,
+    counted = given_back,
+    damaged = bucket.damaged,
+  }
+end
+
+return level

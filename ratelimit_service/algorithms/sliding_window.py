@@ -1,0 +1,192 @@
+"""sliding_window: the count of the last window's length, from a few sub-totals.
+
+With two counters: this window's count, and the one before it weighted by how much of it is
+still within the length of a window, rounded down (Cloudflare's approximation: it takes the
+hits of the window before to be spread evenly). With `buckets`: a sub-counter for each part of
+the window, the oldest, partly covered one counted whole, so that no exact window ever holds
+more than the limit; it is up to a part too strict.
+
+The state is `w`, the window's number, and the counts before and now; or `s`, the bytes that a
+count takes, the newest part's number, and the counts from the newest to the oldest.
+`lua/sliding_window.lua` is the same arithmetic. No state is kept here, no time asked for.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from ratelimit_service.algorithms.step import State, Step, step
+from ratelimit_service.model import MAX_ADDEND, MAX_EXACT, Measure
+
+__all__ = ["charge", "refund"]
+
+
+def charge(
+    state: State | None, now_us: int, addend: int, measure: Measure, force: bool, _lease: bytes
+) -> Step:
+    """Counts `addend` hits if all of them fit below the limit, or in any case with `force`."""
+    limit, window = measure.limit, _window(state, now_us, measure)
+    left = limit - window.count()
+    passed = addend <= left
+    retry_us = 0 if passed else window.retry_us(addend)
+    counted = addend if passed or force else 0
+    if counted:
+        window.add(counted)
+        state = window.state()
+    left = left - addend if passed else max(0, left)
+    return step((passed, state, left, window.reset_us(), retry_us, counted, window.damaged))
+
+
+def refund(state: State | None, now_us: int, addend: int, measure: Measure, _lease: bytes) -> Step:
+    """Takes up to `addend` hits off the newest counts, then off the older ones."""
+    window = _window(state, now_us, measure)
+    given_back = window.take_off(addend)
+    if given_back:
+        state = window.state()
+    left = max(0, measure.limit - window.count())
+    return Step(True, state, left, window.reset_us(), 0, given_back, window.damaged)
+
+
+class _TwoCounters:
+    """This window's count and the one before's."""
+
+    __slots__ = ("_ahead_us", "_before", "_elapsed", "_measure", "_now", "_number", "damaged")
+
+    def __init__(self, state: State | None, now_us: int, measure: Measure) -> None:
+        self._measure = measure
+        self._number = now_us // measure.window_us
+        self._before, self._now, self._ahead_us, self.damaged = 0, 0, 0, False
+        if isinstance(state, bytes) and state[:1] == b"w" and len(state) == _TWO.size:
+            _, stored, before, now = _TWO.unpack(state)
+            ahead = int(stored) - self._number
+            self.damaged = ahead > 1
+            if ahead == 1:
+                self._number += 1
+                self._ahead_us = self._number * measure.window_us - now_us
+            if 0 <= ahead <= 1:
+                self._before, self._now = before, now
+            elif ahead == -1:
+                self._before = now
+        since = now_us + self._ahead_us - self._number * measure.window_us
+        self._elapsed = since // measure.tick_us
+
+    def state(self) -> State:
+        return _TWO.pack(b"w", self._number, self._before, self._now)
+
+    def count(self) -> int:
+        ticks = self._measure.window_ticks
+        return self._before * (ticks - self._elapsed) // ticks + self._now
+
+    def add(self, addend: int) -> None:
+        # What no limit can reach need not be told apart, and times the window it must be exact.
+        most = min(MAX_ADDEND, (MAX_EXACT - 1) // self._measure.window_ticks)
+        self._now = min(self._now + addend, most)
+
+    def take_off(self, addend: int) -> int:
+        given_back = min(self._now, addend)
+        self._now -= given_back
+        older = min(self._before, addend - given_back)
+        self._before -= older
+        return given_back + older
+
+    def reset_us(self) -> int:
+        if self._now:
+            return self._after(self._until(self._now, 0) + self._measure.window_ticks)
+        return self._after(self._until(self._before, 0)) if self._before else 0
+
+    def retry_us(self, addend: int) -> int:
+        limit = self._measure.limit
+        if addend > limit:
+            return self._measure.window_us
+        room = limit - self._now - addend
+        if room >= 0:
+            return self._after(self._until(self._before, room))
+        return self._after(self._until(self._now, limit - addend) + self._measure.window_ticks)
+
+    def _until(self, count: int, room: int) -> int:
+        """The ticks of a window after which this count before it weighs no more than `room`."""
+        if count <= room:
+            return 0
+        ticks = self._measure.window_ticks
+        return ticks + 1 - -(-(room + 1) * ticks // count)
+
+    def _after(self, ticks: int) -> int:
+        """From now to a moment in ticks since the window's beginning, in microseconds."""
+        return max(0, ticks - self._elapsed) * self._measure.tick_us + self._ahead_us
+
+
+class _Buckets:
+    """The counts of the parts of a window, from the newest to the oldest."""
+
+    __slots__ = ("_counts", "_measure", "_now_us", "_number", "_part_us", "damaged")
+
+    def __init__(self, state: State | None, now_us: int, measure: Measure) -> None:
+        self._measure, self._now_us = measure, now_us
+        self._part_us = -(-measure.window_us // measure.buckets)
+        self._number, self._counts, self.damaged = now_us // self._part_us, [0], False
+        if not (isinstance(state, bytes) and state[:1] == b"s" and len(state) > _HEAD):
+            return
+        form = _FORMS.get(state[1])
+        if form is None or (len(state) - _HEAD) % state[1]:
+            return
+        number = int.from_bytes(state[2:_HEAD], "big")
+        self.damaged = number * self._part_us - now_us >= measure.window_us
+        if self.damaged:
+            return
+        age = max(0, self._number - number)
+        if age <= measure.buckets:
+            self._number = max(number, self._number)
+            counts = struct.unpack(f">{(len(state) - _HEAD) // state[1]}{form}", state[_HEAD:])
+            self._counts = [0] * age + list(counts[: measure.buckets + 1 - age])
+
+    def state(self) -> State:
+        counts = self._counts
+        while len(counts) > 1 and not counts[-1]:
+            counts.pop()
+        most = max(counts)
+        size = 1 if most < 1 << 8 else 2 if most < 1 << 16 else 4
+        packed = struct.pack(f">{len(counts)}{_FORMS[size]}", *counts)
+        return b"s%c%b%b" % (size, self._number.to_bytes(_HEAD - 2, "big"), packed)
+
+    def count(self) -> int:
+        return sum(self._counts)
+
+    def add(self, addend: int) -> None:
+        self._counts[0] = min(self._counts[0] + addend, MAX_ADDEND)
+
+    def take_off(self, addend: int) -> int:
+        rest = addend
+        for place, count in enumerate(self._counts):
+            self._counts[place] -= min(count, rest)
+            rest -= min(count, rest)
+        return addend - rest
+
+    def reset_us(self) -> int:
+        for place, count in enumerate(self._counts):
+            if count:
+                return self._gone_us(place)
+        return 0
+
+    def retry_us(self, addend: int) -> int:
+        limit = self._measure.limit
+        if addend > limit:
+            return self._measure.window_us
+        excess, place = self.count() + addend - limit, len(self._counts)
+        while excess > 0:
+            place -= 1
+            excess -= self._counts[place]
+        return self._gone_us(place)
+
+    def _gone_us(self, place: int) -> int:
+        """From now until a part is no longer within the window."""
+        after = self._number - place + self._measure.buckets + 1
+        return after * self._part_us - self._now_us
+
+
+def _window(state: State | None, now_us: int, measure: Measure) -> _TwoCounters | _Buckets:
+    return (_Buckets if measure.buckets else _TwoCounters)(state, now_us, measure)
+
+
+_TWO = struct.Struct(">cdII")
+_FORMS = {1: "B", 2: "H", 4: "I"}
+_HEAD = 8

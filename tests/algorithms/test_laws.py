@@ -1,0 +1,244 @@
+"""What each algorithm promises in its own sense, whatever comes when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ratelimit_service.algorithms import ALGORITHMS, State, Step
+from ratelimit_service.model import Anchor, Calendar, Limit, Unit
+from tests.stores.cases import DAY, MINUTE, SECOND, T
+
+WINDOW = MINUTE
+MOMENTS = st.lists(
+    st.tuples(
+        st.sampled_from([0, 1, 99, 999_999, SECOND, 7 * SECOND, 31 * SECOND]), st.integers(0, 4)
+    ),
+    max_size=60,
+)
+"""Pauses, and the hits asked for after each."""
+
+
+class Admitted(NamedTuple):
+    time: int
+    hits: int
+
+
+class Counter:
+    """One counter and its history."""
+
+    def __init__(self, limit: Limit) -> None:
+        self.measure = limit.measure
+        self.algorithm = ALGORITHMS[limit.algorithm]
+        self.state: State | None = None
+        self.now = T
+        self.admitted: list[Admitted] = []
+
+    def charge(self, addend: int, pause: int = 0) -> Step:
+        self.now += pause
+        step = self.algorithm.charge(
+            self.state, self.now, addend, self.measure, False, self.now.to_bytes(8, "big")
+        )
+        self.state = step.state
+        if step.passed:
+            self.admitted.append(Admitted(self.now, addend))
+        return step
+
+    def refund(self, addend: int) -> int:
+        step = self.algorithm.refund(self.state, self.now, addend, self.measure, b"")
+        self.state = step.state
+        return step.counted
+
+
+def total(admitted: Iterable[Admitted]) -> int:
+    return sum(hits for _, hits in admitted)
+
+
+@given(MOMENTS)
+@pytest.mark.parametrize(
+    "limit",
+    [
+        Limit(5, Unit.MINUTE, algorithm="sliding_log"),
+        Limit(5, Unit.MINUTE, algorithm="sliding_window", buckets=6),
+        Limit(5, Unit.MINUTE, algorithm="sliding_window", buckets=7),
+    ],
+    ids=["sliding_log", "6 buckets", "7 buckets"],
+)
+def test_no_window_ever_holds_more(limit: Limit, moments: list[tuple[int, int]]) -> None:
+    """In no window of that length, wherever it begins, pass more than the limit."""
+    counter = Counter(limit)
+    for pause, addend in moments:
+        counter.charge(addend, pause)
+
+    for start, _ in counter.admitted:
+        within = [one for one in counter.admitted if start <= one.time < start + WINDOW]
+        assert total(within) <= 5
+
+
+@given(MOMENTS)
+def test_a_log_denies_only_what_would_be_too_much(moments: list[tuple[int, int]]) -> None:
+    """A log admits exactly what leaves no more than the limit in the window before it."""
+    counter = Counter(Limit(5, Unit.MINUTE, algorithm="sliding_log"))
+    for pause, addend in moments:
+        before = list(counter.admitted)
+        step = counter.charge(addend, pause)
+
+        recent = total(one for one in before if one.time > counter.now - WINDOW)
+        assert step.passed == (recent + addend <= 5)
+        assert step.left == 5 - recent - (addend if step.passed else 0)
+
+
+@given(MOMENTS)
+def test_fixed_windows_hold_the_limit(moments: list[tuple[int, int]]) -> None:
+    """No fixed window, whatever begins it, admits more than the limit."""
+    clock = Counter(Limit(5, Unit.MINUTE))
+    month = Counter(Limit(5, Unit.DAY, anchor=Calendar(Unit.DAY, "Asia/Kathmandu")))
+    for pause, addend in moments:
+        clock.charge(addend, pause)
+        month.charge(addend, pause * 1_000)
+
+    for number in {one.time // WINDOW for one in clock.admitted}:
+        assert total(one for one in clock.admitted if one.time // WINDOW == number) <= 5
+    offset = (5 * 3_600 + 45 * 60) * SECOND
+    for number in {(one.time + offset) // DAY for one in month.admitted}:
+        assert total(one for one in month.admitted if (one.time + offset) // DAY == number) <= 5
+
+
+@given(MOMENTS)
+def test_windows_from_the_first_hit_hold_the_limit(moments: list[tuple[int, int]]) -> None:
+    """A window from its first hit on admits the limit, and the next begins with a hit."""
+    counter = Counter(Limit(5, Unit.MINUTE, anchor=Anchor.FIRST_HIT))
+    start, held = -WINDOW, 0
+    for pause, addend in moments:
+        step = counter.charge(addend, pause)
+
+        if counter.now >= start + WINDOW:
+            start, held = counter.now if addend and addend <= 5 else -WINDOW, 0
+        assert step.passed == (held + addend <= 5)
+        held += addend if step.passed else 0
+
+
+@given(MOMENTS)
+def test_two_counters_hold_their_own_sum(moments: list[tuple[int, int]]) -> None:
+    """This window's count and the weighted one before never come to more than the limit."""
+    counter = Counter(Limit(7, Unit.MINUTE, algorithm="sliding_window"))
+    for pause, addend in moments:
+        before = list(counter.admitted)
+        step = counter.charge(addend, pause)
+
+        number, elapsed = divmod(counter.now, WINDOW)
+        now = total(one for one in before if one.time // WINDOW == number)
+        last = total(one for one in before if one.time // WINDOW == number - 1)
+        weighed = last * (WINDOW - elapsed) // WINDOW + now
+        assert step.passed == (weighed + addend <= 7)
+
+
+RATES = st.sampled_from([1, 3, 7, 60, 1_000_003])
+BUCKETS = st.sampled_from(["token_bucket", "leaky_bucket"])
+
+
+@given(BUCKETS, RATES, st.integers(1, 9), MOMENTS)
+def test_buckets_are_exact(
+    algorithm: str, rate: int, burst: int, moments: list[tuple[int, int]]
+) -> None:
+    """A bucket holds what it would with fractions of any size."""
+    counter = Counter(Limit(rate, Unit.MINUTE, algorithm=algorithm, burst=burst))
+    used = Fraction(0)
+    for pause, addend in moments:
+        step = counter.charge(addend, pause)
+
+        used = max(Fraction(0), used - Fraction(pause * rate, WINDOW))
+        assert step.passed == (used + addend <= burst)
+        used += addend if step.passed else 0
+        assert step.left == max(0, int(burst - used))
+
+
+@given(st.integers(1, 5), MOMENTS)
+def test_a_stepped_bucket_is_refilled_by_whole_units(
+    rate: int, moments: list[tuple[int, int]]
+) -> None:
+    """Each multiple of the unit brings the whole rate, up to the burst."""
+    counter = Counter(Limit(rate, Unit.MINUTE, algorithm="token_bucket", burst=6, stepped=True))
+    used, number = 0, T // WINDOW
+    for pause, addend in moments:
+        step = counter.charge(addend, pause)
+
+        used = max(0, used - rate * (counter.now // WINDOW - number))
+        number = counter.now // WINDOW
+        assert step.passed == (used + addend <= 6)
+        used += addend if step.passed else 0
+
+
+def test_nothing_is_lost_in_a_million_steps() -> None:
+    """Asked all the time, a bucket gives in a million steps exactly the hits that its rate says."""
+    rate, steps, pause = 7, 1_000_000, 1_333_333
+    measure = Limit(rate, Unit.MINUTE, algorithm="token_bucket", burst=100).measure
+    charge = ALGORITHMS["token_bucket"].charge
+    state, passed = charge(None, T, 100, measure, False, b"").state, 0
+    for number in range(1, steps + 1):
+        step = charge(state, T + number * pause, 1, measure, False, b"")
+        state = step.state
+        passed += step.passed
+
+    assert passed == steps * pause * rate // WINDOW
+
+
+LIMITS = [
+    Limit(5, Unit.MINUTE),
+    Limit(5, Unit.MINUTE, algorithm="sliding_window", buckets=6),
+    Limit(5, Unit.MINUTE, algorithm="sliding_log"),
+    Limit(5, Unit.MINUTE, algorithm="concurrency"),
+]
+WAITING = [
+    *LIMITS,
+    Limit(5, Unit.MINUTE, anchor=Anchor.FIRST_HIT),
+    Limit(5, Unit.MINUTE, algorithm="sliding_window"),
+    Limit(7, Unit.MINUTE, algorithm="token_bucket", burst=5),
+    Limit(2, Unit.MINUTE, algorithm="token_bucket", burst=5, stepped=True),
+    Limit(7, Unit.MINUTE, algorithm="leaky_bucket", burst=5),
+]
+
+
+@given(MOMENTS, st.data())
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.algorithm)
+def test_refunds_admit_no_more_than_they_give_back(
+    limit: Limit, moments: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """In any window, what was admitted is at most the limit and what was given back in it."""
+    counter = Counter(limit)
+    given_back: list[Admitted] = []
+    for pause, addend in moments:
+        counter.charge(addend, pause)
+        if data.draw(st.booleans()):
+            given_back.append(Admitted(counter.now, counter.refund(data.draw(st.integers(0, 3)))))
+
+    aligned = limit.algorithm == "fixed_window"
+    for start in {one.time - one.time % WINDOW * aligned for one in counter.admitted}:
+        admitted = total(one for one in counter.admitted if start <= one.time < start + WINDOW)
+        refunded = total(one for one in given_back if start <= one.time < start + WINDOW)
+        assert admitted <= 5 + refunded
+
+
+@given(st.sampled_from(WAITING), MOMENTS)
+def test_a_wait_that_is_told_is_exact(limit: Limit, moments: list[tuple[int, int]]) -> None:
+    """Denied hits pass after the wait that is told, and not a microsecond before."""
+    counter = Counter(limit)
+    for pause, addend in moments:
+        step = counter.charge(addend, pause)
+        if step.passed or addend > 5:
+            continue
+        for early, passes in ((1, False), (0, True)):
+            again = counter.algorithm.charge(
+                counter.state,
+                counter.now + step.retry_us - early,
+                addend,
+                counter.measure,
+                False,
+                b"later---",
+            )
+            assert again.passed == passes
