@@ -128,7 +128,8 @@ def read_limit(fields: Fields, around: Fields, key: str | None) -> Limit | None:
         _check_unlimited(fields)
         return None
     algorithm = fields.one_of("algorithm", ALGORITHMS, "fixed_window")
-    _check_algorithm(fields, algorithm)
+    if algorithm == (fields.raw("algorithm").lower() or algorithm):  # else that is said already
+        _check_algorithm(fields, algorithm)
     if not fields.given("unit") and not fields.given("window"):
         missing("unit", f"unit is missing: allowed are {listed(_UNITS)}; or window, as in 90s")
     if not fields.given("requests_per_unit"):
@@ -277,7 +278,7 @@ def _soft_ppm(fields: Fields) -> int:
 def _check_numbers(fields: Fields, limit: Limit) -> None:
     for kind, message, key in _contradictions(limit):
         fields.report(kind, message, key=key if key in fields else None)
-    if limit.max_wait_us and limit.capacity:
+    if limit.max_wait_us and limit.capacity and limit.algorithm == "leaky_bucket":
         fields.report(
             "max_wait",
             "Envoy does not wait: to it this queue is a meter with a burst of "
@@ -289,7 +290,7 @@ def _check_numbers(fields: Fields, limit: Limit) -> None:
 
 def _contradictions(limit: Limit) -> Iterator[tuple[str, str, str]]:
     hard = limit.capacity + limit.soft
-    if limit.max_wait_us:
+    if limit.max_wait_us and limit.algorithm == "leaky_bucket":
         if limit.burst is not None:
             yield (
                 "max_wait",

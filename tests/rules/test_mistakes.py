@@ -17,6 +17,7 @@ TOLERATED = {
     "misplaced_key_at_top",
     "name",
     "no_effect",
+    "queue",
     "replaces_nobody",
     "requests_missing",
     "second_document",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ratelimit_service import wire
+from ratelimit_service.clock import Clock
 from ratelimit_service.health import Health
 from ratelimit_service.model import Decision, Descriptor, Entry, Hit, Limit, Outcome, Request
 from ratelimit_service.observer import Counters, Tally
@@ -83,6 +84,7 @@ class Asking:
         *files: str,
         settings: Settings | None = None,
         store: Store | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.settings = settings or Settings()
         self.counters = Counters()
@@ -92,7 +94,8 @@ class Asking:
         self.rules = Rules(directory, counters=self.counters, health=self.health)
         self.rules.load()
         self.now_us = T
-        memory = MemoryStore(1_000, self.counters, self.health, lambda: self.now_us)
+        clock = clock or (lambda: self.now_us)
+        memory = MemoryStore(1_000, self.counters, self.health, clock)
         self.service = Service(
             lambda: self.rules.snapshot, store or memory, self.settings, self.counters
         )
