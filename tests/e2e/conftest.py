@@ -50,6 +50,14 @@ ROUTES: dict[str, list[Config]] = {
             "apply_on_stream_done": True,
         },
     ],
+    "/checkout": [
+        {"actions": [header("x-user", "checkout")]},
+        {
+            "actions": [header("x-user", "checkout"), header("x-ratelimit-lease", "lease")],
+            "hits_addend": {"number": 1, "is_negative_hits": True},
+            "apply_on_stream_done": True,
+        },
+    ],
 }
 
 

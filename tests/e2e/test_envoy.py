@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 
@@ -149,3 +150,34 @@ def test_redis_killed(
     assert "recovered: store" in service.log
     envoy.kill()
     service.kill()
+
+
+def test_concurrency(envoy: Envoy, upstream: Upstream) -> None:
+    """Of 30 requests that overlap three reach the upstream, and then three of the next 30."""
+    most_before = upstream.most_at_once
+    assert most_before <= 3
+    with ThreadPoolExecutor(30) as pool:
+        for _ in range(3):
+            upstream.hold()
+            asked = [pool.submit(envoy.get, "/checkout", x_user="kim") for _ in range(30)]
+            done = as_completed(asked, timeout=20)
+            denied = [next(done).result().status for _ in range(27)]
+            wait_until(lambda: upstream.under_way == 3, "three requests at the upstream")
+            upstream.let_go()
+            allowed = [each.result().status for each in done]
+
+            assert denied == [429] * 27
+            assert allowed == [200] * 3
+            wait_until(lambda: _free(envoy) == 3, "the leases that Envoy gives back")
+
+        swarm = [pool.submit(envoy.get, "/checkout", x_user="kim") for _ in range(600)]
+        codes = {each.result().status for each in swarm}
+
+    assert codes == {200, 429}
+    assert upstream.most_at_once <= 3
+
+
+def _free(envoy: Envoy) -> int:
+    """The leases that are free, told by a request that has one itself while it is under way."""
+    answer = envoy.get("/checkout", x_user="kim")
+    return int(answer.headers["x-ratelimit-remaining"]) + 1 if answer.status == 200 else 0
