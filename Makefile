@@ -45,6 +45,7 @@ check: lint test
 
 bench: $(VENV)/.developing
 	@$(BIN)/python -m benchmarks.run
+	@$(BIN)/python -m benchmarks.algorithms
 
 bench-stalls: $(VENV)/.developing
 	@$(BIN)/python -m benchmarks.stalls

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ratelimit_service.model import Hit
+from ratelimit_service.model import Hit, Measure
 from ratelimit_service.stores.redis.script import SCRIPT, arguments
 
 HERE = Path(__file__).parent
@@ -82,10 +82,10 @@ def running(core: str, command: list[str], port: int) -> Iterator[subprocess.Pop
 class Bench:
     """The servers, and how each is asked."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, rules: Path = HERE / "rules.yaml") -> None:
         self.port, self.http_port, self.redis_port = free_port(), free_port(), free_port()
         port = str(self.port)
-        serve = [RATELIMIT, "serve", "--rules", str(HERE / "rules.yaml"), "--log-level", "error"]
+        serve = [RATELIMIT, "serve", "--rules", str(rules), "--log-level", "error"]
         serve += ["--grpc", f"127.0.0.1:{port}", "--http", f"127.0.0.1:{self.http_port}"]
         serve += ["--max-counters", "3000000"]
         store = ["--store", f"redis://127.0.0.1:{self.redis_port}/0", "--store-timeout", "1s"]
@@ -125,8 +125,9 @@ class Bench:
         keys = [b"{%08x}f3600:bench", b"{%08x}f3600:tenant"]
         if shape == "uniform":
             keys = [b"{x}user:__rand_int__", b"{x}tenant:__rand_int__"]
-        requests = [[Hit(key, 200_000_000, 3_600_000_000) for key in keys]] * BATCH
-        *words, packed = arguments(requests)
+        measure = Measure("fixed_window", 200_000_000, 3_600_000_000)
+        requests = [[Hit(key, measure) for key in keys]] * BATCH
+        *words, packed = arguments(requests, 0)
         assert isinstance(packed, bytes)
         # redis-benchmark cannot send zero bytes, so here the packed argument stands in the script.
         constant = "".join(f"\\{byte:03d}" for byte in packed)
@@ -156,7 +157,7 @@ class Bench:
         return {"counters": counters, "grown_bytes": grown, "per_counter": grown / counters}
 
 
-def resident_bytes(pid: int) -> int:
+def resident_bytes(pid: int | str) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     return int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0]) * 1_024
 

@@ -24,6 +24,7 @@ _FAR_AHEAD = 1 << 10
 
 _FROM_FIRST = struct.Struct(">cdI")
 _MARK = b"h"
+_CLOCK = Anchor.CLOCK
 
 
 def charge(
@@ -33,8 +34,8 @@ def charge(
 
     0 hits are a peek: it passes while the count does not exceed the limit, and changes nothing.
     """
-    limit, window_us, anchor = measure.limit, measure.window_us, measure.anchor
-    if anchor is not Anchor.CLOCK:
+    _, limit, window_us, _, _, anchor, _, _ = measure
+    if anchor is not _CLOCK:
         return _charge(state, now_us, addend, measure, force)
     number, count, damaged = now_us // window_us, 0, False
     if isinstance(state, int):

@@ -1,7 +1,18 @@
 """Pure decisions: requests and rules in, hits out; outcomes in, decisions out. No I/O, no wire."""
 
 from ratelimit_service.limiter.answer import answer
+from ratelimit_service.limiter.headers import lease_header, takes_lease
 from ratelimit_service.limiter.plan import LEASE_BYTES, Plan, Planner, Terms
 from ratelimit_service.limiter.tally import tally, tally_within
 
-__all__ = ["LEASE_BYTES", "Plan", "Planner", "Terms", "answer", "tally", "tally_within"]
+__all__ = [
+    "LEASE_BYTES",
+    "Plan",
+    "Planner",
+    "Terms",
+    "answer",
+    "lease_header",
+    "takes_lease",
+    "tally",
+    "tally_within",
+]

@@ -67,10 +67,12 @@ def answer(
     plans: Sequence[Plan],
     outcomes: Sequence[Sequence[Outcome | None]],
     settings: Settings,
+    lease: bytes = b"",
 ) -> Decision:
     """Renders the decision; `outcomes` has, for each plan, one for each of its hits.
 
-    They are None where there is none. `request` is needed for dynamic metadata only.
+    They are None where there is none. `request` is needed for dynamic metadata only. `lease` is
+    the id of the leases that the request takes.
 
     Raises PolicyError if a failure policy `error` applies.
     """
@@ -85,7 +87,7 @@ def answer(
     if request and settings.dynamic_metadata:
         metadata = _metadata(request, plans, statuses)
     metadata |= _limits(plans, outcomes)
-    mark = NO_MARKS if denied else marks(plans, outcomes)
+    mark = NO_MARKS if denied else marks(plans, outcomes, lease)
     metadata |= mark.metadata
     return Decision(
         Code.OVER_LIMIT if denied else Code.OK,

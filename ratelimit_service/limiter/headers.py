@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ratelimit_service.limiter.plan import Plan
-from ratelimit_service.model import Code, Header, Outcome, Status, whole_seconds
+from ratelimit_service.model import Code, Header, Hit, Outcome, Status, whole_seconds
 from ratelimit_service.settings import Settings
 
 __all__ = [
@@ -19,8 +19,10 @@ __all__ = [
     "NO_MARKS",
     "WARNING_HEADER",
     "Marks",
+    "lease_header",
     "limit_headers",
     "marks",
+    "takes_lease",
 ]
 
 WARNING_HEADER = "x-ratelimit-warning"
@@ -55,6 +57,16 @@ def limit_headers(statuses: Sequence[Status], settings: Settings) -> tuple[Heade
     )
 
 
+def takes_lease(hit: Hit, outcome: Outcome) -> bool:
+    """Whether a hit has taken a lease, rather than looked."""
+    return hit.measure.algorithm == "concurrency" and outcome.charged > 0
+
+
+def lease_header(lease: bytes) -> Header:
+    """The header by which a lease is known when it is given back."""
+    return Header(LEASE_HEADER, lease.hex())
+
+
 class Marks(NamedTuple):
     """What an allowed request is told beside its statuses."""
 
@@ -66,15 +78,17 @@ class Marks(NamedTuple):
 NO_MARKS = Marks((), (), {})
 
 
-def marks(plans: Sequence[Plan], outcomes: Sequence[Sequence[Outcome | None]]) -> Marks:
+def marks(
+    plans: Sequence[Plan], outcomes: Sequence[Sequence[Outcome | None]], lease: bytes
+) -> Marks:
     """The marks of an allowed request.
 
     A warning where a limit is passed in its soft part; the longest delay of its queues; the id
-    of the lease it has taken.
+    of the lease, if it has taken one.
     """
-    soft, lease, delay_us = False, b"", None
+    soft, leased, delay_us = False, False, None
     for planned, each in zip(plans, outcomes, strict=True):
-        if planned.terms.plain or planned.refund:
+        if planned.refund:
             continue
         for counted, hit, outcome in zip(planned.terms.limits, planned.hits, each, strict=True):
             if outcome is None or outcome.over:
@@ -84,8 +98,7 @@ def marks(plans: Sequence[Plan], outcomes: Sequence[Sequence[Outcome | None]]) -
                 # The bucket is empty after the hits' own time and what was in it before them.
                 own_us = -(-hit.addend * hit.measure.window_us // hit.measure.rate)
                 delay_us = max(delay_us or 0, outcome.reset_us - own_us)
-            if hit.lease and outcome.charged:
-                lease = hit.lease
+            leased = leased or takes_lease(hit, outcome)
     warning = [Header(WARNING_HEADER, "soft")] if soft else []
     for_request = list(warning)
     metadata: dict[str, object] = {"soft": True} if soft else {}
@@ -93,6 +106,6 @@ def marks(plans: Sequence[Plan], outcomes: Sequence[Sequence[Outcome | None]]) -
         delay_ms = -(-delay_us // _MILLISECOND_US)
         for_request.append(Header(DELAY_HEADER, str(delay_ms)))
         metadata["delay_ms"] = delay_ms
-    if lease:
-        for_request.append(Header(LEASE_HEADER, lease.hex()))
+    if leased:
+        for_request.append(lease_header(lease))
     return Marks(tuple(warning), tuple(for_request), metadata)

@@ -81,7 +81,13 @@ class Terms:
     """Whether they are the same in any other request, whatever stands beside the descriptor."""
 
     plain: bool = False
-    """Whether an answer without anybody over says nothing but what is left of a single limit."""
+    """Whether an answer without anybody over says no more than what is left of a single limit.
+
+    And the lease's id, where there is one.
+    """
+
+    leasing: bool = False
+    """Whether hits take leases."""
 
 
 class Plan(NamedTuple):
@@ -251,6 +257,7 @@ class Planner:
             Mode.SHADOW if settings.shadow_mode else mode,
             self._independent(rule),
             len(counted) == 1 and _plain(counted[0].limit),
+            any(each.limit.algorithm == "concurrency" for each in counted),
         )
 
     def _counted(self, domain: str, limit: Limit, *, always: bool) -> Counted:
@@ -279,7 +286,7 @@ def _measure(limit: Limit) -> Measure:
 
 
 def _plain(limit: Limit) -> bool:
-    return not (limit.soft or limit.max_wait_us or limit.algorithm == "concurrency")
+    return not (limit.soft or limit.max_wait_us)
 
 
 def _returned(domain: Domain, descriptor: Descriptor) -> Match | None:

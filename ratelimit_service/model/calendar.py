@@ -34,14 +34,16 @@ class Periods(NamedTuple):
         """The one of the three that is at `now_us`, or nearest to it.
 
         Its number, start and end, and the end of the one after it (if that is not known, as
-        if it were as long).
+        if it were as long). What is after all three is in a last one that does not end: whose
+        clock is so far apart had better count too much than nothing.
         """
         first, this, following, end = self.starts_us
         if now_us < this:
             return self.number - 1, first, this, following
         if now_us < following:
             return self.number, this, following, end
-        return self.number + 1, following, end, end + end - following
+        last = end if now_us < end else now_us + end - following
+        return self.number + 1, following, last, last + end - following
 
 
 class Calendar(NamedTuple):

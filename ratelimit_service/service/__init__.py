@@ -52,8 +52,8 @@ class _Asked(NamedTuple):
     """One request on its way to its answer. Also what is remembered of requests.
 
     `limits` are the encoded limits if every descriptor is simply counted, else None; `request`
-    is None where it is not needed for the answer. With `leasing` some hits take leases, whose id
-    is drawn for each call.
+    is None where it is not needed for the answer. With `leasing` some hits take leases; `lease`
+    is their id, drawn for each call.
     """
 
     plans: Sequence[Plan]
@@ -61,6 +61,7 @@ class _Asked(NamedTuple):
     limits: Sequence[bytes] | None
     request: Request | None
     leasing: bool
+    lease: bytes = b""
 
 
 _REQUESTS = 1 << 14
@@ -217,7 +218,7 @@ class Service:
             hits += charged
             if terms.plain and not charged[0].refund:
                 limits.append(terms.limits[0].encoded)
-            elif any(map(_leases, charged)):
+            if terms.leasing and not charged[0].refund:
                 leasing = self._leases = True
         simply_counted = self._plain and len(limits) == len(plans)
         return _Asked(plans, hits, limits if simply_counted else None, request, leasing)
@@ -231,12 +232,14 @@ class Service:
         try:
             if asked.limits is not None and _all_within(outcomes):
                 answer = wire.encode_within(asked.limits, outcomes)
+                if asked.lease and any(map(limiter.takes_lease, asked.hits, outcomes)):
+                    answer += wire.encode_request_header(limiter.lease_header(asked.lease))
                 limiter.tally_within(asked.plans, outcomes)
                 self._counters.decisions["ok"] += 1
                 return answer
             in_order = iter(outcomes)
             each = [list(islice(in_order, len(planned.hits))) for planned in asked.plans]
-            decision = limiter.answer(asked.request, asked.plans, each, self._settings)
+            decision = limiter.answer(asked.request, asked.plans, each, self._settings, asked.lease)
             answer = wire.encode_decision(decision)
             limiter.tally(asked.plans, each, decision, self._counters, self._settings)
         except PolicyError as error:
@@ -274,13 +277,8 @@ def _leases(hit: Hit) -> bool:
 def _leased(asked: _Asked) -> _Asked:
     """The same with an id of its own for the leases that the request takes."""
     lease = token_bytes(limiter.LEASE_BYTES)
-    plans = [
-        planned._replace(
-            hits=tuple(hit._replace(lease=lease) if _leases(hit) else hit for hit in planned.hits)
-        )
-        for planned in asked.plans
-    ]
-    return asked._replace(plans=plans, hits=[hit for planned in plans for hit in planned.hits])
+    hits = [hit._replace(lease=lease) if _leases(hit) else hit for hit in asked.hits]
+    return asked._replace(hits=hits, lease=lease)
 
 
 def _all_within(outcomes: Outcomes) -> TypeGuard[Sequence[Outcome]]:

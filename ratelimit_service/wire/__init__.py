@@ -15,6 +15,7 @@ from ratelimit_service.wire.response import (
     decode_decision,
     encode_decision,
     encode_limit,
+    encode_request_header,
     encode_within,
 )
 
@@ -31,6 +32,7 @@ __all__ = [
     "encode_decision",
     "encode_limit",
     "encode_request",
+    "encode_request_header",
     "encode_within",
     "plain_entries",
     "request_from_json",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 from google.protobuf.json_format import MessageToDict, ParseDict
@@ -23,7 +23,13 @@ from ratelimit_service.model import (
 from ratelimit_service.wire.messages import RateLimitResponse
 from ratelimit_service.wire.request import NUMBERS, UNITS
 
-__all__ = ["decode_decision", "encode_decision", "encode_limit", "encode_within"]
+__all__ = [
+    "decode_decision",
+    "encode_decision",
+    "encode_limit",
+    "encode_request_header",
+    "encode_within",
+]
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _UNSAFE = re.compile(r"[^\t\x20-\x7e]")
@@ -32,8 +38,8 @@ _UNSAFE = re.compile(r"[^\t\x20-\x7e]")
 def encode_decision(decision: Decision) -> bytes:
     """Serializes a decision. Deterministic.
 
-    The codes and statuses, which every answer has, are written here (protobuf's encoding guide);
-    serialized parts may simply follow each other, so protobuf writes the rest.
+    Codes, statuses and headers, which answers have all the time, are written here (protobuf's
+    encoding guide); serialized parts may simply follow each other, so protobuf writes the rest.
 
     The last guard before Envoy, which writes what it gets onto the wire: characters that are
     not printable ASCII become `?` in header values; ValueError is raised for a header name
@@ -49,7 +55,9 @@ def encode_decision(decision: Decision) -> bytes:
         if status.reset_us is not None:
             encoded += _reset(status.reset_us)
         parts.append(b"\x12" + _varint(len(encoded)) + encoded)
-    if decision[2:] != _NOTHING_MORE:
+    parts += [_header(b"\x1a", header) for header in decision.response_headers]
+    parts += map(encode_request_header, decision.request_headers)
+    if decision.raw_body or decision.metadata is not None:
         parts.append(_rest(decision))
     return b"".join(parts)
 
@@ -78,8 +86,6 @@ _CODES = {code: b"\x08%c" % code for code in Code}
 """A code as field 1, which it is in the response and in a status."""
 
 _OK = _CODES[Code.OK]
-
-_NOTHING_MORE = Decision(Code.OK, ())[2:]
 
 
 @lru_cache(maxsize=4096)
@@ -124,24 +130,29 @@ def _reset(reset_us: int) -> bytes:
     return b"\x22%c\x08%b" % (1 + len(encoded), encoded)
 
 
+def encode_request_header(header: Header) -> bytes:
+    """What follows an answer that adds a header to the request."""
+    return _header(b"\x22", header)
+
+
+def _header(tag: bytes, header: Header) -> bytes:
+    """A `HeaderValue`, tag and all."""
+    if not _TOKEN.fullmatch(header.key):
+        raise ValueError(f"{header.key!r} is no header name")
+    key, value = header.key.encode(), _UNSAFE.sub("?", header.value).encode()
+    encoded = b"\x0a%b%b" % (_varint(len(key)), key)
+    if value:
+        encoded += b"\x12%b%b" % (_varint(len(value)), value)
+    return b"%b%b%b" % (tag, _varint(len(encoded)), encoded)
+
+
 def _rest(decision: Decision) -> bytes:
-    """Headers, body and metadata."""
+    """Body and metadata."""
     message = RateLimitResponse(raw_body=decision.raw_body)
-    for key, value in _checked(decision.response_headers):
-        message.response_headers_to_add.add(key=key, value=value)
-    for key, value in _checked(decision.request_headers):
-        message.request_headers_to_add.add(key=key, value=value)
     if decision.metadata is not None:
         ParseDict(dict(decision.metadata), message.dynamic_metadata)
         message.dynamic_metadata.SetInParent()
     return message.SerializeToString(deterministic=True)
-
-
-def _checked(headers: Iterable[Header]) -> Iterable[Header]:
-    for key, value in headers:
-        if not _TOKEN.fullmatch(key):
-            raise ValueError(f"{key!r} is no header name")
-        yield Header(key, _UNSAFE.sub("?", value))
 
 
 def decode_decision(body: bytes) -> Decision:

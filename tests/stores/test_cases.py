@@ -29,7 +29,7 @@ from tests.stores.algorithms import (
     UTC_MONTH,
     hit,
 )
-from tests.stores.cases import CASES, MINUTE, SECOND, Case, T, charged, ok
+from tests.stores.cases import CASES, DAY, MINUTE, SECOND, Case, T, charged, ok
 from tests.stores.cases import hit as minutely
 from tests.stores.conftest import Time
 
@@ -148,6 +148,21 @@ def _mixed_request(chance: random.Random, limits: list[Limit]) -> list[Hit]:
     """Hits of different counters."""
     names = chance.sample([(limit, key) for limit in limits for key in "abc"], 3)
     return [hit(limit, chance.choice([1, 2, 3]), key=key) for limit, key in names]
+
+
+@pytest.mark.parametrize("limit", [*COUNTING, LEASES], ids=lambda limit: str(limit.measure.counts))
+async def test_damage_is_counted(
+    limit: Limit, store: MemoryStore | RedisStore, clock: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A state from more than a window ahead starts anew, is counted, and said in the log."""
+    await charged(store, [[hit(limit, limit.capacity)]])
+    clock.now_us -= 2 * 366 * DAY if limit == UTC_MONTH else 2 * MINUTE + SECOND
+
+    answers = await charged(store, [[hit(limit, 0)]])
+
+    assert [outcome.left for (outcome,) in answers if outcome] == [limit.capacity]
+    assert store._counters.damaged == 1
+    assert "did the clock of the store step back?" in caplog.text
 
 
 async def test_batch_is_settled_in_order(store: Store) -> None:

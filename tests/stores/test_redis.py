@@ -12,14 +12,17 @@ import trustme
 
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health
+from ratelimit_service.model import Calendar, Limit, Unit
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.address import Address
+from ratelimit_service.stores.redis.script import SCRIPT, arguments
 from tests.conftest import need
 from tests.servers.process import free_port
 from tests.servers.redis import RedisServer
-from tests.stores.cases import MINUTE, T, charged, hit
+from tests.stores import algorithms
+from tests.stores.cases import DAY, MINUTE, SECOND, T, charged, hit
 from tests.stores.conftest import Time
 
 GENEROUS_US = 5_000_000
@@ -134,17 +137,76 @@ async def test_full_redis_is_a_fault_not_an_answer(
     assert await connected.hit() != [None]
 
 
-@pytest.mark.parametrize("value", [b"", b"garbage", b"-1", b"1.5", b"9" * 30, b"4503599627370496"])
+FOREIGN = [b"", b"garbage", b"-1", b"1.5", b"9" * 30, b"4503599627370496"]
+FOREIGN += [
+    mark + bytes(size) for mark in (b"h", b"w", b"s", b"l", b"t", b"b", b"c") for size in (0, 9)
+]
+
+
+@pytest.mark.parametrize("value", FOREIGN)
 async def test_foreign_value_counts_as_new(
     redis_store: RedisStore, redis_server: RedisServer, clock: Time, value: bytes
 ) -> None:
-    """What is no state of ours in a key is replaced, and denies nobody."""
-    one = hit(5)
-    redis.Redis.from_url(redis_server.url).set(one.key, value)
+    """What is no state of an algorithm's in its key is replaced, and denies nobody."""
+    full = [algorithms.hit(limit, limit.capacity, lease=b"lease--1") for limit in EVERY_ALGORITHM]
+    client = redis.Redis.from_url(redis_server.url)
+    for one in full:
+        client.set(one.key, value)
 
-    (outcomes,) = await charged(redis_store, [[one]])
+    first = await charged(redis_store, [[one] for one in full])
+    second = await charged(redis_store, [[one] for one in full])
 
-    assert [outcome.over for outcome in outcomes if outcome] == [False]
+    assert [outcome.over for (outcome,) in first if outcome] == [False] * len(full)
+    assert [outcome.over for (outcome,) in second if outcome] == [True] * len(full)
+
+
+EVERY_ALGORITHM = [
+    Limit(5, Unit.MINUTE),
+    algorithms.FIRST_HIT,
+    algorithms.UTC_MONTH,
+    algorithms.SLIDING,
+    algorithms.PARTS,
+    algorithms.LOG,
+    algorithms.TOKENS,
+    algorithms.STEPPED,
+    algorithms.METER,
+    algorithms.LEASES,
+]
+
+
+@pytest.mark.parametrize("limit", EVERY_ALGORITHM, ids=lambda limit: str(limit.measure.counts))
+async def test_every_counter_expires(
+    redis_store: RedisStore, redis_server: RedisServer, limit: Limit
+) -> None:
+    """No key outlives what it counts by more than a second."""
+    one = algorithms.hit(limit, lease=b"lease--1")
+    ((outcome,),) = await charged(redis_store, [[one]])
+
+    left_ms = redis.Redis.from_url(redis_server.url).pttl(one.key)
+
+    assert outcome is not None
+    assert outcome.reset_us / 1_000 < left_ms <= outcome.reset_us / 1_000 + 1_001
+
+
+@pytest.mark.parametrize("wrong_us", [-DAY, 0, DAY, 400 * DAY])
+async def test_redis_picks_the_calendar_s_period(redis_server: RedisServer, wrong_us: int) -> None:
+    """Whichever periods a process with a wrong clock sends, Redis' time says which one counts."""
+    client = redis.Redis.from_url(redis_server.url)
+    client.flushall()
+    charge = client.register_script(SCRIPT)
+    one = algorithms.hit(algorithms.BERLIN_DAY)
+    seconds, micros = client.time()
+    now_us = seconds * SECOND + micros
+    for sent_us in (now_us, now_us + wrong_us):
+        _, _, *words = arguments([[one]], sent_us)
+        reply = charge(keys=[str(one.key, "utf-8")], args=words)
+
+    _, over, left, reset_us, _ = reply
+    assert (over, left) == (0, 0) if abs(wrong_us) <= DAY else (over, left) == (0, 1)
+    assert reset_us > 0
+    if abs(wrong_us) <= DAY:
+        _, _, end_us, _ = Calendar(Unit.DAY, "Europe/Berlin").periods(now_us).at(now_us)
+        assert abs(reset_us - (end_us - now_us)) < 10 * SECOND
 
 
 async def test_foreign_type_counts_as_new(

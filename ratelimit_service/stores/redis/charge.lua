@@ -121,7 +121,8 @@ local function periods_of(number, first, this, following, ending)
     elseif moment < following then
       return number, this, following, ending
     end
-    return number + 1, following, ending, ending + ending - following
+    local last = moment < ending and ending or moment + ending - following
+    return number + 1, following, last, last + ending - following
   end
 end
 

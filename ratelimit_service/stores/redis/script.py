@@ -40,7 +40,12 @@ _OVER = 1
 _DAMAGED = 2
 
 _PLAIN = "fixed_window"
+_CLOCK = Anchor.CLOCK
+_PLAIN_WEIGHT = 2
 _OTHER_WEIGHT = 3
+_PER_WEIGHT = {"sliding_log": 110, "concurrency": 25}
+"""The hits of a full counter that weigh one, for reading and writing them."""
+_BUCKETS_PER_WEIGHT = 11
 
 
 def _joined() -> str:
@@ -62,19 +67,22 @@ SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 
 
 def weight(hits: Sequence[Hit]) -> int:
-    """What a request takes of Redis' time, in hits on fixed windows."""
+    """What a request may take of Redis' time at most, in units of some 4 microseconds."""
     found = 0
     for hit in hits:
         measure = hit[1]
-        found += 1 if measure[0] == _PLAIN else _weight(measure)
+        if measure[0] == _PLAIN and measure[5] is _CLOCK:
+            found += _PLAIN_WEIGHT
+        else:
+            found += _weight(measure)
     return found
 
 
 @lru_cache(maxsize=4096)
 def _weight(measure: Measure) -> int:
-    weighed = _OTHER_WEIGHT + measure.buckets // 16
-    if measure.algorithm in {"sliding_log", "concurrency"}:
-        weighed += measure.limit // 500
+    weighed = _OTHER_WEIGHT + measure.buckets // _BUCKETS_PER_WEIGHT
+    if per_weight := _PER_WEIGHT.get(measure.algorithm):
+        weighed += measure.limit // per_weight
     return weighed
 
 
@@ -94,7 +102,7 @@ def arguments(
         packed.append(b"")
         for key, measure, addend, mode, count_denied, refund, lease, joined in hits:
             keys.append(key)
-            if measure[0] == _PLAIN and measure.anchor is Anchor.CLOCK:
+            if measure[0] == _PLAIN and measure[5] is _CLOCK:
                 number, more = 0, b""
             else:
                 number, more = _form(measure)

@@ -49,8 +49,8 @@ _MAX_IN_FLIGHT = 2
 """Script calls under way at a time; meanwhile the next batch fills up."""
 
 _MAX_BATCH_WEIGHT = 256
-"""The hits of one script call, those that take longer counted more than once, so that a call takes
-Redis a millisecond at most; unless a single request has more."""
+"""Of one script call, so that it keeps Redis for a millisecond: 128 hits on new fixed windows.
+A single request may have more: it goes alone."""
 
 _BACK_OFF_SECONDS = (0.05, 1.0)
 """The first and the longest wait between two attempts to connect."""

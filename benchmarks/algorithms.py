@@ -1,0 +1,211 @@
+"""What each algorithm costs: bytes of a counter, Redis' time for a hit, decisions a second.
+
+    .venv/bin/python -m benchmarks.algorithms
+
+Prints two tables; `make bench` ends with them. docs/benchmarks.md tells the method.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import redis
+
+from benchmarks.run import (
+    LOAD_CORE,
+    MEMORY,
+    REDIS,
+    RUNS,
+    SECONDS,
+    Bench,
+    Figures,
+    median,
+    resident_bytes,
+    running,
+    told,
+)
+from ratelimit_service.health import Health
+from ratelimit_service.model import SECOND_US, Hit, Limit
+from ratelimit_service.observer import Counters
+from ratelimit_service.rules.schema import parse
+from ratelimit_service.stores.keys import CounterNames
+from ratelimit_service.stores.memory import MemoryStore
+from ratelimit_service.stores.redis.script import SCRIPT, arguments
+
+HOUR_US = 3_600 * SECOND_US
+START_US = 1_700_000_000 * SECOND_US
+PLENTY = "unit: hour, requests_per_unit: 200000000"
+BATCH = 100
+
+
+class Kind(NamedTuple):
+    """A way to count: `rate_limit`'s fields, and how one counter of it is filled."""
+
+    fields: str
+    hits: int = 3
+    counters: int = 50_000
+    most_usage: int = 160
+    most_used: int = 240
+    """The bytes that a counter may take, by MEMORY USAGE and of used_memory."""
+
+
+KINDS = {
+    "fixed_window": Kind(PLENTY),
+    "fixed_window, anchor: first_hit": Kind(f"{PLENTY}, anchor: first_hit"),
+    "fixed_window, per: calendar": Kind(
+        "unit: day, requests_per_unit: 200000000, per: calendar, time_zone: Europe/Berlin"
+    ),
+    "sliding_window": Kind(f"{PLENTY}, algorithm: sliding_window"),
+    "sliding_window, buckets: 60": Kind(
+        f"{PLENTY}, algorithm: sliding_window, buckets: 60", 500, 10_000, 400, 480
+    ),
+    "sliding_log": Kind(
+        "unit: hour, requests_per_unit: 500, algorithm: sliding_log", 500, 2_000, 2_700, 2_900
+    ),
+    "token_bucket": Kind(f"{PLENTY}, algorithm: token_bucket"),
+    "leaky_bucket": Kind(f"{PLENTY}, algorithm: leaky_bucket"),
+    "concurrency": Kind(
+        "unit: hour, requests_per_unit: 100, algorithm: concurrency", most_usage=200, most_used=270
+    ),
+}
+
+
+def rules(fields: str) -> str:
+    lines = ["domain: bench", "descriptors:", "  - key: route", "    value: checkout"]
+    lines += ["    descriptors:"]
+    lines += [f"      - {{key: {key}, rate_limit: {{{fields}}}}}" for key in ("user", "tenant")]
+    return "\n".join(lines) + "\n"
+
+
+def limit_of(kind: Kind) -> Limit:
+    (route,) = parse("rules.yaml", rules(kind.fields).encode()).nodes
+    assert route.children
+    rule = route.children.nodes[0].rule
+    assert rule
+    return rule.limits[0]
+
+
+def hits_of(kind: Kind) -> Iterator[tuple[int, list[list[Hit]]]]:
+    """Batches of requests of one hit each, with their time: every counter spread over an hour."""
+    measure = limit_of(kind).measure
+    names = CounterNames("bench", measure)
+    keys = [
+        names.key([("route", "checkout"), ("user", f"customer-{number:09d}")])
+        for number in range(kind.counters)
+    ]
+    chance = random.Random(1)
+    for number in range(kind.hits):
+        for start in range(0, kind.counters, BATCH):
+            now_us = START_US + number * HOUR_US // kind.hits + chance.randrange(SECOND_US)
+            yield (
+                now_us,
+                [
+                    [Hit(key, measure, lease=chance.randbytes(8))]
+                    for key in keys[start : start + BATCH]
+                ],
+            )
+
+
+def bytes_in_redis(kind: Kind, port: int) -> Figures:
+    """What a counter takes, by MEMORY USAGE and of used_memory."""
+    client = redis.Redis(port=port)
+    client.flushall()
+    before = client.info("memory")["used_memory"]
+    charge = client.register_script(SCRIPT)
+    for now_us, requests in hits_of(kind):
+        count, *words = arguments(requests, now_us, judge=True)
+        charge(keys=words[: int(count)], args=words[int(count) :])
+    used = client.info("memory")["used_memory"] - before
+    assert client.dbsize() == kind.counters
+    usages = [client.memory_usage(client.randomkey()) for _ in range(100)]
+    return {"usage": sum(usages) / len(usages), "used": used / kind.counters}
+
+
+def bytes_in_memory(kind: Kind) -> float:
+    """What the process grows by for each counter."""
+    clock = [START_US]
+    store = MemoryStore(3_000_000, Counters(), Health(), lambda: clock[0])
+    before = resident_bytes("self")
+    for now_us, requests in hits_of(kind):
+        clock[0] = now_us
+        store.charge(requests, lambda _: None)
+    return (resident_bytes("self") - before) / kind.counters
+
+
+def speed(bench: Bench, name: str) -> Figures:
+    """Decisions a second of a server on this store, and Redis' microseconds for hits and calls."""
+    client = redis.Redis(port=bench.redis_port)
+    client.flushall()
+    client.config_resetstat()
+    busy = _busy_seconds(client)
+    figures = bench.load(name, "uniform", "--seconds", SECONDS)
+    figures["redis_us"] = (_busy_seconds(client) - busy) / (2 * figures["calls"]) * 1e6
+    if scripts := client.info("latencystats").get("latency_percentiles_usec_evalsha"):
+        figures["script_us"] = scripts["p99"]
+    return figures
+
+
+def _busy_seconds(client: redis.Redis) -> float:
+    cpu = client.info("cpu")
+    return float(cpu["used_cpu_user"]) + float(cpu["used_cpu_sys"])
+
+
+def main() -> None:
+    if sys.argv[1:]:  # a process of its own for each kind
+        print(bytes_in_memory(KINDS[sys.argv[1]]))
+        return
+    sizes: dict[str, Figures] = {}
+    speeds: dict[str, dict[str, list[Figures]]] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "rules.yaml")
+        bench = Bench(directory, path)
+        with running(LOAD_CORE, bench.redis, bench.redis_port):
+            for name, kind in KINDS.items():
+                told(f"bytes: {name}")
+                command = [sys.executable, "-m", "benchmarks.algorithms", name]
+                done = subprocess.run(command, capture_output=True, text=True, check=True)
+                sizes[name] = bytes_in_redis(kind, bench.redis_port)
+                sizes[name]["memory"] = float(done.stdout)
+            for _ in range(min(RUNS, 3)):
+                for name, kind in KINDS.items():
+                    path.write_text(rules(kind.fields))
+                    for store in (MEMORY, REDIS):
+                        figures = speed(bench, store)
+                        told(f"{name}, {store}: {figures}")
+                        speeds.setdefault(name, {}).setdefault(store, []).append(figures)
+    report(sizes, speeds)
+
+
+def report(sizes: dict[str, Figures], speeds: dict[str, dict[str, list[Figures]]]) -> None:
+    print("\n| bytes of a counter | MEMORY USAGE | at most | used_memory | at most | in memory |")
+    print("|---|---|---|---|---|---|")
+    for name, size in sizes.items():
+        kind = KINDS[name]
+        cells = [size["usage"], kind.most_usage, size["used"], kind.most_used, size["memory"]]
+        print(f"| {name} |", " | ".join(f"{cell:,.0f}" for cell in cells), "|")
+    print(
+        "\n| a million keys | memory, calls/s | to fixed | Redis, calls/s | to fixed "
+        "| Redis, µs a hit | µs a script call, p99 |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    base = {
+        store: median(runs, "calls_per_second") for store, runs in speeds["fixed_window"].items()
+    }
+    for name, stores in speeds.items():
+        cells = []
+        for store, runs in stores.items():
+            rate = median(runs, "calls_per_second")
+            cells += [f"{rate:,.0f}", f"{rate / base[store]:.2f}"]
+        cells.append(f"{median(stores[REDIS], 'redis_us'):.1f}")
+        cells.append(f"{median(stores[REDIS], 'script_us'):.0f}")
+        print(f"| {name} |", " | ".join(cells), "|")
+
+
+if __name__ == "__main__":
+    main()
