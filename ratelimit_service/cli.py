@@ -354,10 +354,11 @@ def _lines(request: Request, decision: Decision) -> Iterator[str]:
     names = [format_descriptor(descriptor) for descriptor in request.descriptors]
     told = [_told(status) for status in decision.statuses]
     head = f"{decision.code.name:<10}  {request.domain}"
+    marks = "".join(f", {header.key}: {header.value}" for header in decision.request_headers)
     if len(names) == 1:
-        yield f"{head} {names[0]}  {told[0]}"
+        yield f"{head} {names[0]}  {told[0]}{marks}"
         return
-    yield head
+    yield f"{head}{marks.replace(',', ' ', 1)}"
     for name, status, text in zip(names, decision.statuses, told, strict=True):
         yield f"  {status.code.name:<10}  {name}  {text}"
 
@@ -365,10 +366,10 @@ def _lines(request: Request, decision: Decision) -> Iterator[str]:
 def _told(status: Status) -> str:
     if status.limit is None or status.reset_us is None:
         return "unlimited" if status.remaining else "not counted"
-    return (
-        f"{status.remaining} of {status.limit.requests_per_unit} left, "
-        f"resets in {whole_seconds(status.reset_us)} s"
-    )
+    resets = f"resets in {whole_seconds(status.reset_us)} s"
+    if status.remaining > status.limit.requests_per_unit:  # as of a bucket with a burst
+        return f"{status.remaining} left, {resets}"
+    return f"{status.remaining} of {status.limit.requests_per_unit} left, {resets}"
 
 
 def _as_json(decision: Decision) -> dict[str, object]:
@@ -393,6 +394,7 @@ def _as_json(decision: Decision) -> dict[str, object]:
             for status in decision.statuses
         ],
         "response_headers": dict(decision.response_headers),
+        "request_headers": dict(decision.request_headers),
         "metadata": decision.metadata,
     }
 

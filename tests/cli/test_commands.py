@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,9 @@ RULES = """domain: demo
 descriptors:
   - {key: user, rate_limit: {unit: day, requests_per_unit: 2, name: per-user}}
   - {key: free, rate_limit: {unlimited: true}}
+  - {key: at_once, rate_limit: {unit: minute, requests_per_unit: 1, algorithm: concurrency}}
+  - key: burst
+    rate_limit: {unit: hour, requests_per_unit: 3, burst: 9, algorithm: token_bucket}
 """
 
 
@@ -135,6 +139,18 @@ def test_lint(tmp_path: Path, rules: Path) -> None:
     assert found.out.startswith(f"{bad}:2:1: unit does nothing here")
 
 
+def test_lint_hints(tmp_path: Path) -> None:
+    """What is only worth knowing is printed, and is no problem."""
+    path = tmp_path / "queue.yaml"
+    limit = "{unit: second, requests_per_unit: 5, max_wait: 2s, algorithm: leaky_bucket}"
+    path.write_text(f"domain: a\ndescriptors:\n  - key: k\n    rate_limit: {limit}\n")
+
+    ran = Ran("lint", str(path))
+
+    assert (ran.code, ran.err) == (0, "no problems found\n")
+    assert "Envoy does not wait: to it this queue is a meter with a burst of 10" in ran.out
+
+
 def test_explain(rules: Path) -> None:
     """Explain tells the rule, the walk and the counter."""
     ran = Ran("explain", "--rules", str(rules), "demo", "user=a", "free=b")
@@ -182,6 +198,15 @@ def test_hit_with_several_descriptors(service: ServiceProcess) -> None:
     )
 
 
+def test_hit_shows_what_is_marked(service: ServiceProcess) -> None:
+    """Headers for the upstream stand behind the answer; a burst is not shown as part of a rate."""
+    first = Ran("hit", "demo", "at_once=a", "--address", service.address)
+    burst = Ran("hit", "demo", "burst=a", "--address", service.address)
+
+    assert re.search(r"0 of 1 left, resets in 60 s, x-ratelimit-lease: [0-9a-f]{16}\n", first.out)
+    assert "8 left, resets in" in burst.out
+
+
 def test_hit_in_json(service: ServiceProcess) -> None:
     """--json gives the decision for programs."""
     ran = Ran("hit", "demo", "user=json", "--address", service.address, "--json", "--hits", "2")
@@ -204,6 +229,7 @@ def test_hit_in_json(service: ServiceProcess) -> None:
             }
         ],
         "response_headers": {},
+        "request_headers": {},
         "metadata": None,
     }
 
