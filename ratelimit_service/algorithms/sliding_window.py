@@ -50,7 +50,16 @@ def refund(state: State | None, now_us: int, addend: int, measure: Measure, _lea
 class _TwoCounters:
     """This window's count and the one before's."""
 
-    __slots__ = ("_ahead_us", "_before", "_elapsed", "_measure", "_now", "_number", "damaged")
+    __slots__ = (
+        "_ahead_us",
+        "_before",
+        "_elapsed",
+        "_ends_us",
+        "_measure",
+        "_now",
+        "_number",
+        "damaged",
+    )
 
     def __init__(self, state: State | None, now_us: int, measure: Measure) -> None:
         self._measure = measure
@@ -69,6 +78,7 @@ class _TwoCounters:
                 self._before = now
         since = now_us + self._ahead_us - self._number * measure.window_us
         self._elapsed = since // measure.tick_us
+        self._ends_us = measure.window_us - since + self._ahead_us
 
     def state(self) -> State:
         return _TWO.pack(b"w", self._number, self._before, self._now)
@@ -90,9 +100,7 @@ class _TwoCounters:
         return given_back + older
 
     def reset_us(self) -> int:
-        if self._now:
-            return self._after(self._until(self._now, 0) + self._measure.window_ticks)
-        return self._after(self._until(self._before, 0)) if self._before else 0
+        return self._ends_us
 
     def retry_us(self, addend: int) -> int:
         limit = self._measure.limit

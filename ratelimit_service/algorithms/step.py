@@ -18,11 +18,12 @@ class Step(NamedTuple):
     """One step of a counter, not yet committed.
 
     `left` is the number of hits that would still pass afterwards; where the step did not pass,
-    those that would have passed before it. `reset_us` is the time until the counter is as new,
-    `retry_us` the time until the hits that did not pass would: if they never can, one window,
-    or for buckets the time until they are as new. `counted` is how many hits `state` holds more
-    (charge) or less (refund) than before. `damaged`: the state came from further in the future
-    than a clock steps back, and the counter started anew.
+    those that would have passed before it. `reset_us` is the time until the window ends, where
+    there is one, else until the counter is as new. `retry_us` is the time until the hits that
+    did not pass would: if they never can, one window, or for buckets until they are as new.
+    `counted` is how many hits `state` holds more (charge) or less (refund) than before.
+    `damaged`: the state came from further in the future than a clock steps back, and the
+    counter started anew.
     """
 
     passed: bool

@@ -45,9 +45,9 @@ class Outcome(NamedTuple):
     """A store's answer to one hit.
 
     `over`: there was no room for the hit. `left`: the hits that would still pass; where the
-    hit is over, those there was room for when it came. `reset_us`: until the counter is as
-    new; where the hit is over, until it would pass. `charged`: the hits counted (or given
-    back), 0 when a denied request kept this one from being charged.
+    hit is over, those there was room for when it came. `reset_us`: until the window ends or the
+    counter is as new; where the hit is over, until it would pass. `charged`: the hits counted
+    (or given back), 0 when a denied request kept this one from being charged.
     """
 
     over: bool

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 
 from ratelimit_service.model import (
@@ -38,8 +39,7 @@ _UNSAFE = re.compile(r"[^\t\x20-\x7e]")
 def encode_decision(decision: Decision) -> bytes:
     """Serializes a decision. Deterministic.
 
-    Codes, statuses and headers, which answers have all the time, are written here (protobuf's
-    encoding guide); serialized parts may simply follow each other, so protobuf writes the rest.
+    Written here, by protobuf's encoding guide, since answers are what is written most.
 
     The last guard before Envoy, which writes what it gets onto the wire: characters that are
     not printable ASCII become `?` in header values; ValueError is raised for a header name
@@ -57,8 +57,10 @@ def encode_decision(decision: Decision) -> bytes:
         parts.append(b"\x12" + _varint(len(encoded)) + encoded)
     parts += [_header(b"\x1a", header) for header in decision.response_headers]
     parts += map(encode_request_header, decision.request_headers)
-    if decision.raw_body or decision.metadata is not None:
-        parts.append(_rest(decision))
+    if decision.raw_body:
+        parts.append(_field(b"\x2a", decision.raw_body))
+    if decision.metadata is not None:
+        parts.append(_field(b"\x32", _struct(decision.metadata)))
     return b"".join(parts)
 
 
@@ -139,20 +141,55 @@ def _header(tag: bytes, header: Header) -> bytes:
     """A `HeaderValue`, tag and all."""
     if not _TOKEN.fullmatch(header.key):
         raise ValueError(f"{header.key!r} is no header name")
-    key, value = header.key.encode(), _UNSAFE.sub("?", header.value).encode()
-    encoded = b"\x0a%b%b" % (_varint(len(key)), key)
-    if value:
-        encoded += b"\x12%b%b" % (_varint(len(value)), value)
-    return b"%b%b%b" % (tag, _varint(len(encoded)), encoded)
+    encoded = _field(b"\x0a", header.key.encode())
+    if header.value:
+        encoded += _field(b"\x12", _UNSAFE.sub("?", header.value).encode())
+    return _field(tag, encoded)
 
 
-def _rest(decision: Decision) -> bytes:
-    """Body and metadata."""
-    message = RateLimitResponse(raw_body=decision.raw_body)
-    if decision.metadata is not None:
-        ParseDict(dict(decision.metadata), message.dynamic_metadata)
-        message.dynamic_metadata.SetInParent()
-    return message.SerializeToString(deterministic=True)
+def _field(tag: bytes, content: bytes) -> bytes:
+    return b"%b%b%b" % (tag, _varint(len(content)), content)
+
+
+def _struct(mapping: Mapping[str, object]) -> bytes:
+    """A `google.protobuf.Struct`, its keys in order."""
+    parts = []
+    for key in sorted(mapping):
+        value = mapping[key]
+        if isinstance(value, (int, float)) or (isinstance(value, str) and len(value) <= _SHORT):
+            parts.append(_short_member(key, value))
+        else:
+            parts.append(_member(key, value))
+    return b"".join(parts)
+
+
+def _member(key: str, value: object) -> bytes:
+    return _field(b"\x0a", _field(b"\x0a", key.encode()) + _field(b"\x12", _value(value)))
+
+
+_short_member = lru_cache(maxsize=4096, typed=True)(_member)
+"""What answers say of a limit hardly changes."""
+
+
+def _value(value: object) -> bytes:
+    """A `google.protobuf.Value` of what JSON has."""
+    if isinstance(value, str):
+        return _field(b"\x1a", value.encode())
+    if isinstance(value, bool):
+        return b"\x20\x01" if value else b"\x20\x00"
+    if isinstance(value, int | float):
+        return b"\x11" + _DOUBLE.pack(value)
+    if isinstance(value, Mapping):
+        return _field(b"\x2a", _struct(value))
+    if isinstance(value, Sequence):
+        return _field(b"\x32", b"".join(_field(b"\x0a", _value(item)) for item in value))
+    if value is None:
+        return b"\x08\x00"
+    raise ValueError(f"{value!r} is nothing that JSON has")
+
+
+_SHORT = 64
+_DOUBLE = struct.Struct("<d")
 
 
 def decode_decision(body: bytes) -> Decision:

@@ -23,7 +23,7 @@ local two = {}
 
 function two.read(state, now, measure)
   local tick = 10 ^ measure.tick
-  local window = { before = 0, now = 0, ahead = 0, limit = measure.limit, length = measure.window }
+  local window = { before = 0, now = 0, ahead = 0, at = now, limit = measure.limit, length = measure.window }
   window.tick, window.ticks = tick, math.ceil(measure.window / tick)
   window.number = math.floor(now / measure.window)
   if state and #state == 17 and string.sub(state, 1, 1) == "w" then
@@ -65,10 +65,12 @@ function two.take_off(window, addend)
 end
 
 function two.reset(window)
-  if window.now > 0 then
-    return after(window, until_weight(window, window.now, 0) + window.ticks)
-  end
-  return window.before > 0 and after(window, until_weight(window, window.before, 0)) or 0
+  return (window.number + 1) * window.length - window.at
+end
+
+-- How long a state matters: this window's count weighs until the end of the next.
+function two.life(window)
+  return two.reset(window) + window.length
 end
 
 function two.retry(window, addend)
@@ -212,6 +214,7 @@ function sliding_window.charge(state, now, addend, measure, force)
     state = state,
     left = passed and left - addend or math.max(0, left),
     reset = kind.reset(window),
+    life = kind.life and kind.life(window),
     retry = retry,
     counted = counted,
     damaged = window.damaged,
@@ -230,6 +233,7 @@ function sliding_window.refund(state, now, addend, measure)
     state = state,
     left = math.max(0, measure.limit - kind.count(window)),
     reset = kind.reset(window),
+    life = kind.life and kind.life(window),
     retry = 0,
     counted = given_back,
     damaged = window.damaged,

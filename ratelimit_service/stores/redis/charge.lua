@@ -41,7 +41,8 @@ local function write(key, step)
   if type(state) == "number" then
     state = string.format("%.0f", state)
   end
-  redis.call("SET", key, state, "PX", string.format("%.0f", math.ceil(step.reset / 1000) + 1000))
+  local life = math.ceil((step.life or step.reset) / 1000) + 1000
+  redis.call("SET", key, state, "PX", string.format("%.0f", life))
 end
 
 local packed, at, index = ARGV[2], 1, 0
