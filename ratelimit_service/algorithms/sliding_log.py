@@ -1,10 +1,11 @@
 """sliding_log: the time of every hit, so that no window of that length ever holds more.
 
 The state is `l`, the time that the first entry counts from, the newest entry's time, the number
-of hits, and the entries from the oldest to the newest. An entry is the microseconds since the one
-before it, doubled, plus 1 if the number of its hits follows, which is else 1; both are varints
-(as in Protocol Buffers). A charge reads what has expired and no more, whatever the length.
-`lua/sliding_log.lua` is the same arithmetic. No state is kept here, no time asked for.
+of hits, and the entries from the oldest to the newest. An entry is twice the microseconds since
+the one before it; in front of that, unless it is a single hit, twice the number of hits plus 1.
+Numbers are written in groups of seven bits, of which all but the first have the high bit set:
+so they can be read from either end, and nothing reads more of a log than has expired, or is
+given back. `lua/sliding_log.lua` is the same arithmetic. No state is kept here, no time asked for.
 """
 
 from __future__ import annotations
@@ -38,14 +39,25 @@ class _Log(NamedTuple):
     def state(self) -> State:
         return _HEAD.pack(_MARK, self.base, self.last, self.total) + self.entries
 
-    def listed(self) -> list[tuple[int, int]]:
-        """Time and hits of each entry, the oldest first."""
-        found, time, at = [], self.base, 0
-        while at < len(self.entries):
-            since, hits, at = _entry_at(self.entries, at)
-            time += since
-            found.append((time, hits))
-        return found
+    def with_hits(self, now_us: int, addend: int) -> _Log:
+        """One entry more; in a long log the newest takes the hits in."""
+        if len(self.entries) >= _MAX_BYTES:
+            older, hits = self.without_newest()
+            return older.with_hits(now_us, hits + addend)
+        base, last = (self.base, self.last) if self.entries else (now_us, now_us)
+        entries = self.entries + _entry(now_us - last, addend)
+        return _Log(base, now_us, self.total + addend, entries)
+
+    def without_newest(self) -> tuple[_Log, int]:
+        """The log before its newest entry, and the hits of that."""
+        since, at = _number_before(self.entries, len(self.entries))
+        hits = 1
+        if at:
+            number, before = _number_before(self.entries, at)
+            if number & 1:
+                hits, at = number >> 1, before
+        last = self.last - (since >> 1)
+        return _Log(self.base, last, self.total - hits, self.entries[:at]), hits
 
 
 def charge(
@@ -59,7 +71,7 @@ def charge(
     left = limit - log.total - addend if passed else max(0, limit - log.total)
     counted = addend if passed or force else 0
     if counted:
-        log = _with(log, max(now_us, log.last) if log.total else now_us, addend)
+        log = log.with_hits(max(now_us, log.last) if log.entries else now_us, addend)
         state = log.state()
     return step(
         (passed, state, left, _reset_us(log, now_us, window_us), retry_us, counted, damaged)
@@ -71,13 +83,13 @@ def refund(state: State | None, now_us: int, addend: int, measure: Measure, _lea
     log, damaged = _read(state, now_us, measure.window_us)
     given_back = min(addend, log.total)
     if given_back:
-        listed, rest = log.listed(), given_back
+        rest = given_back
         while rest:
-            time, hits = listed.pop()
+            newest = log.last
+            log, hits = log.without_newest()
             if hits > rest:
-                listed.append((time, hits - rest))
-            rest -= min(hits, rest)
-        log = _log(log.base, listed)
+                log = log.with_hits(newest, hits - rest)
+            rest -= min(rest, hits)
         state = log.state()
     left = max(0, measure.limit - log.total)
     reset_us = _reset_us(log, now_us, measure.window_us)
@@ -101,26 +113,8 @@ def _read(state: State | None, now_us: int, window_us: int) -> tuple[_Log, bool]
     return empty, False
 
 
-def _with(log: _Log, now_us: int, addend: int) -> _Log:
-    """The log with one more entry."""
-    if len(log.entries) >= _MAX_BYTES:
-        listed = log.listed()
-        listed[-1] = (now_us, listed[-1][1] + addend)
-        return _log(log.base, listed)
-    base, last = (log.base, log.last) if log.total else (now_us, now_us)
-    return _Log(base, now_us, log.total + addend, log.entries + _entry(now_us - last, addend))
-
-
-def _log(base: int, listed: list[tuple[int, int]]) -> _Log:
-    entries, last = [], base
-    for time, hits in listed:
-        entries.append(_entry(time - last, hits))
-        last = time
-    return _Log(base, last, sum(hits for _, hits in listed), b"".join(entries))
-
-
 def _reset_us(log: _Log, now_us: int, window_us: int) -> int:
-    return log.last + window_us - now_us if log.total else 0
+    return log.last + window_us - now_us if log.entries else 0
 
 
 def _retry_us(log: _Log, now_us: int, addend: int, measure: Measure) -> int:
@@ -136,36 +130,45 @@ def _retry_us(log: _Log, now_us: int, addend: int, measure: Measure) -> int:
 
 
 def _entry(since_us: int, hits: int) -> bytes:
-    if hits == 1:
-        return _varint(since_us * 2)
-    return _varint(since_us * 2 + 1) + _varint(hits)
+    counted = _coded(hits * 2 + 1) if hits > 1 else b""
+    return counted + _coded(since_us * 2)
 
 
 def _entry_at(entries: bytes, at: int) -> tuple[int, int, int]:
     """Time since the entry before and hits of an entry, and where the next one starts."""
-    since, at = _varint_at(entries, at)
-    if since & 1:
-        hits, at = _varint_at(entries, at)
-        return since >> 1, hits, at
-    return since >> 1, 1, at
+    number, at = _number_at(entries, at)
+    if number & 1:
+        since, at = _number_at(entries, at)
+        return since >> 1, number >> 1, at
+    return number >> 1, 1, at
 
 
-def _varint(number: int) -> bytes:
-    coded = bytearray()
+def _coded(number: int) -> bytes:
+    groups = bytearray()
     while number >= _GROUP:
-        coded.append(number % _GROUP + _GROUP)
+        groups.append(number % _GROUP + _GROUP)
         number //= _GROUP
-    coded.append(number)
-    return bytes(coded)
+    groups.append(number)
+    groups.reverse()
+    return bytes(groups)
 
 
-def _varint_at(coded: bytes, at: int) -> tuple[int, int]:
-    number, weight = 0, 1
-    while (byte := coded[at]) >= _GROUP:
-        number += (byte - _GROUP) * weight
-        weight *= _GROUP
+def _number_at(coded: bytes, at: int) -> tuple[int, int]:
+    """The number that starts here, and where it ends."""
+    number = coded[at]
+    at += 1
+    while at < len(coded) and coded[at] >= _GROUP:
+        number = number * _GROUP + coded[at] - _GROUP
         at += 1
-    return number + byte * weight, at + 1
+    return number, at
+
+
+def _number_before(coded: bytes, end: int) -> tuple[int, int]:
+    """The number that ends here, and where it starts."""
+    at = end - 1
+    while coded[at] >= _GROUP:
+        at -= 1
+    return _number_at(coded[at:end], 0)[0], at
 
 
 _GROUP = 128

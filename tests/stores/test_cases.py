@@ -165,6 +165,21 @@ async def test_damage_is_counted(
     assert "did the clock of the store step back?" in caplog.text
 
 
+async def test_a_log_of_denied_hits_stays_bounded(
+    memory: MemoryStore, redis_store: RedisStore, redis_server: RedisServer, clock: Time
+) -> None:
+    """Hits that count in any case pass a log's limit; past 64 KiB they share the newest entry."""
+    one = hit(LOG._replace(unit=Unit.YEAR), MAX_ADDEND, count_denied=True)
+    for _ in range(120):
+        clock.now_us += SECOND
+        expected = await charged(memory, [[one]] * 100)
+        assert await charged(redis_store, [[one]] * 100) == expected
+
+    (kept,) = await charged(memory, [[one._replace(addend=0)]])
+    assert [outcome.over for outcome in kept if outcome] == [True]
+    assert 65_536 <= redis.Redis.from_url(redis_server.url).strlen(one.key) < 66_000
+
+
 async def test_batch_is_settled_in_order(store: Store) -> None:
     """Requests of one batch see each other's charges, in their order."""
     answers = await charged(store, [[minutely(2)], [minutely(2)], [minutely(2)], [minutely(1)]])

@@ -5,42 +5,47 @@ local MAX_BYTES = 65536
 local HEAD = 25
 local GROUP = 128
 
-local function varint(number)
-  local coded = {}
+local function coded(number)
+  local groups = {}
   while number >= GROUP do
-    coded[#coded + 1] = number % GROUP + GROUP
+    table.insert(groups, 1, number % GROUP + GROUP)
     number = math.floor(number / GROUP)
   end
-  coded[#coded + 1] = number
-  return string.char(unpack(coded))
+  return string.char(number, unpack(groups))
 end
 
-local function varint_at(coded, at)
-  local number, weight = 0, 1
-  local byte = string.byte(coded, at)
-  while byte >= GROUP do
-    number = number + (byte - GROUP) * weight
-    weight = weight * GROUP
-    at = at + 1
-    byte = string.byte(coded, at)
+local function number_at(entries, at)
+  local number, after = string.byte(entries, at), at + 1
+  local byte = string.byte(entries, after)
+  while byte and byte >= GROUP do
+    number, after = number * GROUP + byte - GROUP, after + 1
+    byte = string.byte(entries, after)
   end
-  return number + byte * weight, at + 1
+  return number, after
+end
+
+-- The number that ends before `after`, and where it starts.
+local function number_before(entries, after)
+  local at = after - 1
+  while string.byte(entries, at) >= GROUP do
+    at = at - 1
+  end
+  return number_at(string.sub(entries, at, after - 1), 1), at
 end
 
 local function entry(since, hits)
-  if hits == 1 then
-    return varint(since * 2)
-  end
-  return varint(since * 2 + 1) .. varint(hits)
+  local counted = hits > 1 and coded(hits * 2 + 1) or ""
+  return counted .. coded(since * 2)
 end
 
 local function entry_at(entries, at)
-  local since, after = varint_at(entries, at)
-  local hits = 1
-  if since % 2 == 1 then
-    hits, after = varint_at(entries, after)
+  local number, after = number_at(entries, at)
+  if number % 2 == 1 then
+    local since
+    since, after = number_at(entries, after)
+    return since / 2, (number - 1) / 2, after
   end
-  return math.floor(since / 2), hits, after
+  return number / 2, 1, after
 end
 
 local function read(state, now, window)
@@ -68,34 +73,28 @@ local function state_of(log)
   return struct.pack(">c1ddd", "l", log.base, log.last, log.total) .. log.entries
 end
 
-local function listed(log)
-  local found, time, at = {}, log.base, 1
-  while at <= #log.entries do
-    local since, hits, after = entry_at(log.entries, at)
-    time, at = time + since, after
-    found[#found + 1] = { time = time, hits = hits }
+-- The log before its newest entry, and the hits of that.
+local function without_newest(log)
+  local since, at = number_before(log.entries, #log.entries + 1)
+  local hits = 1
+  if at > 1 then
+    local number, before = number_before(log.entries, at)
+    if number % 2 == 1 then
+      hits, at = (number - 1) / 2, before
+    end
   end
-  return found
+  local entries = string.sub(log.entries, 1, at - 1)
+  return { base = log.base, last = log.last - since / 2, total = log.total - hits, entries = entries }, hits
 end
 
-local function packed(base, found)
-  local entries, last, total = {}, base, 0
-  for place, each in ipairs(found) do
-    entries[place] = entry(each.time - last, each.hits)
-    last, total = each.time, total + each.hits
-  end
-  return { base = base, last = last, total = total, entries = table.concat(entries) }
-end
-
-local function with(log, now, addend)
+local with_hits
+function with_hits(log, now, addend)
   if #log.entries >= MAX_BYTES then
-    local found = listed(log)
-    local newest = found[#found]
-    newest.time, newest.hits = now, newest.hits + addend
-    return packed(log.base, found)
+    local older, hits = without_newest(log)
+    return with_hits(older, now, hits + addend)
   end
   local base, last = now, now
-  if log.total > 0 then
+  if log.entries ~= "" then
     base, last = log.base, log.last
   end
   local entries = log.entries .. entry(now - last, addend)
@@ -103,7 +102,7 @@ local function with(log, now, addend)
 end
 
 local function reset(log, now, window)
-  return log.total > 0 and log.last + window - now or 0
+  return log.entries ~= "" and log.last + window - now or 0
 end
 
 local function retry(log, now, addend, measure)
@@ -128,7 +127,7 @@ function sliding_log.charge(state, now, addend, measure, force)
   local wait = passed and 0 or retry(log, now, addend, measure)
   if addend > 0 and (passed or force) then
     counted = addend
-    log = with(log, before > 0 and math.max(now, log.last) or now, addend)
+    log = with_hits(log, log.entries ~= "" and math.max(now, log.last) or now, addend)
     state = state_of(log)
   end
   return {
@@ -146,16 +145,15 @@ function sliding_log.refund(state, now, addend, measure)
   local log = read(state, now, measure.window)
   local damaged, given_back = log.damaged, math.min(addend, log.total)
   if given_back > 0 then
-    local found, rest = listed(log), given_back
+    local rest = given_back
     while rest > 0 do
-      local newest = found[#found]
-      local taken = math.min(newest.hits, rest)
-      newest.hits, rest = newest.hits - taken, rest - taken
-      if newest.hits == 0 then
-        found[#found] = nil
+      local newest, hits = log.last
+      log, hits = without_newest(log)
+      if hits > rest then
+        log = with_hits(log, newest, hits - rest)
       end
+      rest = rest - math.min(rest, hits)
     end
-    log = packed(log.base, found)
     state = state_of(log)
   end
   return {
