@@ -27,6 +27,9 @@ _COUNTERS_PER_TABLE = 512
 
 _MAX_TABLES = 4_096
 
+_SLACK_US = 1_000_000
+"""How long a counter that is over is kept at least, for clocks that step back; as in Redis."""
+
 _CROWDED_US = 60_000_000
 """How long health speaks of a live counter put out."""
 
@@ -200,9 +203,10 @@ class MemoryStore:
 
     def _sweep(self, table: _Table, now: int) -> None:
         """Drops the oldest counter of a table if it is over, so that dead ones do not pile up."""
+        then = now - _SLACK_US
         for key in table:
             counter = table.pop(key)
-            peek = _CHARGE[counter.measure[0]](counter.state, now, 0, counter.measure, False, b"")
+            peek = _CHARGE[counter.measure[0]](counter.state, then, 0, counter.measure, False, b"")
             if peek.left < counter.measure.limit:
                 table[key] = counter
             else:

@@ -6,7 +6,7 @@ from ratelimit_service.health import Health
 from ratelimit_service.model import Hit
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores.memory import MemoryStore
-from tests.stores.cases import MINUTE, charged, hit
+from tests.stores.cases import MINUTE, SECOND, charged, hit
 from tests.stores.conftest import Time
 
 
@@ -93,7 +93,7 @@ async def test_old_counters_are_swept_by_new_ones(clock: Time) -> None:
     """Counters whose window is over do not pile up below the bound."""
     store, counters, _ = small_store(clock, 1_000)
     for minute in range(10):
-        clock.now_us += MINUTE
+        clock.now_us += MINUTE + SECOND
         await fill(store, *(hit(key=f"{minute}.{number}") for number in range(50)))
 
     assert len(store) == 50
