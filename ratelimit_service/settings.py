@@ -78,13 +78,16 @@ def unix_path(address: str) -> str | None:
 
 
 def redacted(url: str) -> str:
-    """A store URL fit for a log: without its password."""
+    """A store URL fit for a log: without its passwords."""
     parts = urlsplit(url)
-    if "@" not in parts.netloc:
-        return url
-    user = parts.netloc.rpartition("@")[0].partition(":")[0]
-    place = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{user}:***@{place}"))
+    query = _PASSWORD_OPTION.sub(r"\1***", parts.query)
+    login, at, place = parts.netloc.rpartition("@")
+    if at:
+        parts = parts._replace(netloc=f"{login.partition(':')[0]}:***@{place}")
+    return urlunsplit(parts._replace(query=query))
+
+
+_PASSWORD_OPTION = re.compile(r"(password=)[^&]*")
 
 
 def _address(text: str) -> str:

@@ -61,6 +61,10 @@ def test_no_addresses(text: str) -> None:
         ("redis://h:1/0", "redis://h:1/0"),
         ("redis://user:secret@h:1/0", "redis://user:***@h:1/0"),
         ("redis://:se@cret@h:1/0", "redis://:***@h:1/0"),
+        (
+            "redis+sentinel://h/n?sentinel_password=secret&db=1",
+            "redis+sentinel://h/n?sentinel_password=***&db=1",
+        ),
     ],
 )
 def test_redacted(url: str, shown: str) -> None:

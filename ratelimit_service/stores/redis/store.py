@@ -21,7 +21,7 @@ from ratelimit_service.model import Hit
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores import Outcomes, Wanted, always
 from ratelimit_service.stores.damage import Damage
-from ratelimit_service.stores.redis.address import Address
+from ratelimit_service.stores.redis.address import parse_address
 from ratelimit_service.stores.redis.connection import Connection, Reply, open_connection
 from ratelimit_service.stores.redis.script import (
     SCRIPT,
@@ -31,6 +31,7 @@ from ratelimit_service.stores.redis.script import (
     outcomes,
     weight,
 )
+from ratelimit_service.stores.redis.sentinel import find
 
 __all__ = ["RedisStore"]
 
@@ -108,7 +109,7 @@ class RedisStore:
 
         With a `clock` its time counts instead of Redis' own.
         """
-        self._address = Address.parse(url)
+        self._place = parse_address(url)
         self._timeout = timeout_us / 1_000_000
         self._counters = counters
         self._damage = Damage(counters)
@@ -236,6 +237,8 @@ class RedisStore:
             if reply is not None:
                 reason = "refused"
                 self._degrade(f"answers: {reply!s:.200}")
+            if isinstance(reply, hiredis.ReplyError) and str(reply).startswith("READONLY"):
+                connection.close("it is a replica now")  # who is the master is asked anew
             for charge, places in batch.places:
                 for place in places if not charge.over else ():
                     self._without(charge, place, reason)
@@ -289,7 +292,7 @@ class RedisStore:
 
     def _degrade(self, fault: str) -> None:
         self._fault_at = self._loop.time()
-        self._health.degrade("store", f"Redis at {self._address} {fault}")
+        self._health.degrade("store", f"Redis at {self._place} {fault}")
 
     def _succeeded(self) -> None:
         if self._fault_at is not None and self._loop.time() - self._fault_at > _CALM_SECONDS:
@@ -302,19 +305,20 @@ class RedisStore:
         while True:
             try:
                 async with asyncio.timeout(_OPEN_SECONDS):
-                    connection = await open_connection(self._address, ("SCRIPT", "LOAD", SCRIPT))
+                    address = await find(self._place)
+                    connection = await open_connection(address, ("SCRIPT", "LOAD", SCRIPT))
             except StoreError as error:
                 reason = str(error)
             except TimeoutError:
-                reason = f"Redis at {self._address} does not answer"
+                reason = f"Redis at {self._place} does not answer"
             else:
                 self._connection = connection
                 self._fault_at = None
                 self._health.recover("store")
-                log.info("connected to Redis at %s", self._address)
+                log.info("connected to Redis at %s", address)
                 tried.set()
                 wait = first
-                reason = f"Redis at {self._address} is away: {await connection.lost}"
+                reason = f"Redis at {address} is away: {await connection.lost}"
                 self._connection = None
             self._health.degrade("store", reason)
             tried.set()
