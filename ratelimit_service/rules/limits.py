@@ -278,6 +278,10 @@ def _soft_ppm(fields: Fields) -> int:
 def _check_numbers(fields: Fields, limit: Limit) -> None:
     for kind, message, key in _contradictions(limit):
         fields.report(kind, message, key=key if key in fields else None)
+    if limit.soft_ppm and limit.capacity and not limit.soft:
+        least = -(-1_000_000 // limit.capacity) / 10_000
+        message = f"soft comes to less than one of {limit.capacity} hits: {least:g}% would be one"
+        fields.report("soft", message, key="soft", hint=True)
     if limit.max_wait_us and limit.capacity and limit.algorithm == "leaky_bucket":
         fields.report(
             "max_wait",

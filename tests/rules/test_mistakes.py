@@ -21,6 +21,7 @@ TOLERATED = {
     "replaces_nobody",
     "requests_missing",
     "second_document",
+    "soft_too_small",
     "unlimited_with_misspelt_unit",
     "unlimited_with_requests",
 }
