@@ -27,6 +27,12 @@ _COUNTERS_PER_TABLE = 512
 
 _MAX_TABLES = 4_096
 
+_BULK_BYTES = 256
+"""Of a state that is longer each so many bytes count for another counter."""
+
+_MOST_OUT = 8
+"""How many counters are put out after a batch, if others have grown in it."""
+
 _SLACK_US = 1_000_000
 """How long a counter that is over is kept at least, for clocks that step back; as in Redis."""
 
@@ -53,7 +59,7 @@ _Table = dict[bytes, _Counter]
 
 
 class MemoryStore:
-    """At most `max_counters` counters in memory.
+    """At most `max_counters` counters in memory; a long log or many leases count for several.
 
     Charging waits for nothing, so each request is atomic. An insert into a full store puts
     out one of a few old counters: an expired one, else the one that has used the smallest
@@ -73,6 +79,8 @@ class MemoryStore:
         self._tables: list[_Table] = [{} for _ in range(tables)]
         self._damage = Damage(counters)
         self._size = 0
+        self._bulk = 0
+        """The counters that large states count for beside themselves."""
         self._hand = 0
         self._crowded_until_us = 0
 
@@ -96,7 +104,12 @@ class MemoryStore:
         if self._crowded_until_us and now >= self._crowded_until_us:
             self._crowded_until_us = 0
             self._health.recover("store")
-        done([self._charge(hits, now) for hits in requests])
+        outcomes = [self._charge(hits, now) for hits in requests]
+        for _ in range(_MOST_OUT):
+            if self._size + self._bulk <= self._max_counters:
+                break
+            self._evict(now)
+        done(outcomes)
 
     def _charge(self, hits: Sequence[Hit], now: int) -> Outcomes:
         """Charges hit after hit while each passes, which is what nearly always happens.
@@ -118,9 +131,10 @@ class MemoryStore:
                 refund
                 or not passed
                 or damaged
-                or (counter is None and self._size >= self._max_counters)
+                or (counter is None and self._size + self._bulk >= self._max_counters)
             ):
                 for changed, earlier in reversed(undo):
+                    self._bulk += _bulk(earlier) - _bulk(changed.state)
                     changed.state = earlier
                 for table, key in new:  # noqa: PLW2901 -- there is no next hit
                     del table[key]
@@ -130,6 +144,8 @@ class MemoryStore:
                 undo.append((counter, before))
                 counter.state = state
                 counter.measure = measure
+                if state.__class__ is bytes:
+                    self._bulk += _bulk(state) - _bulk(before)
             elif state is not None:
                 self._sweep(table, now)
                 table[key] = _Counter(state, measure)
@@ -146,6 +162,7 @@ class MemoryStore:
                 if counter is None:
                     self._insert(key, _Counter(step.state, hit.measure), now)
                 else:
+                    self._bulk += _bulk(step.state) - _bulk(counter.state)
                     counter.state, counter.measure = step.state, hit.measure
         damaged = [hit.key for hit, step in zip(hits, steps, strict=True) if step.damaged]
         if damaged:
@@ -167,11 +184,12 @@ class MemoryStore:
     def _insert(self, key: bytes, counter: _Counter, now: int) -> None:
         """Takes in a new counter; for a full store, in another's place."""
         table = self._table(key)
-        if self._size >= self._max_counters:
+        if self._size + self._bulk >= self._max_counters:
             self._evict(now)
         else:
             self._sweep(table, now)
         self._size += 1
+        self._bulk += _bulk(counter.state)
         table[key] = counter
 
     def _evict(self, now: int) -> None:
@@ -191,6 +209,8 @@ class MemoryStore:
             del table[key]
             if key != victim:
                 table[key] = counter
+            else:
+                self._bulk -= _bulk(counter.state)
         self._size -= 1
         self._counters.evictions["live" if used else "expired"] += 1
         if used:
@@ -211,7 +231,13 @@ class MemoryStore:
                 table[key] = counter
             else:
                 self._size -= 1
+                self._bulk -= _bulk(counter.state)
             return
+
+
+def _bulk(state: State | None) -> int:
+    """How many counters more than one a state counts for."""
+    return len(state) // _BULK_BYTES if isinstance(state, bytes) else 0
 
 
 def _share_used(counter: _Counter, now: int) -> float:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ratelimit_service.health import Health
-from ratelimit_service.model import Hit
+from ratelimit_service.model import Hit, Limit, Unit
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores.memory import MemoryStore
+from tests.stores import algorithms
 from tests.stores.cases import MINUTE, SECOND, charged, hit
 from tests.stores.conftest import Time
 
@@ -87,6 +88,23 @@ async def test_eviction_of_live_counters_degrades_health(clock: Time) -> None:
     clock.now_us += MINUTE
     await fill(store, hit(key="b"))
     assert health.faults == {}
+
+
+async def test_long_states_count_for_several(clock: Time) -> None:
+    """What grows large takes the place of others, so that the store's memory stays bounded."""
+    store, counters, _ = small_store(clock, 100)
+    log = Limit(10_000, Unit.HOUR, algorithm="sliding_log")
+    for _ in range(1_000):
+        clock.now_us += MINUTE // 100
+        for number in range(20):
+            await fill(store, algorithms.hit(log, key=str(number)))
+
+    kept = [counter.state for table in store._tables for counter in table.values()]
+    assert sum(len(state) for state in kept if isinstance(state, bytes)) < 100 * 256 + 20 * 64
+    assert len(store) == len(kept) < 20
+    assert counters.evictions["live"] > 0
+    store._bulk -= sum(len(state) // 256 for state in kept if isinstance(state, bytes))
+    assert store._bulk == 0
 
 
 async def test_old_counters_are_swept_by_new_ones(clock: Time) -> None:
