@@ -2,13 +2,14 @@
 
 from ratelimit_service.limiter.answer import answer
 from ratelimit_service.limiter.headers import lease_header, takes_lease
-from ratelimit_service.limiter.plan import LEASE_BYTES, Plan, Planner, Terms
+from ratelimit_service.limiter.plan import LEASE_BYTES, Plan, Planner, Stem, Terms
 from ratelimit_service.limiter.tally import tally, tally_within
 
 __all__ = [
     "LEASE_BYTES",
     "Plan",
     "Planner",
+    "Stem",
     "Terms",
     "answer",
     "lease_header",

@@ -20,12 +20,12 @@ from ratelimit_service.model import (
     Request,
 )
 from ratelimit_service.observer import Tally
-from ratelimit_service.rules.match import Match, match
+from ratelimit_service.rules.match import Match, match, match_any_value
 from ratelimit_service.rules.tree import Domain, Rule, Snapshot
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores.keys import CounterNames
+from ratelimit_service.stores.keys import CounterNames, KeyStem
 
-__all__ = ["LEASE_BYTES", "Counted", "Kind", "Plan", "Planner", "Terms"]
+__all__ = ["LEASE_BYTES", "Counted", "Kind", "Plan", "Planner", "Stem", "Terms"]
 
 
 class Kind(Enum):
@@ -106,6 +106,21 @@ class Plan(NamedTuple):
         return bool(self.hits) and self.hits[0].refund
 
 
+class Stem(NamedTuple):
+    """What descriptors need that differ in the value of their last entry only."""
+
+    terms: Terms
+    addend: int
+    names: KeyStem
+    rest: tuple[object, ...]
+    """A hit's fields behind its key."""
+
+    def plan(self, value: str) -> Plan:
+        """The plan of the one with this value."""
+        terms, addend, names, rest = self
+        return _plan((terms, addend, (_hit((names.key(value), *rest)),)))
+
+
 _NO_RULE = Terms(Kind.NO_RULE)
 
 
@@ -173,6 +188,20 @@ class Planner:
         if not terms.limits:
             return Plan(terms, addend or 1)
         return _counted(terms, identity, shared, addend or 1)
+
+    def stem(
+        self, domain: Domain, entries: Sequence[Entry], addend: int, snapshot: Snapshot
+    ) -> Stem | None:
+        """As `plan_alone` for all values of the last entry; None if they are not all alike."""
+        self._renew(snapshot)
+        rule = match_any_value(domain, entries)
+        terms = self._of_rule(rule, "") if rule else _NO_RULE
+        if not terms.independent or len(terms.limits) != 1:
+            return None
+        (counted,) = terms.limits
+        addend = addend or 1
+        rest = counted.measure, addend, terms.hit_mode, counted.count_denied, False, b"", False
+        return Stem(terms, addend, counted.names.stem(entries), rest)
 
     def _renew(self, snapshot: Snapshot) -> None:
         if snapshot.number != self._snapshot:

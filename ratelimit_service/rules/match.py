@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ratelimit_service.model import Entry
 from ratelimit_service.rules.tree import Domain, Level, Node, Rule, path_text
 
-__all__ = ["Match", "find", "match"]
+__all__ = ["Match", "find", "match", "match_any_value"]
 
 
 class Match(NamedTuple):
@@ -64,6 +64,29 @@ def match(domain: Domain, entries: Sequence[Entry]) -> Match:
     if special or rule.detailed_metric:
         return _special(rule, nodes, entries)
     return Match(rule, entries)
+
+
+def match_any_value(domain: Domain, entries: Sequence[Entry]) -> Rule | None:
+    """The rule that descriptors with these entries meet, whatever the last one's value.
+
+    None if that value matters, be it only to metrics.
+    """
+    level: Level | None = domain.root
+    node = None
+    for place, entry in enumerate(entries, 1):
+        if level is None:
+            return None
+        if place < len(entries):
+            node = find(level, entry)
+        elif entry.key not in level.exact and entry.key not in level.patterns:
+            node = level.default.get(entry.key)
+        else:
+            return None
+        if node is None or node.share_threshold or node.value_to_metric:
+            return None
+        level = node.children
+    rule = node.rule if node else None
+    return None if rule is None or rule.detailed_metric else rule
 
 
 def _special(rule: Rule, nodes: Sequence[Node], entries: Sequence[Entry]) -> Match:

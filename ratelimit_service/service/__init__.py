@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeGuard
 from ratelimit_service import limiter, wire
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import BadRequestError, PolicyError, StatusCode
-from ratelimit_service.limiter import Plan
+from ratelimit_service.limiter import Plan, Stem
 from ratelimit_service.model import Hit, Outcome, Request
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.tree import Domain, Snapshot
@@ -66,7 +66,9 @@ class _Asked(NamedTuple):
 
 _REQUESTS = 1 << 14
 _PARTS = 1 << 16
-"""How many requests, and how many of their parts, are remembered: some 50 MB at most."""
+_STEMS = 1 << 12
+"""How many requests, how many of their parts, and how many of what parts have in common up to their
+last value, are remembered: some 50 MB at most."""
 
 
 class Service:
@@ -87,6 +89,7 @@ class Service:
         self._planner = limiter.Planner(settings, wire.encode_limit)
         self._requests = Memo[_Asked](_REQUESTS)
         self._parts = Memo[Plan](_PARTS)
+        self._stems = Memo[Stem](_STEMS)
         self._plain = not (
             settings.limit_response_headers or settings.dynamic_metadata or settings.shadow_mode
         )
@@ -190,16 +193,33 @@ class Service:
             planned = self._parts.get(part, number)
             if planned is None:
                 remembered = False
-                domain = domain or self._domain(split, snapshot)
-                entries = wire.plain_entries(part, split.descriptor_at)
-                if domain is None or entries is None:
-                    return [], False
-                planned = self._planner.plan_alone(domain, entries, split.addend, snapshot)
+                value_at = wire.last_value_at(part, split.descriptor_at)
+                planned = self._plan_value(part, value_at, number)
                 if planned is None:
-                    return [], False
+                    domain = domain or self._domain(split, snapshot)
+                    entries = wire.plain_entries(part, split.descriptor_at)
+                    if domain is None or entries is None:
+                        return [], False
+                    planned = self._planner.plan_alone(domain, entries, split.addend, snapshot)
+                    if planned is None:
+                        return [], False
+                    if 0 < value_at < len(part):
+                        stem = self._planner.stem(domain, entries, split.addend, snapshot)
+                        if stem is not None:
+                            self._stems.put(part[:value_at], number, stem)
                 self._parts.put(part, number, planned)
             plans.append(planned)
         return plans, remembered
+
+    def _plan_value(self, part: bytes, value_at: int, number: int) -> Plan | None:
+        """Plans a descriptor of which all but the last value is remembered."""
+        stem = self._stems.get(part[:value_at], number)
+        if stem is None:
+            return None
+        try:
+            return stem.plan(part[value_at:].decode())
+        except UnicodeDecodeError:
+            return None
 
     def _domain(self, split: wire.Split, snapshot: Snapshot) -> Domain | None:
         if self._settings.dynamic_metadata:

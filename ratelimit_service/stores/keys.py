@@ -8,13 +8,13 @@ their numbers of characters, never joined, so that no two counters share a key.
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from hashlib import blake2b
 from zlib import crc32
 
 from ratelimit_service.model import SECOND_US, WEEKDAYS, Anchor, Calendar, Measure, Unit
 
-__all__ = ["CounterNames", "counter_kind"]
+__all__ = ["CounterNames", "KeyStem", "counter_kind"]
 
 _MAX_BYTES = 90
 _DIGEST_BYTES = 21
@@ -63,17 +63,43 @@ class CounterNames:
         are too long, `#` and their digest. The tag is a checksum: limits of one descriptor share
         it, and no caller's braces choose a Redis Cluster slot.
         """
-        encoded = self._domain
-        if shared:
-            for place, (key, value) in enumerate(entries):
-                mark = "~" if place in shared else "="
-                encoded += f"{len(key)}:{key}{mark}{len(value)}:{value}"
-        else:
-            for key, value in entries:
-                encoded += f"{len(key)}:{key}={len(value)}:{value}"
-        counted = encoded.encode()
-        name = b"{%08x}%b:%b" % (crc32(counted), self._kind, counted)
-        if len(name) <= _MAX_BYTES:
-            return name
-        digest = urlsafe_b64encode(blake2b(counted, digest_size=_DIGEST_BYTES).digest())
-        return b"{%08x}%b#%b" % (crc32(counted), self._kind, digest)
+        return _named(self._kind, (self._domain + _encoded(entries, shared)).encode())
+
+    def stem(self, entries: Sequence[tuple[str, str]]) -> KeyStem:
+        """The keys of all counters of these entries, whatever the last one's value."""
+        *before, (key, _) = entries
+        return KeyStem(self._kind, f"{self._domain}{_encoded(before)}{len(key)}:{key}=".encode())
+
+
+class KeyStem:
+    """The keys of counters that differ in the value of their last entry only."""
+
+    __slots__ = ("_kind", "_stem")
+
+    def __init__(self, kind: bytes, stem: bytes) -> None:
+        self._kind = kind
+        self._stem = stem
+
+    def key(self, value: str) -> bytes:
+        """As `CounterNames.key` of all entries."""
+        return _named(self._kind, self._stem + f"{len(value)}:{value}".encode())
+
+
+def _encoded(entries: Iterable[tuple[str, str]], shared: Collection[int] = ()) -> str:
+    encoded = ""
+    if shared:
+        for place, (key, value) in enumerate(entries):
+            mark = "~" if place in shared else "="
+            encoded += f"{len(key)}:{key}{mark}{len(value)}:{value}"
+    else:
+        for key, value in entries:
+            encoded += f"{len(key)}:{key}={len(value)}:{value}"
+    return encoded
+
+
+def _named(kind: bytes, counted: bytes) -> bytes:
+    name = b"{%08x}%b:%b" % (crc32(counted), kind, counted)
+    if len(name) <= _MAX_BYTES:
+        return name
+    digest = urlsafe_b64encode(blake2b(counted, digest_size=_DIGEST_BYTES).digest())
+    return b"{%08x}%b#%b" % (crc32(counted), kind, digest)

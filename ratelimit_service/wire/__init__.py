@@ -8,6 +8,7 @@ from ratelimit_service.wire.request import (
     Split,
     decode_request,
     encode_request,
+    last_value_at,
     plain_entries,
     split_request,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "encode_request",
     "encode_request_header",
     "encode_within",
+    "last_value_at",
     "plain_entries",
     "request_from_json",
     "split_request",

@@ -19,6 +19,7 @@ __all__ = [
     "Split",
     "decode_request",
     "encode_request",
+    "last_value_at",
     "plain_entries",
     "split_request",
 ]
@@ -157,6 +158,26 @@ def plain_entries(part: bytes, at: int) -> tuple[Entry, ...] | None:
     except (IndexError, ValueError):  # it ends too early, or is no UTF-8
         return None
     return tuple(entries) if at == stop else None
+
+
+def last_value_at(part: bytes, at: int) -> int:
+    """Where the value of the last entry starts, if the descriptor at `at` ends the part; else 0.
+
+    It only follows the lengths. What is in front of the value says all of the descriptor but the
+    value: parts that are equal up to there are plain, or not, together.
+    """
+    try:
+        stop = at + 2 + part[at + 1]
+        if stop != len(part):
+            return 0
+        at += 2
+        end = at + 2 + part[at + 1]
+        while end < stop:
+            at = end
+            end = at + 2 + part[at + 1]
+        return at + 6 + part[at + 3]
+    except IndexError:
+        return 0
 
 
 _entry = partial(tuple.__new__, Entry)

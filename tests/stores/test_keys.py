@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_service.model import SECOND_US, Measure
-from ratelimit_service.stores.keys import CounterNames
+from ratelimit_service.algorithms import ALGORITHMS
+from ratelimit_service.model import SECOND_US, Anchor, Calendar, Limit, Measure, Unit
+from ratelimit_service.stores.keys import CounterNames, counter_kind
 
 TEXT = st.text("0123:=~#{}ab*\x00é", max_size=6) | st.text(max_size=120)
 IDENTITY = st.lists(st.tuples(TEXT, TEXT, st.booleans()), max_size=4)
@@ -29,6 +30,47 @@ def test_no_two_counters_share_a_key(
 ) -> None:
     """Keys are equal exactly when domain, typed entries and window are."""
     assert (key_of(one) == key_of(other)) == (one == other)
+
+
+@given(TEXT, st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4), TEXT)
+def test_stems_name_the_same_counters(
+    domain: str, entries: list[tuple[str, str]], value: str
+) -> None:
+    """What is written of all but the last value is written for every one of them alike."""
+    names = CounterNames(domain, Measure("fixed_window", 5, SECOND_US))
+
+    key = names.stem(entries).key(value)
+
+    assert key == names.key([*entries[:-1], (entries[-1][0], value)])
+
+
+KINDS = [
+    limit.measure
+    for limit in (
+        *(Limit(5, unit) for unit in (Unit.HOUR, Unit.DAY)),
+        *(Limit(5, Unit.HOUR, algorithm=algorithm) for algorithm in ALGORITHMS),
+        Limit(5, Unit.HOUR, anchor=Anchor.FIRST_HIT),
+        *(
+            Limit(5, unit, anchor=Calendar(unit, zone))
+            for unit in (Unit.DAY, Unit.WEEK, Unit.MONTH, Unit.YEAR)
+            for zone in ("UTC", "Europe/Berlin")
+        ),
+        Limit(5, Unit.WEEK, anchor=Calendar(Unit.WEEK, week_start=6)),
+        *(Limit(5, Unit.HOUR, algorithm="sliding_window", buckets=count) for count in (2, 60)),
+        Limit(5, Unit.HOUR, algorithm="token_bucket", stepped=True),
+    )
+]
+
+
+def test_each_way_to_count_has_keys_of_its_own() -> None:
+    """Limits share a counter exactly if they differ in numbers of hits only."""
+    others = [measure._replace(limit=9, rate=7, tick=1) for measure in KINDS]
+
+    assert [counter_kind(measure) for measure in KINDS] == list(map(counter_kind, others))
+    assert len({counter_kind(measure) for measure in KINDS}) == len(
+        {measure.counts for measure in KINDS}
+    )
+    assert len({measure.counts for measure in KINDS}) == len(KINDS) - 1  # one stands there twice
 
 
 def test_parts_cannot_be_shifted_into_each_other() -> None:
