@@ -188,38 +188,36 @@ class Service:
 
         Also tells whether all of them were remembered.
         """
-        number, plans, remembered, domain = snapshot.number, [], True, None
+        plans, remembered = [], True
         for part in split.parts:
-            planned = self._parts.get(part, number)
+            planned = self._parts.get(part, snapshot.number)
             if planned is None:
                 remembered = False
-                value_at = wire.last_value_at(part, split.descriptor_at)
-                planned = self._plan_value(part, value_at, number)
+                planned = self._plan_part(part, split, snapshot)
                 if planned is None:
-                    domain = domain or self._domain(split, snapshot)
-                    entries = wire.plain_entries(part, split.descriptor_at)
-                    if domain is None or entries is None:
-                        return [], False
-                    planned = self._planner.plan_alone(domain, entries, split.addend, snapshot)
-                    if planned is None:
-                        return [], False
-                    if 0 < value_at < len(part):
-                        stem = self._planner.stem(domain, entries, split.addend, snapshot)
-                        if stem is not None:
-                            self._stems.put(part[:value_at], number, stem)
-                self._parts.put(part, number, planned)
+                    return [], False
+                self._parts.put(part, snapshot.number, planned)
             plans.append(planned)
         return plans, remembered
 
-    def _plan_value(self, part: bytes, value_at: int, number: int) -> Plan | None:
-        """Plans a descriptor of which all but the last value is remembered."""
-        stem = self._stems.get(part[:value_at], number)
-        if stem is None:
+    def _plan_part(self, part: bytes, split: wire.Split, snapshot: Snapshot) -> Plan | None:
+        """Plans a descriptor that is not remembered; all but its last value may be."""
+        value_at = wire.last_value_at(part, split.descriptor_at)
+        stem = self._stems.get(part[:value_at], snapshot.number)
+        if stem is not None:
+            try:
+                return stem.plan(part[value_at:].decode())
+            except UnicodeDecodeError:
+                return None
+        domain = self._domain(split, snapshot)
+        entries = wire.plain_entries(part, split.descriptor_at)
+        if domain is None or entries is None:
             return None
-        try:
-            return stem.plan(part[value_at:].decode())
-        except UnicodeDecodeError:
-            return None
+        if 0 < value_at < len(part):
+            stem = self._planner.stem(domain, entries, split.addend, snapshot)
+            if stem is not None:
+                self._stems.put(part[:value_at], snapshot.number, stem)
+        return self._planner.plan_alone(domain, entries, split.addend, snapshot)
 
     def _domain(self, split: wire.Split, snapshot: Snapshot) -> Domain | None:
         if self._settings.dynamic_metadata:
