@@ -97,8 +97,8 @@ class _Window(NamedTuple):
     multiplier: int
 
 
-def limit_name(fields: Fields) -> tuple[str, str]:
-    """A limit's name as written, and as callers see it."""
+def limit_name(fields: Fields) -> str:
+    """A limit's name as callers see it."""
     name = fields.text("name")
     shown = _UNSAFE_IN_NAME.sub("_", name)
     if shown != name:
@@ -109,7 +109,7 @@ def limit_name(fields: Fields) -> tuple[str, str]:
             value="name",
             tolerated=True,
         )
-    return name, shown
+    return shown
 
 
 def read_limit(fields: Fields, around: Fields, key: str | None) -> Limit | None:
@@ -144,7 +144,7 @@ def read_limit(fields: Fields, around: Fields, key: str | None) -> Limit | None:
         fields.number("requests_per_unit", 0),
         window.unit,
         window.multiplier,
-        limit_name(fields)[1],
+        limit_name(fields),
         algorithm,
         _anchor(fields, window),
         fields.number("burst", 1) if fields.given("burst") else None,
@@ -194,9 +194,8 @@ def _window(fields: Fields) -> _Window:
     for name in ("unit", "unit_multiplier"):
         if fields.given(name):
             fields.report("window", f"{name} and window exclude each other: remove one", key=name)
-    found = _WINDOW.fullmatch(fields.text("window"))
-    length_us = int(found[1]) * _LETTERS_US[found[2]] if found else 0
-    if not 0 < length_us < MAX_EXACT:
+    length_us = _length_us(fields.text("window"), _WINDOW)
+    if not length_us:
         fields.report(
             "window",
             f"window {fields.raw('window')!r} is none: write a number above 0 with s, m, h, d or "
@@ -207,6 +206,13 @@ def _window(fields: Fields) -> _Window:
     seconds = length_us // SECOND_US
     unit = max(unit for unit in Unit if seconds % unit == 0)
     return _Window(unit, seconds // unit)
+
+
+def _length_us(text: str, pattern: re.Pattern[str]) -> int:
+    """A length of time in microseconds; 0 if it is none, or too long to be exact."""
+    found = pattern.fullmatch(text)
+    length_us = int(found[1]) * _LETTERS_US[found[2]] if found else 0
+    return length_us if length_us < MAX_EXACT else 0
 
 
 def _anchor(fields: Fields, window: _Window) -> Anchor | Calendar:
@@ -248,16 +254,14 @@ def _time_zone(fields: Fields) -> str:
 def _max_wait_us(fields: Fields) -> int:
     if not fields.given("max_wait"):
         return 0
-    found = _WAIT.fullmatch(fields.text("max_wait"))
-    wait_us = int(found[1]) * _LETTERS_US[found[2]] if found else 0
-    if not 0 < wait_us < MAX_EXACT:
+    wait_us = _length_us(fields.text("max_wait"), _WAIT)
+    if not wait_us:
         fields.report(
             "max_wait",
             f"max_wait {fields.raw('max_wait')!r} is none: write a number above 0 with ms, s, m, "
             "h, d or w, as in 500ms",
             value="max_wait",
         )
-        return 0
     return wait_us
 
 
