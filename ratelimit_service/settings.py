@@ -202,7 +202,8 @@ class Settings:
     store: str = field(
         default="memory",
         metadata=_described(
-            "Where counters live: memory, redis://HOST:PORT/DB, rediss://… or redis+unix:///PATH.",
+            "Where counters live: memory, redis://HOST:PORT/DB, rediss://…, redis+unix:///PATH or "
+            "redis+sentinel://HOST:PORT,…/NAME.",
             "URL",
             str,
         ),
