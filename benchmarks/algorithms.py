@@ -119,7 +119,7 @@ def bytes_in_redis(kind: Kind, port: int) -> Figures:
     before = client.info("memory")["used_memory"]
     charge = client.register_script(SCRIPT)
     for now_us, requests in hits_of(kind):
-        count, *words = arguments(requests, now_us, judge=True)
+        count, *words = arguments([(0, requests)], now_us, judge=True)
         charge(keys=words[: int(count)], args=words[int(count) :])
     used = client.info("memory")["used_memory"] - before
     assert client.dbsize() == kind.counters

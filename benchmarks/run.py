@@ -127,7 +127,7 @@ class Bench:
             keys = [b"{x}user:__rand_int__", b"{x}tenant:__rand_int__"]
         measure = Measure("fixed_window", 200_000_000, 3_600_000_000)
         requests = [[Hit(key, measure) for key in keys]] * BATCH
-        *words, packed = arguments(requests, 0)
+        *words, packed = arguments([(0, requests)], 0)
         assert isinstance(packed, bytes)
         # redis-benchmark cannot send zero bytes, so here the packed argument stands in the script.
         constant = "".join(f"\\{byte:03d}" for byte in packed)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 
 from ratelimit_service.algorithms.step import State, Step, step
-from ratelimit_service.model import Measure
+from ratelimit_service.model import Measure, Receipt
 
 __all__ = ["MAX_LEASES", "charge", "refund"]
 
@@ -112,7 +112,14 @@ def charge(
     )
 
 
-def refund(state: State | None, now_us: int, addend: int, measure: Measure, lease: bytes) -> Step:
+def refund(
+    state: State | None,
+    now_us: int,
+    addend: int,
+    measure: Measure,
+    lease: bytes,
+    _receipt: Receipt | None,
+) -> Step:
     """Gives back the lease, or without one the oldest; an unknown one gives back nothing."""
     leases = _Leases(state, now_us, measure.window_us)
     given_back = leases.give_back(addend, lease) if addend else 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 
 from ratelimit_service.algorithms.step import State, Step, step
-from ratelimit_service.model import Anchor, Measure
+from ratelimit_service.model import Anchor, Measure, Receipt
 
 __all__ = ["charge", "refund"]
 
@@ -34,7 +34,7 @@ def charge(
 
     0 hits are a peek: it passes while the count does not exceed the limit, and changes nothing.
     """
-    _, limit, window_us, _, _, anchor, _, _ = measure
+    _, limit, window_us, _, _, anchor, _, _, _ = measure
     if anchor is not _CLOCK:
         return _charge(state, now_us, addend, measure, force)
     number, count, damaged = now_us // window_us, 0, False
@@ -59,10 +59,19 @@ def charge(
     return step((False, state, left, reset_us, retry_us, 0, damaged))
 
 
-def refund(state: State | None, now_us: int, addend: int, measure: Measure, _lease: bytes) -> Step:
-    """Takes up to `addend` hits off the current window's count; never makes a state."""
+def refund(
+    state: State | None,
+    now_us: int,
+    addend: int,
+    measure: Measure,
+    _lease: bytes,
+    receipt: Receipt | None,
+) -> Step:
+    """Takes up to `addend` hits off the current window's count, or the receipt's if that is it."""
     window = _Window(state, now_us, measure)
     given_back = min(window.count, addend)
+    if receipt and receipt.until_us != now_us + window.reset_us:
+        given_back = 0  # that window is over
     if given_back:
         window.count -= given_back
         state = window.state()

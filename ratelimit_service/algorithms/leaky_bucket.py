@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ratelimit_service.algorithms import level
 from ratelimit_service.algorithms.step import State, Step
-from ratelimit_service.model import Measure
+from ratelimit_service.model import Measure, Receipt
 
 __all__ = ["charge", "refund"]
 
@@ -24,6 +24,13 @@ def charge(
     return level.charge(_MARK, state, now_us, addend, measure)
 
 
-def refund(state: State | None, now_us: int, addend: int, measure: Measure, _lease: bytes) -> Step:
+def refund(
+    state: State | None,
+    now_us: int,
+    addend: int,
+    measure: Measure,
+    _lease: bytes,
+    receipt: Receipt | None,
+) -> Step:
     """Takes hits out, down to an empty bucket."""
-    return level.refund(_MARK, state, now_us, addend, measure)
+    return level.refund(_MARK, state, now_us, addend, measure, receipt)

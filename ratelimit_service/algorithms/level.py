@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 
 from ratelimit_service.algorithms.step import State, Step, step
-from ratelimit_service.model import TICKS_US, Measure
+from ratelimit_service.model import TICKS_US, Measure, Receipt
 
 __all__ = ["charge", "refund"]
 
@@ -48,14 +48,20 @@ class _Level:
             self.damaged = True
             return
         self.now = max(self.now, last)
-        rate = self._measure.rate
-        if self._measure.stepped:
-            since = self.now // self.ticks - last // self.ticks
-            rate *= self.ticks
-        else:
-            since = self.now - last
+        since, rate = self._since(last)
         full = -(-level // rate) if rate else since + 1
         self.level = level - since * rate if since < full else 0
+
+    def _since(self, last: int) -> tuple[int, int]:
+        """How often something has leaked since a time in ticks, and how much each time."""
+        if self._measure.stepped:
+            return self.now // self.ticks - last // self.ticks, self._measure.rate * self.ticks
+        return self.now - last, self._measure.rate
+
+    def leaked(self, since_us: int) -> int:
+        """The most that can have leaked since a moment; nothing yet if it is to come."""
+        since, rate = self._since(since_us // self._tick_us)
+        return max(0, since) * rate
 
     def state(self) -> State:
         hits, fraction = divmod(self.level, self.ticks)
@@ -98,12 +104,26 @@ def charge(mark: bytes, state: State | None, now_us: int, addend: int, measure: 
     return step((True, state, left - addend, level.until_us(0), 0, addend, level.damaged))
 
 
-def refund(mark: bytes, state: State | None, now_us: int, addend: int, measure: Measure) -> Step:
-    """Takes up to `addend` hits out of the bucket."""
+def refund(
+    mark: bytes,
+    state: State | None,
+    now_us: int,
+    addend: int,
+    measure: Measure,
+    receipt: Receipt | None,
+) -> Step:
+    """Takes up to `addend` hits out of the bucket.
+
+    With a receipt, if others have come since, less what has leaked since: so much of it may
+    have been of theirs. Of a queue then nothing, since they were told their places.
+    """
     level = _Level(mark, state, now_us, measure)
-    given_back = min(addend, level.used())
+    given = addend * level.ticks
+    if receipt and now_us + level.until_us(0) != receipt.until_us:
+        given = 0 if measure.queue else max(0, given - level.leaked(receipt.at_us))
+    given_back = min(-(-given // level.ticks), level.used())
     if given_back:
-        level.level = max(0, level.level - given_back * level.ticks)
+        level.level = max(0, level.level - given)
         state = level.state()
     left = max(0, measure.limit - level.used())
     return Step(True, state, left, level.until_us(0), 0, given_back, level.damaged)

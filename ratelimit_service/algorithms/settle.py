@@ -108,7 +108,7 @@ def _refund(hits: Sequence[Hit], steps: list[Step], read: _Read, now_us: int) ->
         if hit.refund:
             state = _state(hit.key, changes, read)
             steps[place] = step = ALGORITHMS[hit.measure.algorithm].refund(
-                state, now_us, hit.addend, hit.measure, hit.lease
+                state, now_us, hit.addend, hit.measure, hit.lease, hit.receipt
             )
             if step.counted:
                 changes[hit.key] = hit, step

@@ -14,7 +14,7 @@ import struct
 from typing import NamedTuple
 
 from ratelimit_service.algorithms.step import State, Step, step
-from ratelimit_service.model import Measure
+from ratelimit_service.model import Measure, Receipt
 
 __all__ = ["MAX_HITS", "charge", "refund"]
 
@@ -59,6 +59,36 @@ class _Log(NamedTuple):
         last = self.last - (since >> 1)
         return _Log(self.base, last, self.total - hits, self.entries[:at]), hits
 
+    def without(self, moment_us: int, addend: int) -> tuple[_Log, int]:
+        """The log without so many hits of a moment, and how many it had."""
+        entries, end, time, last, rest = (
+            self.entries,
+            len(self.entries),
+            self.last,
+            self.last,
+            addend,
+        )
+        while end and time >= moment_us and rest:
+            since, at = _number_before(entries, end)
+            since >>= 1
+            hits = 1
+            if at:
+                number, before = _number_before(entries, at)
+                if number & 1:
+                    hits, at = number >> 1, before
+            if time == moment_us:
+                given = min(rest, hits)
+                rest -= given
+                if hits > given:
+                    entries = entries[:at] + _entry(since, hits - given) + entries[end:]
+                elif end < len(entries):
+                    since_next, hits_next, after = _entry_at(entries, end)
+                    entries = entries[:at] + _entry(since + since_next, hits_next) + entries[after:]
+                else:
+                    entries, last = entries[:at], time - since
+            time, end = time - since, at
+        return _Log(self.base, last, self.total - addend + rest, entries), addend - rest
+
 
 def charge(
     state: State | None, now_us: int, addend: int, measure: Measure, force: bool, _lease: bytes
@@ -78,11 +108,21 @@ def charge(
     )
 
 
-def refund(state: State | None, now_us: int, addend: int, measure: Measure, _lease: bytes) -> Step:
-    """Takes back up to `addend` hits, the newest first."""
+def refund(
+    state: State | None,
+    now_us: int,
+    addend: int,
+    measure: Measure,
+    _lease: bytes,
+    receipt: Receipt | None,
+) -> Step:
+    """Takes back up to `addend` hits, the newest first; or those of the receipt's moment."""
     log, damaged = _read(state, now_us, measure.window_us)
     given_back = min(addend, log.total)
-    if given_back:
+    if receipt:
+        log, given_back = log.without(receipt.until_us - measure.window_us, addend)
+        state = log.state() if given_back else state
+    elif given_back:
         rest = given_back
         while rest:
             newest = log.last

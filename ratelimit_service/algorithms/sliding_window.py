@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 
 from ratelimit_service.algorithms.step import State, Step, step
-from ratelimit_service.model import MAX_ADDEND, MAX_EXACT, Measure
+from ratelimit_service.model import MAX_ADDEND, MAX_EXACT, Measure, Receipt
 
 __all__ = ["charge", "refund"]
 
@@ -37,10 +37,17 @@ def charge(
     return step((passed, state, left, window.reset_us(), retry_us, counted, window.damaged))
 
 
-def refund(state: State | None, now_us: int, addend: int, measure: Measure, _lease: bytes) -> Step:
-    """Takes up to `addend` hits off the newest counts, then off the older ones."""
+def refund(
+    state: State | None,
+    now_us: int,
+    addend: int,
+    measure: Measure,
+    _lease: bytes,
+    receipt: Receipt | None,
+) -> Step:
+    """Takes up to `addend` hits off the newest counts, then the older ones; or where they lie."""
     window = _window(state, now_us, measure)
-    given_back = window.take_off(addend)
+    given_back = window.undo(addend, receipt) if receipt else window.take_off(addend)
     if given_back:
         state = window.state()
     left = max(0, measure.limit - window.count())
@@ -98,6 +105,18 @@ class _TwoCounters:
         older = min(self._before, addend - given_back)
         self._before -= older
         return given_back + older
+
+    def undo(self, addend: int, receipt: Receipt) -> int:
+        """Takes them off the window that the receipt is of."""
+        ago = self._number + 1 - receipt.until_us // self._measure.window_us
+        given_back = 0
+        if ago == 0:
+            given_back = min(self._now, addend)
+            self._now -= given_back
+        elif ago == 1:
+            given_back = min(self._before, addend)
+            self._before -= given_back
+        return given_back
 
     def reset_us(self) -> int:
         return self._ends_us
@@ -168,6 +187,16 @@ class _Buckets:
             self._counts[place] -= min(count, rest)
             rest -= min(count, rest)
         return addend - rest
+
+    def undo(self, addend: int, receipt: Receipt) -> int:
+        """Takes them off the part that the receipt is of."""
+        number = receipt.until_us // self._part_us - self._measure.buckets - 1
+        place = self._number - number
+        if not 0 <= place < len(self._counts):
+            return 0
+        given_back = min(self._counts[place], addend)
+        self._counts[place] -= given_back
+        return given_back
 
     def reset_us(self) -> int:
         for place, count in enumerate(self._counts):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from ratelimit_service.model import Measure
+from ratelimit_service.model import Measure, Receipt
 
 __all__ = ["Algorithm", "State", "Step", "step"]
 
@@ -63,6 +63,16 @@ class Algorithm(Protocol):
         """
 
     def refund(
-        self, state: State | None, now_us: int, addend: int, measure: Measure, lease: bytes
+        self,
+        state: State | None,
+        now_us: int,
+        addend: int,
+        measure: Measure,
+        lease: bytes,
+        receipt: Receipt | None,
     ) -> Step:
-        """Gives hits back, the newest first, never below nothing; never makes a state."""
+        """Gives hits back, the newest first, never below nothing; never makes a state.
+
+        With a receipt just those of that charge, so that the counter is as if it had not been;
+        where that can no longer be told, it holds more rather than less.
+        """

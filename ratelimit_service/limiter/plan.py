@@ -200,7 +200,17 @@ class Planner:
             return None
         (counted,) = terms.limits
         addend = addend or 1
-        rest = counted.measure, addend, terms.hit_mode, counted.count_denied, False, b"", False
+        rest = (
+            counted.measure,
+            addend,
+            terms.hit_mode,
+            counted.count_denied,
+            False,
+            b"",
+            False,
+            terms.policy,
+            None,
+        )
         return Stem(terms, addend, counted.names.stem(entries), rest)
 
     def _renew(self, snapshot: Snapshot) -> None:
@@ -356,7 +366,18 @@ def _counted(
     if len(terms.limits) == 1:
         _, measure, count_denied, names, _, _, _, _ = terms.limits[0]
         key = names.key(identity, shared)
-        hit = (key, measure, addend, terms.hit_mode, count_denied, refund, lease, False)
+        hit = (
+            key,
+            measure,
+            addend,
+            terms.hit_mode,
+            count_denied,
+            refund,
+            lease,
+            False,
+            terms.policy,
+            None,
+        )
         return _plan((terms, addend, (_hit(hit),)))
     hits = []
     for place, counted in enumerate(terms.limits):
@@ -372,6 +393,7 @@ def _counted(
                 refund,
                 lease,
                 joined=place > 0,
+                policy=terms.policy,
             )
         )
     return Plan(terms, addend, tuple(hits))

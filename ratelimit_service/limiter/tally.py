@@ -16,7 +16,7 @@ __all__ = ["tally", "tally_within"]
 
 def tally_within(plans: Sequence[Plan], outcomes: Sequence[Outcome]) -> None:
     """Adds the hits of a request none of which was over, and none given back."""
-    for (terms, addend, _), (_, left, _, _) in zip(plans, outcomes, strict=True):
+    for (terms, addend, _), (_, left, _, _, _) in zip(plans, outcomes, strict=True):
         tally = terms.tally
         if tally is not None:
             tally.hits += addend

@@ -2,7 +2,7 @@
 
 from ratelimit_service.model.calendar import WEEKDAYS, Calendar, Periods
 from ratelimit_service.model.decision import Code, Decision, Header, Status, whole_seconds
-from ratelimit_service.model.hit import Hit, Mode, Outcome
+from ratelimit_service.model.hit import Hit, Mode, Outcome, Receipt
 from ratelimit_service.model.limit import BUCKETS, MAX_ADDEND, FailurePolicy, Limit
 from ratelimit_service.model.measure import MAX_EXACT, TICKS_US, Anchor, Measure
 from ratelimit_service.model.request import Descriptor, Entry, Request
@@ -29,6 +29,7 @@ __all__ = [
     "Mode",
     "Outcome",
     "Periods",
+    "Receipt",
     "Request",
     "Status",
     "Unit",

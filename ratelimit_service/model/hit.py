@@ -5,9 +5,10 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
+from ratelimit_service.model.limit import FailurePolicy
 from ratelimit_service.model.measure import Measure
 
-__all__ = ["Hit", "Mode", "Outcome"]
+__all__ = ["Hit", "Mode", "Outcome", "Receipt"]
 
 
 class Mode(IntEnum):
@@ -21,6 +22,17 @@ class Mode(IntEnum):
     """It denies when every quota hit of the request is without room."""
 
 
+class Receipt(NamedTuple):
+    """What a store knows of a charge that it takes back, by its own clock.
+
+    `at_us` is when it was counted, `until_us` the end of its reset: with the counter's measure
+    that names the window, the part, the moment or the place in the queue that it is in.
+    """
+
+    at_us: int
+    until_us: int
+
+
 class Hit(NamedTuple):
     """One charge on one counter.
 
@@ -28,7 +40,8 @@ class Hit(NamedTuple):
     back. With `count_denied` they are counted whether or not the request passes. `lease` is
     the id, of 8 bytes, under which `concurrency` takes and gives back; without one the oldest
     are given back. A `joined` hit is of the same descriptor as the one before it: they have
-    room together or not at all.
+    room together or not at all. `policy` is what decides if the store does not. A refund with a
+    `receipt` undoes just that charge, as far as it still counts.
     """
 
     key: bytes
@@ -39,6 +52,8 @@ class Hit(NamedTuple):
     refund: bool = False
     lease: bytes = b""
     joined: bool = False
+    policy: FailurePolicy = FailurePolicy.OPEN
+    receipt: Receipt | None = None
 
 
 class Outcome(NamedTuple):
@@ -47,10 +62,12 @@ class Outcome(NamedTuple):
     `over`: there was no room for the hit. `left`: the hits that would still pass; where the
     hit is over, those there was room for when it came. `reset_us`: until the window ends or the
     counter is as new; where the hit is over, until it would pass. `charged`: the hits counted
-    (or given back), 0 when a denied request kept this one from being charged.
+    (or given back), 0 when a denied request kept this one from being charged. `local`: counted
+    in this process alone, by the failure policy of that name.
     """
 
     over: bool
     left: int
     reset_us: int
     charged: int
+    local: bool = False

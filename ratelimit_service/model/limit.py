@@ -88,4 +88,5 @@ class Limit(NamedTuple):
             self.anchor,
             self.buckets,
             self.stepped,
+            self.max_wait_us > 0,
         )

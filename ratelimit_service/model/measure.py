@@ -32,7 +32,8 @@ class Measure(NamedTuple):
     `rate` hits back in each `window_us`. Numbers that multiply hits with time do so in ticks of
     10^`tick` microseconds: the smallest in which `window_us * (limit + rate)` is exact.
     `buckets` is the number of sub-counters of a sliding window, 0 for the two it else has.
-    `stepped` buckets get the whole rate back at once.
+    `stepped` buckets get the whole rate back at once. A `queue` is a bucket in which hits have
+    places, which nobody else may get once it was told.
     """
 
     algorithm: str
@@ -43,6 +44,7 @@ class Measure(NamedTuple):
     anchor: Anchor | Calendar = Anchor.CLOCK
     buckets: int = 0
     stepped: bool = False
+    queue: bool = False
 
     @property
     def counts(self) -> tuple[object, ...]:

@@ -120,7 +120,7 @@ class MemoryStore:
         tables, mask, outcomes = self._tables, len(self._tables) - 1, []
         undo: list[tuple[_Counter, State | None]] = []
         new: list[tuple[_Table, bytes]] = []
-        for key, measure, addend, _, _, refund, lease, _ in hits:
+        for key, measure, addend, _, _, refund, lease, _, _, _ in hits:
             table = tables[hash(key) & mask]
             counter = table.get(key)
             before = counter.state if counter is not None else None
@@ -151,7 +151,7 @@ class MemoryStore:
                 table[key] = _Counter(state, measure)
                 self._size += 1
                 new.append((table, key))
-            outcomes.append(_outcome((False, left, reset_us, counted)))
+            outcomes.append(_outcome((False, left, reset_us, counted, False)))
         return outcomes
 
     def _settle(self, hits: Sequence[Hit], now: int) -> Outcomes:

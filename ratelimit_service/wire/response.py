@@ -70,7 +70,7 @@ def encode_within(limits: Sequence[bytes], outcomes: Sequence[Outcome]) -> bytes
     `limits` are the limits as `encode_limit` gives them.
     """
     answer = _OK
-    for limit, (_, left, reset_us, _) in zip(limits, outcomes, strict=True):
+    for limit, (_, left, reset_us, _, _) in zip(limits, outcomes, strict=True):
         remaining = b"\x18" + _varint(left) if left else b""
         reset = _reset(reset_us)
         size = len(limit) + len(remaining) + len(reset)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_service.algorithms import ALGORITHMS, State, Step
-from ratelimit_service.model import Anchor, Calendar, Limit, Unit
+from ratelimit_service.model import Anchor, Calendar, Limit, Receipt, Unit
 from tests.stores.cases import DAY, MINUTE, SECOND, T
 
 WINDOW = MINUTE
@@ -49,8 +49,16 @@ class Counter:
             self.admitted.append(Admitted(self.now, addend))
         return step
 
+    def peek(self) -> Step:
+        return self.algorithm.charge(self.state, self.now, 0, self.measure, False, b"")
+
+    def undo(self, addend: int, receipt: Receipt, lease: bytes) -> None:
+        self.state = self.algorithm.refund(
+            self.state, self.now, addend, self.measure, lease, receipt
+        ).state
+
     def refund(self, addend: int) -> int:
-        step = self.algorithm.refund(self.state, self.now, addend, self.measure, b"")
+        step = self.algorithm.refund(self.state, self.now, addend, self.measure, b"", None)
         self.state = step.state
         return step.counted
 
@@ -222,6 +230,45 @@ def test_refunds_admit_no_more_than_they_give_back(
         admitted = total(one for one in counter.admitted if start <= one.time < start + WINDOW)
         refunded = total(one for one in given_back if start <= one.time < start + WINDOW)
         assert admitted <= 5 + refunded
+
+
+ROOMY = [limit._replace(requests_per_unit=9_000, burst=None) for limit in WAITING]
+ROOMY.append(Limit(9_000, Unit.MINUTE, algorithm="leaky_bucket", max_wait_us=MINUTE))
+
+
+@given(st.sampled_from(ROOMY), MOMENTS, MOMENTS, st.integers(1, 9), st.integers(0, 9 * SECOND))
+def test_an_undone_charge_leaves_no_trace(
+    limit: Limit,
+    before: list[tuple[int, int]],
+    between: list[tuple[int, int]],
+    addend: int,
+    pause: int,
+) -> None:
+    """A counter in which a charge was undone is as one without it; a bucket is never fuller.
+
+    And at most emptier by what has leaked since; a queue by the charge, if others are behind it.
+    """
+    counter, without = Counter(limit), Counter(limit)
+    for moment, hits in before:
+        for each in (counter, without):
+            each.charge(hits, moment)
+    step = counter.charge(addend, pause)
+    without.now = charged_at = counter.now
+    opened = limit.anchor is Anchor.FIRST_HIT and without.peek().left == 9_000
+    for moment, hits in between:
+        for each in (counter, without):
+            each.charge(hits, moment)
+
+    receipt = Receipt(charged_at, charged_at + step.reset_us)
+    counter.undo(addend, receipt, charged_at.to_bytes(8, "big"))
+
+    missing = without.peek().left - counter.peek().left
+    if counter.measure.rate:
+        leaked = -(-9_000 * (counter.now - charged_at) // MINUTE)
+        behind = addend if counter.measure.queue and total(without.admitted) else 0
+        assert 0 <= missing <= max(leaked, behind)
+    elif not opened:  # then the hits behind it lie in a window that else began later
+        assert missing == 0
 
 
 @given(st.sampled_from(WAITING), MOMENTS)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import pytest
 import redis
 
 from ratelimit_service.health import Health
-from ratelimit_service.model import MAX_ADDEND, Hit, Limit, Mode, Unit
+from ratelimit_service.model import MAX_ADDEND, Hit, Limit, Mode, Receipt, Unit
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores import Outcomes, Store
 from ratelimit_service.stores.memory import MemoryStore
@@ -77,19 +78,34 @@ async def test_random_walk(redis_store: RedisStore, redis_server: RedisServer, c
     memory = Keeping(10_000, Counters(), Health(), clock)
     client = redis.Redis.from_url(redis_server.url)
     keys = sorted({hit(limit, key=key).key for limit in WALKED for key in "ab"})
+    undoable: list[Hit] = []
     walked = 0
     while walked < STEPS:
         clock.now_us += chance.choice(PAUSES_US if chance.random() < 0.8 else STEPS_BACK_US)
         requests = [_random_hits(chance) for _ in range(chance.choice([1, 2, 30, 60]))]
+        requests += [[chance.choice(undoable)] for _ in range(3) if undoable]
         walked += sum(map(len, requests))
 
         expected = await charged(memory, requests)
 
         assert await charged(redis_store, requests) == expected
+        undoable += _undone(requests, expected, clock.now_us)
+        del undoable[:-200]
         pipeline = client.pipeline(transaction=False)
         for key in keys:
             pipeline.persist(key)  # Redis' expiry runs by a clock that is not the walk's
         pipeline.execute()
+
+
+def _undone(
+    requests: Sequence[Sequence[Hit]], outcomes: Sequence[Outcomes], now_us: int
+) -> Iterator[Hit]:
+    """What undoes the hits that were counted."""
+    for hits, each in zip(requests, outcomes, strict=True):
+        for one, outcome in zip(hits, each, strict=True):
+            if outcome and outcome.charged and not outcome.over and not one.refund:
+                receipt = Receipt(now_us, now_us + outcome.reset_us)
+                yield one._replace(refund=True, receipt=receipt, joined=False)
 
 
 def _random_hits(chance: random.Random) -> list[Hit]:

@@ -201,7 +201,7 @@ async def test_redis_picks_the_calendar_s_period(redis_server: RedisServer, wron
     seconds, micros = client.time()
     now_us = seconds * SECOND + micros
     for sent_us in (now_us, now_us + wrong_us):
-        _, _, *words = arguments([[one]], sent_us)
+        _, _, *words = arguments([(0, [[one]])], sent_us)
         reply = charge(keys=[str(one.key, "utf-8")], args=words)
 
     _, over, left, reset_us, _ = reply

@@ -115,9 +115,12 @@ function fixed_window.charge(state, now, addend, measure, force)
   }
 end
 
-function fixed_window.refund(state, now, addend, measure)
+function fixed_window.refund(state, now, addend, measure, _, receipt)
   local found = read(state, now, measure)
   local given_back = math.min(found.count, addend)
+  if receipt and receipt.until_us ~= now + found.reset then
+    given_back = 0
+  end
   if given_back > 0 then
     state = packed(found, found.count - given_back)
   end

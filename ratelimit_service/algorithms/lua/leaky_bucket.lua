@@ -8,8 +8,8 @@ function leaky_bucket.charge(state, now, addend, measure)
   return level.charge(MARK, state, now, addend, measure)
 end
 
-function leaky_bucket.refund(state, now, addend, measure)
-  return level.refund(MARK, state, now, addend, measure)
+function leaky_bucket.refund(state, now, addend, measure, _, receipt)
+  return level.refund(MARK, state, now, addend, measure, receipt)
 end
 
 return leaky_bucket

@@ -4,17 +4,26 @@
 local SIZE = 22
 local MAX_TICK = 12
 
-local function leak(bucket, last, level, measure)
+local function since_of(bucket, last)
+  local measure = bucket.measure
+  if measure.stepped then
+    return math.floor(bucket.now / bucket.ticks) - math.floor(last / bucket.ticks), measure.rate * bucket.ticks
+  end
+  return bucket.now - last, measure.rate
+end
+
+local function leaked(bucket, since_us)
+  local since, rate = since_of(bucket, math.floor(since_us / bucket.tick))
+  return math.max(0, since) * rate
+end
+
+local function leak(bucket, last, level)
   if last - bucket.now >= bucket.ticks then
     bucket.damaged = true
     return
   end
   bucket.now = math.max(bucket.now, last)
-  local rate, since = measure.rate, bucket.now - last
-  if measure.stepped then
-    since = math.floor(bucket.now / bucket.ticks) - math.floor(last / bucket.ticks)
-    rate = rate * bucket.ticks
-  end
+  local since, rate = since_of(bucket, last)
   if rate == 0 then
     bucket.level = level
   elseif since < math.ceil(level / rate) then
@@ -42,7 +51,7 @@ local function read(mark, state, now, measure)
     last = math.floor(last / coarser)
   end
   hits = math.min(hits, measure.limit + measure.rate)
-  leak(bucket, last, hits * bucket.ticks + fraction, measure)
+  leak(bucket, last, hits * bucket.ticks + fraction)
   return bucket
 end
 
@@ -98,11 +107,15 @@ function level.charge(mark, state, now, addend, measure)
   }
 end
 
-function level.refund(mark, state, now, addend, measure)
+function level.refund(mark, state, now, addend, measure, receipt)
   local bucket = read(mark, state, now, measure)
-  local given_back = math.min(addend, used(bucket))
+  local given = addend * bucket.ticks
+  if receipt and now + until_level(bucket, 0) ~= receipt.until_us then
+    given = measure.queue and 0 or math.max(0, given - leaked(bucket, receipt.at_us))
+  end
+  local given_back = math.min(math.ceil(given / bucket.ticks), used(bucket))
   if given_back > 0 then
-    bucket.level = math.max(0, bucket.level - given_back * bucket.ticks)
+    bucket.level = math.max(0, bucket.level - given)
     state = state_of(bucket)
   end
   return {

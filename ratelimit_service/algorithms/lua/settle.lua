@@ -1,5 +1,5 @@
 -- The rule of passing: the same as settle.py, see there. Expects the table `algorithms`.
--- A hit is { key, measure, addend, mode, count_denied, refund, lease, joined }, its measure
+-- A hit is { key, measure, addend, mode, count_denied, refund, lease, joined, receipt }, its measure
 -- { algorithm, limit, window, … } as in Python; `read` gives a key's state. Returns a step for
 -- each hit and, by key, the steps to write. No redis.call here.
 
@@ -53,7 +53,7 @@ local function settle(hits, read, now)
   for place, hit in ipairs(hits) do
     if hit.refund then
       local state = state_of(hit.key, committed, read)
-      local step = algorithms[hit.measure.algorithm].refund(state, now, hit.addend, hit.measure, hit.lease)
+      local step = algorithms[hit.measure.algorithm].refund(state, now, hit.addend, hit.measure, hit.lease, hit.receipt)
       steps[place] = step
       if step.counted > 0 then
         committed[hit.key] = step

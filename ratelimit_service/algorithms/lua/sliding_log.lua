@@ -87,6 +87,37 @@ local function without_newest(log)
   return { base = log.base, last = log.last - since / 2, total = log.total - hits, entries = entries }, hits
 end
 
+-- The log without so many hits of a moment, and how many it had.
+local function without(log, moment, addend)
+  local entries, stop, time, last, rest = log.entries, #log.entries + 1, log.last, log.last, addend
+  while stop > 1 and time >= moment and rest > 0 do
+    local since, at = number_before(entries, stop)
+    local hits = 1
+    since = since / 2
+    if at > 1 then
+      local number, before = number_before(entries, at)
+      if number % 2 == 1 then
+        hits, at = (number - 1) / 2, before
+      end
+    end
+    if time == moment then
+      local given = math.min(rest, hits)
+      rest = rest - given
+      local head = string.sub(entries, 1, at - 1)
+      if hits > given then
+        entries = head .. entry(since, hits - given) .. string.sub(entries, stop)
+      elseif stop <= #entries then
+        local since_next, hits_next, after = entry_at(entries, stop)
+        entries = head .. entry(since + since_next, hits_next) .. string.sub(entries, after)
+      else
+        entries, last = head, time - since
+      end
+    end
+    time, stop = time - since, at
+  end
+  return { base = log.base, last = last, total = log.total - addend + rest, entries = entries }, addend - rest
+end
+
 local with_hits
 function with_hits(log, now, addend)
   if #log.entries >= MAX_BYTES then
@@ -141,10 +172,13 @@ function sliding_log.charge(state, now, addend, measure, force)
   }
 end
 
-function sliding_log.refund(state, now, addend, measure)
+function sliding_log.refund(state, now, addend, measure, _, receipt)
   local log = read(state, now, measure.window)
   local damaged, given_back = log.damaged, math.min(addend, log.total)
-  if given_back > 0 then
+  if receipt then
+    log, given_back = without(log, receipt.until_us - measure.window, addend)
+    state = given_back > 0 and state_of(log) or state
+  elseif given_back > 0 then
     local rest = given_back
     while rest > 0 do
       local newest, hits = log.last

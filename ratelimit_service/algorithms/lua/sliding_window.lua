@@ -64,6 +64,18 @@ function two.take_off(window, addend)
   return given_back + older
 end
 
+function two.undo(window, addend, receipt)
+  local ago, given_back = window.number + 1 - math.floor(receipt.until_us / window.length), 0
+  if ago == 0 then
+    given_back = math.min(window.now, addend)
+    window.now = window.now - given_back
+  elseif ago == 1 then
+    given_back = math.min(window.before, addend)
+    window.before = window.before - given_back
+  end
+  return given_back
+end
+
 function two.reset(window)
   return (window.number + 1) * window.length - window.at
 end
@@ -170,6 +182,18 @@ function parts.take_off(window, addend)
   return addend - rest
 end
 
+function parts.undo(window, addend, receipt)
+  local number = math.floor(receipt.until_us / window.part) - window.buckets - 1
+  local place = window.number - number + 1
+  local count = window.counts[place]
+  if not count then
+    return 0
+  end
+  local given_back = math.min(count, addend)
+  window.counts[place], window.total = count - given_back, window.total - given_back
+  return given_back
+end
+
 local function gone(window, place)
   return (window.number - place + window.buckets + 2) * window.part - window.at
 end
@@ -221,10 +245,10 @@ function sliding_window.charge(state, now, addend, measure, force)
   }
 end
 
-function sliding_window.refund(state, now, addend, measure)
+function sliding_window.refund(state, now, addend, measure, _, receipt)
   local kind = measure.buckets > 0 and parts or two
   local window = kind.read(type(state) == "string" and state, now, measure)
-  local given_back = kind.take_off(window, addend)
+  local given_back = receipt and kind.undo(window, addend, receipt) or kind.take_off(window, addend)
   if given_back > 0 then
     state = kind.state(window)
   end

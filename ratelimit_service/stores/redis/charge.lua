@@ -1,14 +1,17 @@
 -- The end of the script that Redis runs: reads what is charged, settles it, writes the changes.
 -- KEYS: the counter of each hit, request after request. ARGV: the time in microseconds, or "" for
 -- Redis' own; then the hits packed: for each request the number of its hits (2 bytes; 32768 more
--- if it is settled at once), for each hit limit, window, addend, algorithm, and mode with flags;
--- then, by the flags, the rest of its measure, the periods of its calendar, its lease (script.py).
--- Returns flat integers: now, then for each hit its marks (1 over, 2 damaged), left, the wait
+-- if it is settled at once; 0 leads the deadline of the requests behind it, which 0 lifts),
+-- for each hit limit, window, addend, algorithm, and mode with flags;
+-- then, by the flags, the rest of its measure, the periods of its calendar, its receipt, its lease
+-- (script.py).
+-- Returns flat integers: now, then for each hit its marks (1 over, 2 damaged, 4 late), left, the wait
 -- until it is as new or, where it is over, passes, and counted.
 -- Requests are settled one after the other, each seeing what those before have counted.
 
 local MAX_STATE = 4503599627370496 -- 2^52
 local SETTLED = 32768
+local UNDO = 3
 local NO_LEASE = string.rep("\0", 8)
 
 local now = tonumber(ARGV[1])
@@ -50,7 +53,7 @@ local changed, reply = {}, { now }
 
 local function tell(place, step)
   place = place * 4 - 2
-  reply[place] = (step.passed and 0 or 1) + (step.damaged and 2 or 0)
+  reply[place] = (step.passed and 0 or 1) + (step.damaged and 2 or 0) + (step.late and 4 or 0)
   reply[place + 1] = step.left
   reply[place + 2] = step.passed and step.reset or step.retry
   reply[place + 3] = step.counted
@@ -139,12 +142,17 @@ local function unpack_hit(key)
   if flags % 64 >= 32 then
     local variant
     measure.rate, measure.tick, measure.buckets, variant, at = struct.unpack(">I4BI2B", packed, at)
-    measure.first_hit, measure.stepped = variant % 2 == 1, variant >= 2
+    measure.first_hit, measure.stepped, measure.queue = variant % 2 == 1, variant % 4 >= 2, variant >= 4
   end
   if flags % 128 >= 64 then
     local number, first, this, following, ending
     number, first, this, following, ending, at = struct.unpack(">I4dddd", packed, at)
     measure.periods = periods_of(number, first, this, following, ending)
+  end
+  if hit.refund and hit.mode == UNDO then
+    local receipt = {}
+    receipt.at_us, receipt.until_us, at = struct.unpack(">dd", packed, at)
+    hit.receipt = receipt
   end
   if flags >= 128 then
     hit.lease, at = struct.unpack("c8", packed, at)
@@ -154,13 +162,38 @@ local function unpack_hit(key)
   return hit
 end
 
+-- After the deadline nobody waits for the answer: what is given back is, nothing else changes.
+local LATE = { late = true, passed = true, left = 0, reset = 0, counted = 0 }
+local function settle_late(hits)
+  local refunds, steps = {}, {}
+  for place, hit in ipairs(hits) do
+    steps[place] = LATE
+    if hit.refund then
+      table.insert(refunds, hit)
+    end
+  end
+  local refunded, changes = settle(refunds, read, now)
+  for place, hit in ipairs(hits) do
+    if hit.refund then
+      steps[place] = table.remove(refunded, 1)
+    end
+  end
+  return steps, changes
+end
+
+local late = false
 while at <= #packed do
   local count, after
   count, at = struct.unpack(">I2", packed, at)
-  if count < SETTLED then
-    after = increment(count, at)
-  else
+  if count == 0 then
+    local not_after
+    not_after, at = struct.unpack(">d", packed, at)
+    late = not_after > 0 and now > not_after
+    after = at
+  elseif count >= SETTLED then
     count = count - SETTLED
+  elseif not late then
+    after = increment(count, at)
   end
   if after then
     at = after
@@ -170,7 +203,7 @@ while at <= #packed do
       hits[number] = unpack_hit(KEYS[index + number])
     end
 
-    local steps, changes = settle(hits, read, now)
+    local steps, changes = (late and settle_late or settle)(hits, read, now)
 
     for key, step in pairs(changes) do
       states[key] = step.state

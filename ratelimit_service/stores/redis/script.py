@@ -7,13 +7,16 @@ import struct
 from collections.abc import Sequence
 from functools import partial
 from importlib.resources import files
+from itertools import repeat
 from typing import NamedTuple
 
 from ratelimit_service.algorithms import ALGORITHMS
 from ratelimit_service.model import Anchor, Calendar, Hit, Measure, Outcome
 
-__all__ = ["SCRIPT", "SHA", "arguments", "damaged", "outcomes", "weight"]
+__all__ = ["SCRIPT", "SHA", "Section", "arguments", "damaged", "outcomes", "weight"]
 
+_UNDO = 3
+"""In place of a refund's mode: its receipt follows."""
 _COUNT_DENIED = 4
 _REFUND = 8
 _JOINED = 16
@@ -25,10 +28,17 @@ _HIT = struct.Struct(">IdIBB")
 """A hit packed: limit, window in microseconds, addend, algorithm, mode and flags."""
 
 _MEASURE = struct.Struct(">IBHB")
-"""With _MORE the rest of a measure: rate, tick, buckets, and 1 for first_hit, 2 for stepped."""
+"""With _MORE the rest of a measure: rate, tick, buckets, and 1 for first_hit, 2 for stepped, 4
+for a queue."""
 
 _PERIODS = struct.Struct(">Idddd")
 """With _CALENDAR this period's number, and when three begin and the last ends."""
+
+_DEADLINE = struct.Struct(">Hd")
+"""Between requests, in place of a number of hits 0: the deadline of those that follow."""
+
+_RECEIPT = struct.Struct(">dd")
+"""Of a charge that is undone: when it was counted, and when its reset was to end."""
 
 _SETTLED = 1 << 15
 """Beside the number of a request's hits: it is settled at once, without trying the short way."""
@@ -37,6 +47,8 @@ _NUMBERS = {name: number for number, name in enumerate(ALGORITHMS)}
 
 _OVER = 1
 _DAMAGED = 2
+_LATE = 4
+_OVERS = [bool(mark & _OVER) for mark in range(2 * _LATE)]
 
 _CLOCKED_WEIGHT = 2
 _OTHER_WEIGHT = 3
@@ -87,7 +99,7 @@ def _form(measure: Measure) -> _Form:
     number, rest, flags = _NUMBERS[measure.algorithm], b"", 0
     weighed = _CLOCKED_WEIGHT
     if measure.algorithm != "fixed_window" or measure.anchor is not Anchor.CLOCK:
-        variant = (measure.anchor is Anchor.FIRST_HIT) + 2 * measure.stepped
+        variant = (measure.anchor is Anchor.FIRST_HIT) + 2 * measure.stepped + 4 * measure.queue
         rest = _MEASURE.pack(measure.rate, measure.tick, measure.buckets, variant)
         flags = _MORE
         weighed = _OTHER_WEIGHT + measure.buckets // _BUCKETS_PER_WEIGHT
@@ -111,23 +123,44 @@ def weight(hits: Sequence[Hit]) -> int:
     return found
 
 
+Section = tuple[int, Sequence[Sequence[Hit]]]
+"""Requests with one deadline: by the server's clock in microseconds, 0 for none."""
+
+
 def arguments(
-    requests: Sequence[Sequence[Hit]], now_us: int, *, judge: bool = False
+    sections: Sequence[Section], now_us: int, *, judge: bool = False
 ) -> list[bytes | int | str]:
     """What follows the script's name in EVAL and EVALSHA: keys, time, and the packed hits.
 
     Redis' own time counts, unless `now_us` is to `judge`; else it only tells which periods of a
     calendar to send, from which Redis picks. Hits are packed into one argument, each request
-    led by the number of its hits.
+    led by the number of its hits. After a section's deadline nothing of it but refunds counts.
     """
     keys: list[bytes | int | str] = [0]
     packed: list[bytes] = []
+    last_us = 0
+    for not_after_us, requests in sections:
+        if not_after_us != last_us:
+            last_us = not_after_us
+            packed.append(_DEADLINE.pack(0, not_after_us))
+        _pack(requests, now_us, keys, packed)
+    keys[0] = len(keys) - 1
+    return [*keys, now_us if judge else "", b"".join(packed)]
+
+
+def _pack(
+    requests: Sequence[Sequence[Hit]],
+    now_us: int,
+    keys: list[bytes | int | str],
+    packed: list[bytes],
+) -> None:
+    """Appends what these requests are packed into."""
     known = _forms.get
     for hits in requests:
         led, start = len(hits), len(packed)
         packed.append(b"")
         for hit in hits:
-            key, measure, addend, mode, count_denied, refund, lease, joined = hit
+            key, measure, addend, mode, count_denied, refund, lease, joined, _, _ = hit
             keys.append(key)
             form = known(id(measure)) or _form(measure)
             if form[2] or addend != 1 or mode or count_denied or refund or lease or joined:
@@ -137,13 +170,11 @@ def arguments(
             else:
                 packed.append(form[3])
         packed[start] = led.to_bytes(2, "big")
-    keys[0] = len(keys) - 1
-    return [*keys, now_us if judge else "", b"".join(packed)]
 
 
 def _packed(hit: Hit, form: _Form, now_us: int) -> tuple[bytes, int]:
     """A hit packed, and whether its request is settled at once."""
-    _, measure, addend, mode, count_denied, refund, lease, joined = hit
+    _, measure, addend, mode, count_denied, refund, lease, joined, _, receipt = hit
     _, number, rest, single, _ = form
     if single and addend == 1 and not (mode or count_denied or refund or lease or joined):
         return single, _SETTLED
@@ -155,6 +186,9 @@ def _packed(hit: Hit, form: _Form, now_us: int) -> tuple[bytes, int]:
         flags |= _CALENDAR
         periods = measure.anchor.periods(now_us)
         rest += _PERIODS.pack(periods.number, *periods.starts_us)
+    if receipt:
+        flags |= _UNDO
+        rest += _RECEIPT.pack(*receipt)
     if lease:
         flags |= _LEASE
         rest += lease
@@ -162,15 +196,18 @@ def _packed(hit: Hit, form: _Form, now_us: int) -> tuple[bytes, int]:
     return part, _SETTLED if rest or flags != mode or not addend else 0
 
 
-def outcomes(reply: object, requests: Sequence[Sequence[Hit]]) -> list[list[Outcome]] | None:
-    """Reads the script's reply for these requests; None if it is anything else."""
+def outcomes(reply: object, requests: Sequence[Sequence[Hit]]) -> list[list[Outcome | None]] | None:
+    """Reads the script's reply for these requests; None if it is anything else.
+
+    A hit that came after its deadline has no outcome.
+    """
     if not isinstance(reply, list) or len(reply) != 1 + 4 * sum(map(len, requests)):
         return None
     marks = reply[1::4]
-    if max(marks, default=0) >= _DAMAGED:
-        marks = [mark & _OVER for mark in marks]
-    fields = map(bool, marks), reply[2::4], reply[3::4], reply[4::4]
-    flat = list(map(_outcome, zip(*fields, strict=True)))
+    fields = map(_OVERS.__getitem__, marks), reply[2::4], reply[3::4], reply[4::4]
+    flat: list[Outcome | None] = list(map(_outcome, zip(*fields, repeat(False))))
+    if max(marks, default=0) >= _LATE:
+        flat = [None if mark & _LATE else one for mark, one in zip(marks, flat, strict=True)]
     found, at = [], 0
     for hits in requests:
         found.append(flat[at : at + len(hits)])

@@ -213,7 +213,9 @@ class RedisStore:
 
     def _call(self, connection: Connection, batch: _Batch, command: str, script: str) -> None:
         now, judge = (self._clock(), True) if self._clock else (now_us(), False)
-        future = connection.call(command, script, *arguments(batch.requests, now, judge=judge))
+        future = connection.call(
+            command, script, *arguments([(0, batch.requests)], now, judge=judge)
+        )
         future.add_done_callback(lambda _: self._replied(connection, batch, future.result()))
 
     def _replied(self, connection: Connection, batch: _Batch, reply: Reply) -> None:
