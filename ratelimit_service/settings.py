@@ -202,8 +202,8 @@ class Settings:
     store: str = field(
         default="memory",
         metadata=_described(
-            "Where counters live: memory, redis://HOST:PORT/DB, rediss://…, redis+unix:///PATH or "
-            "redis+sentinel://HOST:PORT,…/NAME.",
+            "Where counters live: memory, redis://HOST:PORT/DB, rediss://…, redis+unix:///PATH, "
+            "redis+sentinel://HOST:PORT,…/NAME, redis+ring://HOST:PORT,…/DB or file:SHARDS.yaml.",
             "URL",
             str,
         ),

@@ -159,8 +159,13 @@ class Metrics:
             "ratelimit_store_errors",
             "Hits that the store gave no answer for.",
             "reason",
-            ("disconnected", "timeout", "refused"),
+            ("disconnected", "circuit_open", "timeout", "refused", "unknown"),
             counters.store_errors,
+        )
+        yield CounterMetricFamily(
+            "ratelimit_given_back_hits",
+            "Hits that one shard had counted when another denied their request.",
+            value=counters.given_back,
         )
         yield _counter(
             "ratelimit_evicted_counters",

@@ -22,14 +22,17 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.service.memo import Memo
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import Outcomes, Store, Wanted, always
+from ratelimit_service.stores import NEVER, Outcomes, Store, Wanted, always
 
-__all__ = ["Answer", "Refusal", "Service"]
+__all__ = ["NEVER", "Answer", "Refusal", "Service"]
 
 log = logging.getLogger(__name__)
 
 _MAX_DOMAINS_LOGGED = 1_000
 _BUG_LOG_INTERVAL_US = 1_000_000
+
+_WAY_US = 2_000
+"""How long before its caller gives up an answer must be known, to be there in time."""
 
 
 class Refusal(NamedTuple):
@@ -98,7 +101,7 @@ class Service:
         self._domains_logged: set[str] = set()
         self._bug_logged_us: int | None = None
 
-    async def decide(self, bodies: Sequence[bytes]) -> list[Answer]:
+    async def decide(self, bodies: Sequence[bytes], deadline_us: int = NEVER) -> list[Answer]:
         """As `submit`, for callers that wait."""
         future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
 
@@ -106,7 +109,7 @@ class Service:
             if not future.done():  # as it is once its waiter was cancelled
                 future.set_result(answers)
 
-        self.submit(bodies, answered, lambda _: not future.done())
+        self.submit(bodies, answered, lambda _: not future.done(), deadline_us)
         return await future
 
     def submit(
@@ -114,12 +117,14 @@ class Service:
         bodies: Sequence[bytes],
         done: Callable[[list[Answer]], None],
         wanted: Wanted = always,
+        deadline_us: int = NEVER,
     ) -> None:
         """Answers serialized RateLimitRequests: `done` gets the answers in their order.
 
         `done` is called once, before this returns or later; nothing is raised. Each request is
         settled atomically by itself, all against the same rules. A request that is not `wanted`
-        any more when its turn comes to be sent to the store is not charged.
+        any more when its turn comes to be sent to the store is not charged, nor is one after the
+        deadline: the moment, by `clock.elapsed_us`, at which the callers stop waiting.
         """
         started = elapsed_us()
         snapshot = self._snapshot()
@@ -138,7 +143,7 @@ class Service:
             done(answers)
 
         if len(charged) == len(asked):  # as nearly always
-            self._store.charge(charged, settled, wanted)
+            self._store.charge(charged, settled, wanted, deadline_us - _WAY_US)
             return
         places = [place for place, one in enumerate(asked) if isinstance(one, _Asked) and one.hits]
 
@@ -149,7 +154,9 @@ class Service:
             settled(found)
 
         if charged:
-            self._store.charge(charged, some_settled, lambda place: wanted(places[place]))
+            self._store.charge(
+                charged, some_settled, lambda place: wanted(places[place]), deadline_us - _WAY_US
+            )
         else:
             some_settled([])
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ratelimit_service.model import Hit, Outcome
 
-__all__ = ["Outcomes", "Store", "Wanted", "always"]
+__all__ = ["NEVER", "Outcomes", "Store", "Wanted", "always"]
 
 Outcomes = Sequence[Outcome | None]
 """One for each hit of a request, in order; None where the store gave no answer in time.
@@ -17,6 +17,10 @@ Empty for a request that was not charged, since its caller did not want it any m
 
 Wanted = Callable[[int], bool]
 """Whether the caller still waits for the answer to a request, by its place among those charged."""
+
+
+NEVER = 1 << 62
+"""The deadline of what has none."""
 
 
 def always(_place: int) -> bool:
@@ -38,14 +42,16 @@ class Store(Protocol):
         requests: Sequence[Sequence[Hit]],
         done: Callable[[list[Outcomes]], None],
         wanted: Wanted = always,
+        deadline_us: int = NEVER,
     ) -> None:
         """Settles each request, each atomically by itself; `done` gets the answers in order.
 
         A store in which requests wait asks `wanted` before it sends one, and else drops it.
+        Nothing is charged after the deadline, which is by `clock.elapsed_us`.
 
         `done` is called exactly once, before this returns or later, at the latest when the
-        store's timeout is over. A store that fails raises nothing: hits without an answer have
-        the outcome None, and may or may not have been counted.
+        store's timeout or the deadline is over. A store that fails raises nothing: hits without
+        an answer have the outcome None, and may or may not have been counted.
         """
 
     async def close(self) -> None:

@@ -14,7 +14,7 @@ from ratelimit_service.clock import Clock, now_us
 from ratelimit_service.health import Health
 from ratelimit_service.model import Hit, Measure, Outcome
 from ratelimit_service.observer import Counters
-from ratelimit_service.stores import Outcomes, Wanted, always
+from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
 from ratelimit_service.stores.damage import Damage
 
 __all__ = ["MemoryStore"]
@@ -98,6 +98,7 @@ class MemoryStore:
         requests: Sequence[Sequence[Hit]],
         done: Callable[[list[Outcomes]], None],
         wanted: Wanted = always,  # noqa: ARG002 -- nothing waits here
+        deadline_us: int = NEVER,  # noqa: ARG002
     ) -> None:
         """Settles the requests one after the other, at one moment, and calls `done` at once."""
         now = self._clock()

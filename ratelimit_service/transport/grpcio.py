@@ -9,9 +9,10 @@ from __future__ import annotations
 import grpc
 from grpc_reflection.v1alpha import reflection
 
+from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import TransportError
 from ratelimit_service.health import Health
-from ratelimit_service.service import Answer, Refusal, Service
+from ratelimit_service.service import NEVER, Answer, Refusal, Service
 from ratelimit_service.transport.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.transport.reflection import SERVICES
 from ratelimit_service.transport.tls import TLS
@@ -90,7 +91,9 @@ class GrpcioServer:
             await self._server.stop(grace_us / 1_000_000)
 
     async def _should_rate_limit(self, body: bytes, context: _Context) -> bytes:
-        (answer,) = await self._service.decide([body])
+        seconds = context.time_remaining()
+        deadline_us = NEVER if seconds is None else elapsed_us() + int(seconds * 1_000_000)
+        (answer,) = await self._service.decide([body], deadline_us)
         return await _answered(answer, context)
 
     async def _check(self, message: bytes, context: _Context) -> bytes:

@@ -13,7 +13,6 @@ from ratelimit_service.errors import TransportError
 from ratelimit_service.health import Health
 from ratelimit_service.model import Decision, Request
 from ratelimit_service.service import Answer
-from ratelimit_service.stores import Wanted
 from ratelimit_service.transport import H2Server
 from tests.service.asking import Asking, descriptor
 
@@ -35,9 +34,7 @@ async def test_answer_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """A server that answers something else is told to be no rate limit service."""
     service = Asking(tmp_path, "domain: d").service
 
-    def submit(
-        bodies: Sequence[bytes], done: Callable[[list[Answer]], None], _wanted: Wanted
-    ) -> None:
+    def submit(bodies: Sequence[bytes], done: Callable[[list[Answer]], None], *_: object) -> None:
         done([b"\xff\xff" for _ in bodies])
 
     monkeypatch.setattr(service, "submit", submit)
@@ -49,7 +46,7 @@ async def test_answer_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 async def test_server_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call ends with its timeout."""
     service = Asking(tmp_path, "domain: d").service
-    monkeypatch.setattr(service, "submit", lambda _bodies, _done, _wanted: None)
+    monkeypatch.setattr(service, "submit", lambda *_: None)
 
     with pytest.raises(TransportError, match="DEADLINE_EXCEEDED"):
         await ask(H2Server("127.0.0.1:0", service, Health()), 50_000)

@@ -13,7 +13,7 @@ from ratelimit_service.observer import Counters, Tally
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.service import Refusal, Service
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import Outcomes, Store, Wanted, always
+from ratelimit_service.stores import NEVER, Outcomes, Store, Wanted, always
 from ratelimit_service.stores.memory import MemoryStore
 from tests.stores.cases import T
 
@@ -30,6 +30,7 @@ class Away:
         requests: Sequence[Sequence[Hit]],
         done: Callable[[list[Outcomes]], None],
         wanted: Wanted = always,
+        deadline_us: int = NEVER,
     ) -> None:
         done([[None] * len(hits) for hits in requests])
 
@@ -47,6 +48,7 @@ class Busy(Away):
         requests: Sequence[Sequence[Hit]],
         done: Callable[[list[Outcomes]], None],
         wanted: Wanted = always,
+        deadline_us: int = NEVER,
     ) -> None:
         self.waiting.append((requests, done, wanted))
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ratelimit_service import wire
 from ratelimit_service.model import Descriptor, Entry, Hit, Outcome, Request
 from ratelimit_service.service import Answer, Service
-from ratelimit_service.stores import Outcomes, Wanted, always
+from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
 from tests.service.asking import Asking, Away
 
 RULES = """
@@ -57,6 +57,7 @@ class Recording(Away):
         requests: Sequence[Sequence[Hit]],
         done: Callable[[list[Outcomes]], None],
         wanted: Wanted = always,
+        deadline_us: int = NEVER,
     ) -> None:
         self.hits += requests
         done([[Outcome(False, 1, 1, hit.addend) for hit in hits] for hits in requests])

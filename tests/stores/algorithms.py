@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from zlib import crc32
 
 from ratelimit_service.model import (
     MAX_ADDEND,
@@ -53,7 +54,8 @@ def hit(
     joined: bool = False,
 ) -> Hit:
     measure = limit.measure
-    name = f"{{test}}{measure.counts}{key}".encode()
+    counted = f"{measure.counts}{key}".encode()
+    name = b"{%08x}%b" % (crc32(counted), counted)
     return Hit(name, measure, addend, mode, count_denied, refund, lease, joined)
 
 

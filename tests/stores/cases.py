@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
+from zlib import crc32
 
 from ratelimit_service.model import MAX_ADDEND, Hit, Measure, Mode, Outcome
 from ratelimit_service.stores import Outcomes, Store
@@ -47,7 +48,7 @@ def hit(
     refund: bool = False,
 ) -> Hit:
     return Hit(
-        b"{test}" + key.encode(),
+        b"{%08x}%b" % (crc32(key.encode()), key.encode()),
         Measure("fixed_window", limit, window_us),
         addend,
         mode=mode,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -44,8 +45,31 @@ async def redis_store(redis_server: RedisServer, clock: Time) -> AsyncIterator[R
     await store.close()
 
 
-@pytest.fixture(params=["memory", "redis"])
+@pytest.fixture
+def ring_url(redis_server: RedisServer, tmp_path: Path) -> str:
+    """Three shards, which are databases of one server."""
+    file = tmp_path / "shards.yaml"
+    lines = [
+        f"- {{name: shard-{number}, store: '{redis_server.url.removesuffix('0')}{number}'}}"
+        for number in range(3)
+    ]
+    file.write_text("\n".join(["shards:", *lines]))
+    return f"file:{file}"
+
+
+@pytest.fixture
+async def ring_store(
+    redis_server: RedisServer, ring_url: str, clock: Time
+) -> AsyncIterator[RedisStore]:
+    redis_server.flush()
+    store = RedisStore(ring_url, 10_000_000, Counters(), Health(), clock)
+    await store.start()
+    yield store
+    await store.close()
+
+
+@pytest.fixture(params=["memory", "redis", "ring"])
 def store(request: pytest.FixtureRequest) -> Store:
-    name = "memory" if request.param == "memory" else "redis_store"
+    name = request.param if request.param == "memory" else f"{request.param}_store"
     found: Store = request.getfixturevalue(name)
     return found

@@ -131,18 +131,21 @@ def _random_hits(chance: random.Random) -> list[Hit]:
 
 
 async def test_all_or_none_under_concurrency(
-    redis_server: RedisServer, redis_store: RedisStore, memory: MemoryStore, clock: Time
+    redis_server: RedisServer,
+    redis_store: RedisStore,
+    ring_url: str,
+    memory: MemoryStore,
+    clock: Time,
 ) -> None:
     """Whatever comes at once, what is counted afterwards is what allowed requests asked for."""
     chance = random.Random(7)
     limits = [limit._replace(requests_per_unit=40, burst=None, max_wait_us=0) for limit in COUNTING]
-    others = [
-        RedisStore(redis_server.url, 10_000_000, Counters(), Health(), clock) for _ in range(3)
-    ]
+    urls = [redis_server.url] * 3 + [ring_url] * 4
+    others = [RedisStore(url, 10_000_000, Counters(), Health(), clock) for url in urls]
     for other in others:
         await other.start()
 
-    for stores in ([memory] * 4, [redis_store, *others]):
+    for stores in ([memory] * 4, [redis_store, *others[:3]], others[3:]):
         asked = [[_mixed_request(chance, limits) for _ in range(100)] for _ in stores]
         answers = await asyncio.gather(*map(charged, stores, asked))
 
@@ -157,7 +160,9 @@ async def test_all_or_none_under_concurrency(
         assert [40 - outcome.left for outcome in left if outcome] == [
             allowed[peek.key] for peek in peeks
         ]
-        assert max(allowed.values()) == 40
+        if stores != others[3:]:  # there a charge may deny others before it is given back
+            assert max(allowed.values()) == 40
+        redis_server.flush()
     for other in others:
         await other.close()
 

@@ -16,7 +16,14 @@ from ratelimit_service.model import Calendar, Limit, Unit
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore
-from ratelimit_service.stores.redis.address import Address, Sentinels, parse_address
+from ratelimit_service.stores.redis.address import (
+    Address,
+    Login,
+    Member,
+    Ring,
+    Sentinels,
+    parse_store,
+)
 from ratelimit_service.stores.redis.script import SCRIPT, arguments
 from tests.conftest import need
 from tests.servers.process import free_port
@@ -375,8 +382,8 @@ async def test_host_that_is_none(url: str) -> None:
         ("reddis://x", "store scheme 'reddis' is unknown: allowed are memory, redis://"),
         ("redis://h:port/0", "the store URL cannot be read: allowed are redis://host:port/db"),
         ("redis+sentinel://h:26379", "the store URL cannot be read: allowed are redis://host"),
-        ("redis+sentinel://h:26379/main?tb=3", "'tb' is unknown: allowed are db, sentinel_user"),
-        ("redis://h/0?tiemout=3", "store URL option 'tiemout' is unknown: allowed are db, ssl_ca"),
+        ("redis+sentinel://h:26379/main?tb=3", "'tb' is unknown: allowed are db, username, pa"),
+        ("redis://h/0?tiemout=3", "store URL option 'tiemout' is unknown: allowed are db, user"),
         ("redis://h/0?ssl_ca_certs=/x", "store URL option 'ssl_ca_certs' needs rediss://"),
         ("rediss://h/0?ssl_ca_certs=/x", "TLS files cannot be used (ssl_ca_certs=/x)"),
     ],
@@ -384,37 +391,44 @@ async def test_host_that_is_none(url: str) -> None:
 def test_url_that_cannot_be_used(url: str, message: str) -> None:
     """A store URL that cannot be used is refused with what is allowed."""
     with pytest.raises(SettingsError) as refused:
-        parse_address(url)
+        parse_store(url)
 
     assert message in str(refused.value)
 
 
+def place(url: str) -> Address | Sentinels:
+    (member,) = parse_store(url).members
+    return member.place
+
+
 def test_url_forms() -> None:
     """Host, port, database, user and password, or a socket's path, come from the URL."""
-    tcp = parse_address("redis://me:pa%40ss@example:7000/2")
-    unix = parse_address("redis+unix:///run/redis.sock?db=4")
+    tcp = place("redis://me:pa%40ss@example:7000/2")
+    unix = place("redis+unix:///run/redis.sock?db=4&password_file=/run/secret")
+    watched = place("redis+sentinel://me:pa%40ss@one,[::1]:7001/main?db=5&sentinel_password=s3cret")
 
-    assert isinstance(tcp, Address)
-    assert isinstance(unix, Address)
-    assert (tcp.host, tcp.port, tcp.db, tcp.username, tcp.password) == (
-        "example",
-        7000,
-        2,
-        "me",
-        "pa@ss",
+    assert tcp == Address("example", 7000, db=2, login=Login("me", "pa@ss"))
+    assert unix == Address(
+        port=6379, path="/run/redis.sock", db=4, login=Login(password_file="/run/secret")
     )
-    assert (unix.path, unix.db) == ("/run/redis.sock", 4)
-    watched = parse_address(
-        "redis+sentinel://me:pa%40ss@one,[::1]:7001/main?db=5&sentinel_password=s3cret"
+    assert watched == Sentinels(
+        (("one", 26379), ("::1", 7001)),
+        "main",
+        Address(db=5, login=Login("me", "pa@ss")),
+        Login(password="s3cret"),
     )
-    assert isinstance(watched, Sentinels)
-    assert (watched.places, watched.name) == ((("one", 26379), ("::1", 7001)), "main")
-    assert (watched.master.db, watched.master.username, watched.master.password) == (
-        5,
-        "me",
-        "pa@ss",
-    )
-    assert watched.password == "s3cret"
-    assert "pa@ss" not in f"{watched} {watched!r}"
+    assert "pa@ss" not in f"{watched} {watched!r} {tcp} {tcp!r}"
     assert "s3cret" not in f"{watched} {watched!r}"
-    assert "pa@ss" not in f"{tcp} {tcp!r}"
+
+
+def test_ring_url() -> None:
+    """A ring's shards are named by host and port, and have database and login in common."""
+    ring = parse_store("redis+ring://me:secret@one,[::1]:7001/3")
+
+    login = Login("me", "secret")
+    assert ring == Ring(
+        (
+            Member("one:6379", Address("one", 6379, db=3, login=login)),
+            Member("::1:7001", Address("::1", 7001, db=3, login=login)),
+        )
+    )

@@ -88,8 +88,13 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
 
 
 @pytest.fixture
-async def store(watched: Watched) -> AsyncIterator[RedisStore]:
-    store = RedisStore(watched.url, 5_000_000, Counters(), Health())
+def health() -> Health:
+    return Health()
+
+
+@pytest.fixture
+async def store(watched: Watched, health: Health) -> AsyncIterator[RedisStore]:
+    store = RedisStore(watched.url, 5_000_000, Counters(), health)
     await store.start()
     yield store
     await store.close()
@@ -105,15 +110,17 @@ async def until_counted(store: RedisStore) -> int:
             await asyncio.sleep(0.01)
 
 
-async def test_master_is_found_by_its_name(store: RedisStore, watched: Watched) -> None:
+async def test_master_is_found_by_its_name(
+    store: RedisStore, watched: Watched, health: Health
+) -> None:
     """Counters lie in the master that Sentinel names."""
     assert await until_counted(store) == 999
 
     assert redis.Redis(port=watched.servers[0].port).dbsize() == 1
-    assert store._health.faults == {}
+    assert health.faults == {}
 
 
-async def test_failover(store: RedisStore, watched: Watched) -> None:
+async def test_failover(store: RedisStore, watched: Watched, health: Health) -> None:
     """When the master dies its replica counts on, and everything is well again."""
     assert await until_counted(store) == 999
     with redis.Redis(port=watched.servers[0].port) as master:
@@ -124,7 +131,7 @@ async def test_failover(store: RedisStore, watched: Watched) -> None:
     left = await until_counted(store)
     assert watched.master == watched.servers[1].port
     assert left == 998
-    assert store._health.faults == {}
+    assert health.faults == {}
 
 
 async def test_a_master_that_becomes_a_replica_is_left(store: RedisStore, watched: Watched) -> None:

@@ -1,38 +1,81 @@
-"""What a store URL says: where Redis is and how to be let in. Opens nothing."""
+"""What a store URL says: where Redis is, in how many shards, and how to be let in.
+
+Opens no connection. Passwords and TLS files that lie in files are read by whoever connects,
+each time, so that they may be replaced.
+"""
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from redis.asyncio.connection import parse_url
+from ratelimit_service.errors import SettingsError, StoreError
 
-from ratelimit_service.errors import SettingsError
+__all__ = ["Address", "Login", "Member", "Ring", "Sentinels", "TLSFiles", "parse_store"]
 
-__all__ = ["Address", "Sentinels", "parse_address"]
-
-_SCHEMES = (
+SCHEMES = (
     "redis://host:port/db, rediss://host:port/db, redis+unix:///path?db=0, "
-    "redis+sentinel://host:port,host:port/name"
+    "redis+ring://host:port,host:port/db, redis+sentinel://host:port,host:port/name"
 )
+_PORT = 6379
 _SENTINEL_PORT = 26379
-_TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-_OPTIONS = {"host", "port", "db", "username", "password", "path", "connection_class", *_TLS_OPTIONS}
+_LOGIN = ("username", "password", "password_file")
+_TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_SENTINEL = ("sentinel_username", "sentinel_password", "sentinel_password_file")
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """As whom to come; the password itself, or the file it is in. Shown without password."""
+
+    username: str = ""
+    password: str = field(default="", repr=False)
+    password_file: str = ""
+
+    def read(self) -> str:
+        """The password that holds now. Raises StoreError if its file cannot be read."""
+        if not self.password_file:
+            return self.password
+        try:
+            return Path(self.password_file).read_text().rstrip("\r\n")
+        except (OSError, ValueError) as error:
+            raise StoreError(f"the password file cannot be read: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class TLSFiles:
+    """The PEM files of TLS; without authorities of our own the system's are trusted."""
+
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+    def context(self) -> ssl.SSLContext:
+        """The files as they are now. Raises StoreError if they cannot be used."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca or None)
+            if self.cert:
+                context.load_cert_chain(self.cert, self.key or None)
+        except OSError as error:
+            files = zip(_TLS, (self.ca, self.cert, self.key), strict=True)
+            names = ", ".join(f"{name}={path}" for name, path in files if path)
+            raise StoreError(f"the store's TLS files cannot be used ({names}): {error}") from error
+        return context
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One Redis server: host and port, or the path of a Unix socket. Shown without password."""
+    """One Redis server: host and port, or the path of a Unix socket."""
 
     host: str = "localhost"
-    port: int = 6379
+    port: int = _PORT
     path: str = ""
     db: int = 0
-    username: str = field(default="", repr=False)
-    password: str = field(default="", repr=False)
-    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    login: Login = Login()
+    tls: TLSFiles | None = None
 
     def __str__(self) -> str:
         place = self.path or f"{self.host}:{self.port}"
@@ -46,90 +89,143 @@ class Sentinels:
     places: tuple[tuple[str, int], ...]
     name: str
     master: Address
-    username: str = field(default="", repr=False)
-    password: str = field(default="", repr=False)
-    tls_files: tuple[tuple[str, str], ...] = ()
+    login: Login = Login()
 
     def __str__(self) -> str:
         places = ",".join(f"{host}:{port}" for host, port in self.places)
         return f"{self.name} (by Sentinel at {places})"
 
 
-def parse_address(url: str) -> Address | Sentinels:
-    """Reads a store URL; the TLS files go into its query (`?ssl_ca_certs=/path`).
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A shard of a ring. Which counters it has depends on its name and its weight only."""
+
+    name: str
+    place: Address | Sentinels
+    weight: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Shards that have the counters between them; a single server is a ring of one."""
+
+    members: tuple[Member, ...]
+
+
+def parse_store(url: str) -> Ring:
+    """Reads a store URL.
 
     Raises SettingsError for anything that cannot be used; its text holds no password.
     """
     scheme = url.partition("://")[0]
-    if scheme not in {"redis", "rediss", "redis+unix", "redis+sentinel"}:
-        raise SettingsError(f"store scheme {scheme!r} is unknown: allowed are memory, {_SCHEMES}")
+    if scheme not in _READERS:
+        raise SettingsError(f"store scheme {scheme!r} is unknown: allowed are memory, {SCHEMES}")
     try:
-        if scheme == "redis+sentinel":
-            return _sentinels(url)
-        options = {key: str(value) for key, value in parse_url(url.removeprefix("redis+")).items()}
+        read = _Read(url)
     except ValueError as error:
         # The library's text may quote the URL, and with it a password.
-        raise SettingsError(f"the store URL cannot be read: allowed are {_SCHEMES}") from error
-    _check_options(options, _OPTIONS, ("db", *_TLS_OPTIONS))
-    files = _tls_files(options)
-    if files and scheme != "rediss":
-        raise SettingsError(f"store URL option {files[0][0]!r} needs rediss://")
-    return Address(
-        host=options.get("host", "localhost"),
-        port=int(options.get("port", 6379)),
-        path=options.get("path", ""),
-        db=int(options.get("db", 0)),
-        username=options.get("username", ""),
-        password=options.get("password", ""),
-        tls=_context(dict(files)) if scheme == "rediss" else None,
-    )
-
-
-def _sentinels(url: str) -> Sentinels:
-    parts = urlsplit(url)
-    login, _, hosts = parts.netloc.rpartition("@")
-    username, _, password = map(unquote, login.partition(":"))
-    options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
-    allowed = ("db", "sentinel_username", "sentinel_password", *_TLS_OPTIONS)
-    _check_options(options, allowed, allowed)
-    name = unquote(parts.path.strip("/"))
-    if not hosts or not name:
-        raise ValueError(url)
-    files = _tls_files(options)
-    tls = _context(dict(files)) if files else None
-    return Sentinels(
-        tuple(_place(host) for host in hosts.split(",")),
-        name,
-        Address(db=int(options.get("db", 0)), username=username, password=password, tls=tls),
-        options.get("sentinel_username", ""),
-        options.get("sentinel_password", ""),
-        files,
-    )
-
-
-def _place(text: str) -> tuple[str, int]:
-    parts = urlsplit(f"//{text}")
-    if not parts.hostname:
-        raise ValueError(text)
-    return parts.hostname, parts.port or _SENTINEL_PORT
-
-
-def _check_options(options: Iterable[str], known: Collection[str], shown: Iterable[str]) -> None:
-    if unknown := sorted(set(options) - set(known)):
-        allowed = ", ".join(shown)
-        raise SettingsError(f"store URL option {unknown[0]!r} is unknown: allowed are {allowed}")
-
-
-def _tls_files(options: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple((name, options[name]) for name in _TLS_OPTIONS if name in options)
-
-
-def _context(files: dict[str, str]) -> ssl.SSLContext:
+        raise SettingsError(f"the store URL cannot be read: allowed are {SCHEMES}") from error
     try:
-        context = ssl.create_default_context(cafile=files.get("ssl_ca_certs"))
-        if "ssl_certfile" in files:
-            context.load_cert_chain(files["ssl_certfile"], files.get("ssl_keyfile"))
-    except OSError as error:
-        names = ", ".join(f"{name}={path}" for name, path in files.items())
-        raise SettingsError(f"the store's TLS files cannot be used ({names}): {error}") from error
-    return context
+        return _READERS[scheme](read)
+    except ValueError as error:
+        raise SettingsError(f"the store URL cannot be read: allowed are {SCHEMES}") from error
+    except StoreError as error:
+        raise SettingsError(str(error)) from error
+
+
+class _Read:
+    """A URL in its parts. Raises ValueError for what is none."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self.scheme = parts.scheme
+        login, _, self.hosts = parts.netloc.rpartition("@")
+        self.path = unquote(parts.path)
+        self.options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+        username, _, password = map(unquote, login.partition(":"))
+        if username:
+            self.options.setdefault("username", username)
+        if password:
+            self.options.setdefault("password", password)
+
+    def check(self, *known: Collection[str]) -> None:
+        """Raises SettingsError for an option that is none of these."""
+        allowed = [name for names in known for name in names]
+        if unknown := sorted(set(self.options) - set(allowed)):
+            shown = ", ".join(allowed)
+            raise SettingsError(f"store URL option {unknown[0]!r} is unknown: allowed are {shown}")
+
+    def places(self, default_port: int) -> tuple[tuple[str, int], ...]:
+        return tuple(_place(host, default_port) for host in self.hosts.split(","))
+
+    def database(self) -> int:
+        """From the path, or the option where the path says something else."""
+        text = self.options.get("db") or self.path.strip("/")
+        return int(text) if text else 0
+
+    def login(self, prefix: str = "") -> Login:
+        return Login(*(self.options.get(prefix + name, "") for name in _LOGIN))
+
+    def tls(self) -> TLSFiles | None:
+        """The TLS files, tried once; None without any, unless the scheme says TLS."""
+        files = TLSFiles(*(self.options.get(name, "") for name in _TLS))
+        if files == TLSFiles() and self.scheme != "rediss":
+            return None
+        files.context()
+        return files
+
+
+def _single(read: _Read) -> Ring:
+    read.check(("db",), _LOGIN, _TLS)
+    if read.scheme != "rediss":
+        for name in _TLS:
+            if name in read.options:
+                raise SettingsError(f"store URL option {name!r} needs rediss://")
+    ((host, port),) = read.places(_PORT)
+    address = Address(host, port, "", read.database(), read.login(), read.tls())
+    return Ring((Member(f"{host}:{port}", address),))
+
+
+def _unix(read: _Read) -> Ring:
+    read.check(("db",), _LOGIN)
+    if not read.path:
+        raise ValueError(read.scheme)
+    database = int(read.options.get("db", 0))
+    return Ring((Member(read.path, Address(path=read.path, db=database, login=read.login())),))
+
+
+def _ring(read: _Read) -> Ring:
+    read.check(("db",), _LOGIN, _TLS)
+    places, database, login, tls = read.places(_PORT), read.database(), read.login(), read.tls()
+    if len(set(places)) < len(places):
+        raise SettingsError("a shard is named twice in the store URL")
+    return Ring(
+        tuple(
+            Member(f"{host}:{port}", Address(host, port, "", database, login, tls))
+            for host, port in places
+        )
+    )
+
+
+def _sentinel(read: _Read) -> Ring:
+    read.check(("db",), _LOGIN, _TLS, _SENTINEL)
+    name = read.path.strip("/")
+    if not read.hosts or not name:
+        raise ValueError(read.scheme)
+    master = Address(db=int(read.options.get("db", 0)), login=read.login(), tls=read.tls())
+    sentinels = Sentinels(read.places(_SENTINEL_PORT), name, master, read.login("sentinel_"))
+    return Ring((Member(name, sentinels),))
+
+
+_READERS = {
+    "redis": _single,
+    "rediss": _single,
+    "redis+unix": _unix,
+    "redis+ring": _ring,
+    "redis+sentinel": _sentinel,
+}
+
+
+def _place(text: str, default_port: int) -> tuple[str, int]:
+    parts = urlsplit(f"//{text}")
+    return parts.hostname or "localhost", parts.port or default_port

@@ -1,6 +1,6 @@
 """One pipelined connection to a Redis server, spoken to directly.
 
-Commands go out as they come and replies resolve in order: a call that nobody waits for any
+Commands go out as they come and replies come back in order: a call that nobody waits for any
 more costs nothing, and nothing is reconnected because of it. hiredis parses. What must not
 live here: scripts, retries, timeouts, what a reply means.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import hiredis
@@ -16,12 +17,20 @@ import hiredis
 from ratelimit_service.errors import StoreError
 from ratelimit_service.stores.redis.address import Address
 
-__all__ = ["Connection", "Reply", "open_connection"]
+__all__ = ["Answered", "Command", "Connection", "Reply", "open_connection"]
 
 Reply = object
 """What hiredis makes of a reply: bytes, int, a list, a ReplyError; None when there was none."""
 
 Argument = bytes | str | int
+Command = Sequence[Argument]
+Answered = Callable[[Reply], None]
+
+
+def _packed(command: Command) -> bytes:
+    # The stub wants a tuple of one; any length is packed.
+    packed: bytes = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]
+    return packed
 
 
 class Connection(asyncio.Protocol):
@@ -30,32 +39,39 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader()
-        self._calls: deque[asyncio.Future[Reply]] = deque()
+        self._calls: deque[Answered] = deque()
         self._transport: asyncio.WriteTransport | None = None
         self._heard_at = 0.0
         self.lost: asyncio.Future[str] = self._loop.create_future()
-
-    @property
-    def pending(self) -> int:
-        """How many calls have no reply yet."""
-        return len(self._calls)
 
     @property
     def silence(self) -> float:
         """Seconds for which calls have been pending without a byte from the server."""
         return self._loop.time() - self._heard_at if self._calls else 0.0
 
-    def call(self, *arguments: Argument) -> asyncio.Future[Reply]:
-        """Sends a command; the future has its reply, or None if the connection is lost first."""
-        future: asyncio.Future[Reply] = self._loop.create_future()
+    def send(self, commands: Sequence[Command], answered: Sequence[Answered]) -> None:
+        """Sends commands in one write; each one's reply goes to its callback, in order.
+
+        It is None if the connection is lost first.
+        """
         if self._transport is None or self.lost.done():
-            future.set_result(None)
-            return future
+            for each in answered:
+                each(None)
+            return
         if not self._calls:
             self._heard_at = self._loop.time()
-        self._calls.append(future)
-        # The stub wants a tuple of one; any length is packed.
-        self._transport.write(hiredis.pack_command(arguments))  # type: ignore[arg-type]
+        self._calls.extend(answered)
+        self._transport.write(b"".join(map(_packed, commands)))
+
+    def call(self, *command: Argument) -> asyncio.Future[Reply]:
+        """As `send` of one command, for those that wait."""
+        future: asyncio.Future[Reply] = self._loop.create_future()
+
+        def answered(reply: Reply) -> None:
+            if not future.done():
+                future.set_result(reply)
+
+        self.send([command], [answered])
         return future
 
     def close(self, reason: str = "closed") -> None:
@@ -75,7 +91,7 @@ class Connection(asyncio.Protocol):
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not False:
-                self._resolve(reply)
+                self._answer(reply)
         except hiredis.ProtocolError as error:
             self.close(f"not a Redis server: {error}")
 
@@ -83,43 +99,41 @@ class Connection(asyncio.Protocol):
         """Called by asyncio."""
         self._end(str(exc) if exc else "the server closed the connection")
 
-    def _resolve(self, reply: Reply) -> None:
+    def _answer(self, reply: Reply) -> None:
         if not self._calls:
             self.close("the server sent a reply to no command")
             return
-        future = self._calls.popleft()
-        if not future.done():
-            future.set_result(reply)
+        self._calls.popleft()(reply)
 
     def _end(self, reason: str) -> None:
         if not self.lost.done():
             self.lost.set_result(reason)
         while self._calls:
-            future = self._calls.popleft()
-            if not future.done():
-                future.set_result(None)
+            self._calls.popleft()(None)
 
 
-async def open_connection(address: Address, *greetings: tuple[Argument, ...]) -> Connection:
+async def open_connection(address: Address, *greetings: Command) -> Connection:
     """Connects, authenticates, selects the database and sends `greetings`.
 
     Raises StoreError, without any password in it, if the server is away or refuses; waits
     as long as the caller lets it.
     """
     loop = asyncio.get_running_loop()
+    password = address.login.read()
+    tls = await asyncio.to_thread(address.tls.context) if address.tls else None
     try:
         if address.path:
             _, connection = await loop.create_unix_connection(Connection, address.path)
         else:
             _, connection = await loop.create_connection(
-                Connection, address.host, address.port, ssl=address.tls
+                Connection, address.host, address.port, ssl=tls
             )
     except (OSError, ValueError) as error:  # a host name that cannot be encoded is a ValueError
         raise StoreError(f"cannot connect to Redis at {address}: {error}") from error
-    commands: list[tuple[Argument, ...]] = []
-    if address.password:
-        user = (address.username,) if address.username else ()
-        commands.append(("AUTH", *user, address.password))
+    commands: list[Command] = []
+    if password:
+        user = (address.login.username,) if address.login.username else ()
+        commands.append(("AUTH", *user, password))
     if address.db:
         commands.append(("SELECT", address.db))
     commands += greetings
@@ -132,9 +146,7 @@ async def open_connection(address: Address, *greetings: tuple[Argument, ...]) ->
     return connection
 
 
-def _expect(
-    reply: Reply, command: tuple[Argument, ...], address: Address, connection: Connection
-) -> None:
+def _expect(reply: Reply, command: Command, address: Address, connection: Connection) -> None:
     if reply is None:
         raise StoreError(f"Redis at {address} hung up: {connection.lost.result()}")
     if isinstance(reply, Exception):

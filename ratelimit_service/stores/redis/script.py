@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ratelimit_service.algorithms import ALGORITHMS
 from ratelimit_service.model import Anchor, Calendar, Hit, Measure, Outcome
 
-__all__ = ["SCRIPT", "SHA", "Section", "arguments", "damaged", "outcomes", "weight"]
+__all__ = ["SCRIPT", "SHA", "Found", "Section", "arguments", "read", "weight"]
 
 _UNDO = 3
 """In place of a refund's mode: its receipt follows."""
@@ -196,34 +196,36 @@ def _packed(hit: Hit, form: _Form, now_us: int) -> tuple[bytes, int]:
     return part, _SETTLED if rest or flags != mode or not addend else 0
 
 
-def outcomes(reply: object, requests: Sequence[Sequence[Hit]]) -> list[list[Outcome | None]] | None:
-    """Reads the script's reply for these requests; None if it is anything else.
+class Found(NamedTuple):
+    """What the script has replied."""
 
-    A hit that came after its deadline has no outcome.
-    """
+    at_us: int
+    """The server's time."""
+    outcomes: list[Sequence[Outcome | None]]
+    """One for each hit of each request, None for those that came after their deadline."""
+    damaged: list[bytes]
+    """The keys of counters that started anew since their state could not be."""
+
+
+def read(reply: object, requests: Sequence[Sequence[Hit]]) -> Found | None:
+    """Reads the script's reply for these requests; None if it is anything else."""
     if not isinstance(reply, list) or len(reply) != 1 + 4 * sum(map(len, requests)):
         return None
     marks = reply[1::4]
     fields = map(_OVERS.__getitem__, marks), reply[2::4], reply[3::4], reply[4::4]
     flat: list[Outcome | None] = list(map(_outcome, zip(*fields, repeat(False))))
-    if max(marks, default=0) >= _LATE:
+    damaged = []
+    if max(marks, default=0) >= _DAMAGED:
+        keys = (hit.key for hits in requests for hit in hits)
+        damaged = [key for key, mark in zip(keys, marks, strict=True) if mark & _DAMAGED]
         flat = [None if mark & _LATE else one for mark, one in zip(marks, flat, strict=True)]
-    found, at = [], 0
+    found: list[Sequence[Outcome | None]] = []
+    at = 0
     for hits in requests:
         found.append(flat[at : at + len(hits)])
         at += len(hits)
-    return found
+    return Found(reply[0], found, damaged)
 
 
 _outcome = partial(tuple.__new__, Outcome)
-"""An Outcome from a tuple of its fields, at half the price of a call with four arguments."""
-
-
-def damaged(reply: object, requests: Sequence[Sequence[Hit]]) -> list[bytes]:
-    """The keys that the script has found damaged, from a reply that `outcomes` has read."""
-    assert isinstance(reply, list)  # noqa: S101 -- as `outcomes` has seen
-    marks = reply[1::4]
-    if max(marks, default=0) < _DAMAGED:
-        return []
-    keys = (hit.key for hits in requests for hit in hits)
-    return [key for key, mark in zip(keys, marks, strict=True) if mark & _DAMAGED]
+"""An Outcome from a tuple of its fields, at half the price of a call with five arguments."""

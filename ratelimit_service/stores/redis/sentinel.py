@@ -20,13 +20,15 @@ async def find(place: Address | Sentinels) -> Address:
     """The address to connect to now. Raises StoreError if no Sentinel knows one."""
     if isinstance(place, Address):
         return place
-    options: dict[str, object] = dict(place.tls_files)
-    if place.tls_files:
+    options: dict[str, object] = {}
+    if tls := place.master.tls:
         options["ssl"] = True
-    if place.password:
-        options["password"] = place.password
-    if place.username:
-        options["username"] = place.username
+        files = {"ssl_ca_certs": tls.ca, "ssl_certfile": tls.cert, "ssl_keyfile": tls.key}
+        options |= {name: path for name, path in files.items() if path}
+    if password := place.login.read():
+        options["password"] = password
+    if place.login.username:
+        options["username"] = place.login.username
     sentinel = Sentinel(  # type: ignore[no-untyped-call]
         list(place.places),
         sentinel_kwargs={

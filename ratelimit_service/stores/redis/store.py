@@ -1,4 +1,4 @@
-"""The store over one Redis: every request one atomic script call, every wait bounded.
+"""The store over Redis: which shard gets what, and for how long it is waited for.
 
 Redis' own clock is the clock of record, so processes with skewed clocks agree.
 """
@@ -6,95 +6,36 @@ Redis' own clock is the clock of record, so processes with skewed clocks agree.
 from __future__ import annotations
 
 import asyncio
-import logging
-import random
-from collections import deque
+import heapq
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from pathlib import Path
 
-import hiredis
-
-from ratelimit_service.clock import Clock, now_us
-from ratelimit_service.errors import StoreError
+from ratelimit_service.clock import Clock, elapsed_us
 from ratelimit_service.health import Health
 from ratelimit_service.model import Hit
 from ratelimit_service.observer import Counters
-from ratelimit_service.stores import Outcomes, Wanted, always
-from ratelimit_service.stores.damage import Damage
-from ratelimit_service.stores.redis.address import parse_address
-from ratelimit_service.stores.redis.connection import Connection, Reply, open_connection
-from ratelimit_service.stores.redis.script import (
-    SCRIPT,
-    SHA,
-    arguments,
-    damaged,
-    outcomes,
-    weight,
-)
-from ratelimit_service.stores.redis.sentinel import find
+from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
+from ratelimit_service.stores.redis.address import Ring, parse_store
+from ratelimit_service.stores.redis.charge import Charge, Find
+from ratelimit_service.stores.redis.ring import owners, place_of
+from ratelimit_service.stores.redis.shard import Shard
+from ratelimit_service.stores.redis.shards_file import read_shards
 
 __all__ = ["RedisStore"]
 
-log = logging.getLogger(__name__)
 
-_OPEN_SECONDS = 1.0
-"""How long connecting and greeting may take."""
-
-_HUNG_SECONDS = 1.0
-"""After so much silence with calls pending, the connection is given up."""
-
-_CALM_SECONDS = 1.0
-"""Replies count as recovery once there has been no fault for so long."""
-
-_MAX_IN_FLIGHT = 2
-"""Script calls under way at a time; meanwhile the next batch fills up."""
-
-_MAX_BATCH_WEIGHT = 256
-"""Of one script call, so that it keeps Redis for a millisecond: 128 hits on new fixed windows.
-A single request may have more: it goes alone."""
-
-_BACK_OFF_SECONDS = (0.05, 1.0)
-"""The first and the longest wait between two attempts to connect."""
-
-
-_PENDING: Outcomes = ()
-
-
-class _Charge:
-    """The requests of one call of `charge`, and what is known of their outcomes."""
-
-    __slots__ = ("done", "missing", "outcomes", "over", "requests", "sent", "wanted")
-
-    def __init__(
-        self,
-        requests: Sequence[Sequence[Hit]],
-        done: Callable[[list[Outcomes]], None],
-        wanted: Wanted,
-    ) -> None:
-        self.requests = requests
-        self.done = done
-        self.wanted = wanted
-        self.outcomes: list[Outcomes] = [_PENDING] * len(requests)
-        self.missing = len(requests)
-        self.sent = 0
-        """How many requests have been sent, or were not wanted any more."""
-        self.over = False
-        """Whether `done` was called: nobody waits any more."""
-
-
-class _Batch(NamedTuple):
-    """What one script call charges: its requests, and of which charges they are which."""
-
-    requests: list[Sequence[Hit]]
-    places: list[tuple[_Charge, list[int]]]
+def _ring(url: str) -> Ring:
+    """Of a store URL, or of the file that `file:` names."""
+    if url.startswith("file:"):
+        return read_shards(Path(url.removeprefix("file:").removeprefix("//")), parse_store)
+    return parse_store(url)
 
 
 class RedisStore:
-    """Counters in one Redis server (7 or later).
+    """Counters in Redis servers (6.2 or later), each counter in one of them.
 
-    A hit has no outcome (None) when Redis is away, refuses, or is slower than `timeout_us`;
-    every such fault is in the counters, and the state in health and, once, in the log. The
-    connection is kept up by a task of its own; requests never wait for it.
+    A hit has no outcome (None) when its server is away, refuses, or is slower than
+    `timeout_us`. A request whose counters lie in several shards counts in all or in none.
     """
 
     def __init__(
@@ -109,36 +50,36 @@ class RedisStore:
 
         With a `clock` its time counts instead of Redis' own.
         """
-        self._place = parse_address(url)
-        self._timeout = timeout_us / 1_000_000
+        ring = _ring(url)
+        self._timeout_us = timeout_us
         self._counters = counters
-        self._damage = Damage(counters)
-        self._health = health
-        self._clock = clock
-        self._connection: Connection | None = None
-        self._keeper: asyncio.Task[None] | None = None
-        self._fault_at: float | None = None
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[_Charge] = deque()
-        self._waiting: deque[tuple[float, _Charge]] = deque()
+        self._shards = {
+            member.name: Shard(
+                member.name,
+                member.place,
+                timeout_us,
+                counters,
+                health,
+                "store" if len(ring.members) == 1 else f"store {member.name}",
+                clock,
+            )
+            for member in ring.members
+        }
+        self._only = next(iter(self._shards.values())) if len(self._shards) == 1 else None
+        self._find = self._finder(ring)
+        self._waiting: list[tuple[int, int, Charge]] = []
+        """A heap of deadlines; the numbers make them differ."""
+        self._number = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._sending = False
-        self._in_flight = 0
 
     async def start(self) -> None:
-        """Tries to connect once, at most a second long, and keeps trying in the background."""
-        tried = asyncio.Event()
-        self._keeper = asyncio.create_task(self._keep_connected(tried))
-        await tried.wait()
+        """Tries every shard once, at most a second long, and keeps trying in the background."""
+        await asyncio.gather(*(shard.start() for shard in self._shards.values()))
 
     async def close(self) -> None:
         """Disconnects for good."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        await asyncio.gather(*(shard.close() for shard in self._shards.values()))
         if self._timer is not None:
             self._timer.cancel()
 
@@ -147,182 +88,62 @@ class RedisStore:
         requests: Sequence[Sequence[Hit]],
         done: Callable[[list[Outcomes]], None],
         wanted: Wanted = always,
+        deadline_us: int = NEVER,
     ) -> None:
-        """Queues the requests for the next script calls; each call is atomic.
+        """Charges each request in the shards of its counters; in all of them or in none.
 
-        What comes in one tick goes out together, at most some 256 hits a call and a few calls
-        at a time, so that batches grow with the load. A request is never split over calls.
+        Each shard's part is atomic. Between them others can see a charge that is then given
+        back, and be denied by it.
         """
-        charge = _Charge(requests, done, wanted)
-        if not requests or self._connection is None:
-            self._give_up(charge, "disconnected")
+        if not requests:
+            done([])
             return
-        deadline = self._loop.time() + self._timeout
-        self._waiting.append((deadline, charge))
-        self._queue.append(charge)
-        if self._timer is None:
-            self._timer = self._loop.call_at(deadline, self._expire)
-        if not self._sending and self._in_flight < _MAX_IN_FLIGHT:
-            self._sending = True
-            self._loop.call_soon(self._send)
-
-    def _send(self) -> None:
-        """Sends what is queued, as much as may be under way."""
-        self._sending = False
-        while self._queue and self._in_flight < _MAX_IN_FLIGHT:
-            connection = self._connection
-            if connection is None:
-                for charge in self._queue:
-                    self._give_up(charge, "disconnected")
-                self._queue.clear()
-                return
-            batch = self._next_batch()
-            if batch.requests:
-                self._in_flight += 1
-                self._call(connection, batch, "EVALSHA", SHA)
-
-    def _next_batch(self) -> _Batch:
-        """Takes from the queue what fits into one call, and drops what nobody waits for."""
-        batch = _Batch([], [])
-        size = 0
-        while self._queue:
-            charge = self._queue[0]
-            requests, taken, at = charge.requests, [], charge.sent
-            while at < len(requests) and not charge.over:
-                hits = requests[at]
-                added = weight(hits)
-                if size and size + added > _MAX_BATCH_WEIGHT:
-                    break
-                if charge.wanted(at):
-                    taken.append(at)
-                    batch.requests.append(hits)
-                    size += added
-                else:
-                    charge.outcomes[at] = []
-                at += 1
-            unwanted = at - charge.sent - len(taken)
-            charge.sent = at
-            if taken:
-                batch.places.append((charge, taken))
-            if unwanted:
-                self._settled(charge, unwanted)
-            if at < len(requests) and not charge.over:
-                break
-            self._queue.popleft()
-        return batch
-
-    def _call(self, connection: Connection, batch: _Batch, command: str, script: str) -> None:
-        now, judge = (self._clock(), True) if self._clock else (now_us(), False)
-        future = connection.call(
-            command, script, *arguments([(0, batch.requests)], now, judge=judge)
-        )
-        future.add_done_callback(lambda _: self._replied(connection, batch, future.result()))
-
-    def _replied(self, connection: Connection, batch: _Batch, reply: Reply) -> None:
-        if isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT"):
-            # Redis has lost its scripts (SCRIPT FLUSH, a restart); EVAL also teaches it anew.
-            self._call(connection, batch, "EVAL", SCRIPT)
+        now = elapsed_us()
+        deadline_us = min(deadline_us, now + self._timeout_us)
+        charge = Charge(requests, done, wanted, deadline_us, self._counters)
+        if deadline_us <= now:
+            charge.give_up()
             return
-        self._in_flight -= 1
-        found = outcomes(reply, batch.requests)
-        if found is not None:
-            if keys := damaged(reply, batch.requests):
-                self._damage.note(len(keys), keys[0])
-            self._succeeded()
-            each = iter(found)
-            for charge, places in batch.places:
-                for place in places:
-                    charge.outcomes[place] = next(each)
-                self._settled(charge, len(places))
+        if self._only is not None:
+            charge.start_whole(self._only)
         else:
-            reason = "disconnected"
-            if reply is not None:
-                reason = "refused"
-                self._degrade(f"answers: {reply!s:.200}")
-            if isinstance(reply, hiredis.ReplyError) and str(reply).startswith("READONLY"):
-                connection.close("it is a replica now")  # who is the master is asked anew
-            for charge, places in batch.places:
-                for place in places if not charge.over else ():
-                    self._without(charge, place, reason)
-                self._settled(charge, len(places))
-        self._send()
-
-    def _settled(self, charge: _Charge, count: int) -> None:
-        """Notes that so many requests have their outcomes; a charge that has all is done."""
-        charge.missing -= count
-        if charge.over or charge.missing:
-            return
-        charge.over = True
-        while self._waiting and self._waiting[0][1].over:
-            self._waiting.popleft()  # one by one: a second's worth at once takes 20 ms
-        charge.done(charge.outcomes)
-
-    def _without(self, charge: _Charge, place: int, reason: str) -> None:
-        """Gives a request's hits no outcome."""
-        hits = len(charge.requests[place])
-        self._counters.store_errors[reason] += hits
-        charge.outcomes[place] = [None] * hits
-
-    def _give_up(self, charge: _Charge, reason: str) -> None:
-        """Ends a charge: the requests that have no outcomes yet get none."""
+            charge.start(self._find)
         if charge.over:
             return
-        charge.over = True
-        for place, found in enumerate(charge.outcomes):
-            if found is _PENDING and (place < charge.sent or charge.wanted(place)):
-                self._without(charge, place, reason)
-        charge.done(charge.outcomes)
+        waiting = self._waiting
+        while waiting and waiting[0][2].over:
+            heapq.heappop(waiting)
+        self._number += 1
+        heapq.heappush(waiting, (deadline_us, self._number, charge))
+        if self._timer is None or waiting[0][2] is charge:
+            self._wait_until(deadline_us, now)
+
+    def _finder(self, ring: Ring) -> Find:
+        """What tells a hit's place on the ring."""
+        homes = {name: (shard, 0) for name, shard in self._shards.items()}
+        places = [homes[name] for name in owners({each.name: each.weight for each in ring.members})]
+
+        return lambda hit: places[place_of(hit[0])]
+
+    def _wait_until(self, deadline_us: int, now_us: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        wait = max(0, deadline_us - now_us) / 1_000_000
+        self._timer = self._loop.call_later(wait, self._rung)
+
+    def _rung(self) -> None:
+        # A process that was held up finds its timers due and its replies unread. The loop may
+        # run timers before it reads: two rounds on, what had come by now has been read.
+        call_soon = self._loop.call_soon
+        call_soon(lambda: call_soon(self._expire))
 
     def _expire(self) -> None:
         """Ends the charges whose time is over."""
         self._timer = None
-        now = self._loop.time()
-        connection = self._connection
-        while self._waiting:
-            deadline, charge = self._waiting[0]
-            if charge.over:
-                self._waiting.popleft()
-            elif deadline <= now:
-                self._waiting.popleft()
-                self._degrade(f"is slower than {self._timeout * 1000:g} ms")
-                self._give_up(charge, "timeout")
-            else:
-                self._timer = self._loop.call_at(deadline, self._expire)
-                break
-        if connection is not None and connection.silence > _HUNG_SECONDS:
-            connection.close(f"no reply for {connection.silence:.1f} s")
-
-    def _degrade(self, fault: str) -> None:
-        self._fault_at = self._loop.time()
-        self._health.degrade("store", f"Redis at {self._place} {fault}")
-
-    def _succeeded(self) -> None:
-        if self._fault_at is not None and self._loop.time() - self._fault_at > _CALM_SECONDS:
-            self._fault_at = None
-            self._health.recover("store")
-
-    async def _keep_connected(self, tried: asyncio.Event) -> None:
-        first, longest = _BACK_OFF_SECONDS
-        wait = first
-        while True:
-            try:
-                async with asyncio.timeout(_OPEN_SECONDS):
-                    address = await find(self._place)
-                    connection = await open_connection(address, ("SCRIPT", "LOAD", SCRIPT))
-            except StoreError as error:
-                reason = str(error)
-            except TimeoutError:
-                reason = f"Redis at {self._place} does not answer"
-            else:
-                self._connection = connection
-                self._fault_at = None
-                self._health.recover("store")
-                log.info("connected to Redis at %s", address)
-                tried.set()
-                wait = first
-                reason = f"Redis at {address} is away: {await connection.lost}"
-                self._connection = None
-            self._health.degrade("store", reason)
-            tried.set()
-            await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311 -- jitter, no secret
-            wait = min(2 * wait, longest)
+        waiting, now = self._waiting, elapsed_us()
+        while waiting and (waiting[0][2].over or waiting[0][0] <= now):
+            _, _, charge = heapq.heappop(waiting)
+            if not charge.over:
+                charge.expire()
+        if waiting:
+            self._wait_until(waiting[0][0], now)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
 
+from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import StatusCode
-from ratelimit_service.service import Answer, Refusal, Service
+from ratelimit_service.service import NEVER, Answer, Refusal, Service
 from ratelimit_service.transport.h2.connection import Calls, Cancelled, Ended, Event, Message
 from ratelimit_service.transport.h2.protocol import Protocol
 from ratelimit_service.transport.health import HEALTH_SERVICE, HealthService
@@ -57,12 +57,11 @@ class ServiceCalls:
 
     def _decide(self, protocol: Protocol, calls: Calls) -> None:
         connection, stream_ids = protocol.connection, calls.stream_ids
-        clock = asyncio.get_running_loop().time
         timeout_us = calls.head.timeout_us
-        expires = math.inf if timeout_us is None else clock() + timeout_us / 1_000_000
+        deadline_us = NEVER if timeout_us is None else elapsed_us() + timeout_us
 
         def wanted(place: int) -> bool:
-            return connection.is_open(stream_ids[place]) and clock() < expires
+            return connection.is_open(stream_ids[place])
 
         def decided(answers: list[Answer]) -> None:
             for stream_id, answer in zip(stream_ids, answers, strict=True):
@@ -72,7 +71,7 @@ class ServiceCalls:
                     connection.answer(stream_id, answer)
             protocol.flush_soon()
 
-        self._service.submit(calls.messages, decided, wanted)
+        self._service.submit(calls.messages, decided, wanted, deadline_us)
 
     def _call(self, protocol: Protocol, path: bytes, stream_id: int, message: bytes) -> None:
         connection = protocol.connection

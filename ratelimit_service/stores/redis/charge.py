@@ -1,0 +1,462 @@
+"""What a request comes to whose counters lie in several shards: all of its hits count, or none.
+
+Hits of one request that share a shard are settled by its script. Between shards they are
+charged in parallel, each shard's as a request of its own; where the request is denied all the
+same, what was counted is given back by its receipt. Others may be denied by a charge that is
+then given back, nobody is admitted by one. What must not live here: connections and topology.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from ratelimit_service.algorithms import denies
+from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome, Receipt
+from ratelimit_service.observer import Counters
+from ratelimit_service.stores import NEVER, Outcomes, Wanted
+from ratelimit_service.stores.redis.shard import Shard
+
+__all__ = ["Charge", "Find"]
+
+Place = tuple[Shard, int]
+"""Where a counter lies: its shard, and which of the shard's hits one script call may settle."""
+
+Find = Callable[[Hit], Place]
+"""The place of a hit's counter; the same object for all that one script call may settle."""
+
+_PENDING: Outcomes = ()
+
+
+class Charge:
+    """The requests of one call of `charge`, and what is known of their outcomes."""
+
+    __slots__ = (
+        "counters",
+        "deadline_us",
+        "done",
+        "missing",
+        "outcomes",
+        "over",
+        "parts",
+        "requests",
+        "spreads",
+        "wanted",
+    )
+
+    def __init__(
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Callable[[list[Outcomes]], None],
+        wanted: Wanted,
+        deadline_us: int,
+        counters: Counters,
+    ) -> None:
+        self.requests = requests
+        self.done = done
+        self.wanted = wanted
+        self.deadline_us = deadline_us
+        self.counters = counters
+        self.outcomes: list[Outcomes] = [_PENDING] * len(requests)
+        self.missing = len(requests)
+        self.over = False
+        """Whether `done` was called: nobody waits any more."""
+        self.parts: list[_Part] = []
+        self.spreads: list[_Spread] = []
+
+    def start(self, find: Find) -> None:
+        """Hands every shard its part."""
+        for place, hits in enumerate(self.requests):
+            home = find(hits[0])
+            for hit in hits:
+                if find(hit) is not home:
+                    self._spread(place, hits, find)
+                    break
+            else:
+                self._part(home[0]).add(hits, place)
+        for part in list(self.parts):
+            part.shard.charge(part)
+
+    def start_whole(self, shard: Shard) -> None:
+        """As `start`, where everything lies in one shard."""
+        part = _Part(self, shard, self.requests, range(len(self.requests)), self.wanted)
+        self.parts.append(part)
+        shard.charge(part)
+
+    def settled(self, count: int) -> None:
+        """Notes that so many requests have their outcomes; with the last the charge is done."""
+        self.missing -= count
+        if not self.missing and not self.over:
+            self.over = True
+            # Parts know their charge: it lets go of them, since nobody looks for cycles.
+            self.parts.clear()
+            self.spreads.clear()
+            self.done(self.outcomes)
+
+    def give_up(self) -> None:
+        """Ends the charge before it began: its caller has no time left."""
+        for place, hits in enumerate(self.requests):
+            self.outcomes[place] = self.without(hits, "timeout")
+        self.settled(len(self.requests))
+
+    def expire(self) -> None:
+        """Ends the charge: what has no outcome yet gets none."""
+        for part in list(self.parts):
+            part.expire()
+        for spread in list(self.spreads):
+            spread.finish()
+
+    def without(self, hits: Sequence[Hit], reason: str) -> list[Outcome | None]:
+        """The outcomes of hits that no shard has given any for."""
+        self.counters.store_errors[reason] += len(hits)
+        return [None] * len(hits)
+
+    def _part(self, shard: Shard) -> _Part:
+        for part in self.parts:
+            if part.shard is shard:
+                return part
+        places: list[int] = []
+        wanted = self.wanted
+        part = _Part(self, shard, [], places, lambda place: wanted(places[place]))
+        self.parts.append(part)
+        return part
+
+    def _spread(self, place: int, hits: Sequence[Hit], find: Find) -> None:
+        spread = _Spread(self, place, hits)
+        self.spreads.append(spread)
+        homes: dict[int, tuple[Place, list[int]]] = {}
+        for at, hit in enumerate(hits):
+            home = find(hit)
+            homes.setdefault(id(home), (home, []))[1].append(at)
+        spread.missing = len(homes)
+        for home, ats in homes.values():
+            self._part(home[0]).add(_piece(hits, ats), place, spread, ats)
+
+
+class _Part:
+    """What of a charge goes to one shard: whole requests, and pieces of those that are spread."""
+
+    __slots__ = (
+        "charge",
+        "deadline_us",
+        "pieces",
+        "places",
+        "requests",
+        "sent",
+        "shard",
+        "wanted",
+    )
+
+    def __init__(
+        self,
+        charge: Charge,
+        shard: Shard,
+        requests: Sequence[Sequence[Hit]],
+        places: Sequence[int],
+        wanted: Wanted,
+    ) -> None:
+        """`places` are, of each request, its place in the charge; `wanted` is asked by ours."""
+        self.charge = charge
+        self.shard = shard
+        self.deadline_us = charge.deadline_us
+        self.requests = requests
+        self.places = places
+        self.wanted = wanted
+        self.pieces: dict[int, tuple[_Spread, list[int]]] = {}
+        """Of those that are pieces, by their number here: of what, and which hits."""
+        self.sent = 0
+
+    @property
+    def over(self) -> bool:
+        return self.charge.over
+
+    def add(
+        self,
+        hits: Sequence[Hit],
+        place: int,
+        spread: _Spread | None = None,
+        ats: list[int] | None = None,
+    ) -> None:
+        assert isinstance(self.requests, list)  # noqa: S101 -- only `start_whole` sets others
+        assert isinstance(self.places, list)  # noqa: S101
+        if spread and ats:
+            self.pieces[len(self.requests)] = spread, ats
+        self.requests.append(hits)
+        self.places.append(place)
+
+    def dropped(self, places: Sequence[int]) -> None:
+        for place in places:
+            if place in self.pieces:
+                spread, ats = self.pieces[place]
+                spread.drop(ats)
+            else:
+                self.charge.outcomes[self.places[place]] = []
+                self.charge.settled(1)
+
+    def answered(self, places: Sequence[int], found: Iterator[Outcomes], at_us: int) -> None:
+        charge = self.charge
+        if self.pieces or charge.over:
+            for place in places:
+                self._answered(place, next(found), at_us)
+            return
+        outcomes, of = charge.outcomes, self.places
+        for place in places:
+            outcomes[of[place]] = next(found)
+        charge.settled(len(places))
+
+    def _answered(self, place: int, found: Outcomes, at_us: int) -> None:
+        """Of pieces, and of what nobody waits for any more."""
+        charge, hits = self.charge, self.requests[place]
+        if place in self.pieces:
+            spread, ats = self.pieces[place]
+            spread.answered(self.shard, ats, found, at_us)
+        elif charge.over:
+            final = charge.outcomes[self.places[place]]
+            if _denied(hits, final):
+                _give_back(self.shard, hits, found, at_us)
+        else:
+            charge.outcomes[self.places[place]] = found
+            charge.settled(1)
+
+    def failed(self, places: Sequence[int], reason: str) -> None:
+        charge, count = self.charge, 0
+        for place in places:
+            hits = self.requests[place]
+            if place in self.pieces:
+                spread, ats = self.pieces[place]
+                if spread.outcomes[ats[0]] is _ABSENT:
+                    spread.answered(self.shard, ats, charge.without(hits, reason), 0)
+            elif charge.outcomes[self.places[place]] is _PENDING:
+                found = charge.without(hits, reason)
+                charge.outcomes[self.places[place]] = found
+                count += 1
+        if count:
+            charge.settled(count)
+
+    def expire(self) -> None:
+        """Ends what has no answer; that is the shard's fault only for what was sent, or wanted."""
+        unanswered = [
+            place
+            for place in range(len(self.requests))
+            if (
+                self.pieces[place][0].outcomes[self.pieces[place][1][0]] is _ABSENT
+                if place in self.pieces
+                else self.charge.outcomes[self.places[place]] is _PENDING
+            )
+        ]
+        late = [place for place in unanswered if place < self.sent or self.wanted(place)]
+        self.dropped([place for place in unanswered if place not in late])
+        if late:
+            self.shard.missed()
+            self.failed(late, "timeout")
+
+
+_ABSENT = Outcome(False, 0, 0, -1)
+"""Until there is an answer."""
+
+
+class _Spread:
+    """A request whose counters lie in several places."""
+
+    __slots__ = (
+        "at_us",
+        "charge",
+        "dropped",
+        "given_back",
+        "hits",
+        "homes",
+        "missing",
+        "outcomes",
+        "over",
+        "place",
+    )
+
+    def __init__(self, charge: Charge, place: int, hits: Sequence[Hit]) -> None:
+        self.charge = charge
+        self.place = place
+        self.hits = hits
+        self.outcomes: list[Outcome | None] = [_ABSENT] * len(hits)
+        self.homes: list[Shard | None] = [None] * len(hits)
+        self.at_us = [0] * len(hits)
+        self.missing = 0
+        """How many pieces have no answer yet."""
+        self.given_back = 0
+        """How many give-backs are under way."""
+        self.dropped = False
+        """Whether a piece was not sent, since nobody wants the request any more."""
+        self.over = False
+
+    def drop(self, ats: Sequence[int]) -> None:
+        """A piece was not sent, and will not be."""
+        self.dropped = True
+        for at in ats:
+            self.outcomes[at] = None
+        self._one_less()
+
+    def answered(self, shard: Shard, ats: Sequence[int], found: Outcomes, at_us: int) -> None:
+        """A piece has its outcomes; the last one settles the request."""
+        if self.outcomes[ats[0]] is not _ABSENT:  # it had none in time, and this is too late
+            if self.dropped or _denied(self.hits, self.outcomes):
+                _give_back(shard, [self.hits[at] for at in ats], found, at_us)
+            return
+        for at, outcome in zip(ats, found, strict=True):
+            self.outcomes[at] = outcome
+            self.homes[at] = shard
+            self.at_us[at] = at_us
+        self._one_less()
+
+    def _one_less(self) -> None:
+        self.missing -= 1
+        if not self.missing:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Every piece has its outcomes: gives back what is not to be counted."""
+        by_shard: dict[int, list[int]] = {}
+        for at in self._withheld():
+            by_shard.setdefault(id(self.homes[at]), []).append(at)
+        self.given_back = len(by_shard)
+        for ats in by_shard.values():
+            self._take_back(ats)
+        if not self.given_back:
+            self.finish()
+
+    def _withheld(self) -> list[int]:
+        """The hits that were counted and are not to be."""
+        counted = [at for at, hit in enumerate(self.hits) if _undoable(hit, self.outcomes[at])]
+        if not counted:
+            return []
+        if self.dropped or _denied(self.hits, self.outcomes):
+            return counted
+        # A descriptor in shadow mode counts in all of its limits or in none.
+        over = {
+            at
+            for ats, is_over in _descriptors(self.hits, self.outcomes)
+            if is_over and self.hits[ats[0]].mode is Mode.SHADOW
+            for at in ats
+        }
+        return [at for at in counted if at in over]
+
+    def _take_back(self, ats: Sequence[int]) -> None:
+        """Undoes what one shard has counted of these hits, and looks what is left then."""
+        shard = self.homes[ats[0]]
+        assert shard is not None  # noqa: S101 -- it has counted
+        undone, peeks = [], []
+        for at in ats:
+            hit, outcome = self.hits[at], self.outcomes[at]
+            assert outcome is not None  # noqa: S101 -- it was counted
+            undone.append(_undo(hit, outcome, self.at_us[at]))
+            peeks.append(hit._replace(addend=0, mode=Mode.SHADOW, count_denied=False, joined=False))
+            self.charge.counters.given_back += hit.addend
+        count = len(undone)
+        shard.charge(
+            _GiveBack([*undone, *peeks], lambda found: self._undone(ats, found and found[count:]))
+        )
+
+    def _undone(self, ats: Sequence[int], peeks: Outcomes | None) -> None:
+        """What was charged is given back; `peeks` tell what is left now."""
+        for at, peek in zip(ats, peeks or [None] * len(ats), strict=True):
+            outcome = self.outcomes[at]
+            assert outcome is not None  # noqa: S101 -- it has counted
+            if peek is not None:
+                self.outcomes[at] = outcome._replace(
+                    left=peek.left, reset_us=peek.reset_us, charged=0
+                )
+            else:
+                self.outcomes[at] = outcome._replace(left=outcome.left + outcome.charged, charged=0)
+        self.given_back -= 1
+        if not self.given_back:
+            self.finish()
+
+    def finish(self) -> None:
+        """Answers; what is on its way to be given back counts as given back."""
+        if self.over or self.missing:
+            return
+        self.over = True
+        charge = self.charge
+        charge.outcomes[self.place] = [] if self.dropped else self.outcomes
+        charge.settled(1)
+
+
+class _GiveBack:
+    """The part that takes back what one shard has counted; nothing makes it too late."""
+
+    __slots__ = ("_told", "deadline_us", "over", "requests", "sent")
+
+    def __init__(self, hits: Sequence[Hit], told: Callable[[Outcomes | None], None]) -> None:
+        """`told` gets the outcomes, None if there are none."""
+        self.requests = [hits]
+        self.deadline_us = NEVER
+        self.over = False
+        self.sent = 0
+        self._told = told
+
+    def wanted(self, _: int) -> bool:
+        return True
+
+    def dropped(self, _: Sequence[int]) -> None: ...
+
+    def answered(self, places: Sequence[int], found: Iterator[Outcomes], _: int) -> None:
+        for _place in places:
+            self._told(next(found))
+
+    def failed(self, _places: Sequence[int], _reason: str) -> None:
+        self._told(None)
+
+
+def _give_back(shard: Shard, hits: Sequence[Hit], found: Outcomes, at_us: int) -> None:
+    undone = [
+        _undo(hit, outcome, at_us)
+        for hit, outcome in zip(hits, found, strict=True)
+        if outcome is not None and _undoable(hit, outcome)
+    ]
+    if undone:
+        shard.charge(_GiveBack(undone, lambda _: None))
+
+
+def _undoable(hit: Hit, outcome: Outcome | None) -> bool:
+    """Whether a hit was counted that is not counted if its request is denied."""
+    return outcome is not None and outcome.charged > 0 and not (hit.refund or hit.count_denied)
+
+
+def _undo(hit: Hit, outcome: Outcome, at_us: int) -> Hit:
+    receipt = Receipt(at_us, at_us + outcome.reset_us)
+    return hit._replace(refund=True, receipt=receipt, joined=False)
+
+
+def _descriptors(hits: Sequence[Hit], outcomes: Outcomes) -> Iterable[tuple[Sequence[int], bool]]:
+    """The places of the hits of each descriptor that charges, and whether it is over."""
+    groups: list[list[int]] = []
+    for at, hit in enumerate(hits):
+        if hit.refund:
+            continue
+        if hit.joined and groups:
+            groups[-1].append(at)
+        else:
+            groups.append([at])
+    return [(ats, any(_over(hits[at], outcomes[at]) for at in ats)) for ats in groups]
+
+
+def _over(hit: Hit, outcome: Outcome | None) -> bool:
+    """Whether a hit has no room; without an outcome, whether its policy denies."""
+    if outcome is None:
+        return hit.policy in (FailurePolicy.CLOSED, FailurePolicy.ERROR)
+    return outcome.over
+
+
+def _denied(hits: Sequence[Hit], outcomes: Outcomes) -> bool:
+    return denies((hits[ats[0]].mode, over) for ats, over in _descriptors(hits, outcomes))
+
+
+def _piece(hits: Sequence[Hit], ats: Sequence[int]) -> list[Hit]:
+    """Some hits of a request as a request: what it cannot tell alone does not deny it."""
+    piece = [hits[at] for at in ats]
+    quotas = {at for at, hit in enumerate(hits) if hit.mode is Mode.QUOTA and not hit.refund}
+    if quotas - set(ats):
+        piece = [hit._replace(mode=Mode.SHADOW) if hit.mode is Mode.QUOTA else hit for hit in piece]
+    # What is joined to a hit that lies elsewhere begins a descriptor here.
+    first = 0
+    leaders = [first := first if hit.joined else at for at, hit in enumerate(hits)]
+    return [
+        hit._replace(joined=number > 0 and leaders[at] == leaders[ats[number - 1]])
+        for number, (at, hit) in enumerate(zip(ats, piece, strict=True))
+    ]

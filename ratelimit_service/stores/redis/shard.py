@@ -1,0 +1,402 @@
+"""One Redis server: its connection, its health, and the script calls that go to it.
+
+Requests never wait for a connection, and none of them finds out that the server is sick:
+pings of the shard's own do. What must not live here: what a request comes to whose counters
+lie in several shards (`charge`), and which shard a counter lies in (`ring`, `cluster`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import hiredis
+
+from ratelimit_service.clock import Clock, elapsed_us, now_us
+from ratelimit_service.errors import StoreError
+from ratelimit_service.health import Health
+from ratelimit_service.model import Hit
+from ratelimit_service.observer import Counters
+from ratelimit_service.stores import NEVER, Outcomes, Wanted
+from ratelimit_service.stores.damage import Damage
+from ratelimit_service.stores.redis.address import Address, Sentinels
+from ratelimit_service.stores.redis.connection import Connection, Reply, open_connection
+from ratelimit_service.stores.redis.script import (
+    SCRIPT,
+    SHA,
+    Found,
+    Section,
+    arguments,
+    read,
+    weight,
+)
+from ratelimit_service.stores.redis.sentinel import find
+
+__all__ = ["Part", "Shard"]
+
+log = logging.getLogger(__name__)
+
+_OPEN_SECONDS = 1.0
+"""How long connecting and greeting may take."""
+
+_HUNG_SECONDS = 1.0
+"""After so much silence with calls pending, the connection is given up."""
+
+_CALM_SECONDS = 1.0
+"""Replies count as recovery once there has been no fault for so long."""
+
+_MAX_IN_FLIGHT = 2
+"""Script calls under way at a time; meanwhile the next batch fills up."""
+
+_MAX_BATCH_WEIGHT = 256
+"""Of one script call, so that it keeps Redis for a millisecond: 128 hits on new fixed windows.
+A single request may have more: it goes alone."""
+
+_BACK_OFF_SECONDS = (0.05, 0.5)
+"""The first and the longest wait between two attempts to connect."""
+
+_SICK_AFTER = 5
+"""So many charges one after the other without an answer in time make a server sick."""
+
+_WELL_AFTER = 3
+"""So many pings one after the other that are answered in time make it well."""
+
+_PING_SECONDS = 0.05
+
+_MAX_HELD = 10_000
+"""How many give-backs wait for a server that is away."""
+
+
+class Part(Protocol):
+    """What goes to one shard: requests, or those of their hits that lie there."""
+
+    sent: int
+    """How many requests have been sent, or were not wanted any more."""
+
+    @property
+    def requests(self) -> Sequence[Sequence[Hit]]:
+        """What is to be charged, each on its own."""
+
+    @property
+    def deadline_us(self) -> int:
+        """When nobody waits any more, by `elapsed_us`."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody waits for any of it."""
+
+    @property
+    def wanted(self) -> Wanted:
+        """Whether somebody waits for a request, asked just before it is sent."""
+
+    def dropped(self, places: Sequence[int]) -> None:
+        """These requests were not sent, since they are not wanted."""
+
+    def answered(self, places: Sequence[int], found: Iterator[Outcomes], at_us: int) -> None:
+        """The next outcomes found are these requests'; `at_us` is the server's time."""
+
+    def failed(self, places: Sequence[int], reason: str) -> None:
+        """These requests get no answer."""
+
+
+class _Batch(NamedTuple):
+    """What one script call charges, and of which parts that is which."""
+
+    sections: list[Section]
+    requests: list[Sequence[Hit]]
+    places: list[tuple[Part, list[int]]]
+    sent_us: int
+
+
+class Shard:
+    """One server (6.2 or later), or the master that Sentinel names.
+
+    A request has no answer when the server is away, refuses, or was found sick. Every such
+    fault is in the counters, and the state in health and, once, in the log. The connection is
+    kept up by a task of its own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        place: Address | Sentinels,
+        timeout_us: int,
+        counters: Counters,
+        health: Health,
+        component: str = "store",
+        clock: Clock | None = None,
+    ) -> None:
+        """`component` is its name in health. With a `clock` its time counts, not the server's."""
+        self.name = name
+        self._place = place
+        self._timeout_us = timeout_us
+        self._counters = counters
+        self._damage = Damage(counters)
+        self._health = health
+        self._component = component
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._connection: Connection | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._queue: deque[Part] = deque()
+        self._held: deque[Part] = deque(maxlen=_MAX_HELD)
+        """What has no deadline and waits for the server to come back."""
+        self._sending = False
+        self._in_flight = 0
+        self._missed = 0
+        """Charges one after the other that had no answer in time."""
+        self._sick = False
+        """Whether it is left alone until it answers pings."""
+        self._alarm: asyncio.Future[str] = self._loop.create_future()
+        """Done when somebody should look at the connection."""
+        self._fault_at: float | None = None
+        self._ahead_us: int | None = None
+        """How far the server's clock is ahead of `elapsed_us`, at least."""
+
+    async def start(self) -> None:
+        """Tries to connect once, at most a second long, and keeps trying in the background."""
+        tried = asyncio.Event()
+        self._keeper = asyncio.create_task(self._keep_connected(tried))
+        await tried.wait()
+
+    async def close(self) -> None:
+        """Disconnects for good."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def charge(self, part: Part) -> None:
+        """Queues a part for the next script calls; each call is atomic.
+
+        What comes in one tick goes out together, by weight, and a few calls at a time, so that
+        batches grow with the load. A request is never split over calls.
+        """
+        if self._connection is None or self._sick:
+            if part.deadline_us == NEVER:
+                self._held.append(part)
+            else:
+                reason = "disconnected" if self._connection is None else "circuit_open"
+                part.failed(range(len(part.requests)), reason)
+            return
+        self._queue.append(part)
+        if not self._sending and self._in_flight < _MAX_IN_FLIGHT:
+            self._sending = True
+            self._loop.call_soon(self._send)
+
+    def missed(self) -> None:
+        """A part of a charge had no answer in time."""
+        self._missed += 1
+        self._degrade(f"is slower than {self._timeout_us / 1000:g} ms")
+        if self._missed >= _SICK_AFTER and not self._sick:
+            log.warning("Redis at %s is sick: it is left alone until it answers pings", self._place)
+            self._sick = True
+            self._raise_alarm()
+            self._empty("circuit_open")
+
+    def _raise_alarm(self) -> None:
+        if not self._alarm.done():
+            self._alarm.set_result("")
+
+    def _empty(self, reason: str) -> None:
+        """Ends what is queued; what has no deadline waits."""
+        queue, self._queue = self._queue, deque()
+        for part in queue:
+            if part.deadline_us == NEVER:
+                self._held.append(part)
+            else:
+                part.failed(range(part.sent, len(part.requests)), reason)
+
+    def _send(self) -> None:
+        """Sends what is queued, as much as may be under way."""
+        self._sending = False
+        while self._queue and self._in_flight < _MAX_IN_FLIGHT:
+            connection = self._connection
+            if connection is None:
+                self._empty("disconnected")
+                return
+            batch = self._next_batch()
+            if batch.requests:
+                self._in_flight += 1
+                self._call(connection, batch, "EVALSHA", SHA)
+
+    def _next_batch(self) -> _Batch:
+        """Takes from the queue what fits into one call, and drops what nobody waits for."""
+        batch = _Batch([], [], [], elapsed_us())
+        size = 0
+        while self._queue:
+            part = self._queue[0]
+            requests, taken, dropped, at = part.requests, [], [], part.sent
+            wanted, section = part.wanted, []
+            while at < len(requests) and not part.over:
+                hits = requests[at]
+                added = weight(hits)
+                if size and size + added > _MAX_BATCH_WEIGHT:
+                    break
+                if wanted(at):
+                    taken.append(at)
+                    section.append(hits)
+                    size += added
+                else:
+                    dropped.append(at)
+                at += 1
+            part.sent = at
+            if taken:
+                batch.places.append((part, taken))
+                batch.requests.extend(section)
+                batch.sections.append((self._not_after(part.deadline_us), section))
+            if dropped:
+                part.dropped(dropped)
+            if at < len(requests) and not part.over:
+                break
+            self._queue.popleft()
+        return batch
+
+    def _not_after(self, deadline_us: int) -> int:
+        """A deadline by the server's clock, 0 for none."""
+        if deadline_us == NEVER or self._ahead_us is None or self._clock:
+            return 0
+        return deadline_us + self._ahead_us
+
+    def _call(self, connection: Connection, batch: _Batch, command: str, script: str) -> None:
+        now, judge = (self._clock(), True) if self._clock else (now_us(), False)
+        call = [command, script, *arguments(batch.sections, now, judge=judge)]
+        connection.send([call], [lambda reply: self._replied(connection, batch, reply)])
+
+    def _replied(self, connection: Connection, batch: _Batch, reply: Reply) -> None:
+        if isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT"):
+            # Redis has lost its scripts (SCRIPT FLUSH, a restart); EVAL also teaches it anew.
+            self._call(connection, batch, "EVAL", SCRIPT)
+            return
+        self._in_flight -= 1
+        found = read(reply, batch.requests)
+        if found is not None:
+            self._succeeded(batch, found)
+            each, at_us = iter(found.outcomes), found.at_us
+            for part, places in batch.places:
+                part.answered(places, each, at_us)
+        else:
+            reason = "unknown" if reply is None else "refused"
+            self._degrade(
+                f"is away: {connection.lost.result()}"
+                if reply is None
+                else f"answers: {reply!s:.200}"
+            )
+            if isinstance(reply, hiredis.ReplyError) and str(reply).startswith(_TO_BE_LEFT):
+                connection.close(f"it answers {reply!s:.100}")  # who is the master is asked anew
+            for part, places in batch.places:
+                part.failed(places, reason)
+        if self._queue and not self._sending:
+            self._send()
+
+    def _succeeded(self, batch: _Batch, found: Found) -> None:
+        self._learn(found.at_us, batch.sent_us)
+        if found.damaged:
+            self._damage.note(len(found.damaged), found.damaged[0])
+        if self._missed and not all(part.over for part, _ in batch.places):
+            self._missed = 0
+        if (
+            self._fault_at is not None
+            and not self._missed
+            and self._loop.time() - self._fault_at > _CALM_SECONDS
+        ):
+            self._fault_at = None
+            self._health.recover(self._component)
+
+    def _learn(self, at_us: int, sent_us: int) -> None:
+        """Learns how the clocks stand to each other from a call that ran at `at_us`.
+
+        It ran after it was sent and before now: the latest it can have run gives the bound
+        that holds whatever the way took. Bounds add up until one shows that the clock has
+        been set back.
+        """
+        ahead_us = at_us - elapsed_us()
+        if self._ahead_us is None or ahead_us > self._ahead_us or at_us - sent_us < self._ahead_us:
+            self._ahead_us = ahead_us
+
+    def _degrade(self, fault: str) -> None:
+        self._fault_at = self._loop.time()
+        self._health.degrade(self._component, f"Redis at {self._place} {fault}")
+
+    async def _keep_connected(self, tried: asyncio.Event) -> None:
+        first, longest = _BACK_OFF_SECONDS
+        wait = first
+        while True:
+            try:
+                async with asyncio.timeout(_OPEN_SECONDS):
+                    address = await find(self._place)
+                    connection = await open_connection(address, ("SCRIPT", "LOAD", SCRIPT))
+                    await self._read_time(connection)
+            except StoreError as error:
+                reason = str(error)
+            except TimeoutError:
+                reason = f"Redis at {self._place} does not answer"
+            else:
+                log.info("connected to Redis at %s", address)
+                wait = first
+                self._well(connection)
+                tried.set()
+                await self._look_after(connection)
+                self._connection = None
+                reason = f"Redis at {address} is away: {connection.lost.result()}"
+                self._empty("disconnected")
+            self._health.degrade(self._component, reason)
+            tried.set()
+            await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311 -- jitter, no secret
+            wait = min(2 * wait, longest)
+
+    async def _read_time(self, connection: Connection) -> None:
+        """Learns the server's clock anew: it may be another server."""
+        self._ahead_us = None
+        sent_us = elapsed_us()
+        reply = await connection.call("TIME")
+        if isinstance(reply, list) and len(reply) == 2:
+            seconds, micros = map(int, reply)
+            self._learn(seconds * 1_000_000 + micros, sent_us)
+
+    def _well(self, connection: Connection) -> None:
+        """The server serves from now on, and first what has waited for it."""
+        self._connection = connection
+        self._sick = False
+        self._missed = 0
+        self._fault_at = None
+        self._health.recover(self._component)
+        while self._held:
+            self.charge(self._held.popleft())
+
+    async def _look_after(self, connection: Connection) -> None:
+        """Watches over a connection until it is lost."""
+        while not connection.lost.done():
+            alarm = self._alarm = self._loop.create_future()
+            await asyncio.wait([connection.lost, alarm], return_when=asyncio.FIRST_COMPLETED)
+            if self._sick and not connection.lost.done():
+                await self._nurse(connection)
+
+    async def _nurse(self, connection: Connection) -> None:
+        """Pings a sick server until it is well; gives a silent one up."""
+        answered = 0
+        while answered < _WELL_AFTER and not connection.lost.done():
+            if connection.silence > _HUNG_SECONDS:
+                connection.close(f"no reply for {connection.silence:.1f} s")
+                return
+            sent_us = elapsed_us()
+            ping = connection.call("PING")
+            await asyncio.wait([ping], timeout=_PING_SECONDS)
+            if ping.done() and elapsed_us() - sent_us <= self._timeout_us:
+                answered += 1
+                await asyncio.sleep(_PING_SECONDS)
+            else:
+                answered = 0
+        if not connection.lost.done():
+            log.warning("Redis at %s answers pings in time again", self._place)
+            self._well(connection)
+
+
+_TO_BE_LEFT = ("READONLY", "NOAUTH", "MASTERDOWN")
+"""Errors after which a new connection is made: to whoever is master now, with a new password."""

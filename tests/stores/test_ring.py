@@ -1,0 +1,276 @@
+"""Counters on several shards: where each lies, and what a request comes to that needs several."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from ratelimit_service.errors import SettingsError
+from ratelimit_service.health import Health
+from ratelimit_service.model import FailurePolicy, Hit, Measure, Mode
+from ratelimit_service.observer import Counters
+from ratelimit_service.stores.keys import CounterNames
+from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis.address import parse_store
+from ratelimit_service.stores.redis.ring import fingerprint, owners, place_of
+from ratelimit_service.stores.redis.shards_file import read_shards
+from tests.conftest import need
+from tests.servers.redis import RedisServer
+from tests.stores.cases import MINUTE, charged, hit
+
+THREE = {"a:6379": 1, "b:6379": 1, "c:6379": 1}
+NAMES = CounterNames("shop", Measure("fixed_window", 5, MINUTE))
+KEYS = [NAMES.key([("user", f"user-{number}")]) for number in range(100_000)]
+
+
+def placed(weights: dict[str, int]) -> list[str]:
+    """The shard of each of 100,000 keys."""
+    names = owners(weights)
+    return [names[place_of(key)] for key in KEYS]
+
+
+def test_equal_shards_have_about_the_same() -> None:
+    """The heaviest of three equal shards has at most 1.15 times the keys of the lightest."""
+    counts = Counter(placed(THREE)).values()
+
+    assert len(counts) == 3
+    assert max(counts) <= 1.15 * min(counts)
+
+
+def test_weights_count() -> None:
+    """A shard of weight 3 has about three times the keys of one of weight 1."""
+    counts = Counter(placed({"a": 3, "b": 1}))
+
+    assert 2.7 < counts["a"] / counts["b"] < 3.3
+
+
+def test_only_what_must_moves() -> None:
+    """A fourth shard takes a quarter of the keys, and none moves between the others."""
+    before, after = placed(THREE), placed(THREE | {"d:6379": 1})
+
+    moved = [now for then, now in zip(before, after, strict=True) if then != now]
+    assert set(moved) == {"d:6379"}
+    assert 0.23 < len(moved) / len(KEYS) < 0.27
+
+
+def test_order_does_not_matter() -> None:
+    """Placement and fingerprint depend on names and weights, not on their order."""
+    turned = dict(reversed(THREE.items()))
+
+    assert owners(turned) == owners(THREE)
+    assert fingerprint(turned) == fingerprint(THREE) != fingerprint(THREE | {"c:6379": 2})
+
+
+def test_placement_is_for_ever() -> None:
+    """The ring of these names is the same in every process and release."""
+    assert fingerprint(THREE) == "aeee978ca5d501cb"
+    assert (
+        "".join(name[0] for name in owners(THREE)[:40])
+        == "acbbabbbcbacccbbcaccaccbcbcbcbcaabccbcba"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("shards: []", "f.yaml:1: lists no shards: write `shards:`"),
+        ("shards:\n- {name: a}", "f.yaml:2: a shard without store"),
+        ("shards:\n- {store: redis://h, wieght: 2}", "f.yaml:2: a shard has no field 'wieght'"),
+        ("shards:\n- {store: redis://h, weight: 0}", "f.yaml:2: weight '0' is no number from 1"),
+        ("shards:\n- store: redis+ring://a,b", "f.yaml:2: a shard is one server"),
+        ("shards:\n- store: redis://a\n- store: redis://a", "f.yaml:3: the name 'a:6379' is taken"),
+        ("shards:\n- store: rediss://:pw@a?x=1", "f.yaml:2: store URL option 'x' is unknown"),
+        ("shards: [", "f.yaml is no YAML"),
+        ("- a", "f.yaml:1: the file is no mapping: allowed are shards"),
+    ],
+)
+def test_file_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:
+    """A shards file that cannot be used is refused with the line and what is allowed."""
+    file = tmp_path / "f.yaml"
+    file.write_text(text)
+
+    with pytest.raises(SettingsError) as refused:
+        read_shards(file, parse_store)
+
+    assert message in str(refused.value)
+    assert "pw" not in str(refused.value)
+
+
+class Ring:
+    """Two servers of their own, and a store over both; keys are known by where they lie."""
+
+    def __init__(self, directory: Path) -> None:
+        self.servers = {}
+        for name in ("east", "west"):
+            (directory / name).mkdir()
+            self.servers[name] = RedisServer(directory / name)
+        file = directory / "shards.yaml"
+        file.write_text(
+            "shards:\n"
+            + "".join(f"- {{name: {n}, store: '{s.url}'}}\n" for n, s in self.servers.items())
+        )
+        self.url = f"file:{file}"
+        self.counters, self.health = Counters(), Health()
+        self._owners = owners(dict.fromkeys(self.servers, 1))
+
+    def store(self, timeout_us: int = 5_000_000) -> RedisStore:
+        return RedisStore(self.url, timeout_us, self.counters, self.health)
+
+    def hit(self, where: str, addend: int = 1, *, limit: int = 5, key: str = "") -> Hit:
+        """A hit on a counter that lies there."""
+        for number in range(1_000):
+            one = hit(addend, key=f"{key}{number}", limit=limit, window_us=60 * MINUTE)
+            if self._owners[place_of(one.key)] == where:
+                return one
+        raise AssertionError(where)
+
+    def count(self, one: Hit) -> int:
+        """What the counter holds."""
+        for server in self.servers.values():
+            state = redis.Redis.from_url(server.url).get(one.key)
+            if isinstance(state, bytes):
+                return int(state) & 0xFFFFFFFF
+        return 0
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[Ring]:
+    need("redis-server", "sudo apt install redis-server")
+    ring = Ring(tmp_path)
+    for server in ring.servers.values():
+        server.start()
+    yield ring
+    for server in ring.servers.values():
+        server.kill()
+
+
+@pytest.fixture
+async def store(ring: Ring) -> AsyncIterator[RedisStore]:
+    store = ring.store()
+    await store.start()
+    yield store
+    await store.close()
+
+
+async def test_denied_on_one_shard_counts_on_none(ring: Ring, store: RedisStore) -> None:
+    """What one shard has counted is given back when another denies the request."""
+    east, west = ring.hit("east", 3), ring.hit("west", 4)
+
+    (first,) = await charged(store, [[east, west]])
+    (second,) = await charged(store, [[east._replace(addend=1), west]])
+
+    assert [outcome.charged for outcome in first if outcome] == [3, 4]
+    assert [(o.over, o.left, o.charged) for o in second if o] == [(False, 2, 0), (True, 1, 0)]
+    assert (ring.count(east), ring.count(west)) == (3, 4)
+    assert ring.counters.given_back == 1
+
+
+async def test_a_dead_shard_costs_only_its_own_keys(ring: Ring, store: RedisStore) -> None:
+    """Of two shards one is dead: the other counts on, and health and log name the dead one."""
+    ring.servers["west"].kill()
+    west, east = ring.hit("west"), ring.hit("east")
+
+    while (await charged(store, [[west]]))[0] != [None]:
+        pass
+    (outcomes,) = await charged(store, [[east]])
+
+    assert outcomes[0] is not None
+    assert set(ring.health.faults) == {"store west"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "counted"),
+    [(FailurePolicy.OPEN, 1), (FailurePolicy.CLOSED, 0), (FailurePolicy.ERROR, 0)],
+)
+async def test_policy_decides_for_the_whole_request(
+    ring: Ring, store: RedisStore, policy: FailurePolicy, counted: int
+) -> None:
+    """Where a dead shard's policy denies a request, the others give back what they counted."""
+    ring.servers["west"].kill()
+    west, east = ring.hit("west")._replace(policy=policy), ring.hit("east")
+    while (await charged(store, [[west]]))[0] != [None]:
+        pass
+
+    (outcomes,) = await charged(store, [[east, west]])
+
+    assert [outcome and outcome.charged for outcome in outcomes] == [counted, None]
+    assert ring.count(east) == counted
+
+
+async def test_give_backs_are_never_too_late(ring: Ring) -> None:
+    """A shard that hangs with something to be given back gives it back when it goes on."""
+    store = ring.store(timeout_us=100_000)
+    await store.start()
+    east, west = ring.hit("east"), ring.hit("west")._replace(policy=FailurePolicy.CLOSED)
+    await charged(store, [[east], [west]])
+    ring.servers["west"].stop()
+    asked = asyncio.create_task(charged(store, [[east, west]]))
+    while ring.count(east) < 2:
+        await asyncio.sleep(0)
+    ring.servers["east"].stop()
+
+    ((_, denied),) = await asked
+
+    assert denied is None
+    ring.servers["east"].cont()
+    ring.servers["west"].cont()
+    async with asyncio.timeout(10):
+        while ring.count(east) != 1:
+            await asyncio.sleep(0.01)
+    assert ring.count(west) == 1
+    await store.close()
+
+
+async def test_shadow_descriptor_counts_in_all_its_limits_or_in_none(
+    ring: Ring, store: RedisStore
+) -> None:
+    """Limits of one descriptor in shadow mode on two shards: over in one, counted in neither."""
+    east = ring.hit("east")._replace(mode=Mode.SHADOW)
+    west = ring.hit("west", limit=0)._replace(mode=Mode.SHADOW, joined=True)
+
+    (outcomes,) = await charged(store, [[east, west]])
+
+    assert [(o.over, o.left, o.charged) for o in outcomes if o] == [(False, 5, 0), (True, 0, 0)]
+    assert ring.count(east) == 0
+
+
+@pytest.mark.parametrize(("limit", "denied"), [(0, True), (5, False)])
+async def test_quotas_deny_together(
+    ring: Ring, store: RedisStore, limit: int, denied: bool
+) -> None:
+    """Quotas on several shards deny when all are over; a shard does not deny by its own alone."""
+    full, other = (
+        one._replace(mode=Mode.QUOTA, count_denied=True)
+        for one in (ring.hit("east", limit=0), ring.hit("west", limit=limit))
+    )
+    beside = ring.hit("east", key="beside")
+
+    (outcomes,) = await charged(store, [[full, beside, other]])
+
+    assert outcomes[1] is not None
+    assert outcomes[1].charged == (0 if denied else 1)
+    assert ring.count(beside) == (0 if denied else 1)
+
+
+async def test_nothing_is_charged_after_the_deadline(ring: Ring) -> None:
+    """A charge that a hung server finds when it goes on changes nothing; refunds do."""
+    store = ring.store(timeout_us=20_000)
+    await store.start()
+    one = ring.hit("east")
+    await charged(store, [[one], [one], [one]])
+    east = ring.servers["east"]
+    east.stop()
+
+    late = await charged(store, [[one], [one._replace(refund=True)]])
+    assert late == [[None], [None]]
+    east.cont()
+
+    while (await charged(store, [[one._replace(addend=0)]]))[0] == [None]:
+        pass
+    assert ring.count(one) == 2
+    await store.close()
