@@ -102,8 +102,6 @@ def _grpc_address(text: str) -> str:
 
 
 def _policy(text: str) -> FailurePolicy:
-    if text == "local":
-        raise SettingsError("the failure policy `local` comes later: use open, closed or error")
     return FailurePolicy(_choice(*FailurePolicy)(text))
 
 
@@ -231,7 +229,8 @@ class Settings:
     failure_policy: FailurePolicy = field(
         default=FailurePolicy.OPEN,
         metadata=_described(
-            "What answers when the store does not: open (allow), closed (deny) or error.",
+            "What answers when the store does not: open (allow), closed (deny), error, or local "
+            "(count in this process).",
             "POLICY",
             _policy,
         ),

@@ -13,7 +13,7 @@ import struct
 from ratelimit_service.algorithms.step import State, Step, step
 from ratelimit_service.model import Measure, Receipt
 
-__all__ = ["MAX_LEASES", "charge", "refund"]
+__all__ = ["MAX_LEASES", "charge", "held", "refund"]
 
 MAX_LEASES = 10_000
 """The highest limit: every hit reads and writes all leases, each of 20 bytes."""
@@ -128,6 +128,13 @@ def refund(
     left = max(0, measure.limit - leases.total)
     reset_us = _reset_us(leases, now_us, measure.window_us)
     return Step(True, state, left, reset_us, 0, given_back, leases.damaged)
+
+
+def held(state: State | None) -> list[tuple[int, bytes]]:
+    """Hits and id of each lease in a state, whether it has ended or not."""
+    if not isinstance(state, bytes):
+        return []
+    return [(hits, lease) for _, hits, lease in _LEASE.iter_unpack(state[_HEAD.size :])]
 
 
 def _reset_us(leases: _Leases, now_us: int, window_us: int) -> int:

@@ -26,7 +26,7 @@ from ratelimit_service.model import (
 )
 from ratelimit_service.settings import Settings
 
-__all__ = ["Shown", "answer", "shown"]
+__all__ = ["Shown", "answer", "by_policy", "shown"]
 
 
 class Shown(NamedTuple):
@@ -39,7 +39,8 @@ class Shown(NamedTuple):
 def shown(planned: Plan, outcomes: Sequence[Outcome | None]) -> Shown | None:
     """Of a descriptor's limits the one over with the longest wait, else with the fewest left.
 
-    Else the first. None if one of them has no outcome: then the failure policy decides.
+    Else the first. None if one of them has no outcome: then the failure policy decides. One
+    that was counted here alone speaks before the others.
     """
     best = None
     for counted, outcome in zip(planned.terms.limits, outcomes, strict=True):
@@ -51,6 +52,8 @@ def shown(planned: Plan, outcomes: Sequence[Outcome | None]) -> Shown | None:
 
 
 def _before(one: Shown, other: Shown) -> bool:
+    if one.outcome.local != other.outcome.local:
+        return one.outcome.local
     if one.outcome.over or other.outcome.over:
         wait = one.outcome.reset_us if one.outcome.over else -1
         return wait > (other.outcome.reset_us if other.outcome.over else -1)
@@ -87,6 +90,7 @@ def answer(
     if request and settings.dynamic_metadata:
         metadata = _metadata(request, plans, statuses)
     metadata |= _limits(plans, outcomes)
+    metadata |= _by_policies(plans, spoken)
     mark = NO_MARKS if denied else marks(plans, outcomes, lease)
     metadata |= mark.metadata
     return Decision(
@@ -108,6 +112,8 @@ def _status(planned: Plan, spoken: Shown | None) -> Status:
         return Status(_by_policy(planned))
     outcome = spoken.outcome
     over = outcome.over and not (terms.rule and terms.rule.shadow_mode)
+    if outcome.local:
+        return Status(Code.OVER_LIMIT if over else Code.OK)
     return Status(
         Code.OVER_LIMIT if over else Code.OK,
         spoken.counted.limit,
@@ -130,6 +136,23 @@ def _by_policy(planned: Plan) -> Code:
     return Code.OVER_LIMIT if planned.terms.policy is FailurePolicy.CLOSED else Code.OK
 
 
+def by_policy(planned: Plan, spoken: Shown | None) -> bool:
+    """Whether the failure policy decided on a descriptor, not the count of a store."""
+    if spoken is not None:
+        return spoken.outcome.local
+    return planned.terms.kind in (Kind.COUNTED, Kind.UNSERVED)
+
+
+def _by_policies(plans: Sequence[Plan], spoken: Sequence[Shown | None]) -> dict[str, object]:
+    """Which descriptors were decided by failure policy, and by which."""
+    listed = [
+        {"descriptor": index, "policy": str(planned.terms.policy)}
+        for index, (planned, one) in enumerate(zip(plans, spoken, strict=True))
+        if by_policy(planned, one)
+    ]
+    return {"by_policy": listed} if listed else {}
+
+
 def _limits(
     plans: Sequence[Plan], outcomes: Sequence[Sequence[Outcome | None]]
 ) -> dict[str, object]:
@@ -139,7 +162,7 @@ def _limits(
         for index, (planned, each) in enumerate(zip(plans, outcomes, strict=True))
         if len(planned.hits) > 1
         for counted, outcome in zip(planned.terms.limits, each, strict=True)
-        if outcome is not None
+        if outcome is not None and not outcome.local
     ]
     return {"limits": listed} if listed else {}
 

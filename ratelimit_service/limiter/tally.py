@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ratelimit_service.algorithms import denies
-from ratelimit_service.limiter.answer import Shown, shown
+from ratelimit_service.limiter.answer import Shown, by_policy, shown
 from ratelimit_service.limiter.plan import Kind, Plan
 from ratelimit_service.model import Code, Decision, Outcome
 from ratelimit_service.observer import Counters, Tally
@@ -42,7 +42,7 @@ def tally(
         spoken = shown(planned, each)
         if terms.tally is not None:
             _add(planned, spoken, terms.tally)
-        if spoken is None and terms.kind is not Kind.UNLIMITED:
+        if by_policy(planned, spoken):
             counters.policy_decisions[terms.policy] += 1
         if spoken is not None and not planned.refund:
             verdicts.append((terms.mode, spoken.outcome.over))
@@ -61,7 +61,7 @@ def _add(planned: Plan, spoken: Shown | None, tally: Tally) -> None:
         tally.refunded += spoken.outcome.charged
         return
     tally.hits += hits
-    if spoken is None:
+    if spoken is None or spoken.outcome.local:
         tally.by_policy += hits
         return
     counted, outcome = spoken

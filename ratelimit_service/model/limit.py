@@ -29,6 +29,8 @@ class FailurePolicy(StrEnum):
     """Deny it."""
     ERROR = "error"
     """Fail the call, so that Envoy's `failure_mode_deny` decides."""
+    LOCAL = "local"
+    """Count it in this process alone, which gets its share of the limit."""
 
 
 class Limit(NamedTuple):

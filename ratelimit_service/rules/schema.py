@@ -14,7 +14,7 @@ from ratelimit_service.model import FailurePolicy, Limit
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.limits import LIMIT_KEYS, limit_name, read_limit
 from ratelimit_service.rules.problem import Problem
-from ratelimit_service.rules.reader import Fields, Reader, Unreadable, listed
+from ratelimit_service.rules.reader import Fields, Reader, Unreadable
 from ratelimit_service.rules.tree import Level, Node, Pattern, Rule, path_text
 
 __all__ = ["RuleFile", "parse"]
@@ -219,10 +219,6 @@ def _failure_policy(mappings: Sequence[Fields]) -> FailurePolicy | None:
     found: FailurePolicy | None = None
     for fields in mappings:
         if not fields.given("failure_policy"):
-            continue
-        if fields.raw("failure_policy").lower() == "local":
-            message = f"failure_policy local comes later: allowed are {listed(FailurePolicy)}"
-            fields.report("failure_policy", message, value="failure_policy")
             continue
         word = fields.one_of("failure_policy", list(map(str, FailurePolicy)), "open")
         if found not in {None, word}:

@@ -17,7 +17,7 @@ from ratelimit_service import limiter, wire
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import BadRequestError, PolicyError, StatusCode
 from ratelimit_service.limiter import Plan, Stem
-from ratelimit_service.model import Hit, Outcome, Request
+from ratelimit_service.model import FailurePolicy, Hit, Outcome, Request
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.service.memo import Memo
@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 
 _MAX_DOMAINS_LOGGED = 1_000
 _BUG_LOG_INTERVAL_US = 1_000_000
+
+_LOG_EVERY_US = 10_000_000
+"""How often the log speaks of requests that were decided by policy."""
 
 _WAY_US = 2_000
 """How long before its caller gives up an answer must be known, to be there in time."""
@@ -100,6 +103,9 @@ class Service:
         """Whether any request has taken leases yet."""
         self._domains_logged: set[str] = set()
         self._bug_logged_us: int | None = None
+        self._uncounted = 0
+        """Requests decided by failure policy since the log last said so."""
+        self._uncounted_logged_us: int | None = None
 
     async def decide(self, bodies: Sequence[bytes], deadline_us: int = NEVER) -> list[Answer]:
         """As `submit`, for callers that wait."""
@@ -267,8 +273,12 @@ class Service:
             decision = limiter.answer(asked.request, asked.plans, each, self._settings, asked.lease)
             answer = wire.encode_decision(decision)
             limiter.tally(asked.plans, each, decision, self._counters, self._settings)
+            if decision.metadata and "by_policy" in decision.metadata:
+                self._by_policy()
         except PolicyError as error:
             self._counters.refusals["policy"] += 1
+            self._counters.policy_decisions[FailurePolicy.ERROR] += 1
+            self._by_policy()
             return Refusal(StatusCode.UNAVAILABLE, str(error))
         except Exception as error:
             return self._bug(error)
@@ -282,6 +292,17 @@ class Service:
             log.warning(
                 "no rule file has the domain %.100r: its requests are allowed", request.domain
             )
+
+    def _by_policy(self) -> None:
+        """Says now and then that requests are decided without a count."""
+        self._uncounted += 1
+        now = elapsed_us()
+        if self._uncounted_logged_us is None or now - self._uncounted_logged_us >= _LOG_EVERY_US:
+            log.warning(
+                "%d requests decided by failure policy, not by count: /healthcheck says why",
+                self._uncounted,
+            )
+            self._uncounted, self._uncounted_logged_us = 0, now
 
     def _bug(self, error: Exception) -> Refusal:
         """A fault of ours: the caller gets an error, the log a traceback at most once a second."""
@@ -307,8 +328,8 @@ def _leased(asked: _Asked) -> _Asked:
 
 
 def _all_within(outcomes: Outcomes) -> TypeGuard[Sequence[Outcome]]:
-    """Whether every hit has an outcome, and none is over."""
+    """Whether every hit was counted by the store, and none is over."""
     for outcome in outcomes:  # noqa: SIM110 -- a generator costs more than all of the rest
-        if outcome is None or outcome[0]:
+        if outcome is None or outcome[0] or outcome[4]:
             return False
     return True

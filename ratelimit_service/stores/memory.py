@@ -155,8 +155,13 @@ class MemoryStore:
             outcomes.append(_outcome((False, left, reset_us, counted, False)))
         return outcomes
 
+    def state(self, key: bytes) -> State | None:
+        """What is kept of a counter."""
+        counter = self._table(key).get(key)
+        return None if counter is None else counter.state
+
     def _settle(self, hits: Sequence[Hit], now: int) -> Outcomes:
-        steps, changes = settle(hits, self._state, now)
+        steps, changes = settle(hits, self.state, now)
         for key, (hit, step) in changes.items():
             if step.state is not None:
                 counter = self._table(key).get(key)
@@ -177,10 +182,6 @@ class MemoryStore:
 
     def _table(self, key: bytes) -> _Table:
         return self._tables[hash(key) & len(self._tables) - 1]
-
-    def _state(self, key: bytes) -> State | None:
-        counter = self._table(key).get(key)
-        return None if counter is None else counter.state
 
     def _insert(self, key: bytes, counter: _Counter, now: int) -> None:
         """Takes in a new counter; for a full store, in another's place."""

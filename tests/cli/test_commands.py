@@ -77,7 +77,7 @@ def test_version() -> None:
     [
         (["sreve"], "No such command 'sreve'."),
         (["--grpc", "x"], "'x' is no address: write HOST:PORT, as in 0.0.0.0:8081"),
-        (["serve", "--failure-policy", "local"], "the failure policy `local` comes later"),
+        (["serve", "--failure-policy", "opne"], "use open or closed or error or local"),
         (["serve", "--max-counters", "0"], "'0' is no number from 1 upwards"),
         (["serve", "--rules", "/nowhere"], "/nowhere: there is no such file or directory"),
         (["serve", "--store", "redis://:secret@h:x/0"], "the store URL cannot be read"),

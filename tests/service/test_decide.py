@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -14,7 +14,9 @@ from ratelimit_service.model import (
     Code,
     Decision,
     FailurePolicy,
+    Hit,
     Limit,
+    Outcome,
     Request,
     Status,
     Unit,
@@ -22,6 +24,7 @@ from ratelimit_service.model import (
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.service import Refusal, Service
 from ratelimit_service.settings import Settings
+from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.wire import encode_request
 from tests.service.asking import Asking, Away, descriptor
@@ -387,6 +390,30 @@ async def test_default_failure_policy(asking: Ask) -> None:
     assert service.tally("d").by_policy == 3
 
 
+class Here(Away):
+    """A store that is away, whose first hit of two is counted here alone."""
+
+    def charge(
+        self, requests: Sequence[Sequence[Hit]], done: Callable[[list[Outcomes]], None], *_: object
+    ) -> None:
+        over = [hit.key.endswith(b"4:full") for hits in requests for hit in hits]
+        done([[Outcome(each, 3, MINUTE, 1 - each, local=True)] for each in over])
+
+
+async def test_counted_here_alone(asking: Ask, caplog: pytest.LogCaptureFixture) -> None:
+    """What the policy `local` decides shows no limit, and is seen in metrics, metadata and log."""
+    service = asking(POLICIES, store=Here(), settings=Settings(failure_policy=FailurePolicy.LOCAL))
+
+    passed, denied = await service.ask("d=x"), await service.ask("d=full")
+
+    told = {"by_policy": [{"descriptor": 0.0, "policy": "local"}]}
+    assert passed == Decision(OK, (Status(OK),), metadata=told)
+    assert denied == Decision(OVER, (Status(OVER),), metadata=told)
+    assert service.counters.policy_decisions["local"] == 2
+    assert (service.tally("d").by_policy, service.tally("d").over) == (2, 0)
+    assert caplog.text.count("decided by failure policy") == 1
+
+
 @pytest.mark.parametrize(
     ("policy", "code"), [(FailurePolicy.OPEN, OK), (FailurePolicy.CLOSED, OVER)]
 )
@@ -398,7 +425,8 @@ async def test_domain_that_never_loaded(asking: Ask, policy: FailurePolicy, code
 
     decision = await service.ask("a=b")
 
-    assert decision == Decision(code, (Status(code),))
+    told = {"by_policy": [{"descriptor": 0.0, "policy": policy}]}
+    assert decision == Decision(code, (Status(code),), metadata=told)
 
 
 HEADERS = Settings(limit_response_headers=True)

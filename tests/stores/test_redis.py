@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import redis
 import trustme
 
+from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health
 from ratelimit_service.model import Calendar, Limit, Unit
@@ -33,6 +35,9 @@ from tests.stores.cases import DAY, MINUTE, SECOND, T, charged, hit
 from tests.stores.conftest import Time
 
 GENEROUS_US = 5_000_000
+
+COUNTERS = "{[0-9a-f]*"
+"""What the keys of counters look like."""
 
 
 class Fixture:
@@ -253,12 +258,12 @@ async def test_denied_requests_leave_no_trace(
     """A request that one hit denies changes nothing in Redis for the others."""
     client = redis.Redis.from_url(redis_server.url)
     await charged(redis_store, [[hit(2, key="a"), hit(3, key="b")]])
-    before = {key: (client.get(key), client.pttl(key)) for key in client.scan_iter()}
+    before = {key: (client.get(key), client.pttl(key)) for key in client.scan_iter(COUNTERS)}
 
     denied = [hit(1, key="a"), hit(1, key="new"), hit(1, key="a"), hit(3, key="b")]
     await charged(redis_store, [denied, denied])
 
-    after = {key: (client.get(key), client.pttl(key)) for key in client.scan_iter()}
+    after = {key: (client.get(key), client.pttl(key)) for key in client.scan_iter(COUNTERS)}
     assert {key: value for key, (value, _) in after.items()} == {
         key: value for key, (value, _) in before.items()
     }
@@ -271,7 +276,7 @@ async def test_peeks_and_refunds_make_no_keys(
     """Only what is counted is stored."""
     await charged(redis_store, [[hit(0)], [hit(6)], [hit(3, refund=True)]])
 
-    assert redis.Redis.from_url(redis_server.url).dbsize() == 0
+    assert list(redis.Redis.from_url(redis_server.url).scan_iter(COUNTERS)) == []
 
 
 async def test_batches_are_cut_by_what_they_take(
@@ -301,7 +306,8 @@ async def test_password_and_database(own_redis: RedisServer) -> None:
 
     assert await fixture.hit() != [None]
 
-    assert redis.Redis.from_url(f"redis://:s%3Ae%2Fc%40t@{place}/3").dbsize() == 1
+    client = redis.Redis.from_url(f"redis://:s%3Ae%2Fc%40t@{place}/3")
+    assert len(list(client.scan_iter(COUNTERS))) == 1
     await fixture.store.close()
 
 
@@ -432,3 +438,76 @@ def test_ring_url() -> None:
             Member("::1:7001", Address("::1", 7001, db=3, login=login)),
         )
     )
+
+
+async def test_password_file_may_be_replaced(own_redis: RedisServer, tmp_path: Path) -> None:
+    """After a change of password and of its file the next connection has the new one."""
+    client = redis.Redis.from_url(own_redis.url)
+    client.config_set("requirepass", "old")
+    file = tmp_path / "password"
+    file.write_text("old\n")
+    fixture = Fixture(f"{own_redis.url}?password_file={file}")
+    await fixture.store.start()
+    assert await fixture.hit() != [None]
+
+    client = redis.Redis.from_url(own_redis.url, password="old")
+    client.config_set("requirepass", "new")
+    file.write_text("new")
+    client.client_kill_filter(_type="normal", skipme=True)
+
+    await fixture.until(lambda outcomes: outcomes != [None])
+    assert fixture.health.faults == {}
+    await fixture.store.close()
+
+
+async def test_a_sick_server_is_left_alone(own_redis: RedisServer) -> None:
+    """After five charges without an answer the others are decided at once, until pings are."""
+    fixture = Fixture(own_redis.url, timeout_us=10_000)
+    await fixture.store.start()
+    own_redis.stop()
+
+    for _ in range(6):
+        assert await fixture.hit() == [None]
+
+    assert fixture.counters.store_errors == {"timeout": 5, "circuit_open": 1}
+    own_redis.cont()
+    outcomes = await fixture.until(lambda outcomes: outcomes != [None])
+    assert outcomes[0] is not None
+    assert outcomes[0].left == 999
+    await fixture.store.close()
+
+
+async def test_unread_replies_are_read_before_a_timer_is_believed(own_redis: RedisServer) -> None:
+    """A process that was held up for longer than the timeout still finds the answers."""
+    fixture = Fixture(own_redis.url, timeout_us=10_000)
+    await fixture.store.start()
+    asked = asyncio.create_task(fixture.hit())
+    for _ in range(3):
+        await asyncio.sleep(0)  # the call is sent
+
+    time.sleep(0.05)  # noqa: ASYNC251 -- which is to hold everything up
+
+    assert await asked != [None]
+    assert fixture.counters.store_errors == {}
+    await fixture.store.close()
+
+
+async def test_callers_deadline(own_redis: RedisServer) -> None:
+    """A hung server costs a caller that waits for less no more than that; nothing is charged."""
+    fixture = Fixture(own_redis.url)
+    await fixture.store.start()
+    own_redis.stop()
+    answers: list[list[Outcomes]] = []
+
+    fixture.store.charge([[hit()]], answers.append, deadline_us=elapsed_us() + 20_000)
+    fixture.store.charge([[hit()]], answers.append, deadline_us=elapsed_us() - 1)
+
+    assert answers == [[[None]]]
+    async with asyncio.timeout(2):
+        while len(answers) < 2:
+            await asyncio.sleep(0.001)
+    own_redis.cont()
+    ((outcome,),) = await charged(fixture.store, [[hit()]])
+    assert outcome is not None
+    assert outcome.left == 4
+    await fixture.store.close()

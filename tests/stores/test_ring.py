@@ -274,3 +274,20 @@ async def test_nothing_is_charged_after_the_deadline(ring: Ring) -> None:
         pass
     assert ring.count(one) == 2
     await store.close()
+
+
+async def test_another_ring_is_noticed(ring: Ring, store: RedisStore) -> None:
+    """A process that places counters on another ring is seen by both, for as long as it is there."""
+    health = Health()
+    other = RedisStore(ring.servers["east"].url, 5_000_000, Counters(), health)
+    await other.start()
+
+    async with asyncio.timeout(10):
+        while "ring" not in ring.health.faults or "ring" not in health.faults:
+            await asyncio.sleep(0.01)
+    assert "another process counts in east" in ring.health.faults["ring"]
+
+    await other.close()
+    async with asyncio.timeout(10):
+        while "ring" in ring.health.faults:
+            await asyncio.sleep(0.01)

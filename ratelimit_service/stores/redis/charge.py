@@ -105,10 +105,22 @@ class Charge:
         for spread in list(self.spreads):
             spread.finish()
 
-    def without(self, hits: Sequence[Hit], reason: str) -> list[Outcome | None]:
-        """The outcomes of hits that no shard has given any for."""
+    def without(
+        self, hits: Sequence[Hit], reason: str, shard: Shard | None = None, at_us: int = 0
+    ) -> list[Outcome | None]:
+        """The outcomes of hits that their shard has given none for.
+
+        Those whose policy is `local` are counted in this process, at that time.
+        """
         self.counters.store_errors[reason] += len(hits)
-        return [None] * len(hits)
+        found: list[Outcome | None] = [None] * len(hits)
+        ats = [at for at, hit in enumerate(hits) if hit.policy is FailurePolicy.LOCAL]
+        if ats and shard:
+            for at, outcome in zip(
+                ats, shard.charge_here([hits[at] for at in ats], at_us), strict=True
+            ):
+                found[at] = outcome
+        return found
 
     def _part(self, shard: Shard) -> _Part:
         for part in self.parts:
@@ -210,23 +222,24 @@ class _Part:
             spread, ats = self.pieces[place]
             spread.answered(self.shard, ats, found, at_us)
         elif charge.over:
-            final = charge.outcomes[self.places[place]]
-            if _denied(hits, final):
-                _give_back(self.shard, hits, found, at_us)
+            _give_back_late(self.shard, hits, charge.outcomes[self.places[place]], found, at_us)
         else:
             charge.outcomes[self.places[place]] = found
             charge.settled(1)
 
     def failed(self, places: Sequence[int], reason: str) -> None:
-        charge, count = self.charge, 0
+        charge, count, at_us = self.charge, 0, self.shard.now_us()
         for place in places:
             hits = self.requests[place]
             if place in self.pieces:
                 spread, ats = self.pieces[place]
                 if spread.outcomes[ats[0]] is _ABSENT:
-                    spread.answered(self.shard, ats, charge.without(hits, reason), 0)
+                    found = charge.without(hits, reason, self.shard, at_us)
+                    spread.answered(self.shard, ats, found, at_us)
             elif charge.outcomes[self.places[place]] is _PENDING:
-                found = charge.without(hits, reason)
+                found = charge.without(hits, reason, self.shard, at_us)
+                if _denied(hits, found):
+                    _give_back_here(self.shard, hits, found, at_us)
                 charge.outcomes[self.places[place]] = found
                 count += 1
         if count:
@@ -246,8 +259,8 @@ class _Part:
         late = [place for place in unanswered if place < self.sent or self.wanted(place)]
         self.dropped([place for place in unanswered if place not in late])
         if late:
-            self.shard.missed()
             self.failed(late, "timeout")
+            self.shard.missed()
 
 
 _ABSENT = Outcome(False, 0, 0, -1)
@@ -295,8 +308,10 @@ class _Spread:
     def answered(self, shard: Shard, ats: Sequence[int], found: Outcomes, at_us: int) -> None:
         """A piece has its outcomes; the last one settles the request."""
         if self.outcomes[ats[0]] is not _ABSENT:  # it had none in time, and this is too late
-            if self.dropped or _denied(self.hits, self.outcomes):
-                _give_back(shard, [self.hits[at] for at in ats], found, at_us)
+            denied = self.dropped or _denied(self.hits, self.outcomes)
+            late = [self.hits[at] for at in ats]
+            final = [self.outcomes[at] for at in ats]
+            _give_back_late(shard, late, final, found, at_us, denied=denied)
             return
         for at, outcome in zip(ats, found, strict=True):
             self.outcomes[at] = outcome
@@ -311,12 +326,14 @@ class _Spread:
 
     def _settle(self) -> None:
         """Every piece has its outcomes: gives back what is not to be counted."""
-        by_shard: dict[int, list[int]] = {}
+        by_shard: dict[tuple[int, bool], list[int]] = {}
         for at in self._withheld():
-            by_shard.setdefault(id(self.homes[at]), []).append(at)
+            outcome = self.outcomes[at]
+            local = outcome is not None and outcome.local
+            by_shard.setdefault((id(self.homes[at]), local), []).append(at)
         self.given_back = len(by_shard)
-        for ats in by_shard.values():
-            self._take_back(ats)
+        for (_, local), ats in by_shard.items():
+            self._take_back(ats, local=local)
         if not self.given_back:
             self.finish()
 
@@ -336,7 +353,7 @@ class _Spread:
         }
         return [at for at in counted if at in over]
 
-    def _take_back(self, ats: Sequence[int]) -> None:
+    def _take_back(self, ats: Sequence[int], *, local: bool) -> None:
         """Undoes what one shard has counted of these hits, and looks what is left then."""
         shard = self.homes[ats[0]]
         assert shard is not None  # noqa: S101 -- it has counted
@@ -348,6 +365,10 @@ class _Spread:
             peeks.append(hit._replace(addend=0, mode=Mode.SHADOW, count_denied=False, joined=False))
             self.charge.counters.given_back += hit.addend
         count = len(undone)
+        if local:
+            now_us = shard.now_us()
+            self._undone(ats, shard.charge_here([*undone, *peeks], now_us)[count:])
+            return
         shard.charge(
             _GiveBack([*undone, *peeks], lambda found: self._undone(ats, found and found[count:]))
         )
@@ -403,14 +424,36 @@ class _GiveBack:
         self._told(None)
 
 
-def _give_back(shard: Shard, hits: Sequence[Hit], found: Outcomes, at_us: int) -> None:
+def _give_back_late(
+    shard: Shard,
+    hits: Sequence[Hit],
+    final: Outcomes,
+    found: Outcomes,
+    at_us: int,
+    *,
+    denied: bool | None = None,
+) -> None:
+    """Takes back what turns out to be counted after all, if that was denied, or counted here."""
+    if denied is None:
+        denied = _denied(hits, final)
     undone = [
         _undo(hit, outcome, at_us)
-        for hit, outcome in zip(hits, found, strict=True)
-        if outcome is not None and _undoable(hit, outcome)
+        for hit, told, outcome in zip(hits, final, found, strict=True)
+        if outcome and _undoable(hit, outcome) and (denied or (told is not None and told.local))
     ]
     if undone:
         shard.charge(_GiveBack(undone, lambda _: None))
+
+
+def _give_back_here(shard: Shard, hits: Sequence[Hit], found: Outcomes, at_us: int) -> None:
+    """Takes back what this process alone has counted."""
+    undone = [
+        _undo(hit, outcome, at_us)
+        for hit, outcome in zip(hits, found, strict=True)
+        if outcome and _undoable(hit, outcome)
+    ]
+    if undone:
+        shard.charge_here(undone, at_us)
 
 
 def _undoable(hit: Hit, outcome: Outcome | None) -> bool:

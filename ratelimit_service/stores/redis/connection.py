@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
 
 import hiredis
@@ -112,8 +112,12 @@ class Connection(asyncio.Protocol):
             self._calls.popleft()(None)
 
 
-async def open_connection(address: Address, *greetings: Command) -> Connection:
-    """Connects, authenticates, selects the database and sends `greetings`.
+async def open_connection(
+    address: Address,
+    *greetings: Command,
+    greeted: Callable[[Connection], Awaitable[None]] | None = None,
+) -> Connection:
+    """Connects, authenticates, selects the database, sends `greetings`, and waits for `greeted`.
 
     Raises StoreError, without any password in it, if the server is away or refuses; waits
     as long as the caller lets it.
@@ -140,6 +144,8 @@ async def open_connection(address: Address, *greetings: Command) -> Connection:
     try:
         for command, future in [(command, connection.call(*command)) for command in commands]:
             _expect(await future, command, address, connection)
+        if greeted is not None:
+            await greeted(connection)
     except BaseException:
         connection.close()
         raise

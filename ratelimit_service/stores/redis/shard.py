@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import hiredis
@@ -19,12 +19,21 @@ import hiredis
 from ratelimit_service.clock import Clock, elapsed_us, now_us
 from ratelimit_service.errors import StoreError
 from ratelimit_service.health import Health
-from ratelimit_service.model import Hit
+from ratelimit_service.model import Hit, Outcome
 from ratelimit_service.observer import Counters
-from ratelimit_service.stores import NEVER, Outcomes, Wanted
+from ratelimit_service.slices import slowly
+from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
 from ratelimit_service.stores.damage import Damage
+from ratelimit_service.stores.local import Local
 from ratelimit_service.stores.redis.address import Address, Sentinels
 from ratelimit_service.stores.redis.connection import Connection, Reply, open_connection
+from ratelimit_service.stores.redis.processes import (
+    BEAT_SECONDS,
+    Process,
+    beat,
+    others,
+    silence,
+)
 from ratelimit_service.stores.redis.script import (
     SCRIPT,
     SHA,
@@ -103,6 +112,27 @@ class Part(Protocol):
         """These requests get no answer."""
 
 
+class _HandBack:
+    """The part that tells a server what was counted here while it was away."""
+
+    __slots__ = ("deadline_us", "over", "requests", "sent", "wanted")
+
+    def __init__(self, requests: Sequence[Sequence[Hit]], deadline_us: int) -> None:
+        self.requests = requests
+        self.deadline_us = deadline_us
+        self.over = False
+        self.sent = 0
+        self.wanted: Wanted = always
+
+    def dropped(self, places: Sequence[int]) -> None: ...
+
+    def answered(self, places: Sequence[int], found: Iterator[Outcomes], _at_us: int) -> None:
+        for _ in places:
+            next(found)
+
+    def failed(self, places: Sequence[int], reason: str) -> None: ...
+
+
 class _Batch(NamedTuple):
     """What one script call charges, and of which parts that is which."""
 
@@ -127,11 +157,18 @@ class Shard:
         timeout_us: int,
         counters: Counters,
         health: Health,
-        component: str = "store",
+        component: str,
+        process: Process,
+        heard: Callable[[str, Sequence[Process]], None],
         clock: Clock | None = None,
     ) -> None:
-        """`component` is its name in health. With a `clock` its time counts, not the server's."""
+        """`component` is its name in health; `heard` is told once a second who counts here.
+
+        With a `clock` its time counts, not the server's.
+        """
         self.name = name
+        self._process = process
+        self._heard = heard
         self._place = place
         self._timeout_us = timeout_us
         self._counters = counters
@@ -154,6 +191,9 @@ class Shard:
         self._alarm: asyncio.Future[str] = self._loop.create_future()
         """Done when somebody should look at the connection."""
         self._fault_at: float | None = None
+        self._local = Local(counters)
+        self.processes = 1
+        """How many processes count in this server, this one included, as last known."""
         self._ahead_us: int | None = None
         """How far the server's clock is ahead of `elapsed_us`, at least."""
 
@@ -169,6 +209,7 @@ class Shard:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
         if self._connection is not None:
+            self._connection.send([silence(self._process)], [lambda _: None])
             self._connection.close()
             self._connection = None
 
@@ -189,6 +230,16 @@ class Shard:
         if not self._sending and self._in_flight < _MAX_IN_FLIGHT:
             self._sending = True
             self._loop.call_soon(self._send)
+
+    def charge_here(self, hits: Sequence[Hit], at_us: int) -> list[Outcome]:
+        """Settles hits in this process alone, on its share of their limits."""
+        return self._local.charge(hits, self.processes, at_us)
+
+    def now_us(self) -> int:
+        """The server's time, as far as it is known."""
+        if self._clock:
+            return self._clock()
+        return now_us() if self._ahead_us is None else elapsed_us() + self._ahead_us
 
     def missed(self) -> None:
         """A part of a charge had no answer in time."""
@@ -331,8 +382,8 @@ class Shard:
             try:
                 async with asyncio.timeout(_OPEN_SECONDS):
                     address = await find(self._place)
-                    connection = await open_connection(address, ("SCRIPT", "LOAD", SCRIPT))
-                    await self._read_time(connection)
+                    load = "SCRIPT", "LOAD", SCRIPT
+                    connection = await open_connection(address, load, greeted=self._read_time)
             except StoreError as error:
                 reason = str(error)
             except TimeoutError:
@@ -353,9 +404,9 @@ class Shard:
 
     async def _read_time(self, connection: Connection) -> None:
         """Learns the server's clock anew: it may be another server."""
-        self._ahead_us = None
         sent_us = elapsed_us()
         reply = await connection.call("TIME")
+        self._ahead_us = None
         if isinstance(reply, list) and len(reply) == 2:
             seconds, micros = map(int, reply)
             self._learn(seconds * 1_000_000 + micros, sent_us)
@@ -373,10 +424,37 @@ class Shard:
     async def _look_after(self, connection: Connection) -> None:
         """Watches over a connection until it is lost."""
         while not connection.lost.done():
+            self._beat(connection)
+            await self._hand_back()
             alarm = self._alarm = self._loop.create_future()
-            await asyncio.wait([connection.lost, alarm], return_when=asyncio.FIRST_COMPLETED)
-            if self._sick and not connection.lost.done():
+            await asyncio.wait(
+                [connection.lost, alarm],
+                timeout=BEAT_SECONDS,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if connection.silence > _HUNG_SECONDS:
+                connection.close(f"no reply for {connection.silence:.1f} s")
+            elif self._sick and not connection.lost.done():
                 await self._nurse(connection)
+
+    def _beat(self, connection: Connection) -> None:
+        """Says that this process counts here, and hears who else does."""
+
+        def heard(reply: Reply) -> None:
+            beats = others(reply)
+            if beats is not None:
+                self.processes = max(1, len(beats))
+                self._heard(self.name, beats)
+
+        connection.send([beat(self._process)], [heard])
+
+    async def _hand_back(self) -> None:
+        """Tells the server what was counted here while it was away."""
+        if not len(self._local):
+            return
+        at_us, now = self.now_us(), elapsed_us()
+        async for requests, left_us in slowly(self._local.hand_back(self.processes, at_us)):
+            self.charge(_HandBack(requests, now + left_us))
 
     async def _nurse(self, connection: Connection) -> None:
         """Pings a sick server until it is well; gives a silent one up."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from secrets import token_hex
 
 from ratelimit_service.clock import Clock, elapsed_us
 from ratelimit_service.health import Health
@@ -17,7 +18,8 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
 from ratelimit_service.stores.redis.address import Ring, parse_store
 from ratelimit_service.stores.redis.charge import Charge, Find
-from ratelimit_service.stores.redis.ring import owners, place_of
+from ratelimit_service.stores.redis.processes import Process
+from ratelimit_service.stores.redis.ring import fingerprint, owners, place_of
 from ratelimit_service.stores.redis.shard import Shard
 from ratelimit_service.stores.redis.shards_file import read_shards
 
@@ -54,6 +56,11 @@ class RedisStore:
         self._timeout_us = timeout_us
         self._counters = counters
         self._loop = asyncio.get_running_loop()
+        weights = {member.name: member.weight for member in ring.members}
+        process = Process(token_hex(8), fingerprint(weights))
+        self._health = health
+        self._strangers: dict[str, Process] = {}
+        """By shard a process that counts there and places counters otherwise."""
         self._shards = {
             member.name: Shard(
                 member.name,
@@ -62,16 +69,24 @@ class RedisStore:
                 counters,
                 health,
                 "store" if len(ring.members) == 1 else f"store {member.name}",
+                process,
+                self._heard,
                 clock,
             )
             for member in ring.members
         }
         self._only = next(iter(self._shards.values())) if len(self._shards) == 1 else None
-        self._find = self._finder(ring)
+        self._ring = process.ring
+        self._find = self._finder(weights)
         self._waiting: list[tuple[int, int, Charge]] = []
         """A heap of deadlines; the numbers make them differ."""
         self._number = 0
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def shards(self) -> Collection[Shard]:
+        """All of them."""
+        return self._shards.values()
 
     async def start(self) -> None:
         """Tries every shard once, at most a second long, and keeps trying in the background."""
@@ -118,10 +133,27 @@ class RedisStore:
         if self._timer is None or waiting[0][2] is charge:
             self._wait_until(deadline_us, now)
 
-    def _finder(self, ring: Ring) -> Find:
+    def _heard(self, shard: str, processes: Sequence[Process]) -> None:
+        """Sees whether all processes that count in a shard have the same ring."""
+        others = [process for process in processes if process.ring != self._ring]
+        if others:
+            self._strangers[shard] = others[0]
+        else:
+            self._strangers.pop(shard, None)
+        if self._strangers:
+            name, other = next(iter(self._strangers.items()))
+            self._health.degrade(
+                "ring",
+                f"another process counts in {name} and places counters on another ring "
+                f"({other.ring}, ours is {self._ring}): give all the same shards and weights",
+            )
+        else:
+            self._health.recover("ring")
+
+    def _finder(self, weights: Mapping[str, int]) -> Find:
         """What tells a hit's place on the ring."""
         homes = {name: (shard, 0) for name, shard in self._shards.items()}
-        places = [homes[name] for name in owners({each.name: each.weight for each in ring.members})]
+        places = [homes[name] for name in owners(weights)]
 
         return lambda hit: places[place_of(hit[0])]
 

@@ -1,0 +1,115 @@
+"""What the failure policy `local` counts while a store is away: this process's share of limits.
+
+Each of N processes admits a limit's Nth part, rounded up, from zero: at most N times that much
+more than the limit in a window and outage. When the store is back it is told what was counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ratelimit_service.algorithms import held
+from ratelimit_service.health import Health
+from ratelimit_service.model import Hit, Measure, Mode, Outcome
+from ratelimit_service.observer import Counters
+from ratelimit_service.stores.memory import MemoryStore
+
+__all__ = ["Local"]
+
+_MAX_COUNTERS = 100_000
+
+
+class Local:
+    """Counters of one outage."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._now_us = 0
+        self._memory = self._empty()
+        self._hits: dict[bytes, Hit] = {}
+        """The last hit on each counter, for its measure."""
+        self._shares: dict[tuple[int, int], tuple[Measure, Measure]] = {}
+        """By a measure's id and the number of processes: the measure, held, and the share."""
+
+    def __len__(self) -> int:
+        return len(self._hits)
+
+    def charge(self, hits: Sequence[Hit], processes: int, now_us: int) -> list[Outcome]:
+        """Settles the hits as one request, each on this process's share of its limit.
+
+        `now_us` is by the store's clock, as far as it is known.
+        """
+        self._now_us = now_us
+        shared = [hit._replace(measure=self._share(hit.measure, processes)) for hit in hits]
+        outcomes: list[Outcome] = []
+
+        def done(found: Sequence[Sequence[Outcome | None]]) -> None:
+            outcomes.extend(each._replace(local=True) for each in found[0] if each is not None)
+
+        self._memory.charge([shared], done)
+        for hit, shared_hit, outcome in zip(hits, shared, outcomes, strict=True):
+            if outcome.charged and len(self._hits) < _MAX_COUNTERS:
+                self._hits[hit.key] = shared_hit._replace(measure=hit.measure)
+        return outcomes
+
+    def hand_back(self, processes: int, now_us: int) -> Iterator[tuple[list[list[Hit]], int]]:
+        """Empties it: for each counter the requests that count the same, and for how long they do.
+
+        They count in any case where hits without room can; else as many as there is room for.
+        """
+        self._now_us = now_us
+        memory, hits = self._memory, self._hits
+        self._memory, self._hits = self._empty(), {}
+        for hit in hits.values():
+            share = self._share(hit.measure, processes)
+            peek = hit._replace(
+                measure=share, addend=0, mode=Mode.SHADOW, refund=False, joined=False, receipt=None
+            )
+            outcome = _settled(memory, peek)
+            used = share.limit - outcome.left
+            if used > 0:
+                base = peek._replace(measure=hit.measure, count_denied=True)
+                if hit.measure.algorithm == "concurrency":
+                    state = memory.state(hit.key)
+                    pieces = [base._replace(addend=n, lease=lease) for n, lease in held(state)]
+                else:
+                    pieces = [base._replace(addend=piece) for piece in _pieces(used, hit.measure)]
+                yield [[piece] for piece in pieces], outcome.reset_us
+
+    def _share(self, measure: Measure, processes: int) -> Measure:
+        known = self._shares.get((id(measure), processes))
+        if known is None:
+            if len(self._shares) >= _MAX_COUNTERS:
+                self._shares.clear()
+            limit, rate = -(-measure.limit // processes), -(-measure.rate // processes)
+            known = measure, measure._replace(limit=limit, rate=rate)
+            self._shares[id(measure), processes] = known
+        return known[1]
+
+    def _empty(self) -> MemoryStore:
+        # Its health is of no interest: that the store is away is said already.
+        return MemoryStore(_MAX_COUNTERS, self._counters, Health(), lambda: self._now_us)
+
+
+def _settled(memory: MemoryStore, hit: Hit) -> Outcome:
+    found: list[Outcome] = []
+
+    def done(outcomes: Sequence[Sequence[Outcome | None]]) -> None:
+        found.extend(each for each in outcomes[0] if each is not None)
+
+    memory.charge([[hit]], done)
+    return found[0]
+
+
+def _pieces(used: int, measure: Measure) -> Iterator[int]:
+    """Hits to be charged one after the other.
+
+    Buckets never hold more than the limit: of halves of halves as many pass as there is room.
+    """
+    if not measure.rate:
+        yield used
+        return
+    while used:
+        piece = -(-used // 2)
+        yield piece
+        used -= piece

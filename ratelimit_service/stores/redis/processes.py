@@ -1,0 +1,58 @@
+"""Who counts in a server: every process says so once a second, and hears who else does.
+
+A sorted set in the server has the processes and the times of their last beats, by its clock.
+So each knows its share of the limits, should the server be away, and sees a process that
+places counters on another ring.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ratelimit_service.stores.redis.connection import Command, Reply
+
+__all__ = ["BEAT_SECONDS", "Process", "beat", "others", "silence"]
+
+BEAT_SECONDS = 1.0
+
+_KEY = "{ratelimit}processes"
+_LIFE_MS = 5_000
+
+_SCRIPT = """\
+local time = redis.call("TIME")
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call("ZADD", KEYS[1], now, ARGV[1])
+redis.call("ZREMRANGEBYSCORE", KEYS[1], "-inf", now - ARGV[2])
+redis.call("ZREMRANGEBYSCORE", KEYS[1], now + ARGV[2], "+inf")
+redis.call("PEXPIRE", KEYS[1], ARGV[2])
+return redis.call("ZRANGE", KEYS[1], 0, -1)
+"""
+
+
+class Process(NamedTuple):
+    """A process by its own id, and the fingerprint of its ring."""
+
+    id: str
+    ring: str
+
+
+def beat(process: Process, key: str = _KEY) -> Command:
+    """The command by which a process says that it is there; see `others` for the reply."""
+    return "EVAL", _SCRIPT, 1, key, " ".join(process), _LIFE_MS
+
+
+def silence(process: Process, key: str = _KEY) -> Command:
+    """The command by which a process says that it goes."""
+    return "ZREM", key, " ".join(process)
+
+
+def others(reply: Reply) -> list[Process] | None:
+    """The processes of the last five seconds, the own one included; None for an error."""
+    if not isinstance(reply, list):
+        return None
+    found = []
+    for member in reply:
+        if isinstance(member, bytes):
+            name, _, ring = member.decode("utf-8", "replace").partition(" ")
+            found.append(Process(name, ring))
+    return found

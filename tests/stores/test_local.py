@@ -1,0 +1,138 @@
+"""The failure policy `local`: each process's share, from zero, handed back when the store returns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from ratelimit_service.health import Health
+from ratelimit_service.model import FailurePolicy, Hit, Limit
+from ratelimit_service.observer import Counters
+from ratelimit_service.stores.redis import RedisStore
+from tests.servers.redis import RedisServer
+from tests.stores import algorithms
+from tests.stores.cases import MINUTE, charged
+from tests.stores.cases import hit as minutely
+
+TIMEOUT_US = 20_000
+
+
+def hit(addend: int = 1, *, limit: int = 10, key: str = "a") -> Hit:
+    one = minutely(addend, limit=limit, key=key, window_us=600 * MINUTE)
+    return one._replace(policy=FailurePolicy.LOCAL)
+
+
+@pytest.fixture
+async def stores(own_redis: RedisServer) -> AsyncIterator[list[RedisStore]]:
+    """Three processes that know of each other."""
+    found = [RedisStore(own_redis.url, TIMEOUT_US, Counters(), Health()) for _ in range(3)]
+    for store in found:
+        await store.start()
+    async with asyncio.timeout(5):
+        while any(shard.processes != 3 for store in found for shard in store.shards):
+            await asyncio.sleep(0.01)
+    yield found
+    for store in found:
+        await store.close()
+
+
+async def admitted(store: RedisStore, one: Hit, times: int) -> int:
+    answers = await charged(store, [[one]] * times)
+    return sum(outcome.charged for (outcome,) in answers if outcome)
+
+
+async def counted(store: RedisStore, one: Hit, left: int) -> None:
+    """Waits until so much is left in the store itself."""
+    async with asyncio.timeout(10):
+        while True:
+            ((outcome,),) = await charged(store, [[one._replace(addend=0)]])
+            if outcome and not outcome.local and outcome.left == left:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def test_each_process_gets_its_share(
+    stores: list[RedisStore], own_redis: RedisServer
+) -> None:
+    """Of a limit of 10 each of three processes admits 4, whatever was counted before."""
+    await charged(stores[0], [[hit(7)]])
+    own_redis.stop()
+
+    assert [await admitted(store, hit(), 20) for store in stores] == [4, 4, 4]
+
+
+async def test_what_was_counted_is_handed_back(
+    stores: list[RedisStore], own_redis: RedisServer
+) -> None:
+    """A store that goes on is told what was counted without it, beyond its limit if need be."""
+    await charged(stores[0], [[hit(3)]])
+    own_redis.stop()
+    assert [await admitted(store, hit(), 2) for store in stores] == [2, 2, 2]
+
+    own_redis.cont()
+
+    await counted(stores[0], hit(), 10 - 3 - 6)
+
+
+HANDED = [
+    algorithms.FIRST_HIT,
+    algorithms.UTC_MONTH,
+    algorithms.SLIDING,
+    algorithms.PARTS,
+    algorithms.LOG,
+    algorithms.TOKENS,
+    algorithms.METER,
+    algorithms.LEASES,
+]
+
+
+@pytest.mark.parametrize("limit", HANDED, ids=lambda limit: str(limit.measure.counts))
+async def test_every_algorithm_counts_here_and_hands_back(
+    own_redis: RedisServer, limit: Limit
+) -> None:
+    """What one process counts alone is in the store afterwards, the same as if it had been there."""
+    store = RedisStore(own_redis.url, TIMEOUT_US, Counters(), Health())
+    await store.start()
+    one = algorithms.hit(limit, lease=b"lease--1")._replace(policy=FailurePolicy.LOCAL)
+    own_redis.stop()
+    ((outcome,),) = await charged(store, [[one._replace(addend=2)]])
+    assert outcome is not None
+    assert (outcome.local, outcome.left, outcome.charged) == (True, limit.capacity - 2, 2)
+
+    own_redis.cont()
+
+    await counted(store, one, limit.capacity - 2)
+    await store.close()
+
+
+async def test_lease_taken_alone_is_given_back_by_its_id(own_redis: RedisServer) -> None:
+    """A lease that was handed to the store is known there."""
+    store = RedisStore(own_redis.url, TIMEOUT_US, Counters(), Health())
+    await store.start()
+    one = algorithms.hit(algorithms.LEASES, lease=b"lease--1")
+    one = one._replace(policy=FailurePolicy.LOCAL)
+    own_redis.stop()
+    await charged(store, [[one], [one._replace(lease=b"lease--2")]])
+    own_redis.cont()
+    await counted(store, one, 1)
+
+    ((outcome,),) = await charged(store, [[one._replace(refund=True)]])
+
+    assert outcome is not None
+    assert (outcome.left, outcome.charged) == (2, 1)
+    await store.close()
+
+
+async def test_denied_beside_another_policy_counts_nowhere(own_redis: RedisServer) -> None:
+    """What this process counts is given back if the policy of another descriptor denies."""
+    store = RedisStore(own_redis.url, TIMEOUT_US, Counters(), Health())
+    await store.start()
+    own_redis.stop()
+    closed = hit(key="b")._replace(policy=FailurePolicy.CLOSED)
+
+    await charged(store, [[hit(), closed]])
+
+    assert await admitted(store, hit(), 20) == 10
+    await store.close()
