@@ -1,4 +1,4 @@
-"""The failure policy `local`: each process's share, from zero, handed back when the store returns."""
+"""The failure policy `local`: each process's share, from zero, and handed back."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ HANDED = [
 async def test_every_algorithm_counts_here_and_hands_back(
     own_redis: RedisServer, limit: Limit
 ) -> None:
-    """What one process counts alone is in the store afterwards, the same as if it had been there."""
+    """What one process counts alone is in the store afterwards, as if it had been there."""
     store = RedisStore(own_redis.url, TIMEOUT_US, Counters(), Health())
     await store.start()
     one = algorithms.hit(limit, lease=b"lease--1")._replace(policy=FailurePolicy.LOCAL)

@@ -277,7 +277,7 @@ async def test_nothing_is_charged_after_the_deadline(ring: Ring) -> None:
 
 
 async def test_another_ring_is_noticed(ring: Ring, store: RedisStore) -> None:
-    """A process that places counters on another ring is seen by both, for as long as it is there."""
+    """A process that places counters on another ring is seen by both while it is there."""
     health = Health()
     other = RedisStore(ring.servers["east"].url, 5_000_000, Counters(), health)
     await other.start()
