@@ -201,9 +201,16 @@ class Settings:
         default="memory",
         metadata=_described(
             "Where counters live: memory, redis://HOST:PORT/DB, rediss://…, redis+unix:///PATH, "
-            "redis+sentinel://HOST:PORT,…/NAME, redis+ring://HOST:PORT,…/DB or file:SHARDS.yaml.",
+            "redis+sentinel://HOST:PORT,…/NAME, redis+cluster://HOST:PORT,…, "
+            "redis+ring://HOST:PORT,…/DB or file:SHARDS.yaml.",
             "URL",
             str,
+        ),
+    )
+    second_store: str = field(
+        default="",
+        metadata=_described(
+            "Where counters live whose window is a second, if not in the store.", "URL", str
         ),
     )
     grpc: str = field(
@@ -401,7 +408,12 @@ def from_reference(environ: Mapping[str, str]) -> dict[str, str]:
             f"BACKEND_TYPE={backend} is not supported: use redis, or --store memory"
         )
     if environ.get("REDIS_URL"):
-        found["store"] = _reference_store(environ)
+        found["store"] = _reference_store(environ, "REDIS_")
+        per_second = environ.get("REDIS_PERSECOND") or "false"
+        if _switch(_checked("REDIS_PERSECOND", per_second, _switch)) and environ.get(
+            "REDIS_PERSECOND_URL"
+        ):
+            found["second_store"] = _reference_store(environ, "REDIS_PERSECOND_")
     return found
 
 
@@ -421,19 +433,28 @@ _RUNTIME = {
 }
 
 
-def _reference_store(environ: Mapping[str, str]) -> str:
-    kind = environ.get("REDIS_TYPE", "single")
-    if kind.lower() not in {"", "single"}:
-        raise SettingsError(f"REDIS_TYPE={kind} is not supported yet: use single")
-    url = environ["REDIS_URL"]
-    auth = environ.get("REDIS_AUTH", "")
+def _reference_store(environ: Mapping[str, str], prefix: str) -> str:
+    kind = (environ.get(f"{prefix}TYPE") or "single").lower()
+    if kind not in {"single", "sentinel", "cluster"}:
+        raise SettingsError(f"{prefix}TYPE={kind} is unknown: use single, sentinel or cluster")
+    url = environ[f"{prefix}URL"]
+    auth = environ.get(f"{prefix}AUTH", "")
     user, _, password = auth.partition(":") if ":" in auth else ("", "", auth)
     login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if password else ""
-    tls = _switch(_checked("REDIS_TLS", environ.get("REDIS_TLS") or "false", _switch))
+    tls = _switch(_checked(f"{prefix}TLS", environ.get(f"{prefix}TLS") or "false", _switch))
+    if kind != "single":
+        if tls:
+            raise SettingsError(
+                f"{prefix}TLS with {prefix}TYPE={kind} does not say which authorities to trust: "
+                "write --store redis+…://…?ssl_ca_certs=FILE"
+            )
+        first, _, others = url.partition(",")
+        hosts = f"{others}/{first}" if kind == "sentinel" else url
+        return f"redis+{kind}://{login}{hosts}"
     if url.startswith(("redis://", "rediss://")):
         scheme, _, place = url.partition("://")
         login = "" if "@" in place else login
         return f"{'rediss' if tls else scheme}://{login}{place}"
-    if environ.get("REDIS_SOCKET_TYPE", "unix") == "unix":
+    if environ.get(f"{prefix}SOCKET_TYPE", "unix") == "unix":
         return f"redis+unix://{login}{url}"
     return f"{'rediss' if tls else 'redis'}://{login}{url}"

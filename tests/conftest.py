@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers.cluster import RedisCluster
 from tests.servers.redis import RedisServer
 
 
@@ -33,6 +34,16 @@ def _redis(directory: Path) -> Iterator[RedisServer]:
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """A Redis shared by all tests that leave it running; flush it before use."""
     yield from _redis(tmp_path_factory.mktemp("redis"))
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    """A Redis Cluster shared by all tests that leave it as it is; flush it before use."""
+    need("redis-server", "sudo apt install redis-server")
+    cluster = RedisCluster(tmp_path_factory.mktemp("cluster"))
+    cluster.start()
+    yield cluster
+    cluster.kill()
 
 
 @pytest.fixture

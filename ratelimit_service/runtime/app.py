@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from ratelimit_service.admin import Admin
+from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health, Phase
 from ratelimit_service.metrics import Metrics
 from ratelimit_service.observer import Counters
@@ -81,10 +82,18 @@ async def _serve(settings: Settings) -> int:
     async with AsyncExitStack() as stack:
         store: MemoryStore | RedisStore
         if settings.store == "memory":
+            if settings.second_store:
+                raise SettingsError("--second-store needs a --store in Redis")
             store = MemoryStore(settings.max_counters, counters, health)
             live_counters = store.__len__
         else:
-            store = RedisStore(settings.store, settings.store_timeout_us, counters, health)
+            store = RedisStore(
+                settings.store,
+                settings.store_timeout_us,
+                counters,
+                health,
+                second_url=settings.second_store,
+            )
             live_counters = None
         stack.push_async_callback(store.close)
         await store.start()
@@ -156,7 +165,8 @@ def _announce(settings: Settings, rules: Rules, grpc_port: int, http_port: int) 
     place = f"port {grpc_port}" if grpc_port else settings.grpc
     lines = [
         f"ratelimit serves gRPC on {place} and HTTP on port {http_port}",
-        f"counters in {redacted(settings.store)}",
+        f"counters in {redacted(settings.store)}"
+        + (f", of seconds in {redacted(settings.second_store)}" if settings.second_store else ""),
         f"rules from {settings.rules}: {_domains(snapshot.domains) or 'no domain'}",
     ]
     if snapshot.unserved:

@@ -77,6 +77,7 @@ def test_version() -> None:
     [
         (["sreve"], "No such command 'sreve'."),
         (["--grpc", "x"], "'x' is no address: write HOST:PORT, as in 0.0.0.0:8081"),
+        (["serve", "--second-store", "redis://h"], "--second-store needs a --store in Redis"),
         (["serve", "--failure-policy", "opne"], "use open or closed or error or local"),
         (["serve", "--max-counters", "0"], "'0' is no number from 1 upwards"),
         (["serve", "--rules", "/nowhere"], "/nowhere: there is no such file or directory"),

@@ -103,6 +103,24 @@ def test_redacted(url: str, shown: str) -> None:
             {"REDIS_SOCKET_TYPE": "tcp", "REDIS_URL": "redis://u:p@r:1/2", "REDIS_AUTH": "x"},
             {"store": "redis://u:p@r:1/2"},
         ),
+        (
+            {"REDIS_TYPE": "CLUSTER", "REDIS_URL": "a:1,b:2", "REDIS_AUTH": "x"},
+            {"store": "redis+cluster://:x@a:1,b:2"},
+        ),
+        (
+            {"REDIS_TYPE": "SENTINEL", "REDIS_URL": "main,a:1,b:2"},
+            {"store": "redis+sentinel://a:1,b:2/main"},
+        ),
+        (
+            {
+                "REDIS_SOCKET_TYPE": "tcp",
+                "REDIS_URL": "r:1",
+                "REDIS_PERSECOND": "true",
+                "REDIS_PERSECOND_SOCKET_TYPE": "tcp",
+                "REDIS_PERSECOND_URL": "s:2",
+            },
+            {"store": "redis://r:1", "second_store": "redis://s:2"},
+        ),
         ({"LOG_LEVEL": "WARN", "SHADOW_MODE": "1"}, {"log_level": "WARN", "shadow_mode": "1"}),
         (
             {"LIMIT_RESPONSE_HEADERS_ENABLED": "t", "LIMIT_RESET_HEADER": "X-Reset"},
@@ -122,7 +140,11 @@ def test_reference_environment(environment: dict[str, str], found: dict[str, str
         ({"NEAR_LIMIT_RATIO": "80"}, "NEAR_LIMIT_RATIO: '80' is no number from 0 to 1"),
         ({"QUOTA_MODE": "maybe"}, "QUOTA_MODE: 'maybe' is neither true nor false"),
         ({"LOG_LEVEL": "loud"}, "LOG_LEVEL: 'loud' is unknown: use trace or debug or info"),
-        ({"REDIS_TYPE": "CLUSTER", "REDIS_URL": "r"}, "REDIS_TYPE=CLUSTER is not supported yet"),
+        ({"REDIS_TYPE": "RING", "REDIS_URL": "r"}, "REDIS_TYPE=ring is unknown: use single"),
+        (
+            {"REDIS_TYPE": "cluster", "REDIS_URL": "a:1,b:2", "REDIS_TLS": "true"},
+            "REDIS_TLS with REDIS_TYPE=cluster does not say which authorities to trust",
+        ),
         ({"BACKEND_TYPE": "memcache"}, "BACKEND_TYPE=memcache is not supported"),
         ({"LIMIT_LIMIT_HEADER": "a b"}, "LIMIT_LIMIT_HEADER: 'a b' is no header name"),
     ],

@@ -12,6 +12,7 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.stores import Store
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
+from tests.servers.cluster import RedisCluster
 from tests.servers.redis import RedisServer
 from tests.stores.cases import T
 
@@ -68,7 +69,16 @@ async def ring_store(
     await store.close()
 
 
-@pytest.fixture(params=["memory", "redis", "ring"])
+@pytest.fixture
+async def cluster_store(redis_cluster: RedisCluster, clock: Time) -> AsyncIterator[RedisStore]:
+    redis_cluster.flush()
+    store = RedisStore(redis_cluster.url, 10_000_000, Counters(), Health(), clock)
+    await store.start()
+    yield store
+    await store.close()
+
+
+@pytest.fixture(params=["memory", "redis", "ring", "cluster"])
 def store(request: pytest.FixtureRequest) -> Store:
     name = request.param if request.param == "memory" else f"{request.param}_store"
     found: Store = request.getfixturevalue(name)

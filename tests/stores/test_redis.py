@@ -403,7 +403,9 @@ def test_url_that_cannot_be_used(url: str, message: str) -> None:
 
 
 def place(url: str) -> Address | Sentinels:
-    (member,) = parse_store(url).members
+    ring = parse_store(url)
+    assert isinstance(ring, Ring)
+    (member,) = ring.members
     return member.place
 
 

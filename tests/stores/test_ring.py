@@ -21,7 +21,7 @@ from ratelimit_service.stores.redis.ring import fingerprint, owners, place_of
 from ratelimit_service.stores.redis.shards_file import read_shards
 from tests.conftest import need
 from tests.servers.redis import RedisServer
-from tests.stores.cases import MINUTE, charged, hit
+from tests.stores.cases import MINUTE, SECOND, charged, hit
 
 THREE = {"a:6379": 1, "b:6379": 1, "c:6379": 1}
 NAMES = CounterNames("shop", Measure("fixed_window", 5, MINUTE))
@@ -291,3 +291,18 @@ async def test_another_ring_is_noticed(ring: Ring, store: RedisStore) -> None:
     async with asyncio.timeout(10):
         while "ring" in ring.health.faults:
             await asyncio.sleep(0.01)
+
+
+async def test_counters_of_seconds_lie_apart(ring: Ring) -> None:
+    """A window of a second counts in the second store, others in the first, together or not."""
+    first, second = ring.servers.values()
+    store = RedisStore(first.url, 5_000_000, Counters(), Health(), second_url=second.url)
+    await store.start()
+    minute, instant = hit(key="m"), hit(key="s", window_us=SECOND)
+
+    await charged(store, [[minute], [instant], [hit(key="both"), instant]])
+
+    clients = [redis.Redis.from_url(server.url) for server in (first, second)]
+    assert [client.exists(minute.key, hit(key="both").key) for client in clients] == [2, 0]
+    assert [client.exists(instant.key) for client in clients] == [0, 1]
+    await store.close()

@@ -7,18 +7,18 @@ each time, so that they may be replaced.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ratelimit_service.errors import SettingsError, StoreError
 
-__all__ = ["Address", "Login", "Member", "Ring", "Sentinels", "TLSFiles", "parse_store"]
+__all__ = ["Address", "Cluster", "Login", "Member", "Ring", "Sentinels", "TLSFiles", "parse_store"]
 
 SCHEMES = (
     "redis://host:port/db, rediss://host:port/db, redis+unix:///path?db=0, "
-    "redis+ring://host:port,host:port/db, redis+sentinel://host:port,host:port/name"
+    "redis+ring://host:port,host:port/db, redis+cluster://host:port,host:port, redis+sentinel://host:port,host:port/name"
 )
 _PORT = 6379
 _SENTINEL_PORT = 26379
@@ -112,7 +112,14 @@ class Ring:
     members: tuple[Member, ...]
 
 
-def parse_store(url: str) -> Ring:
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Nodes of a Redis Cluster that know the others; login and TLS are the same for all."""
+
+    seeds: tuple[Address, ...]
+
+
+def parse_store(url: str) -> Ring | Cluster:
     """Reads a store URL.
 
     Raises SettingsError for anything that cannot be used; its text holds no password.
@@ -207,6 +214,16 @@ def _ring(read: _Read) -> Ring:
     )
 
 
+def _cluster(read: _Read) -> Cluster:
+    read.check(_LOGIN, _TLS)
+    if read.database():
+        raise SettingsError("a Redis Cluster has database 0 only: leave it out of the store URL")
+    login, tls = read.login(), read.tls()
+    return Cluster(
+        tuple(Address(host, port, login=login, tls=tls) for host, port in read.places(_PORT))
+    )
+
+
 def _sentinel(read: _Read) -> Ring:
     read.check(("db",), _LOGIN, _TLS, _SENTINEL)
     name = read.path.strip("/")
@@ -217,11 +234,12 @@ def _sentinel(read: _Read) -> Ring:
     return Ring((Member(name, sentinels),))
 
 
-_READERS = {
+_READERS: dict[str, Callable[[_Read], Ring | Cluster]] = {
     "redis": _single,
     "rediss": _single,
     "redis+unix": _unix,
     "redis+ring": _ring,
+    "redis+cluster": _cluster,
     "redis+sentinel": _sentinel,
 }
 

@@ -16,7 +16,7 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.stores import NEVER, Outcomes, Wanted
 from ratelimit_service.stores.redis.shard import Shard
 
-__all__ = ["Charge", "Find"]
+__all__ = ["Charge", "Find", "Place"]
 
 Place = tuple[Shard, int]
 """Where a counter lies: its shard, and which of the shard's hits one script call may settle."""
@@ -280,6 +280,7 @@ class _Spread:
         "missing",
         "outcomes",
         "over",
+        "piece_of",
         "place",
     )
 
@@ -289,6 +290,8 @@ class _Spread:
         self.hits = hits
         self.outcomes: list[Outcome | None] = [_ABSENT] * len(hits)
         self.homes: list[Shard | None] = [None] * len(hits)
+        self.piece_of = [0] * len(hits)
+        """Of each hit the first of those that lie in the same place."""
         self.at_us = [0] * len(hits)
         self.missing = 0
         """How many pieces have no answer yet."""
@@ -316,6 +319,7 @@ class _Spread:
         for at, outcome in zip(ats, found, strict=True):
             self.outcomes[at] = outcome
             self.homes[at] = shard
+            self.piece_of[at] = ats[0]
             self.at_us[at] = at_us
         self._one_less()
 
@@ -326,13 +330,13 @@ class _Spread:
 
     def _settle(self) -> None:
         """Every piece has its outcomes: gives back what is not to be counted."""
-        by_shard: dict[tuple[int, bool], list[int]] = {}
+        by_piece: dict[tuple[int, bool], list[int]] = {}
         for at in self._withheld():
             outcome = self.outcomes[at]
             local = outcome is not None and outcome.local
-            by_shard.setdefault((id(self.homes[at]), local), []).append(at)
-        self.given_back = len(by_shard)
-        for (_, local), ats in by_shard.items():
+            by_piece.setdefault((self.piece_of[at], local), []).append(at)
+        self.given_back = len(by_piece)
+        for (_, local), ats in by_piece.items():
             self._take_back(ats, local=local)
         if not self.given_back:
             self.finish()
@@ -354,7 +358,7 @@ class _Spread:
         return [at for at in counted if at in over]
 
     def _take_back(self, ats: Sequence[int], *, local: bool) -> None:
-        """Undoes what one shard has counted of these hits, and looks what is left then."""
+        """Undoes what was counted of these hits, all in one place, and looks what is left."""
         shard = self.homes[ats[0]]
         assert shard is not None  # noqa: S101 -- it has counted
         undone, peeks = [], []

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from ratelimit_service.stores.redis.connection import Command, Reply
 
-__all__ = ["BEAT_SECONDS", "Process", "beat", "others", "silence"]
+__all__ = ["BEAT_SECONDS", "PROCESSES", "Process", "beat", "others", "silence"]
 
 BEAT_SECONDS = 1.0
 
-_KEY = "{ratelimit}processes"
+PROCESSES = "{ratelimit}processes"
 _LIFE_MS = 5_000
 
 _SCRIPT = """\
@@ -36,12 +36,12 @@ class Process(NamedTuple):
     ring: str
 
 
-def beat(process: Process, key: str = _KEY) -> Command:
+def beat(process: Process, key: str = PROCESSES) -> Command:
     """The command by which a process says that it is there; see `others` for the reply."""
     return "EVAL", _SCRIPT, 1, key, " ".join(process), _LIFE_MS
 
 
-def silence(process: Process, key: str = _KEY) -> Command:
+def silence(process: Process, key: str = PROCESSES) -> Command:
     """The command by which a process says that it goes."""
     return "ZREM", key, " ".join(process)
 

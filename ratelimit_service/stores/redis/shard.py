@@ -12,6 +12,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import hiredis
@@ -26,9 +27,16 @@ from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
 from ratelimit_service.stores.damage import Damage
 from ratelimit_service.stores.local import Local
 from ratelimit_service.stores.redis.address import Address, Sentinels
-from ratelimit_service.stores.redis.connection import Connection, Reply, open_connection
+from ratelimit_service.stores.redis.connection import (
+    Answered,
+    Command,
+    Connection,
+    Reply,
+    open_connection,
+)
 from ratelimit_service.stores.redis.processes import (
     BEAT_SECONDS,
+    PROCESSES,
     Process,
     beat,
     others,
@@ -45,7 +53,7 @@ from ratelimit_service.stores.redis.script import (
 )
 from ratelimit_service.stores.redis.sentinel import find
 
-__all__ = ["Part", "Shard"]
+__all__ = ["Part", "Shard", "Slots"]
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +120,19 @@ class Part(Protocol):
         """These requests get no answer."""
 
 
+class Slots(Protocol):
+    """What a node of a cluster asks of the cluster."""
+
+    def slot(self, hits: Sequence[Hit]) -> int:
+        """The slot of a request: a script call settles requests of one slot only."""
+
+    def redirected(self, node: Shard, error: str, part: Part, places: Sequence[int]) -> bool:
+        """Sends requests of a part elsewhere, if the node's error says that they belong there."""
+
+    def beat_key(self, node: Shard) -> str | None:
+        """The key under which processes are listed in this node."""
+
+
 class _HandBack:
     """The part that tells a server what was counted here while it was away."""
 
@@ -133,7 +154,7 @@ class _HandBack:
     def failed(self, places: Sequence[int], reason: str) -> None: ...
 
 
-class _Batch(NamedTuple):
+class _Call(NamedTuple):
     """What one script call charges, and of which parts that is which."""
 
     sections: list[Section]
@@ -160,13 +181,16 @@ class Shard:
         component: str,
         process: Process,
         heard: Callable[[str, Sequence[Process]], None],
+        slots: Slots | None = None,
         clock: Clock | None = None,
     ) -> None:
         """`component` is its name in health; `heard` is told once a second who counts here.
 
-        With a `clock` its time counts, not the server's.
+        `slots` are the cluster's, if it is a node of one. With a `clock` its time counts, not
+        the server's.
         """
         self.name = name
+        self._slots = slots
         self._process = process
         self._heard = heard
         self._place = place
@@ -209,9 +233,15 @@ class Shard:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
         if self._connection is not None:
-            self._connection.send([silence(self._process)], [lambda _: None])
+            if not self._slots:
+                self._connection.send([silence(self._process)], [_ignore])
             self._connection.close()
             self._connection = None
+
+    async def retire(self) -> None:
+        """Disconnects from a server that has nothing to do any more; its faults are nobody's."""
+        await self.close()
+        self._health.recover(self._component)
 
     def charge(self, part: Part) -> None:
         """Queues a part for the next script calls; each call is atomic.
@@ -234,6 +264,36 @@ class Shard:
     def charge_here(self, hits: Sequence[Hit], at_us: int) -> list[Outcome]:
         """Settles hits in this process alone, on its share of their limits."""
         return self._local.charge(hits, self.processes, at_us)
+
+    def ask(self, part: Part) -> None:
+        """Sends a part at once to a node that is about to get its slot."""
+        connection = self._connection
+        if connection is None:
+            part.failed(range(len(part.requests)), "disconnected")
+            return
+        calls: dict[int, _Call] = {}
+        for place, hits in enumerate(part.requests):
+            slot = self._slots.slot(hits) if self._slots else 0
+            self._add(calls, slot, elapsed_us(), part, [place], [hits])
+        self._in_flight += 1
+        self._call(connection, list(calls.values()), [len(calls)], asking=True)
+
+    def call(self, *command: str) -> asyncio.Future[Reply] | None:
+        """Asks the server something else; None if it is away."""
+        return self._connection.call(*command) if self._connection else None
+
+    @property
+    def available(self) -> bool:
+        """Whether requests are sent there now."""
+        return self._connection is not None and not self._sick
+
+    def leftovers(self) -> Iterator[Part]:
+        """What is still to be told to a server that will not come back, a request each."""
+        while self._held:
+            yield self._held.popleft()
+        at_us, now = self.now_us(), elapsed_us()
+        for requests, left_us in self._local.hand_back(self.processes, at_us):
+            yield _HandBack(requests, now + left_us)
 
     def now_us(self) -> int:
         """The server's time, as far as it is known."""
@@ -272,15 +332,18 @@ class Shard:
             if connection is None:
                 self._empty("disconnected")
                 return
-            batch = self._next_batch()
-            if batch.requests:
+            calls = self._next_calls()
+            if calls:
                 self._in_flight += 1
-                self._call(connection, batch, "EVALSHA", SHA)
+                self._call(connection, calls, [len(calls)])
 
-    def _next_batch(self) -> _Batch:
-        """Takes from the queue what fits into one call, and drops what nobody waits for."""
-        batch = _Batch([], [], [], elapsed_us())
-        size = 0
+    def _next_calls(self) -> list[_Call]:
+        """Takes from the queue what fits into one call, and drops what nobody waits for.
+
+        In a cluster it is a call for each slot, all sent at once.
+        """
+        calls: dict[int, _Call] = {}
+        now, size = elapsed_us(), 0
         while self._queue:
             part = self._queue[0]
             requests, taken, dropped, at = part.requests, [], [], part.sent
@@ -298,16 +361,34 @@ class Shard:
                     dropped.append(at)
                 at += 1
             part.sent = at
-            if taken:
-                batch.places.append((part, taken))
-                batch.requests.extend(section)
-                batch.sections.append((self._not_after(part.deadline_us), section))
+            if taken and self._slots is None:
+                self._add(calls, 0, now, part, taken, section)
+            elif taken and self._slots is not None:
+                for place, hits in zip(taken, section, strict=True):
+                    self._add(calls, self._slots.slot(hits), now, part, [place], [hits])
             if dropped:
                 part.dropped(dropped)
             if at < len(requests) and not part.over:
                 break
             self._queue.popleft()
-        return batch
+        return list(calls.values())
+
+    def _add(
+        self,
+        calls: dict[int, _Call],
+        slot: int,
+        now_us: int,
+        part: Part,
+        places: list[int],
+        requests: list[Sequence[Hit]],
+    ) -> None:
+        """Adds requests of a part to the call of their slot."""
+        call = calls.get(slot)
+        if call is None:
+            call = calls[slot] = _Call([], [], [], now_us)
+        call.places.append((part, places))
+        call.requests.extend(requests)
+        call.sections.append((self._not_after(part.deadline_us), requests))
 
     def _not_after(self, deadline_us: int) -> int:
         """A deadline by the server's clock, 0 for none."""
@@ -315,43 +396,82 @@ class Shard:
             return 0
         return deadline_us + self._ahead_us
 
-    def _call(self, connection: Connection, batch: _Batch, command: str, script: str) -> None:
+    def _call(
+        self,
+        connection: Connection,
+        calls: Sequence[_Call],
+        under_way: list[int],
+        script: tuple[str, str] = ("EVALSHA", SHA),
+        *,
+        asking: bool = False,
+    ) -> None:
+        """Sends script calls in one write; `under_way` counts those without a reply."""
         now, judge = (self._clock(), True) if self._clock else (now_us(), False)
-        call = [command, script, *arguments(batch.sections, now, judge=judge)]
-        connection.send([call], [lambda reply: self._replied(connection, batch, reply)])
+        commands: list[Command] = []
+        replied: list[Answered] = []
+        for call in calls:
+            if asking:
+                commands.append(["ASKING"])
+                replied.append(_ignore)
+            commands.append([*script, *arguments(call.sections, now, judge=judge)])
+            replied.append(partial(self._replied, connection, call, under_way, asking))
+        connection.send(commands, replied)
 
-    def _replied(self, connection: Connection, batch: _Batch, reply: Reply) -> None:
+    def _replied(
+        self,
+        connection: Connection,
+        call: _Call,
+        under_way: list[int],
+        asking: bool,
+        reply: Reply,
+    ) -> None:
         if isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT"):
             # Redis has lost its scripts (SCRIPT FLUSH, a restart); EVAL also teaches it anew.
-            self._call(connection, batch, "EVAL", SCRIPT)
+            self._call(connection, [call], under_way, ("EVAL", SCRIPT), asking=asking)
             return
-        self._in_flight -= 1
-        found = read(reply, batch.requests)
+        under_way[0] -= 1
+        if not under_way[0]:
+            self._in_flight -= 1
+        found = read(reply, call.requests)
         if found is not None:
-            self._succeeded(batch, found)
+            self._succeeded(call, found)
             each, at_us = iter(found.outcomes), found.at_us
-            for part, places in batch.places:
+            for part, places in call.places:
                 part.answered(places, each, at_us)
         else:
-            reason = "unknown" if reply is None else "refused"
-            self._degrade(
-                f"is away: {connection.lost.result()}"
-                if reply is None
-                else f"answers: {reply!s:.200}"
-            )
-            if isinstance(reply, hiredis.ReplyError) and str(reply).startswith(_TO_BE_LEFT):
-                connection.close(f"it answers {reply!s:.100}")  # who is the master is asked anew
-            for part, places in batch.places:
-                part.failed(places, reason)
+            self._refused(connection, call, reply)
         if self._queue and not self._sending:
             self._send()
 
-    def _succeeded(self, batch: _Batch, found: Found) -> None:
-        self._learn(found.at_us, batch.sent_us)
+    def _refused(self, connection: Connection, call: _Call, reply: Reply) -> None:
+        """The call has an error, or none that could be read, or no reply at all."""
+        error = str(reply) if isinstance(reply, hiredis.ReplyError) else ""
+        left = [
+            (part, places)
+            for part, places in call.places
+            if not (self._slots and error and self._slots.redirected(self, error, part, places))
+        ]
+        if not left:
+            return
+        if reply is None:
+            self._degrade(f"is away: {connection.lost.result()}")
+        else:
+            self._degrade(f"answers: {reply!s:.200}")
+        if error.startswith(_TO_BE_LEFT):
+            connection.close(f"it answers {error:.100}")  # who is the master is asked anew
+        for part, places in left:
+            part.failed(places, "unknown" if reply is None else "refused")
+
+    def _succeeded(self, call: _Call, found: Found) -> None:
+        self._learn(found.at_us, call.sent_us)
         if found.damaged:
             self._damage.note(len(found.damaged), found.damaged[0])
-        if self._missed and not all(part.over for part, _ in batch.places):
+        if self._missed and not all(part.over for part, _ in call.places):
             self._missed = 0
+        self._calm_down()
+
+    def _calm_down(self) -> None:
+        """Says that all is well once there has been no fault for a while."""
         if (
             self._fault_at is not None
             and not self._missed
@@ -443,10 +563,13 @@ class Shard:
         def heard(reply: Reply) -> None:
             beats = others(reply)
             if beats is not None:
+                self._calm_down()
                 self.processes = max(1, len(beats))
                 self._heard(self.name, beats)
 
-        connection.send([beat(self._process)], [heard])
+        key = self._slots.beat_key(self) if self._slots else PROCESSES
+        if key:
+            connection.send([beat(self._process, key)], [heard])
 
     async def _hand_back(self) -> None:
         """Tells the server what was counted here while it was away."""
@@ -474,6 +597,9 @@ class Shard:
         if not connection.lost.done():
             log.warning("Redis at %s answers pings in time again", self._place)
             self._well(connection)
+
+
+def _ignore(_: Reply) -> None: ...
 
 
 _TO_BE_LEFT = ("READONLY", "NOAUTH", "MASTERDOWN")

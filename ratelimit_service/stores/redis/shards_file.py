@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from ratelimit_service.errors import SettingsError
-from ratelimit_service.stores.redis.address import Member, Ring
+from ratelimit_service.stores.redis.address import Cluster, Member, Ring
 
 __all__ = ["read_shards"]
 
@@ -20,7 +20,7 @@ _FIELDS = ("name", "store", "weight")
 _MOST_WEIGHT = 100
 
 
-def read_shards(path: Path, parse: Callable[[str], Ring]) -> Ring:
+def read_shards(path: Path, parse: Callable[[str], Ring | Cluster]) -> Ring:
     """The ring that the file describes; `parse` reads a shard's store URL.
 
     Raises SettingsError with all problems of the file, a line each.
@@ -41,7 +41,7 @@ def read_shards(path: Path, parse: Callable[[str], Ring]) -> Ring:
 
 
 class _Reader:
-    def __init__(self, path: Path, parse: Callable[[str], Ring]) -> None:
+    def __init__(self, path: Path, parse: Callable[[str], Ring | Cluster]) -> None:
         self._path, self._parse = path, parse
         self._names: set[str] = set()
         self.problems: list[str] = []
@@ -78,7 +78,7 @@ class _Reader:
         except SettingsError as error:
             self.problem(fields["store"], str(error))
             return None
-        if len(ring.members) != 1:
+        if isinstance(ring, Cluster) or len(ring.members) != 1:
             self.problem(fields["store"], "a shard is one server: list the others as shards too")
             return None
         member = ring.members[0]

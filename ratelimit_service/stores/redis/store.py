@@ -7,30 +7,34 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from secrets import token_hex
 
 from ratelimit_service.clock import Clock, elapsed_us
 from ratelimit_service.health import Health
-from ratelimit_service.model import Hit
+from ratelimit_service.model import SECOND_US, Hit
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
-from ratelimit_service.stores.redis.address import Ring, parse_store
-from ratelimit_service.stores.redis.charge import Charge, Find
-from ratelimit_service.stores.redis.processes import Process
-from ratelimit_service.stores.redis.ring import fingerprint, owners, place_of
+from ratelimit_service.stores.redis.address import Cluster, parse_store
+from ratelimit_service.stores.redis.charge import Charge, Place
+from ratelimit_service.stores.redis.cluster import ClusterOfNodes
 from ratelimit_service.stores.redis.shard import Shard
 from ratelimit_service.stores.redis.shards_file import read_shards
+from ratelimit_service.stores.redis.topology import RingOfShards, Setup, Topology
 
 __all__ = ["RedisStore"]
 
 
-def _ring(url: str) -> Ring:
+def _topology(url: str, setup: Setup) -> Topology:
     """Of a store URL, or of the file that `file:` names."""
     if url.startswith("file:"):
-        return read_shards(Path(url.removeprefix("file:").removeprefix("//")), parse_store)
-    return parse_store(url)
+        path = Path(url.removeprefix("file:").removeprefix("//"))
+        return RingOfShards(read_shards(path, parse_store), setup)
+    place = parse_store(url)
+    if isinstance(place, Cluster):
+        return ClusterOfNodes(place, setup)
+    return RingOfShards(place, setup)
 
 
 class RedisStore:
@@ -47,54 +51,44 @@ class RedisStore:
         counters: Counters,
         health: Health,
         clock: Clock | None = None,
+        second_url: str = "",
     ) -> None:
-        """Reads the URL; raises SettingsError if it cannot be used.
+        """Reads the URLs; raises SettingsError if they cannot be used.
 
-        With a `clock` its time counts instead of Redis' own.
+        With a `clock` its time counts instead of Redis' own. Counters whose window is a second
+        lie at the `second_url`, where there is one.
         """
-        ring = _ring(url)
         self._timeout_us = timeout_us
         self._counters = counters
         self._loop = asyncio.get_running_loop()
-        weights = {member.name: member.weight for member in ring.members}
-        process = Process(token_hex(8), fingerprint(weights))
-        self._health = health
-        self._strangers: dict[str, Process] = {}
-        """By shard a process that counts there and places counters otherwise."""
-        self._shards = {
-            member.name: Shard(
-                member.name,
-                member.place,
-                timeout_us,
-                counters,
-                health,
-                "store" if len(ring.members) == 1 else f"store {member.name}",
-                process,
-                self._heard,
-                clock,
-            )
-            for member in ring.members
-        }
-        self._only = next(iter(self._shards.values())) if len(self._shards) == 1 else None
-        self._ring = process.ring
-        self._find = self._finder(weights)
+        setup = Setup(timeout_us, counters, health, clock=clock)
+        self._first = _topology(url, setup)
+        self._topologies = [self._first]
+        self._find = self._first.find
+        self._only: Shard | None = None
+        if second_url:
+            self._second = _topology(second_url, replace(setup, component="second store"))
+            self._topologies.append(self._second)
+            self._find = self._find_by_window
+        elif isinstance(self._first, RingOfShards) and len(self._first.shards) == 1:
+            (self._only,) = self._first.shards
         self._waiting: list[tuple[int, int, Charge]] = []
         """A heap of deadlines; the numbers make them differ."""
         self._number = 0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def shards(self) -> Collection[Shard]:
-        """All of them."""
-        return self._shards.values()
+    def shards(self) -> Sequence[Shard]:
+        """All that are known now."""
+        return [shard for topology in self._topologies for shard in topology.shards]
 
     async def start(self) -> None:
-        """Tries every shard once, at most a second long, and keeps trying in the background."""
-        await asyncio.gather(*(shard.start() for shard in self._shards.values()))
+        """Tries every server once, in bounded time, and keeps trying in the background."""
+        await asyncio.gather(*(topology.start() for topology in self._topologies))
 
     async def close(self) -> None:
         """Disconnects for good."""
-        await asyncio.gather(*(shard.close() for shard in self._shards.values()))
+        await asyncio.gather(*(topology.close() for topology in self._topologies))
         if self._timer is not None:
             self._timer.cancel()
 
@@ -133,29 +127,9 @@ class RedisStore:
         if self._timer is None or waiting[0][2] is charge:
             self._wait_until(deadline_us, now)
 
-    def _heard(self, shard: str, processes: Sequence[Process]) -> None:
-        """Sees whether all processes that count in a shard have the same ring."""
-        others = [process for process in processes if process.ring != self._ring]
-        if others:
-            self._strangers[shard] = others[0]
-        else:
-            self._strangers.pop(shard, None)
-        if self._strangers:
-            name, other = next(iter(self._strangers.items()))
-            self._health.degrade(
-                "ring",
-                f"another process counts in {name} and places counters on another ring "
-                f"({other.ring}, ours is {self._ring}): give all the same shards and weights",
-            )
-        else:
-            self._health.recover("ring")
-
-    def _finder(self, weights: Mapping[str, int]) -> Find:
-        """What tells a hit's place on the ring."""
-        homes = {name: (shard, 0) for name, shard in self._shards.items()}
-        places = [homes[name] for name in owners(weights)]
-
-        return lambda hit: places[place_of(hit[0])]
+    def _find_by_window(self, hit: Hit) -> Place:
+        topology = self._second if hit.measure.window_us == SECOND_US else self._first
+        return topology.find(hit)
 
     def _wait_until(self, deadline_us: int, now_us: int) -> None:
         if self._timer is not None:

@@ -1,0 +1,233 @@
+"""Redis Cluster: which node has a counter's slot now, and what to do when it has moved.
+
+The specification is Redis' own: https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/
+Every slot is a place of its own, since a script may touch the keys of one slot only. A call
+that a node sends elsewhere (MOVED, ASK) or puts off (TRYAGAIN) goes again, alone; it has
+changed nothing. What must not live here: connections, batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from binascii import crc_hqx
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from secrets import token_hex
+
+from ratelimit_service.model import Hit
+from ratelimit_service.stores import Outcomes, Wanted
+from ratelimit_service.stores.redis.address import Address, Cluster
+from ratelimit_service.stores.redis.charge import Place
+from ratelimit_service.stores.redis.connection import Reply
+from ratelimit_service.stores.redis.processes import Process
+from ratelimit_service.stores.redis.shard import Part, Shard
+from ratelimit_service.stores.redis.topology import Setup
+
+__all__ = ["ClusterOfNodes", "slot_of"]
+
+log = logging.getLogger(__name__)
+
+_SLOTS = 1 << 14
+_TAG = slice(1, 9)
+_MOST_HOPS = 16
+_AGAIN_SECONDS = 0.002
+_ASK_SECONDS = 1.0
+_LOOK_SECONDS = 5.0
+"""How often the slots are asked for when nothing seems wrong."""
+_HURRY_SECONDS = 0.1
+
+
+def slot_of(key: bytes) -> int:
+    """The slot of a counter, from its key's tag: CRC-16/XMODEM modulo 16,384."""
+    return crc_hqx(key[_TAG], 0) & _SLOTS - 1
+
+
+class ClusterOfNodes:
+    """The masters of a cluster, by the slots they have."""
+
+    def __init__(self, cluster: Cluster, setup: Setup) -> None:
+        self._cluster = cluster
+        self._setup = setup
+        self._process = Process(token_hex(8), "cluster")
+        self._nodes: dict[tuple[str, int], Shard] = {}
+        self._keeper: asyncio.Task[None] | None = None
+        self._stale = asyncio.Event()
+        self._starting: dict[Shard, asyncio.Task[None]] = {}
+        """Nodes that are being connected to for the first time."""
+        self._ending: set[asyncio.Task[None]] = set()
+        for seed in cluster.seeds:
+            self._node(seed.host, seed.port)
+        first = next(iter(self._nodes.values()))
+        # Until the slots are known: whoever is asked first sends everything where it belongs.
+        self._places: list[Place] = [(first, slot) for slot in range(_SLOTS)]
+
+    @property
+    def shards(self) -> Collection[Shard]:
+        """All nodes that are known."""
+        return self._nodes.values()
+
+    def find(self, hit: Hit) -> Place:
+        """The node and the slot."""
+        return self._places[crc_hqx(hit[0][_TAG], 0) & _SLOTS - 1]
+
+    def slot(self, hits: Sequence[Hit]) -> int:
+        """The slot that all of a request's counters are in."""
+        return slot_of(hits[0].key)
+
+    async def start(self) -> None:
+        """Tries the given nodes once, asks one for the slots, and keeps knowing them."""
+        await asyncio.gather(*(node.start() for node in list(self._nodes.values())))
+        await self._look()
+        await asyncio.gather(*self._starting.values())
+        self._keeper = asyncio.create_task(self._keep_looking())
+
+    async def close(self) -> None:
+        """Disconnects for good."""
+        keeper = [self._keeper] if self._keeper else []
+        tasks = [*self._starting.values(), *self._ending, *keeper]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(node.close() for node in self._nodes.values()))
+
+    def beat_key(self, node: Shard) -> str | None:
+        """The key under which processes are listed: in one of the node's slots."""
+        for number in range(_SLOTS):
+            if self._places[crc_hqx(b"%d" % number, 0) & _SLOTS - 1][0] is node:
+                return f"{{{number}}}processes"
+        return None
+
+    def redirected(self, node: Shard, error: str, part: Part, places: Sequence[int]) -> bool:
+        """Sends requests of a part to where an error says; False if it says something else."""
+        word, _, rest = error.partition(" ")
+        if word == "CLUSTERDOWN":
+            self._stale.set()
+        if word not in {"MOVED", "ASK", "TRYAGAIN"}:
+            return False
+        hops = part.hops if isinstance(part, _Again) else 0
+        if word == "TRYAGAIN":
+            # While a slot moves, keys of one request can be in two nodes; others go on alone.
+            loop = asyncio.get_running_loop()
+            for place in places:
+                loop.call_later(_AGAIN_SECONDS, node.charge, _Again(part, [place], hops))
+            return True
+        if hops >= _MOST_HOPS:
+            return False
+        slot, _, address = rest.partition(" ")
+        host, _, port = address.rpartition(":")
+        target = self._node(host or self._host_of(node), int(port), start=True)
+        again = _Again(part, places, hops + 1)
+        send = target.ask if word == "ASK" else target.charge
+        if word == "MOVED":
+            self._places[int(slot)] = target, int(slot)
+            self._stale.set()
+        if target in self._starting:
+            self._starting[target].add_done_callback(lambda _: send(again))
+        else:
+            send(again)
+        return True
+
+    def _host_of(self, node: Shard) -> str:
+        return next(host for (host, _), known in self._nodes.items() if known is node)
+
+    def _node(self, host: str, port: int, *, start: bool = False) -> Shard:
+        node = self._nodes.get((host, port))
+        if node is None:
+            seed = self._cluster.seeds[0]
+            place: Address = replace(seed, host=host, port=port)
+            name = f"{host}:{port}"
+            node = self._setup.shard(name, place, self._process, lambda *_: None, slots=self)
+            self._nodes[host, port] = node
+            if start:
+                task = self._starting[node] = asyncio.create_task(node.start())
+                task.add_done_callback(lambda _: self._starting.pop(node, None))
+        return node
+
+    async def _keep_looking(self) -> None:
+        while True:
+            hurry = self._stale.is_set() or any(not node.available for node in self.shards)
+            seconds = _HURRY_SECONDS if hurry else _LOOK_SECONDS
+            self._stale.clear()
+            if hurry:
+                await asyncio.sleep(seconds)
+            else:
+                try:
+                    async with asyncio.timeout(seconds):
+                        await self._stale.wait()
+                except TimeoutError:
+                    pass
+            await self._look()
+
+    async def _look(self) -> None:
+        """Asks one node after the other for the slots, until one knows."""
+        for (host, _), node in list(self._nodes.items()):
+            question = node.call("CLUSTER", "SLOTS")
+            if question is None:
+                continue
+            await asyncio.wait([question], timeout=_ASK_SECONDS)
+            if question.done() and self._learn(question.result(), host):
+                return
+
+    def _learn(self, reply: Reply, host: str) -> bool:
+        """Takes over what CLUSTER SLOTS says; `host` is who says it."""
+        ranges = list(_ranges(reply, host))
+        if not ranges:
+            return False
+        masters = set()
+        for first, last, place in ranges:
+            node = self._node(*place, start=True)
+            masters.add(node)
+            for slot in range(first, last + 1):
+                if self._places[slot][0] is not node:
+                    self._places[slot] = node, slot
+        for place, node in list(self._nodes.items()):
+            if node not in masters:
+                self._retire(place, node)
+        return True
+
+    def _retire(self, place: tuple[str, int], node: Shard) -> None:
+        """Lets go of a node that has no slots; what it still has to tell goes to those that do."""
+        del self._nodes[place]
+        log.info("%s has no slots of the cluster any more", node.name)
+        for part in node.leftovers():
+            self.find(part.requests[0][0])[0].charge(part)
+        task = asyncio.create_task(node.retire())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+
+def _ranges(reply: Reply, asked: str) -> Iterator[tuple[int, int, tuple[str, int]]]:
+    """First slot, last slot, and host and port of the master of each range."""
+    if not isinstance(reply, list):
+        return
+    for entry in reply:
+        first, last, (host, port, *_), *_replicas = entry
+        name = host.decode() if isinstance(host, bytes) else ""
+        yield int(first), int(last), (name or asked, int(port))
+
+
+class _Again:
+    """Some requests of a part, on another way."""
+
+    def __init__(self, part: Part, places: Sequence[int], hops: int) -> None:
+        self._part = part
+        self._places = places
+        self.hops = hops
+        self.requests = [part.requests[place] for place in places]
+        self.deadline_us = part.deadline_us
+        self.sent = 0
+        self.wanted: Wanted = lambda _: True  # it was, when it was sent first
+
+    @property
+    def over(self) -> bool:
+        return self._part.over
+
+    def dropped(self, places: Sequence[int]) -> None:
+        self._part.dropped([self._places[place] for place in places])
+
+    def answered(self, places: Sequence[int], found: Iterator[Outcomes], at_us: int) -> None:
+        self._part.answered([self._places[place] for place in places], found, at_us)
+
+    def failed(self, places: Sequence[int], reason: str) -> None:
+        self._part.failed([self._places[place] for place in places], reason)

@@ -1,0 +1,132 @@
+"""Servers that have the counters between them: what a store asks of a ring or a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Protocol
+
+from ratelimit_service.clock import Clock
+from ratelimit_service.health import Health
+from ratelimit_service.model import Hit
+from ratelimit_service.observer import Counters
+from ratelimit_service.stores.redis.address import Address, Ring, Sentinels
+from ratelimit_service.stores.redis.charge import Place
+from ratelimit_service.stores.redis.processes import Process
+from ratelimit_service.stores.redis.ring import fingerprint, owners, place_of
+from ratelimit_service.stores.redis.shard import Shard, Slots
+
+__all__ = ["RingOfShards", "Setup", "Topology"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What all shards of a store have in common."""
+
+    timeout_us: int
+    counters: Counters
+    health: Health
+    component: str = "store"
+    """How the store is called in health; a shard of several has its name behind it."""
+    clock: Clock | None = None
+
+    def shard(
+        self,
+        name: str,
+        place: Address | Sentinels,
+        process: Process,
+        heard: Callable[[str, Sequence[Process]], None],
+        *,
+        alone: bool = False,
+        slots: Slots | None = None,
+    ) -> Shard:
+        """A shard, not started."""
+        component = self.component if alone else f"{self.component} {name}"
+        return Shard(
+            name,
+            place,
+            self.timeout_us,
+            self.counters,
+            self.health,
+            component,
+            process,
+            heard,
+            slots,
+            self.clock,
+        )
+
+
+class Topology(Protocol):
+    """Where each counter lies."""
+
+    @property
+    def shards(self) -> Collection[Shard]:
+        """All servers that have counters now."""
+
+    def find(self, hit: Hit) -> Place:
+        """The place of a hit's counter; the same object for all that a script call may settle."""
+
+    async def start(self) -> None:
+        """Tries every server once, in bounded time, and keeps them connected from then on."""
+
+    async def close(self) -> None:
+        """Disconnects for good."""
+
+
+class RingOfShards:
+    """A ring, or a single server: names and weights place the counters, whoever is there."""
+
+    def __init__(self, ring: Ring, setup: Setup) -> None:
+        weights = {member.name: member.weight for member in ring.members}
+        process = Process(token_hex(8), fingerprint(weights))
+        self._ring = process.ring
+        self._health = setup.health
+        self._component = "ring" if setup.component == "store" else f"ring of {setup.component}"
+        self._strangers: dict[str, Process] = {}
+        """By shard a process that counts there and places counters otherwise."""
+        alone = len(ring.members) == 1
+        self._shards = {
+            member.name: setup.shard(member.name, member.place, process, self._heard, alone=alone)
+            for member in ring.members
+        }
+        self._places = self._placed(weights)
+
+    @property
+    def shards(self) -> Collection[Shard]:
+        """All of them."""
+        return self._shards.values()
+
+    def find(self, hit: Hit) -> Place:
+        """The shard that owns the place."""
+        return self._places[place_of(hit[0])]
+
+    async def start(self) -> None:
+        """Tries every shard once, at most a second long, and keeps trying in the background."""
+        await asyncio.gather(*(shard.start() for shard in self.shards))
+
+    async def close(self) -> None:
+        """Disconnects for good."""
+        await asyncio.gather(*(shard.close() for shard in self.shards))
+
+    def _placed(self, weights: Mapping[str, int]) -> list[Place]:
+        homes = {name: (shard, 0) for name, shard in self._shards.items()}
+        return [homes[name] for name in owners(weights)]
+
+    def _heard(self, shard: str, processes: Sequence[Process]) -> None:
+        """Sees whether all processes that count in a shard have the same ring."""
+        others = [process for process in processes if process.ring != self._ring]
+        if others:
+            self._strangers[shard] = others[0]
+        else:
+            self._strangers.pop(shard, None)
+        if self._strangers:
+            name, other = next(iter(self._strangers.items()))
+            self._health.degrade(
+                self._component,
+                f"another process counts in {name} and places counters on another ring "
+                f"({other.ring}, ours is {self._ring}): give all the same shards and weights",
+            )
+        else:
+            self._health.recover(self._component)

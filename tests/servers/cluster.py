@@ -1,0 +1,89 @@
+"""A Redis Cluster of three masters, put together without redis-cli."""
+
+from __future__ import annotations
+
+from binascii import crc_hqx
+from functools import partial
+from pathlib import Path
+
+import redis
+
+from tests.servers.process import free_port, wait_until
+from tests.servers.redis import RedisServer
+
+SLOTS = 1 << 14
+
+
+class RedisCluster:
+    """Three masters with a third of the slots each; replicas may join."""
+
+    def __init__(self, directory: Path, *flags: str, replicas: int = 0) -> None:
+        self.servers: list[RedisServer] = []
+        for number in range(3 + replicas):
+            place = directory / str(number)
+            place.mkdir()
+            cluster = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000")
+            self.servers.append(RedisServer(place, *cluster, *flags, port=_port()))
+
+    @property
+    def url(self) -> str:
+        places = ",".join(f"127.0.0.1:{server.port}" for server in self.servers[:2])
+        return f"redis+cluster://{places}"
+
+    def start(self) -> None:
+        for server in self.servers:
+            server.start()
+        clients = [self.client(number) for number in range(len(self.servers))]
+        for number, client in enumerate(clients[:3]):
+            first, last = number * SLOTS // 3, (number + 1) * SLOTS // 3 - 1
+            slots = range(first, last + 1)
+            client.execute_command("CLUSTER", "ADDSLOTS", *slots)  # type: ignore[no-untyped-call]
+        for number, server in enumerate(self.servers[1:], 1):
+            clients[number].execute_command("CLUSTER", "SET-CONFIG-EPOCH", number)  # type: ignore[no-untyped-call]
+            clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", server.port)  # type: ignore[no-untyped-call]
+        for client in clients:
+            wait_until(partial(self._knows_all, client), "the cluster")
+        for number, client in enumerate(clients[3:]):
+            client.execute_command("CLUSTER", "REPLICATE", self.name(number))  # type: ignore[no-untyped-call]
+            wait_until(partial(self._is_replica, client), "the replica")
+
+    def _knows_all(self, client: redis.Redis) -> bool:
+        info = client.execute_command("CLUSTER", "INFO")  # type: ignore[no-untyped-call]
+        nodes = client.execute_command("CLUSTER", "NODES")  # type: ignore[no-untyped-call]
+        return b"cluster_state:ok" in info and nodes.count(b"connected") == len(self.servers)
+
+    def _is_replica(self, client: redis.Redis) -> bool:
+        return bool(client.info("replication").get("master_link_status") == "up")
+
+    def kill(self) -> None:
+        for server in self.servers:
+            server.kill()
+
+    def flush(self) -> None:
+        for server in self.servers:
+            server.flush()
+
+    def client(self, number: int) -> redis.Redis:
+        return redis.Redis(port=self.servers[number].port)
+
+    def name(self, number: int) -> str:
+        """A node's id."""
+        found = self.client(number).execute_command("CLUSTER", "MYID")  # type: ignore[no-untyped-call]
+        return str(found, "ascii") if isinstance(found, bytes) else str(found)
+
+    def owner(self, key: bytes) -> int:
+        """The number of the master that had this key's slot at the start."""
+        slot = self.slot(key)
+        return next(n for n in range(3) if n * SLOTS // 3 <= slot < (n + 1) * SLOTS // 3)
+
+    @staticmethod
+    def slot(key: bytes) -> int:
+        return crc_hqx(key[1:9], 0) % SLOTS
+
+
+def _port() -> int:
+    """A free port whose neighbour 10,000 above, the cluster's bus, can be one too."""
+    while True:
+        port = free_port()
+        if port < 55_000:
+            return port

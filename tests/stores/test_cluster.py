@@ -1,0 +1,182 @@
+"""Redis Cluster: slots that move, nodes that are lost, and requests that need several slots."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from ratelimit_service.health import Health
+from ratelimit_service.model import Hit
+from ratelimit_service.observer import Counters
+from ratelimit_service.stores import Outcomes
+from ratelimit_service.stores.redis import RedisStore
+from tests.conftest import need
+from tests.servers.cluster import RedisCluster
+from tests.stores.cases import MINUTE, charged
+from tests.stores.cases import hit as minutely
+
+
+class Fixture:
+    """A store over a cluster, with the counters and the health it writes."""
+
+    def __init__(self, cluster: RedisCluster) -> None:
+        self.cluster = cluster
+        self.counters, self.health = Counters(), Health()
+        self.store = RedisStore(cluster.url, 2_000_000, self.counters, self.health)
+
+    async def left(self, *hits: Hit) -> list[int | None]:
+        (outcomes,) = await charged(self.store, [hits])
+        return [outcome and outcome.left for outcome in outcomes]
+
+    async def until(self, one: Hit, condition: Callable[[Outcomes], bool]) -> Outcomes:
+        async with asyncio.timeout(30):
+            while True:
+                (outcomes,) = await charged(self.store, [[one]])
+                if condition(outcomes):
+                    return outcomes
+                await asyncio.sleep(0.02)
+
+
+def hit(addend: int = 1, *, limit: int = 10, key: str = "a") -> Hit:
+    return minutely(addend, limit=limit, key=key, window_us=600 * MINUTE)
+
+
+@pytest.fixture
+async def connected(redis_cluster: RedisCluster) -> AsyncIterator[Fixture]:
+    redis_cluster.flush()
+    fixture = Fixture(redis_cluster)
+    await fixture.store.start()
+    yield fixture
+    await fixture.store.close()
+
+
+async def test_one_seed_leads_to_all_nodes(connected: Fixture) -> None:
+    """Every node is known from the ones that the URL names, and each has its own counters."""
+    hits = [hit(key=str(number)) for number in range(30)]
+
+    assert await connected.left(*hits) == [9] * 30
+
+    cluster = connected.cluster
+    assert {shard.name for shard in connected.store.shards} == {
+        f"127.0.0.1:{server.port}" for server in cluster.servers
+    }
+    for one in hits:
+        assert cluster.client(cluster.owner(one.key)).get(one.key) is not None
+    assert connected.health.faults == {}
+
+
+async def test_denied_in_one_slot_counts_in_none(connected: Fixture) -> None:
+    """Ten descriptors in as many slots are counted all or none."""
+    hits = [hit(key=str(number)) for number in range(9)]
+
+    assert await connected.left(*hits, hit(limit=0, key="full")) == [10] * 9 + [0]
+
+    assert await connected.left(*hits) == [9] * 9
+
+
+class Moving:
+    """A slot on its way from one node to another, by the steps of redis-cli --cluster reshard."""
+
+    def __init__(self, cluster: RedisCluster, key: bytes) -> None:
+        self.slot = cluster.slot(key)
+        source = cluster.owner(key)
+        target = (source + 1) % 3
+        self._source, self._target = cluster.client(source), cluster.client(target)
+        self._names = cluster.name(source), cluster.name(target)
+        self._port = cluster.servers[target].port
+        self._all = [cluster.client(number) for number in range(3)]
+
+    def begin(self) -> None:
+        self._setslot(self._target, "IMPORTING", self._names[0])
+        self._setslot(self._source, "MIGRATING", self._names[1])
+
+    def move(self, *keys: bytes) -> None:
+        for key in keys:
+            self._source.migrate("127.0.0.1", self._port, [key], 0, 5_000)
+
+    def end(self) -> None:
+        for client in (self._target, self._source, *self._all):
+            self._setslot(client, "NODE", self._names[1])
+
+    def back(self) -> None:
+        """As it was, without any key."""
+        for client in self._all:
+            client.flushall()
+            self._setslot(client, "NODE", self._names[0])
+
+    def _setslot(self, client: redis.Redis, *words: str) -> None:
+        client.execute_command("CLUSTER", "SETSLOT", self.slot, *words)  # type: ignore[no-untyped-call]
+
+
+async def test_slot_that_moves_loses_nothing(connected: Fixture) -> None:
+    """Before, while and after a slot moves, with its key here or there, every hit is counted."""
+    one = hit()
+    moving = Moving(connected.cluster, one.key)
+    found = await connected.left(one)
+
+    moving.begin()
+    found += await connected.left(one)  # the key is still in the old node
+    moving.move(one.key)
+    found += await connected.left(one)  # ASK
+    moving.end()
+    found += await connected.left(one)  # MOVED
+    found += await connected.left(one)
+
+    moving.back()
+    assert found == [9, 8, 7, 6, 5]
+    assert connected.counters.store_errors == {}
+
+
+async def test_keys_apart_while_a_slot_moves(connected: Fixture) -> None:
+    """Of a request with one key here and one there the answer waits until they are together."""
+    one = hit()
+    other = one._replace(key=one.key + b"b")
+    moving = Moving(connected.cluster, one.key)
+    await connected.left(one, other)
+    moving.begin()
+    moving.move(one.key)
+    asked = asyncio.create_task(connected.left(one, other))
+    await asyncio.sleep(0.05)
+    assert not asked.done()
+
+    moving.move(other.key)
+
+    found = await asked
+    moving.end()
+    found += await connected.left(one, other)
+    moving.back()
+    assert found == [8, 8, 7, 7]
+
+
+@pytest.fixture
+def replicated(tmp_path: Path) -> Iterator[RedisCluster]:
+    need("redis-server", "sudo apt install redis-server")
+    cluster = RedisCluster(tmp_path, replicas=3)
+    cluster.start()
+    yield cluster
+    cluster.kill()
+
+
+async def test_lost_node_is_replaced_by_its_replica(replicated: RedisCluster) -> None:
+    """When a master dies its replica takes over its counters, and everything is well again."""
+    fixture = Fixture(replicated)
+    await fixture.store.start()
+    one = hit(limit=1_000)
+    await fixture.left(one)
+    number = replicated.owner(one.key)
+    assert replicated.client(number).wait(1, 5_000) == 1
+
+    replicated.servers[number].kill()
+
+    outcomes = await fixture.until(one, lambda outcomes: outcomes != [None])
+    assert outcomes[0] is not None
+    assert outcomes[0].left == 998
+    async with asyncio.timeout(30):
+        while fixture.health.faults:
+            await fixture.left(one)
+            await asyncio.sleep(0.02)
+    await fixture.store.close()
