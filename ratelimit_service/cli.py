@@ -217,7 +217,8 @@ def explain(domain: str, descriptors: Sequence[str], rules: Path, as_json: bool)
     loaded.load()
     for text in descriptors:
         explanation = explained(loaded.snapshot, domain, parse_descriptor(text))
-        keys = _counter_keys(domain, explanation)
+        known = loaded.snapshot.domains.get(domain)
+        keys = _counter_keys(domain, explanation, known.shard_by if known else None)
         if as_json:
             click.echo(json.dumps(_explained(explanation, keys)))
         else:
@@ -227,13 +228,15 @@ def explain(domain: str, descriptors: Sequence[str], rules: Path, as_json: bool)
     return 0
 
 
-def _counter_keys(domain: str, explanation: Explanation) -> list[str]:
+def _counter_keys(
+    domain: str, explanation: Explanation, shard_by: frozenset[str] | None
+) -> list[str]:
     """The key of each limit's counter."""
     from ratelimit_service.stores.keys import CounterNames  # noqa: PLC0415
 
     found = explanation.match
     return [
-        CounterNames(domain, limit.measure)
+        CounterNames(domain, limit.measure, shard_by)
         .key(found.identity, found.shared)
         .decode("utf-8", "backslashreplace")
         for limit in (found.rule.limits if found.rule else ())

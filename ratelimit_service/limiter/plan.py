@@ -164,9 +164,9 @@ class Planner:
                 refund = descriptor.is_negative_hits
                 plans.append(_counted(terms, descriptor.entries, (), addend, refund))
             elif found.rule is None or (replaced and replaced & found.rule.names):
-                plans.append(self._without(found, addend))
+                plans.append(self._without(domain, found, addend))
             else:
-                plans.append(self._matched(descriptor, found, found.rule, addend))
+                plans.append(self._matched(domain, descriptor, found, found.rule, addend))
         if settings.quota_mode or any(planned.terms.mode is Mode.QUOTA for planned in plans):
             return _with_quotas(plans, settings)
         return plans
@@ -182,7 +182,7 @@ class Planner:
         rule, identity, shared, metric_value = match(domain, entries)
         if rule is None:
             return None if self._settings.quota_mode else Plan(_NO_RULE)
-        terms = self._of_rule(rule, metric_value)
+        terms = self._of_rule(domain, rule, metric_value)
         if not terms.independent:
             return None
         if not terms.limits:
@@ -195,7 +195,7 @@ class Planner:
         """As `plan_alone` for all values of the last entry; None if they are not all alike."""
         self._renew(snapshot)
         rule = match_any_value(domain, entries)
-        terms = self._of_rule(rule, "") if rule else _NO_RULE
+        terms = self._of_rule(domain, rule, "") if rule else _NO_RULE
         if not terms.independent or len(terms.limits) != 1:
             return None
         (counted,) = terms.limits
@@ -219,14 +219,16 @@ class Planner:
             self._old.append(self._terms)
             self._terms = {}
 
-    def _without(self, found: Match, addend: int) -> Plan:
+    def _without(self, domain: Domain, found: Match, addend: int) -> Plan:
         """Of a descriptor that meets no rule, or one that is replaced; unlimited ones are not."""
         if found.rule is not None and found.rule.unlimited:
-            return Plan(self._of_rule(found.rule, found.metric_value), addend)
+            return Plan(self._of_rule(domain, found.rule, found.metric_value), addend)
         return Plan(_NO_RULE)
 
-    def _matched(self, descriptor: Descriptor, found: Match, rule: Rule, addend: int) -> Plan:
-        terms = self._of_rule(rule, found.metric_value)
+    def _matched(
+        self, domain: Domain, descriptor: Descriptor, found: Match, rule: Rule, addend: int
+    ) -> Plan:
+        terms = self._of_rule(domain, rule, found.metric_value)
         if not terms.limits:
             return Plan(terms, addend)
         refund = descriptor.is_negative_hits
@@ -235,12 +237,14 @@ class Planner:
             lease = _lease(descriptor.entries[-1].value)
         return _counted(terms, found.identity, found.shared, addend, refund, lease)
 
-    def _of_rule(self, rule: Rule, metric_value: str) -> Terms:
+    def _of_rule(self, domain: Domain, rule: Rule, metric_value: str) -> Terms:
         # A rule has a bounded number of tallies, whatever its values.
         tally = rule.tallies.of(metric_value) if metric_value else None
         terms = self._terms.get(tally or rule)
         if terms is None:
-            terms = self._terms[tally or rule] = self._new_terms(rule, tally or rule.tallies.of())
+            terms = self._terms[tally or rule] = self._new_terms(
+                domain, rule, tally or rule.tallies.of()
+            )
             self._let_go()
         return terms
 
@@ -252,7 +256,7 @@ class Planner:
             if self._old and self._old[-1]:
                 self._old[-1].popitem()
 
-    def _new_terms(self, rule: Rule, tally: Tally) -> Terms:
+    def _new_terms(self, domain: Domain, rule: Rule, tally: Tally) -> Terms:
         settings = self._settings
         if rule.unlimited:
             return Terms(Kind.UNLIMITED, rule, tally=tally, independent=self._independent(rule))
@@ -264,18 +268,18 @@ class Planner:
         policy = rule.failure_policy or settings.failure_policy
         if rule.shadow_mode:
             policy = FailurePolicy.OPEN
-        return self._limited(rule.domain, rule.limits, tally, mode, policy, rule)
+        return self._limited(domain, rule.limits, tally, mode, policy, rule)
 
     def _override(self, domain: Domain, limit: Limit) -> Terms:
         """A limit that the caller brings: the tree is not asked, the counter is as a rule's."""
         settings = self._settings
         mode = Mode.QUOTA if settings.quota_mode else Mode.ENFORCED
         tally = domain.overrides.of()
-        return self._limited(domain.name, (limit,), tally, mode, settings.failure_policy, None)
+        return self._limited(domain, (limit,), tally, mode, settings.failure_policy, None)
 
     def _limited(
         self,
-        domain: str,
+        domain: Domain,
         limits: Iterable[Limit],
         tally: Tally,
         mode: Mode,
@@ -299,12 +303,12 @@ class Planner:
             any(each.limit.algorithm == "concurrency" for each in counted),
         )
 
-    def _counted(self, domain: str, limit: Limit, *, always: bool) -> Counted:
+    def _counted(self, domain: Domain, limit: Limit, *, always: bool) -> Counted:
         measure = _measure(limit)
         near_limit = near_threshold(limit.capacity, self._settings.near_limit_ratio)
         # A lease that no answer hands out would only be in the way.
         count_denied = (always or limit.count_denied) and limit.algorithm != "concurrency"
-        names = CounterNames(domain, measure)
+        names = CounterNames(domain.name, measure, domain.shard_by)
         near_left = measure.limit - near_limit
         encoded = self._encode(limit)
         return Counted(

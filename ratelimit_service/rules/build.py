@@ -81,7 +81,9 @@ def build(versions: Iterable[Version], tallies: TalliesOf, *, strict: bool) -> B
         if fatal(problems):
             contradicting.add(name)
         else:
-            domains[name] = Domain(name, Level.of(nodes), tallies(name, OVERRIDES))
+            shard_by = next((file.shard_by.keys for file in files if file.shard_by), None)
+            overrides = tallies(name, OVERRIDES)
+            domains[name] = Domain(name, Level.of(nodes), overrides, shard_by)
     return Built(
         tuple(reports),
         domains,
@@ -102,7 +104,16 @@ def merge(files: Sequence[RuleFile]) -> tuple[tuple[Node, ...], list[Problem]]:
             text = path_text([(node.key, node.value)])
             problems.append(Problem(node.source, text, message, "duplicate"))
     nodes = tuple(seen.values())
-    return nodes, problems + list(_unknown_targets(nodes))
+    return nodes, [*problems, *_other_shards(files), *_unknown_targets(nodes)]
+
+
+def _other_shards(files: Sequence[RuleFile]) -> Iterator[Problem]:
+    """Files of a domain that place its counters by other entries than the first that says."""
+    said = [file.shard_by for file in files if file.shard_by]
+    for other in said[1:]:
+        if other.keys != said[0].keys:
+            message = f"the domain's counters are placed otherwise at {said[0].source}"
+            yield Problem(other.source, "", f"{message}: write the same", "shard_by")
 
 
 def _unknown_targets(nodes: Iterable[Node]) -> Iterator[Problem]:

@@ -134,6 +134,7 @@ class _Closed(NamedTuple):
     """The level is complete; if it is a domain's root, `domain` names it."""
 
     domain: str | None
+    shard_by: frozenset[str] | None = None
 
 
 _Record = _Opened | _Leaf | _Closed | Built
@@ -142,17 +143,17 @@ _Record = _Opened | _Leaf | _Closed | Built
 def _records(built: Built) -> Iterator[_Record]:
     """The trees of all domains, then the rest."""
     for domain in built.domains.values():
-        yield from _of_level(domain.root, domain.name)
+        yield from _of_level(domain.root, domain)
     yield built._replace(domains={})
 
 
-def _of_level(level: Level, domain: str | None = None) -> Iterator[_Record]:
+def _of_level(level: Level, domain: Domain | None = None) -> Iterator[_Record]:
     yield _Opened()
     for node in level.nodes:
         if node.children:
             yield from _of_level(node.children)
         yield _Leaf(node.with_children(None), node.children is not None)
-    yield _Closed(domain)
+    yield _Closed(domain.name, domain.shard_by) if domain else _Closed(None)
 
 
 class _Assembly:
@@ -178,7 +179,9 @@ class _Assembly:
                 self._closed = self._open.pop().level()
                 if record.domain is not None:
                     overrides = self._tallies(record.domain, OVERRIDES)
-                    self._domains[record.domain] = Domain(record.domain, self._closed, overrides)
+                    self._domains[record.domain] = Domain(
+                        record.domain, self._closed, overrides, record.shard_by
+                    )
             else:
                 return record._replace(domains=self._domains)
         return None

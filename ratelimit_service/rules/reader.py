@@ -224,6 +224,19 @@ class Fields:
             self.report("type", f"{name} must be text", value=name)
         return self.raw(name)
 
+    def texts(self, name: str) -> list[str] | None:
+        """A list of texts; None if it is anything else."""
+        value = self._pairs[name].value
+        if not isinstance(value, yaml.SequenceNode):
+            return None
+        found = []
+        for item in value.value:
+            if isinstance(item, yaml.ScalarNode) and item.value:
+                found.append(_raw(item))
+            else:
+                self._reader.report(item, self.path, "type", f"{name} must be a list of texts")
+        return found
+
     def switch(self, name: str) -> bool:
         """A boolean of YAML 1.1, without quotes."""
         if not self.given(name):

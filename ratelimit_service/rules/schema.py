@@ -9,17 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ratelimit_service.model import FailurePolicy, Limit
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.limits import LIMIT_KEYS, limit_name, read_limit
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.reader import Fields, Reader, Unreadable
-from ratelimit_service.rules.tree import Level, Node, Pattern, Rule, path_text
+from ratelimit_service.rules.tree import Level, Node, Pattern, Rule, Source, path_text
 
 __all__ = ["RuleFile", "parse"]
 
-_ROOT_KEYS = ("domain", "descriptors")
+_ROOT_KEYS = ("domain", "shard_by", "descriptors")
 _DESCRIPTOR_KEYS = (
     "key",
     "value",
@@ -52,6 +53,13 @@ _MAX_LIMITS = 16
 _DOMAIN_LINE = re.compile(rb"^domain[ \t]*:[ \t]*[\"']?([^\"'#\r\n]+)", re.MULTILINE)
 
 
+class ShardBy(NamedTuple):
+    """Which entries place a counter in a shard: those with these keys, or just the domain."""
+
+    keys: frozenset[str]
+    source: Source
+
+
 @dataclass(frozen=True, slots=True)
 class RuleFile:
     """What one file says. If it is bad, `nodes` are not to be used and `domain` is a guess."""
@@ -60,6 +68,7 @@ class RuleFile:
     domain: str
     nodes: tuple[Node, ...]
     problems: tuple[Problem, ...]
+    shard_by: ShardBy | None = None
 
     @property
     def bad(self) -> bool:
@@ -77,18 +86,32 @@ def parse(
     `tallies` gives the tallies of a rule by domain and path.
     """
     reader = Reader(name)
+    shard_by = None
     try:
         root = reader.document(data, _ROOT_KEYS, _PLACES)
         domain = root.text("domain")
         if not domain:
             state = "empty" if "domain" in root else "missing"
             root.report("no_domain", f"domain is {state}: name what callers ask for")
+        shard_by = _shard_by(root)
         nodes = _Language(domain, tallies).descriptors(root)
     except Unreadable:
         guess = _DOMAIN_LINE.search(data)
         domain = guess[1].decode("utf-8", "replace").strip() if guess else ""
         nodes = ()
-    return RuleFile(name, domain, nodes, tuple(reader.problems))
+    return RuleFile(name, domain, nodes, tuple(reader.problems), shard_by)
+
+
+def _shard_by(root: Fields) -> ShardBy | None:
+    if not root.given("shard_by"):
+        return None
+    keys = root.texts("shard_by")
+    if keys is None and root.raw("shard_by") != "domain":
+        message = "shard_by is a list of descriptor keys, or the word domain"
+        root.report("shard_by", message, value="shard_by")
+    elif keys == []:
+        root.report("shard_by", "shard_by is empty: write domain, or keys", value="shard_by")
+    return ShardBy(frozenset(keys or ()), root.source("shard_by"))
 
 
 class _Language:

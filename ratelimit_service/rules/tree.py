@@ -174,11 +174,16 @@ class LevelBuilder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Domain:
-    """One domain's tree. `overrides` tallies the limits that callers bring along."""
+    """One domain's tree. `overrides` tallies the limits that callers bring along.
+
+    `shard_by` are the keys of the entries that place a counter in a shard, none for the domain
+    alone; None for all of a descriptor's entries.
+    """
 
     name: str
     root: Level
     overrides: Tallies = field(default_factory=Tallies)
+    shard_by: frozenset[str] | None = None
 
     @property
     def rules(self) -> Iterator[Rule]:

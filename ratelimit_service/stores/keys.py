@@ -48,41 +48,70 @@ def counter_kind(measure: Measure) -> str:
 class CounterNames:
     """The keys of one domain's counters of one limit."""
 
-    __slots__ = ("_domain", "_kind")
+    __slots__ = ("_domain", "_kind", "_shard_by")
 
-    def __init__(self, domain: str, measure: Measure) -> None:
+    def __init__(
+        self, domain: str, measure: Measure, shard_by: frozenset[str] | None = None
+    ) -> None:
+        """`shard_by` are the keys of the entries that place a counter; None for all of them."""
         self._domain = f"{len(domain)}:{domain}"
         self._kind = counter_kind(measure).encode()
+        self._shard_by = shard_by
 
-    def key(self, entries: Iterable[tuple[str, str]], shared: Collection[int] = ()) -> bytes:
+    def key(self, entries: Sequence[tuple[str, str]], shared: Collection[int] = ()) -> bytes:
         """The key of the counter of these entries, at most 90 bytes.
 
         `shared` are the places of entries whose value is a pattern, not a value that reads so.
 
         `{tag}`, then `counter_kind`, then `:` and the encoded domain and entries or, where they
-        are too long, `#` and their digest. The tag is a checksum: limits of one descriptor share
-        it, and no caller's braces choose a Redis Cluster slot.
+        are too long, `#` and their digest. The tag is a checksum of what places the counter:
+        domain and entries, or those of them that `shard_by` names if all of these are there.
+        Limits of one descriptor share it, and no caller's braces choose a Redis Cluster slot.
         """
-        return _named(self._kind, (self._domain + _encoded(entries, shared)).encode())
+        counted = (self._domain + _encoded(entries, shared)).encode()
+        placed = counted
+        if self._shard_by is not None and self._shard_by <= {key for key, _ in entries}:
+            placed = self._domain.encode()
+            for at, entry in enumerate(entries):
+                if entry[0] in self._shard_by:
+                    placed += _encoded([entry], (0,) if at in shared else ()).encode()
+        return _named(crc32(placed), self._kind, counted)
 
     def stem(self, entries: Sequence[tuple[str, str]]) -> KeyStem:
         """The keys of all counters of these entries, whatever the last one's value."""
         *before, (key, _) = entries
-        return KeyStem(self._kind, f"{self._domain}{_encoded(before)}{len(key)}:{key}=".encode())
+        stem = f"{self._domain}{_encoded(before)}{len(key)}:{key}=".encode()
+        by = self._shard_by
+        if by is None or not by <= {each for each, _ in entries}:
+            return KeyStem(self._kind, stem)
+        placed = self._domain + _encoded([entry for entry in before if entry[0] in by])
+        if key in by:
+            return KeyStem(self._kind, stem, f"{placed}{len(key)}:{key}=".encode())
+        return KeyStem(self._kind, stem, tag=crc32(placed.encode()))
 
 
 class KeyStem:
     """The keys of counters that differ in the value of their last entry only."""
 
-    __slots__ = ("_kind", "_stem")
+    __slots__ = ("_kind", "_placed", "_stem", "_tag")
 
-    def __init__(self, kind: bytes, stem: bytes) -> None:
+    def __init__(
+        self, kind: bytes, stem: bytes, placed: bytes | None = None, tag: int | None = None
+    ) -> None:
+        """The value goes behind `stem`; the tag is given, or of `placed` or `stem` with it."""
         self._kind = kind
         self._stem = stem
+        self._placed = placed
+        self._tag = tag
 
     def key(self, value: str) -> bytes:
         """As `CounterNames.key` of all entries."""
-        return _named(self._kind, self._stem + f"{len(value)}:{value}".encode())
+        last = f"{len(value)}:{value}".encode()
+        counted = self._stem + last
+        if self._tag is not None:
+            return _named(self._tag, self._kind, counted)
+        placed = counted if self._placed is None else self._placed + last
+        return _named(crc32(placed), self._kind, counted)
 
 
 def _encoded(entries: Iterable[tuple[str, str]], shared: Collection[int] = ()) -> str:
@@ -97,9 +126,9 @@ def _encoded(entries: Iterable[tuple[str, str]], shared: Collection[int] = ()) -
     return encoded
 
 
-def _named(kind: bytes, counted: bytes) -> bytes:
-    name = b"{%08x}%b:%b" % (crc32(counted), kind, counted)
+def _named(tag: int, kind: bytes, counted: bytes) -> bytes:
+    name = b"{%08x}%b:%b" % (tag, kind, counted)
     if len(name) <= _MAX_BYTES:
         return name
     digest = urlsafe_b64encode(blake2b(counted, digest_size=_DIGEST_BYTES).digest())
-    return b"{%08x}%b#%b" % (crc32(counted), kind, digest)
+    return b"{%08x}%b#%b" % (tag, kind, digest)

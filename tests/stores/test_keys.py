@@ -44,6 +44,40 @@ def test_stems_name_the_same_counters(
     assert key == names.key([*entries[:-1], (entries[-1][0], value)])
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), TEXT), min_size=1, max_size=4),
+    st.none() | st.frozensets(st.sampled_from("abc"), max_size=2),
+    TEXT,
+)
+def test_stems_place_the_same(
+    entries: list[tuple[str, str]], by: frozenset[str] | None, value: str
+) -> None:
+    """Also what places counters is written alike for every last value."""
+    names = CounterNames("edge", Measure("fixed_window", 5, SECOND_US), by)
+
+    key = names.stem(entries).key(value)
+
+    assert key == names.key([*entries[:-1], (entries[-1][0], value)])
+
+
+def tag(shard_by: frozenset[str] | None, *entries: tuple[str, str]) -> bytes:
+    """What places a counter, and how many counters there are."""
+    key = CounterNames("edge", Measure("fixed_window", 5, SECOND_US), shard_by).key(entries)
+    return key[:10]
+
+
+def test_what_places_a_counter() -> None:
+    """The named entries if all are there, else all; none for the domain; others do not matter."""
+    user, path, method = ("user", "ann"), ("path", "/"), ("method", "GET")
+    by_user, by_both = frozenset({"user"}), frozenset({"user", "path"})
+
+    assert tag(by_user, user, path) == tag(by_user, user, method) == tag(by_user, user)
+    assert tag(by_user, user) != tag(by_user, ("user", "bob"))
+    assert tag(by_both, user, path, method) == tag(by_both, user, path)
+    assert tag(by_both, user, method) == tag(None, user, method) != tag(by_both, user)
+    assert tag(frozenset(), user, path) == tag(frozenset(), method)
+
+
 KINDS = [
     limit.measure
     for limit in (
