@@ -97,6 +97,8 @@ class Counters:
         """Statuses decided by failure policy instead of count, by policy."""
         self.store_errors: Counter[str] = Counter()
         """Hits that a store gave no answer for, by reason."""
+        self.local_cache: Counter[str] = Counter()
+        """Requests by what the local cache knew of them: `hit`, `miss`."""
         self.given_back = 0
         """Hits that one shard had counted when another denied their request."""
         self.evictions: Counter[str] = Counter()

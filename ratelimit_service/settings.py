@@ -124,6 +124,12 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise SettingsError(f"{text!r} is no number from 0 upwards")
+    return int(text)
+
+
 def _ratio(text: str) -> float:
     try:
         ratio = float(text)
@@ -211,6 +217,15 @@ class Settings:
         default="",
         metadata=_described(
             "Where counters live whose window is a second, if not in the store.", "URL", str
+        ),
+    )
+    local_cache_bytes: int = field(
+        default=8_388_608,
+        metadata=_described(
+            "The most memory for keys known to be over their limit in Redis; 0 for none.",
+            "N",
+            _number,
+            "LOCAL_CACHE_SIZE_IN_BYTES",
         ),
     )
     grpc: str = field(

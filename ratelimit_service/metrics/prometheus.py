@@ -162,6 +162,13 @@ class Metrics:
             ("disconnected", "circuit_open", "timeout", "refused", "unknown"),
             counters.store_errors,
         )
+        yield _counter(
+            "ratelimit_local_cache",
+            "Requests by whether the local cache knew all of their keys to be over.",
+            "result",
+            ("hit", "miss"),
+            counters.local_cache,
+        )
         yield CounterMetricFamily(
             "ratelimit_given_back_hits",
             "Hits that one shard had counted when another denied their request.",

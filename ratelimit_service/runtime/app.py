@@ -25,6 +25,8 @@ from ratelimit_service.runtime import logs
 from ratelimit_service.runtime.example import example
 from ratelimit_service.service import Service
 from ratelimit_service.settings import Settings, redacted
+from ratelimit_service.stores import Store
+from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.transport import TRANSPORTS
@@ -80,12 +82,12 @@ async def _serve(settings: Settings) -> int:
     await asyncio.to_thread(rules.load)
     _spare_the_old()
     async with AsyncExitStack() as stack:
-        store: MemoryStore | RedisStore
+        store: Store
         if settings.store == "memory":
             if settings.second_store:
                 raise SettingsError("--second-store needs a --store in Redis")
-            store = MemoryStore(settings.max_counters, counters, health)
-            live_counters = store.__len__
+            store = memory = MemoryStore(settings.max_counters, counters, health)
+            live_counters = memory.__len__
         else:
             store = RedisStore(
                 settings.store,
@@ -94,6 +96,8 @@ async def _serve(settings: Settings) -> int:
                 health,
                 second_url=settings.second_store,
             )
+            if settings.local_cache_bytes:
+                store = LocalCache(store, settings.local_cache_bytes, counters)
             live_counters = None
         stack.push_async_callback(store.close)
         await store.start()

@@ -145,11 +145,11 @@ async def test_files_that_contradict(directory: Directory) -> None:
 async def test_what_places_counters_holds_for_a_domain(directory: Directory) -> None:
     """One file of a domain says what places its counters; two must not say different things."""
     directory.write(a="shard_by: [x]\n" + file_of("edge", "x"), b=file_of("edge", "y")).load()
-    assert directory.rules.snapshot.domains["edge"].shard_by == {"x"}
+    assert directory.rules.snapshot.domains["edge"].shard_by == frozenset("x")
 
     await directory.reload(b="shard_by: domain\n" + file_of("edge", "y"))
 
-    assert directory.rules.snapshot.domains["edge"].shard_by == {"x"}
+    assert directory.rules.snapshot.domains["edge"].shard_by == frozenset("x")
     assert "[shard_by]" in directory.health.faults["rules"]
     await directory.reload(a=file_of("edge", "x"))
     assert directory.rules.snapshot.domains["edge"].shard_by == frozenset()

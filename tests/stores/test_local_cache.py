@@ -1,0 +1,186 @@
+"""What the local cache denies by itself, and what it leaves to the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from ratelimit_service.health import Health
+from ratelimit_service.model import Hit, Limit, Mode, Outcome
+from ratelimit_service.observer import Counters
+from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
+from ratelimit_service.stores.local_cache import LocalCache
+from ratelimit_service.stores.memory import MemoryStore
+from tests.stores import algorithms
+from tests.stores.cases import MINUTE, SECOND, T, charged, hit, over
+from tests.stores.conftest import Time
+
+
+class Counting(MemoryStore):
+    """A store that knows how many requests have reached it."""
+
+    asked = 0
+
+    def charge(
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Callable[[list[Outcomes]], None],
+        wanted: Wanted = always,
+        deadline_us: int = NEVER,
+    ) -> None:
+        self.asked += len(requests)
+        super().charge(requests, done, wanted, deadline_us)
+
+
+class Fixture:
+    def __init__(self, max_bytes: int = 1 << 20) -> None:
+        self.time = Time()
+        self.counters = Counters()
+        self.store = Counting(1_000, Counters(), Health(), self.time)
+        self.cache = LocalCache(self.store, max_bytes, self.counters, self.time)
+
+    async def charge(self, *requests: Sequence[Hit]) -> list[Outcomes]:
+        return await charged(self.cache, requests)
+
+    async def reached(self, *requests: Sequence[Hit]) -> int:
+        """How many of the requests the store is asked for."""
+        before = self.store.asked
+        await self.charge(*requests)
+        return self.store.asked - before
+
+
+@pytest.fixture
+def fixture() -> Fixture:
+    return Fixture()
+
+
+async def test_known_to_be_over(fixture: Fixture) -> None:
+    """Once denied, a key is denied without the store, with the same answer, for a second."""
+    await fixture.charge([hit(5)], [hit()])
+    fixture.time.now_us = T + SECOND - 1
+
+    ((known,), (other,)) = await fixture.charge([hit()], [hit(key="b")])
+
+    assert known == over(0, reset_us=MINUTE - SECOND + 1)
+    assert other is not None
+    assert not other.over
+    assert fixture.store.asked == 3
+    assert fixture.counters.local_cache == {"hit": 1, "miss": 3}
+    fixture.time.now_us = T + SECOND
+    assert await fixture.reached([hit()]) == 1
+
+
+async def test_no_longer_than_it_is_over(fixture: Fixture) -> None:
+    """A key leaves when a hit would pass, if that is sooner."""
+    fixture.time.now_us = T + MINUTE - 10
+    await fixture.charge([hit(5)], [hit()])
+
+    fixture.time.now_us = T + MINUTE
+
+    assert await fixture.charge([hit()]) == [[Outcome(False, 4, MINUTE, 1)]]
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        algorithms.FIRST_HIT,
+        algorithms.SLIDING,
+        algorithms.PARTS,
+        algorithms.LOG,
+        algorithms.TOKENS,
+        algorithms.METER,
+    ],
+    ids=lambda limit: str(limit.measure.counts),
+)
+async def test_every_algorithm(limit: Limit, fixture: Fixture) -> None:
+    """Whatever counts, a key known to be over asks no store and waits as long as the store says."""
+    one = algorithms.hit(limit)
+    await fixture.charge([one._replace(addend=limit.capacity)])
+    ((first,),) = await fixture.charge([one])
+
+    fixture.time.now_us += 7
+    ((second,),) = await fixture.charge([one])
+
+    assert first is not None
+    assert second == first._replace(reset_us=first.reset_us - 7)
+    assert fixture.store.asked == 2
+
+
+FULL = hit(5)
+NEVER_CACHED = {
+    "shadow": hit(mode=Mode.SHADOW),
+    "quota": hit(mode=Mode.QUOTA),
+    "count_denied": hit(count_denied=True),
+    "peek": hit(0),
+    "several hits": hit(2),
+    "refund": hit(refund=True),
+}
+
+
+@pytest.mark.parametrize("one", NEVER_CACHED.values(), ids=NEVER_CACHED)
+async def test_never_denied_from_it(one: Hit, fixture: Fixture) -> None:
+    """What counts or answers otherwise than an enforced hit always asks the store."""
+    await fixture.charge([FULL], [hit()])
+
+    assert await fixture.reached([one]) == 1
+
+
+@pytest.mark.parametrize("one", list(NEVER_CACHED.values())[:3], ids=list(NEVER_CACHED)[:3])
+async def test_never_enters(one: Hit, fixture: Fixture) -> None:
+    """Nor does such a hit make a key known to be over."""
+    await fixture.charge([FULL], [one])
+
+    assert await fixture.reached([hit()]) == 1
+
+
+async def test_leases_come_back_at_any_time(fixture: Fixture) -> None:
+    """A limit on concurrency is always asked of the store."""
+    one = algorithms.hit(algorithms.LEASES, 3, lease=b"lease--1")
+    await fixture.charge([one], [one._replace(addend=1)])
+
+    assert await fixture.reached([one._replace(addend=1)]) == 1
+
+
+async def test_only_if_all_is_known(fixture: Fixture) -> None:
+    """A request beside whose denied hit another is not known tells what is left of that."""
+    await fixture.charge([FULL], [hit()])
+
+    ((denied, beside),) = await fixture.charge([hit(), hit(key="b")])
+
+    assert (denied, beside) == (over(0), Outcome(False, 5, MINUTE, 0))
+
+
+async def test_denied_by_its_own_request(fixture: Fixture) -> None:
+    """A key that only the other hits of the same request have filled is not known to be over."""
+    await fixture.charge([hit(5), hit()])
+
+    assert await fixture.charge([hit()]) == [[Outcome(False, 4, MINUTE, 1)]]
+
+
+async def test_own_refund_is_known_at_once(fixture: Fixture) -> None:
+    """What this process gives back can be taken at once."""
+    await fixture.charge([FULL], [hit()])
+
+    await fixture.charge([hit(refund=True)])
+
+    assert await fixture.charge([hit()]) == [[Outcome(False, 0, MINUTE, 1)]]
+
+
+async def test_changed_limit(fixture: Fixture) -> None:
+    """A rule with another number asks the store."""
+    await fixture.charge([FULL], [hit()])
+
+    assert await fixture.charge([hit(limit=6)]) == [[Outcome(False, 0, MINUTE, 1)]]
+
+
+async def test_bounded_in_bytes() -> None:
+    """What no longer fits goes, the oldest first."""
+    fixture = Fixture(max_bytes=4_000)
+    keys = [f"{number:02}" for number in range(20)]
+    for key in keys:
+        await fixture.charge([hit(key=key, limit=0)])
+
+    assert 10 <= len(fixture.cache) < 13
+    assert await fixture.reached([hit(key=keys[0], limit=0)]) == 1
+    assert await fixture.reached([hit(key=keys[-2], limit=0)]) == 0
