@@ -114,22 +114,32 @@ class LocalCache:
         return found
 
     def _learn(self, requests: Sequence[Sequence[Hit]], outcomes: Sequence[Outcomes]) -> None:
-        now = 0
+        over = self._over
         for hits, found in zip(requests, outcomes, strict=True):
-            for hit, outcome in zip(hits, found):  # noqa: B905 -- an abandoned request has none
-                if outcome is None or (not outcome[0] and outcome[3] and not hit[5]):
+            if not over:  # then there is nothing to forget, and most have nothing to remember
+                for outcome in found:
+                    if outcome is not None and outcome[0]:
+                        break
+                else:
                     continue
-                if not outcome.over:
+            for hit, outcome in zip(hits, found):  # noqa: B905 -- an abandoned request has none
+                if outcome is None:
+                    continue
+                if outcome.over:
+                    self._remember(hit, outcome, hits)
+                elif hit.refund or not outcome.charged:
                     self._forget(hit.key)  # given back, or not charged: others may pass
-                elif (
-                    _cached(hit)
-                    and not (outcome.left or outcome.local)
-                    and sum(other.key == hit.key for other in hits) == 1
-                ):
-                    now = now or self._clock()
-                    self._remember(hit, now, outcome.reset_us)
 
-    def _remember(self, hit: Hit, now: int, passes_us: int) -> None:
+    def _remember(self, hit: Hit, outcome: Outcome, hits: Sequence[Hit]) -> None:
+        """Takes in the key of a denied hit, if no other hit of the request can have filled it."""
+        if (
+            outcome.left
+            or outcome.local
+            or not _cached(hit)
+            or sum(other.key == hit.key for other in hits) > 1
+        ):
+            return
+        now, passes_us = self._clock(), outcome.reset_us
         self._forget(hit.key)
         self._over[hit.key] = _Over(now + min(passes_us, _LIFE_US), now + passes_us, hit.measure)
         self._bytes += _ENTRY_BYTES + len(hit.key)
