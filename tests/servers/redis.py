@@ -17,7 +17,8 @@ class RedisServer:
         """`flags` are further ones of redis-server; without a port it takes a free one."""
         self.port = port or free_port()
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1"]
-        command += ["--save", "", "--appendonly", "no", "--dir", str(directory), *flags]
+        command += ["--save", "", "--appendonly", "no", "--dir", str(directory)]
+        command += ["--repl-diskless-sync-delay", "0", *flags]  # replicas are wanted at once
         self._process = Process(command, directory / "redis.log")
 
     @property

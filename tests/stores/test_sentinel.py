@@ -13,69 +13,8 @@ from ratelimit_service.health import Health
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores.redis import RedisStore
 from tests.conftest import need
-from tests.servers.process import Process, free_port, listens, wait_until
-from tests.servers.redis import RedisServer
+from tests.servers.sentinel import NAME, Watched
 from tests.stores.cases import charged, hit
-
-NAME = "main"
-
-
-class Watched:
-    """A master, its replica, and a Sentinel that may replace the one by the other."""
-
-    def __init__(self, directory: Path) -> None:
-        self.servers: list[RedisServer] = []
-        for number in range(2):
-            place = directory / str(number)
-            place.mkdir()
-            flags = ("--replicaof", "127.0.0.1", str(self.servers[0].port)) if number else ()
-            self.servers.append(RedisServer(place, *flags))
-        self.port = free_port()
-        config = directory / "sentinel.conf"
-        config.write_text(
-            f"port {self.port}\ndir {directory}\n"
-            f"sentinel monitor {NAME} 127.0.0.1 {self.servers[0].port} 1\n"
-            f"sentinel down-after-milliseconds {NAME} 500\n"
-            f"sentinel failover-timeout {NAME} 2000\n"
-        )
-        command = ["redis-server", str(config), "--sentinel"]
-        self._sentinel = Process(command, directory / "sentinel.log")
-        self.url = f"redis+sentinel://127.0.0.1:{self.port}/{NAME}"
-
-    def start(self) -> None:
-        for server in self.servers:
-            server.start()
-        self._sentinel.spawn()
-        self._sentinel.wait_ready(lambda: listens(self.port))
-        wait_until(lambda: self._asked().sentinel_slaves(NAME), "the replica to be known")
-
-    def fail_over(self) -> None:
-        """Asks Sentinel to; the old master lives on as a replica."""
-        before = self.master
-        wait_until(self._accepted, "a replica that is good enough")
-        wait_until(lambda: self.master != before, "the failover")
-
-    def _accepted(self) -> bool:
-        try:
-            self._asked().execute_command("SENTINEL FAILOVER", NAME)  # type: ignore[no-untyped-call]
-        except redis.ResponseError:
-            return False
-        return True
-
-    @property
-    def master(self) -> int:
-        """The master's port."""
-        found = self._asked().sentinel_get_master_addr_by_name(NAME)
-        assert isinstance(found, tuple)
-        return int(found[1])
-
-    def kill(self) -> None:
-        self._sentinel.kill()
-        for server in self.servers:
-            server.kill()
-
-    def _asked(self) -> redis.Redis:
-        return redis.Redis(port=self.port)
 
 
 @pytest.fixture

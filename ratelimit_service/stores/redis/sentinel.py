@@ -1,7 +1,11 @@
-"""Where a master is that may move: asked of Sentinel, each time before connecting."""
+"""Where a master is that may move: asked of Sentinel before connecting, and from time to time."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from redis.asyncio.sentinel import Sentinel
@@ -10,16 +14,38 @@ from redis.exceptions import RedisError
 from ratelimit_service.errors import StoreError
 from ratelimit_service.stores.redis.address import Address, Sentinels
 
-__all__ = ["find"]
+__all__ = ["find", "moved"]
 
 _ASK_SECONDS = 0.3
 """How long one of them may take before the next is asked."""
+
+_LOOK_SECONDS = 0.5
 
 
 async def find(place: Address | Sentinels) -> Address:
     """The address to connect to now. Raises StoreError if no Sentinel knows one."""
     if isinstance(place, Address):
         return place
+    async with _asking(place) as sentinel:
+        return await _master(sentinel, place)
+
+
+async def moved(place: Sentinels, address: Address) -> None:
+    """Returns once another address is the master's.
+
+    The old one may serve for ten seconds more before Sentinel tells it that it is a replica:
+    what it counts until then is lost.
+    """
+    async with _asking(place) as sentinel:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            with contextlib.suppress(StoreError):  # who cannot be asked says nothing
+                if await _master(sentinel, place) != address:
+                    return
+
+
+@asynccontextmanager
+async def _asking(place: Sentinels) -> AsyncIterator[Sentinel]:
     options: dict[str, object] = {}
     if tls := place.master.tls:
         options["ssl"] = True
@@ -38,10 +64,15 @@ async def find(place: Address | Sentinels) -> Address:
         },
     )
     try:
-        host, port = await sentinel.discover_master(place.name)
-    except (RedisError, OSError) as error:
-        raise StoreError(f"no address for {place}: {error}") from error
+        yield sentinel
     finally:
         for client in sentinel.sentinels:
             await client.aclose()
+
+
+async def _master(sentinel: Sentinel, place: Sentinels) -> Address:
+    try:
+        host, port = await sentinel.discover_master(place.name)
+    except (RedisError, OSError) as error:
+        raise StoreError(f"no address for {place}: {error}") from error
     return replace(place.master, host=host, port=int(port))

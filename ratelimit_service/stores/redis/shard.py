@@ -8,6 +8,7 @@ lie in several shards (`charge`), and which shard a counter lies in (`ring`, `cl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections import deque
@@ -51,7 +52,7 @@ from ratelimit_service.stores.redis.script import (
     read,
     weight,
 )
-from ratelimit_service.stores.redis.sentinel import find
+from ratelimit_service.stores.redis.sentinel import find, moved
 
 __all__ = ["Part", "Shard", "Slots"]
 
@@ -513,7 +514,11 @@ class Shard:
                 wait = first
                 self._well(connection)
                 tried.set()
-                await self._look_after(connection)
+                following = asyncio.create_task(self._follow(connection, address))
+                try:
+                    await self._look_after(connection)
+                finally:
+                    following.cancel()
                 self._connection = None
                 reason = f"Redis at {address} is away: {connection.lost.result()}"
                 self._empty("disconnected")
@@ -556,6 +561,13 @@ class Shard:
                 connection.close(f"no reply for {connection.silence:.1f} s")
             elif self._sick and not connection.lost.done():
                 await self._nurse(connection)
+
+    async def _follow(self, connection: Connection, address: Address) -> None:
+        """Leaves a master as soon as Sentinel names another."""
+        if isinstance(self._place, Sentinels):
+            with contextlib.suppress(StoreError):  # told when the connection is made anew
+                await moved(self._place, address)
+                connection.close("Sentinel names another master")
 
     def _beat(self, connection: Connection) -> None:
         """Says that this process counts here, and hears who else does."""

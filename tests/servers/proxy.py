@@ -1,0 +1,115 @@
+"""A TCP proxy with faults, in a test's own loop or as a process.
+
+`python -m tests.servers.proxy LISTEN TARGET` is told what to do by lines: `delay MS` holds back
+everything for so long; `hold` lets nothing through, and closes nothing; `cut` passes half of
+the next reply on and resets the connection; `clear` ends all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import sys
+
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER of no time: a socket that is closed resets its connection."""
+
+
+class Proxy:
+    """Passes bytes on to a port of this machine, and does what its attributes say."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._server: asyncio.Server | None = None
+        self._pumps: set[asyncio.Task[None]] = set()
+        self.delay_seconds = 0.0
+        self.hold = False
+        self.cut = False
+
+    async def start(self, port: int = 0) -> int:
+        """Listens; returns the port."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+        found: int = self._server.sockets[0].getsockname()[1]
+        return found
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for pump in list(self._pumps):
+            pump.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    def clear(self) -> None:
+        self.delay_seconds, self.hold, self.cut = 0.0, False, False
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.close()
+            return
+        for pump in (
+            self._pump(reader, back, replies=False),
+            self._pump(there, writer, replies=True),
+        ):
+            task = asyncio.create_task(pump)
+            self._pumps.add(task)
+            task.add_done_callback(self._pumps.discard)
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, replies: bool
+    ) -> None:
+        """Passes on what comes, each piece after the delay, in order."""
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+
+        async def read() -> None:
+            try:
+                while data := await reader.read(1 << 16):
+                    queue.put_nowait((loop.time() + self.delay_seconds, data))
+            except ConnectionError:
+                pass
+            queue.put_nowait((0.0, b""))
+
+        reading = asyncio.create_task(read())
+        try:
+            while True:
+                due, data = await queue.get()
+                await asyncio.sleep(due - loop.time())
+                while self.hold:
+                    await asyncio.sleep(0.01)
+                if replies and self.cut and data:
+                    self.cut = False
+                    writer.write(data[: len(data) // 2])
+                    found: socket.socket = writer.get_extra_info("socket")
+                    found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                    data = b""
+                if not data:
+                    return
+                writer.write(data)
+        finally:
+            reading.cancel()
+            writer.close()
+
+
+async def obey(proxy: Proxy, port: int) -> None:
+    """Does what standard input says, until it ends."""
+    await proxy.start(port)
+    lines = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(lines), sys.stdin
+    )
+    while words := (await lines.readline()).decode().split():
+        if words[0] == "delay":
+            proxy.delay_seconds = float(words[1]) / 1_000
+        elif words[0] == "hold":
+            proxy.hold = True
+        elif words[0] == "cut":
+            proxy.cut = True
+        else:
+            proxy.clear()
+
+
+if __name__ == "__main__":
+    asyncio.run(obey(Proxy(int(sys.argv[2])), int(sys.argv[1])))
