@@ -16,7 +16,7 @@ import json
 import random
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
 
@@ -58,9 +58,14 @@ Call = tuple[bytes, bytes]
 
 def body(*keys: int) -> bytes:
     """A request of a descriptor of two entries for each key."""
+    return body_of(list(zip(("user", "tenant"), keys, strict=False)))
+
+
+def body_of(keys: Sequence[tuple[str, int]]) -> bytes:
+    """The same, of named keys."""
     descriptors = tuple(
         Descriptor((Entry("route", "checkout"), Entry(name, f"customer-{key:09d}")))
-        for name, key in zip(("user", "tenant"), keys, strict=False)
+        for name, key in keys
     )
     message = encode_request(Request("bench", descriptors))
     return b"\0" + len(message).to_bytes(4, "big") + message
@@ -96,12 +101,21 @@ def new() -> Iterator[Call]:
     return ((BLOCK, body(key)) for key in range(1 << 40))
 
 
+def users(count: int) -> Iterator[Call]:
+    """So many descriptors a request, of ten thousand users."""
+    chance = random.Random(1)
+    while True:
+        yield BLOCK, body_of([("user", key) for key in chance.choices(range(10_000), k=count)])
+
+
 SHAPES: dict[str, Callable[[], Iterator[Call]]] = {
     "hot": hot,
     "traced": traced,
     "uniform": uniform,
     "zipf": zipf,
     "new": new,
+    "one": lambda: users(1),
+    "ten": lambda: users(10),
 }
 
 

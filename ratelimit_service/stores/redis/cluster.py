@@ -110,7 +110,7 @@ class ClusterOfNodes:
             # While a slot moves, keys of one request can be in two nodes; others go on alone.
             loop = asyncio.get_running_loop()
             for place in places:
-                loop.call_later(_AGAIN_SECONDS, node.charge, _Again(part, [place], hops))
+                loop.call_later(_AGAIN_SECONDS, self._charge_home, _Again(part, [place], 0))
             return True
         if hops >= _MOST_HOPS:
             return False
@@ -127,6 +127,10 @@ class ClusterOfNodes:
         else:
             send(again)
         return True
+
+    def _charge_home(self, part: Part) -> None:
+        """Sends a part to the node that has its slot."""
+        self.find(part.requests[0][0])[0].charge(part)
 
     def _host_of(self, node: Shard) -> str:
         return next(host for (host, _), known in self._nodes.items() if known is node)
@@ -191,7 +195,7 @@ class ClusterOfNodes:
         del self._nodes[place]
         log.info("%s has no slots of the cluster any more", node.name)
         for part in node.leftovers():
-            self.find(part.requests[0][0])[0].charge(part)
+            self._charge_home(part)
         task = asyncio.create_task(node.retire())
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
