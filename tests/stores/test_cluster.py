@@ -16,6 +16,7 @@ from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore
 from tests.conftest import need
 from tests.servers.cluster import RedisCluster
+from tests.servers.process import wait_until
 from tests.stores.cases import MINUTE, charged
 from tests.stores.cases import hit as minutely
 
@@ -82,12 +83,12 @@ class Moving:
     """A slot on its way from one node to another, by the steps of redis-cli --cluster reshard."""
 
     def __init__(self, cluster: RedisCluster, key: bytes) -> None:
-        self.slot = cluster.slot(key)
+        self._cluster, self.slot = cluster, cluster.slot(key)
         source = cluster.owner(key)
         target = (source + 1) % 3
         self._source, self._target = cluster.client(source), cluster.client(target)
         self._names = cluster.name(source), cluster.name(target)
-        self._port = cluster.servers[target].port
+        self._home, self._port = cluster.servers[source].port, cluster.servers[target].port
         self._all = [cluster.client(number) for number in range(3)]
 
     def begin(self) -> None:
@@ -107,6 +108,10 @@ class Moving:
         for client in self._all:
             client.flushall()
             self._setslot(client, "NODE", self._names[0])
+        wait_until(
+            lambda: {self._cluster.owner_port(self.slot, ask=n) for n in range(3)} == {self._home},
+            "the nodes to agree",
+        )
 
     def _setslot(self, client: redis.Redis, *words: str) -> None:
         client.execute_command("CLUSTER", "SETSLOT", self.slot, *words)  # type: ignore[no-untyped-call]

@@ -9,6 +9,7 @@ then given back, nobody is admitted by one. What must not live here: connections
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from ratelimit_service.algorithms import denies
 from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome, Receipt
@@ -65,20 +66,23 @@ class Charge:
 
     def start(self, find: Find) -> None:
         """Hands every shard its part."""
+        parts: dict[Shard, _Part] = {}
         for place, hits in enumerate(self.requests):
-            home = find(hits[0])
-            for hit in hits:
-                if find(hit) is not home:
-                    self._spread(place, hits, find)
-                    break
-            else:
-                self._part(home[0]).add(hits, place)
+            homes = [find(hit) for hit in hits]
+            home = homes[0]
+            if homes.count(home) < len(homes):
+                self._spread(place, hits, homes, parts)
+                continue
+            part = parts.get(home[0]) or self._part(home[0], parts)
+            part.requests.append(hits)
+            part.places.append(place)
+            part.pieces.append(None)
         for part in list(self.parts):
             part.shard.charge(part)
 
     def start_whole(self, shard: Shard) -> None:
         """As `start`, where everything lies in one shard."""
-        part = _Part(self, shard, self.requests, range(len(self.requests)), self.wanted)
+        part = _Part(self, shard, self.requests, _whole(len(self.requests)), [], self.wanted)
         self.parts.append(part)
         shard.charge(part)
 
@@ -122,26 +126,40 @@ class Charge:
                 found[at] = outcome
         return found
 
-    def _part(self, shard: Shard) -> _Part:
-        for part in self.parts:
-            if part.shard is shard:
-                return part
+    def _part(self, shard: Shard, parts: dict[Shard, _Part]) -> _Part:
         places: list[int] = []
         wanted = self.wanted
-        part = _Part(self, shard, [], places, lambda place: wanted(places[place]))
+        part = _Part(self, shard, [], places, [], lambda place: wanted(places[place]))
+        parts[shard] = part
         self.parts.append(part)
         return part
 
-    def _spread(self, place: int, hits: Sequence[Hit], find: Find) -> None:
+    def _spread(
+        self,
+        place: int,
+        hits: Sequence[Hit],
+        homes: Sequence[Place],
+        parts: dict[Shard, _Part],
+    ) -> None:
+        """Divides a request between the places of its counters."""
         spread = _Spread(self, place, hits)
         self.spreads.append(spread)
-        homes: dict[int, tuple[Place, list[int]]] = {}
-        for at, hit in enumerate(hits):
-            home = find(hit)
-            homes.setdefault(id(home), (home, []))[1].append(at)
-        spread.missing = len(homes)
-        for home, ats in homes.values():
-            self._part(home[0]).add(_piece(hits, ats), place, spread, ats)
+        if len(homes) == 2:
+            ats_of = {homes[0]: [0], homes[1]: [1]}
+        else:
+            ats_of = {}
+            for at, home in enumerate(homes):
+                ats_of.setdefault(home, []).append(at)
+        spread.missing = len(ats_of)
+        plain = all(not (hit[7] or hit[3] == _QUOTA) for hit in hits)
+        for home, ats in ats_of.items():
+            part = parts.get(home[0]) or self._part(home[0], parts)
+            part.requests.append([hits[at] for at in ats] if plain else _piece(hits, ats))
+            part.places.append(place)
+            part.pieces.append((spread, ats))
+
+
+_QUOTA = Mode.QUOTA
 
 
 class _Part:
@@ -163,76 +181,70 @@ class _Part:
         charge: Charge,
         shard: Shard,
         requests: Sequence[Sequence[Hit]],
-        places: Sequence[int],
+        places: list[int],
+        pieces: list[tuple[_Spread, list[int]] | None],
         wanted: Wanted,
     ) -> None:
-        """`places` are, of each request, its place in the charge; `wanted` is asked by ours."""
+        """`places` are, of each request, its place in the charge; `wanted` is asked by ours.
+
+        `pieces` are, of each that is one, of what and which hits; empty if none is.
+        """
         self.charge = charge
         self.shard = shard
         self.deadline_us = charge.deadline_us
-        self.requests = requests
+        self.requests = list(requests)
         self.places = places
+        self.pieces = pieces
         self.wanted = wanted
-        self.pieces: dict[int, tuple[_Spread, list[int]]] = {}
-        """Of those that are pieces, by their number here: of what, and which hits."""
         self.sent = 0
 
     @property
     def over(self) -> bool:
         return self.charge.over
 
-    def add(
-        self,
-        hits: Sequence[Hit],
-        place: int,
-        spread: _Spread | None = None,
-        ats: list[int] | None = None,
-    ) -> None:
-        assert isinstance(self.requests, list)  # noqa: S101 -- only `start_whole` sets others
-        assert isinstance(self.places, list)  # noqa: S101
-        if spread and ats:
-            self.pieces[len(self.requests)] = spread, ats
-        self.requests.append(hits)
-        self.places.append(place)
-
     def dropped(self, places: Sequence[int]) -> None:
         for place in places:
-            if place in self.pieces:
-                spread, ats = self.pieces[place]
+            piece = self._piece(place)
+            if piece:
+                spread, ats = piece
                 spread.drop(ats)
             else:
                 self.charge.outcomes[self.places[place]] = []
                 self.charge.settled(1)
 
     def answered(self, places: Sequence[int], found: Iterator[Outcomes], at_us: int) -> None:
-        charge = self.charge
-        if self.pieces or charge.over:
+        charge, of, pieces = self.charge, self.places, self.pieces
+        if charge.over:
             for place in places:
-                self._answered(place, next(found), at_us)
+                self._answered_late(place, next(found), at_us)
             return
-        outcomes, of = charge.outcomes, self.places
+        outcomes, count = charge.outcomes, 0
         for place in places:
-            outcomes[of[place]] = next(found)
-        charge.settled(len(places))
+            piece = pieces[place] if pieces else None
+            if piece is None:
+                outcomes[of[place]] = next(found)
+                count += 1
+            else:
+                piece[0].answered(self.shard, piece[1], next(found), at_us)
+        if count:
+            charge.settled(count)
 
-    def _answered(self, place: int, found: Outcomes, at_us: int) -> None:
-        """Of pieces, and of what nobody waits for any more."""
-        charge, hits = self.charge, self.requests[place]
-        if place in self.pieces:
-            spread, ats = self.pieces[place]
+    def _answered_late(self, place: int, found: Outcomes, at_us: int) -> None:
+        """Of what nobody waits for any more."""
+        piece = self._piece(place)
+        if piece:
+            spread, ats = piece
             spread.answered(self.shard, ats, found, at_us)
-        elif charge.over:
-            _give_back_late(self.shard, hits, charge.outcomes[self.places[place]], found, at_us)
         else:
-            charge.outcomes[self.places[place]] = found
-            charge.settled(1)
+            hits, final = self.requests[place], self.charge.outcomes[self.places[place]]
+            _give_back_late(self.shard, hits, final, found, at_us)
 
     def failed(self, places: Sequence[int], reason: str) -> None:
         charge, count, at_us = self.charge, 0, self.shard.now_us()
         for place in places:
-            hits = self.requests[place]
-            if place in self.pieces:
-                spread, ats = self.pieces[place]
+            hits, piece = self.requests[place], self._piece(place)
+            if piece:
+                spread, ats = piece
                 if spread.outcomes[ats[0]] is _ABSENT:
                     found = charge.without(hits, reason, self.shard, at_us)
                     spread.answered(self.shard, ats, found, at_us)
@@ -247,20 +259,28 @@ class _Part:
 
     def expire(self) -> None:
         """Ends what has no answer; that is the shard's fault only for what was sent, or wanted."""
-        unanswered = [
-            place
-            for place in range(len(self.requests))
-            if (
-                self.pieces[place][0].outcomes[self.pieces[place][1][0]] is _ABSENT
-                if place in self.pieces
-                else self.charge.outcomes[self.places[place]] is _PENDING
-            )
-        ]
+        unanswered = [place for place in range(len(self.requests)) if not self._has_answer(place)]
         late = [place for place in unanswered if place < self.sent or self.wanted(place)]
         self.dropped([place for place in unanswered if place not in late])
         if late:
             self.failed(late, "timeout")
             self.shard.missed()
+
+    def _piece(self, place: int) -> tuple[_Spread, list[int]] | None:
+        return self.pieces[place] if self.pieces else None
+
+    def _has_answer(self, place: int) -> bool:
+        piece = self._piece(place)
+        if piece:
+            spread, ats = piece
+            return spread.outcomes[ats[0]] is not _ABSENT
+        return self.charge.outcomes[self.places[place]] is not _PENDING
+
+
+@lru_cache(maxsize=1024)
+def _whole(count: int) -> list[int]:
+    """The places of all requests of a charge; nobody changes them."""
+    return list(range(count))
 
 
 _ABSENT = Outcome(False, 0, 0, -1)
@@ -271,16 +291,14 @@ class _Spread:
     """A request whose counters lie in several places."""
 
     __slots__ = (
-        "at_us",
         "charge",
         "dropped",
         "given_back",
         "hits",
-        "homes",
         "missing",
         "outcomes",
         "over",
-        "piece_of",
+        "pieces",
         "place",
     )
 
@@ -289,10 +307,8 @@ class _Spread:
         self.place = place
         self.hits = hits
         self.outcomes: list[Outcome | None] = [_ABSENT] * len(hits)
-        self.homes: list[Shard | None] = [None] * len(hits)
-        self.piece_of = [0] * len(hits)
-        """Of each hit the first of those that lie in the same place."""
-        self.at_us = [0] * len(hits)
+        self.pieces: list[tuple[Shard, Sequence[int], int]] = []
+        """Of each answer the shard, the places of its hits, and the shard's time."""
         self.missing = 0
         """How many pieces have no answer yet."""
         self.given_back = 0
@@ -310,18 +326,22 @@ class _Spread:
 
     def answered(self, shard: Shard, ats: Sequence[int], found: Outcomes, at_us: int) -> None:
         """A piece has its outcomes; the last one settles the request."""
-        if self.outcomes[ats[0]] is not _ABSENT:  # it had none in time, and this is too late
-            denied = self.dropped or _denied(self.hits, self.outcomes)
+        outcomes = self.outcomes
+        if outcomes[ats[0]] is not _ABSENT:  # it had none in time, and this is too late
+            denied = self.dropped or _denied(self.hits, outcomes)
             late = [self.hits[at] for at in ats]
-            final = [self.outcomes[at] for at in ats]
+            final = [outcomes[at] for at in ats]
             _give_back_late(shard, late, final, found, at_us, denied=denied)
             return
-        for at, outcome in zip(ats, found, strict=True):
-            self.outcomes[at] = outcome
-            self.homes[at] = shard
-            self.piece_of[at] = ats[0]
-            self.at_us[at] = at_us
-        self._one_less()
+        if len(ats) == 1:
+            outcomes[ats[0]] = found[0]
+        else:
+            for at, outcome in zip(ats, found, strict=True):
+                outcomes[at] = outcome
+        self.pieces.append((shard, ats, at_us))
+        self.missing -= 1
+        if not self.missing:
+            self._settle()
 
     def _one_less(self) -> None:
         self.missing -= 1
@@ -330,14 +350,27 @@ class _Spread:
 
     def _settle(self) -> None:
         """Every piece has its outcomes: gives back what is not to be counted."""
-        by_piece: dict[tuple[int, bool], list[int]] = {}
-        for at in self._withheld():
-            outcome = self.outcomes[at]
-            local = outcome is not None and outcome.local
-            by_piece.setdefault((self.piece_of[at], local), []).append(at)
-        self.given_back = len(by_piece)
-        for (_, local), ats in by_piece.items():
-            self._take_back(ats, local=local)
+        if not self.dropped:
+            for outcome in self.outcomes:
+                if outcome is None or outcome[0]:
+                    break
+            else:  # as nearly always
+                self.finish()
+                return
+        withheld = set(self._withheld())
+        taken_back = []
+        for shard, ats, at_us in self.pieces:
+            for local in (False, True):
+                undone = [
+                    at
+                    for at in ats
+                    if at in withheld and (found := self.outcomes[at]) and found.local == local
+                ]
+                if undone:
+                    taken_back.append((shard, undone, at_us, local))
+        self.given_back = len(taken_back)
+        for shard, ats, at_us, local in taken_back:
+            self._take_back(shard, ats, at_us, local=local)
         if not self.given_back:
             self.finish()
 
@@ -357,15 +390,13 @@ class _Spread:
         }
         return [at for at in counted if at in over]
 
-    def _take_back(self, ats: Sequence[int], *, local: bool) -> None:
+    def _take_back(self, shard: Shard, ats: Sequence[int], at_us: int, *, local: bool) -> None:
         """Undoes what was counted of these hits, all in one place, and looks what is left."""
-        shard = self.homes[ats[0]]
-        assert shard is not None  # noqa: S101 -- it has counted
         undone, peeks = [], []
         for at in ats:
             hit, outcome = self.hits[at], self.outcomes[at]
             assert outcome is not None  # noqa: S101 -- it was counted
-            undone.append(_undo(hit, outcome, self.at_us[at]))
+            undone.append(_undo(hit, outcome, at_us))
             peeks.append(hit._replace(addend=0, mode=Mode.SHADOW, count_denied=False, joined=False))
             self.charge.counters.given_back += hit.addend
         count = len(undone)

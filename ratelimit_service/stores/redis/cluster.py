@@ -30,7 +30,10 @@ log = logging.getLogger(__name__)
 
 _SLOTS = 1 << 14
 _TAG = slice(1, 9)
-_MOST_HOPS = 16
+_QUICK_HOPS = 4
+_MOST_HOPS = 1_000
+"""How often a call is sent elsewhere at once, and at all; its deadline ends it sooner."""
+
 _AGAIN_SECONDS = 0.002
 _ASK_SECONDS = 1.0
 _LOOK_SECONDS = 5.0
@@ -112,7 +115,7 @@ class ClusterOfNodes:
             for place in places:
                 loop.call_later(_AGAIN_SECONDS, self._charge_home, _Again(part, [place], 0))
             return True
-        if hops >= _MOST_HOPS:
+        if part.over or hops >= _MOST_HOPS:
             return False
         slot, _, address = rest.partition(" ")
         host, _, port = address.rpartition(":")
@@ -122,7 +125,9 @@ class ClusterOfNodes:
         if word == "MOVED":
             self._places[int(slot)] = target, int(slot)
             self._stale.set()
-        if target in self._starting:
+        if hops >= _QUICK_HOPS:  # nodes that disagree for a moment must not be kept busy
+            asyncio.get_running_loop().call_later(_AGAIN_SECONDS, send, again)
+        elif target in self._starting:
             self._starting[target].add_done_callback(lambda _: send(again))
         else:
             send(again)

@@ -15,7 +15,7 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.stores.redis.address import Address, Ring, Sentinels
 from ratelimit_service.stores.redis.charge import Place
 from ratelimit_service.stores.redis.processes import Process
-from ratelimit_service.stores.redis.ring import fingerprint, owners, place_of
+from ratelimit_service.stores.redis.ring import TAG, fingerprint, owners
 from ratelimit_service.stores.redis.shard import Shard, Slots
 
 __all__ = ["RingOfShards", "Setup", "Topology"]
@@ -100,7 +100,7 @@ class RingOfShards:
 
     def find(self, hit: Hit) -> Place:
         """The shard that owns the place."""
-        return self._places[place_of(hit[0])]
+        return self._places[hit[0][TAG]]
 
     async def start(self) -> None:
         """Tries every shard once, at most a second long, and keeps trying in the background."""
@@ -110,9 +110,10 @@ class RingOfShards:
         """Disconnects for good."""
         await asyncio.gather(*(shard.close() for shard in self.shards))
 
-    def _placed(self, weights: Mapping[str, int]) -> list[Place]:
+    def _placed(self, weights: Mapping[str, int]) -> dict[bytes, Place]:
+        """By the digits of a key's tag that name its place: sooner found than by their number."""
         homes = {name: (shard, 0) for name, shard in self._shards.items()}
-        return [homes[name] for name in owners(weights)]
+        return {b"%04x" % place: homes[name] for place, name in enumerate(owners(weights))}
 
     def _heard(self, shard: str, processes: Sequence[Process]) -> None:
         """Sees whether all processes that count in a shard have the same ring."""
