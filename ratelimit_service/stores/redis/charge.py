@@ -14,7 +14,7 @@ from functools import lru_cache
 from ratelimit_service.algorithms import denies
 from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome, Receipt
 from ratelimit_service.observer import Counters
-from ratelimit_service.stores import NEVER, Outcomes, Wanted
+from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
 from ratelimit_service.stores.redis.shard import Shard
 
 __all__ = ["Charge", "Find", "Place"]
@@ -82,7 +82,7 @@ class Charge:
 
     def start_whole(self, shard: Shard) -> None:
         """As `start`, where everything lies in one shard."""
-        part = _Part(self, shard, self.requests, _whole(len(self.requests)), [], self.wanted)
+        part = _Part(self, shard, self.requests, _whole(len(self.requests)), [])
         self.parts.append(part)
         shard.charge(part)
 
@@ -127,10 +127,7 @@ class Charge:
         return found
 
     def _part(self, shard: Shard, parts: dict[Shard, _Part]) -> _Part:
-        places: list[int] = []
-        wanted = self.wanted
-        part = _Part(self, shard, [], places, [], lambda place: wanted(places[place]))
-        parts[shard] = part
+        part = parts[shard] = _Part(self, shard, [], [], [])
         self.parts.append(part)
         return part
 
@@ -183,9 +180,8 @@ class _Part:
         requests: Sequence[Sequence[Hit]],
         places: list[int],
         pieces: list[tuple[_Spread, list[int]] | None],
-        wanted: Wanted,
     ) -> None:
-        """`places` are, of each request, its place in the charge; `wanted` is asked by ours.
+        """`places` are, of each request, its place in the charge.
 
         `pieces` are, of each that is one, of what and which hits; empty if none is.
         """
@@ -195,7 +191,7 @@ class _Part:
         self.requests = list(requests)
         self.places = places
         self.pieces = pieces
-        self.wanted = wanted
+        self.wanted = charge.wanted
         self.sent = 0
 
     @property
@@ -260,7 +256,9 @@ class _Part:
     def expire(self) -> None:
         """Ends what has no answer; that is the shard's fault only for what was sent, or wanted."""
         unanswered = [place for place in range(len(self.requests)) if not self._has_answer(place)]
-        late = [place for place in unanswered if place < self.sent or self.wanted(place)]
+        late = [
+            place for place in unanswered if place < self.sent or self.wanted(self.places[place])
+        ]
         self.dropped([place for place in unanswered if place not in late])
         if late:
             self.failed(late, "timeout")
@@ -436,18 +434,17 @@ class _Spread:
 class _GiveBack:
     """The part that takes back what one shard has counted; nothing makes it too late."""
 
-    __slots__ = ("_told", "deadline_us", "over", "requests", "sent")
+    __slots__ = ("_told", "deadline_us", "over", "places", "requests", "sent", "wanted")
 
     def __init__(self, hits: Sequence[Hit], told: Callable[[Outcomes | None], None]) -> None:
         """`told` gets the outcomes, None if there are none."""
         self.requests = [hits]
+        self.places = (0,)
+        self.wanted: Wanted = always
         self.deadline_us = NEVER
         self.over = False
         self.sent = 0
         self._told = told
-
-    def wanted(self, _: int) -> bool:
-        return True
 
     def dropped(self, _: Sequence[int]) -> None: ...
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from secrets import token_hex
 
 from ratelimit_service.model import Hit
-from ratelimit_service.stores import Outcomes, Wanted
+from ratelimit_service.stores import Outcomes, Wanted, always
 from ratelimit_service.stores.redis.address import Address, Cluster
 from ratelimit_service.stores.redis.charge import Place
 from ratelimit_service.stores.redis.connection import Reply
@@ -221,22 +221,22 @@ class _Again:
 
     def __init__(self, part: Part, places: Sequence[int], hops: int) -> None:
         self._part = part
-        self._places = places
+        self.places = places
         self.hops = hops
         self.requests = [part.requests[place] for place in places]
         self.deadline_us = part.deadline_us
         self.sent = 0
-        self.wanted: Wanted = lambda _: True  # it was, when it was sent first
+        self.wanted: Wanted = always  # it was, when it was sent first
 
     @property
     def over(self) -> bool:
         return self._part.over
 
     def dropped(self, places: Sequence[int]) -> None:
-        self._part.dropped([self._places[place] for place in places])
+        self._part.dropped([self.places[place] for place in places])
 
     def answered(self, places: Sequence[int], found: Iterator[Outcomes], at_us: int) -> None:
-        self._part.answered([self._places[place] for place in places], found, at_us)
+        self._part.answered([self.places[place] for place in places], found, at_us)
 
     def failed(self, places: Sequence[int], reason: str) -> None:
-        self._part.failed([self._places[place] for place in places], reason)
+        self._part.failed([self.places[place] for place in places], reason)

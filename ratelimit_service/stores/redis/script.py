@@ -158,7 +158,7 @@ def _pack(
     known = _forms.get
     for hits in requests:
         led, start = len(hits), len(packed)
-        packed.append(b"")
+        packed.append(_LEADS[1])
         for hit in hits:
             key, measure, addend, mode, count_denied, refund, lease, joined, _, _ = hit
             keys.append(key)
@@ -169,7 +169,13 @@ def _pack(
                 led |= at_once
             else:
                 packed.append(form[3])
-        packed[start] = led.to_bytes(2, "big")
+        if led != 1:
+            packed[start] = _LEADS[led] if led < _MOST_LEADS else led.to_bytes(2, "big")
+
+
+_MOST_LEADS = 64
+_LEADS = [count.to_bytes(2, "big") for count in range(_MOST_LEADS)]
+"""What leads a request of so many hits."""
 
 
 def _packed(hit: Hit, form: _Form, now_us: int) -> tuple[bytes, int]:
@@ -219,6 +225,8 @@ def read(reply: object, requests: Sequence[Sequence[Hit]]) -> Found | None:
         keys = (hit.key for hits in requests for hit in hits)
         damaged = [key for key, mark in zip(keys, marks, strict=True) if mark & _DAMAGED]
         flat = [None if mark & _LATE else one for mark, one in zip(marks, flat, strict=True)]
+    if len(flat) == len(requests):
+        return Found(reply[0], [[outcome] for outcome in flat], damaged)
     found: list[Sequence[Outcome | None]] = []
     at = 0
     for hits in requests:

@@ -108,6 +108,10 @@ class Part(Protocol):
         """Whether nobody waits for any of it."""
 
     @property
+    def places(self) -> Sequence[int]:
+        """By what number `wanted` knows each request."""
+
+    @property
     def wanted(self) -> Wanted:
         """Whether somebody waits for a request, asked just before it is sent."""
 
@@ -137,10 +141,11 @@ class Slots(Protocol):
 class _HandBack:
     """The part that tells a server what was counted here while it was away."""
 
-    __slots__ = ("deadline_us", "over", "requests", "sent", "wanted")
+    __slots__ = ("deadline_us", "over", "places", "requests", "sent", "wanted")
 
     def __init__(self, requests: Sequence[Sequence[Hit]], deadline_us: int) -> None:
         self.requests = requests
+        self.places = range(len(requests))
         self.deadline_us = deadline_us
         self.over = False
         self.sent = 0
@@ -348,13 +353,13 @@ class Shard:
         while self._queue:
             part = self._queue[0]
             requests, taken, dropped, at = part.requests, [], [], part.sent
-            wanted, section = part.wanted, []
+            wanted, numbers, section = part.wanted, part.places, []
             while at < len(requests) and not part.over:
                 hits = requests[at]
                 added = weight(hits)
                 if size and size + added > _MAX_BATCH_WEIGHT:
                     break
-                if wanted(at):
+                if wanted(numbers[at]):
                     taken.append(at)
                     section.append(hits)
                     size += added
