@@ -48,6 +48,12 @@ local function write(key, step)
   redis.call("SET", key, state, "PX", string.format("%.0f", life))
 end
 
+local settle_hits
+local function settle(hits, from, moment)
+  settle_hits = settle_hits or load_settle()
+  return settle_hits(hits, from, moment)
+end
+
 local packed, at, index = ARGV[2], 1, 0
 local changed, reply = {}, { now }
 

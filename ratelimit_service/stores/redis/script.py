@@ -58,17 +58,38 @@ _BUCKETS_PER_WEIGHT = 11
 
 
 def _joined() -> str:
-    """The algorithms' files, the rule of passing and the part that talks to Redis, in one."""
+    """The algorithms' files, the rule of passing and the part that talks to Redis, in one.
+
+    Each call runs the whole of it: what it does not use is only a function that is not called.
+    """
     lua = files("ratelimit_service.algorithms") / "lua"
-    parts = ["local algorithms = {}"]
-    parts.append(f"local level = (function()\n{(lua / 'level.lua').read_text()}\nend)()")
+
+    def text(name: str) -> str:
+        return (lua / f"{name}.lua").read_text()
+
+    parts = [f"local algorithms, load_algorithm, load_level = {{}}, {{}}, nil\n{_LAZY}"]
+    parts.append(f"load_level = function()\n{text('level')}\nend")
     parts += [
-        f"algorithms[{number}] = (function()\n{(lua / f'{name}.lua').read_text()}\nend)()"
+        f"load_algorithm[{number}] = function()\n{text(name)}\nend"
         for name, number in _NUMBERS.items()
     ]
-    parts.append((lua / "settle.lua").read_text())
+    parts.append(f"local function load_settle()\n{text('settle')}\nreturn settle\nend")
     parts.append((files("ratelimit_service.stores.redis") / "charge.lua").read_text())
     return "\n".join(parts)
+
+
+_LAZY = """\
+local level = setmetatable({}, { __index = function(level, name)
+  for each, charge_or_refund in pairs(load_level()) do
+    level[each] = charge_or_refund
+  end
+  return rawget(level, name)
+end })
+setmetatable(algorithms, { __index = function(_, number)
+  algorithms[number] = load_algorithm[number]()
+  return rawget(algorithms, number)
+end })
+"""
 
 
 SCRIPT = _joined()
