@@ -148,7 +148,10 @@ class Charge:
             for at, home in enumerate(homes):
                 ats_of.setdefault(home, []).append(at)
         spread.missing = len(ats_of)
-        plain = all(not (hit[7] or hit[3] == _QUOTA) for hit in hits)
+        plain = True
+        for hit in hits:
+            if hit[7] or hit[3] is _QUOTA:
+                plain = False
         for home, ats in ats_of.items():
             part = parts.get(home[0]) or self._part(home[0], parts)
             part.requests.append([hits[at] for at in ats] if plain else _piece(hits, ats))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Protocol
@@ -91,7 +92,10 @@ class RingOfShards:
             member.name: setup.shard(member.name, member.place, process, self._heard, alone=alone)
             for member in ring.members
         }
-        self._places = self._placed(weights)
+        self._homes = [(shard, 0) for shard in self._shards.values()]
+        numbers = {name: number for number, name in enumerate(self._shards)}
+        # Small enough to stay in the processor's cache: keys ask for places at random.
+        self._owners = array("H", (numbers[name] for name in owners(weights)))
 
     @property
     def shards(self) -> Collection[Shard]:
@@ -100,7 +104,7 @@ class RingOfShards:
 
     def find(self, hit: Hit) -> Place:
         """The shard that owns the place."""
-        return self._places[hit[0][TAG]]
+        return self._homes[self._owners[int(hit[0][TAG], 16)]]
 
     async def start(self) -> None:
         """Tries every shard once, at most a second long, and keeps trying in the background."""
@@ -109,11 +113,6 @@ class RingOfShards:
     async def close(self) -> None:
         """Disconnects for good."""
         await asyncio.gather(*(shard.close() for shard in self.shards))
-
-    def _placed(self, weights: Mapping[str, int]) -> dict[bytes, Place]:
-        """By the digits of a key's tag that name its place: sooner found than by their number."""
-        homes = {name: (shard, 0) for name, shard in self._shards.items()}
-        return {b"%04x" % place: homes[name] for place, name in enumerate(owners(weights))}
 
     def _heard(self, shard: str, processes: Sequence[Process]) -> None:
         """Sees whether all processes that count in a shard have the same ring."""
