@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run lint format test check bench bench-stalls proto
+.PHONY: help install run lint format test check bench bench-stalls faults proto
 
 help:
 	@echo "make install   $(VENV) with the package and its command, $(BIN)/ratelimit"
@@ -14,6 +14,7 @@ help:
 	@echo "make lint      format, lint, types, imports, generated files, shipped rules"
 	@echo "make check     lint and test: what a change must pass"
 	@echo "make bench     measure against other servers, in one run (docs/benchmarks.md)"
+	@echo "make faults    break Redis in every way under load, and hold answers against counters"
 	@echo "make bench-stalls   look for whatever holds the process up, and how much memory it takes"
 	@echo "make format    put the code into shape"
 	@echo "make proto     generate ratelimit_service/wire/generated from proto/"
@@ -46,6 +47,11 @@ check: lint test
 bench: $(VENV)/.developing
 	@$(BIN)/python -m benchmarks.run
 	@$(BIN)/python -m benchmarks.algorithms
+	@$(BIN)/python -m benchmarks.shards
+
+faults: $(VENV)/.developing
+	@command -v redis-server >/dev/null || sh tests/get-redis.sh
+	@$(BIN)/python -m benchmarks.faults
 
 bench-stalls: $(VENV)/.developing
 	@$(BIN)/python -m benchmarks.stalls

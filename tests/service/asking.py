@@ -35,6 +35,23 @@ class Away:
         done([[None] * len(hits) for hits in requests])
 
 
+class Timed(Away):
+    """Another, which notes by when its answers were wanted."""
+
+    def __init__(self) -> None:
+        self.deadlines_us: list[int] = []
+
+    def charge(
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Callable[[list[Outcomes]], None],
+        wanted: Wanted = always,
+        deadline_us: int = NEVER,
+    ) -> None:
+        self.deadlines_us.append(deadline_us)
+        super().charge(requests, done, wanted, deadline_us)
+
+
 class Busy(Away):
     """A store in which requests wait until it is told to go on; then the wanted ones pass."""
 

@@ -306,3 +306,16 @@ async def test_counters_of_seconds_lie_apart(ring: Ring) -> None:
     assert [client.exists(minute.key, hit(key="both").key) for client in clients] == [2, 0]
     assert [client.exists(instant.key) for client in clients] == [0, 1]
     await store.close()
+
+
+async def test_shard_removed_from_the_ring(ring: Ring, store: RedisStore) -> None:
+    """What lay in a removed shard starts at zero elsewhere, what lay in the others goes on."""
+    east, west = ring.hit("east"), ring.hit("west")
+    await charged(store, [[east], [west]])
+    rest = RedisStore(ring.servers["east"].url, 5_000_000, Counters(), Health())
+    await rest.start()
+
+    (outcomes,) = await charged(rest, [[east, west]])
+
+    assert [outcome and outcome.left for outcome in outcomes] == [3, 4]
+    await rest.close()

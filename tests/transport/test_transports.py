@@ -11,12 +11,13 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import TransportError
 from ratelimit_service.health import Health, Phase
 from ratelimit_service.model import Code, Request
 from ratelimit_service.transport import TRANSPORTS
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
-from tests.service.asking import Asking, Busy, descriptor
+from tests.service.asking import Asking, Busy, Timed, descriptor
 
 RULES = "domain: edge\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]"
 HealthRequest = health_pb2.HealthCheckRequest
@@ -101,6 +102,24 @@ async def test_abandoned_call_is_not_charged(tmp_path: Path, transport: str) -> 
         await late
     assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert server.asking.counters.refusals["abandoned"] == 2
+    await server.channel.close()
+    await server.server.stop(0)
+
+
+async def test_caller_s_deadline_is_the_store_s(tmp_path: Path, transport: str) -> None:
+    """A store has until 2 ms before its caller gives up."""
+    timed = Timed()
+    server = Server(Asking(tmp_path, RULES, store=timed), transport)
+    await server.start()
+    call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = server.channel.unary_unary(
+        f"/{SERVICE}/{METHOD}"
+    )
+    asked_us = elapsed_us()
+
+    await call(encode_request(Request("edge", (descriptor("a=x"),))), timeout=60)
+
+    (deadline_us,) = timed.deadlines_us
+    assert asked_us + 59_000_000 < deadline_us < elapsed_us() + 60_000_000 - 2_000
     await server.channel.close()
     await server.server.stop(0)
 

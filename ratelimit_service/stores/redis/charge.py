@@ -66,6 +66,17 @@ class Charge:
 
     def start(self, find: Find) -> None:
         """Hands every shard its part."""
+        self._divide(find)
+        for part in list(self.parts):
+            part.shard.charge(part)
+
+    def give_up(self, find: Find) -> None:
+        """Ends the charge before it began: its caller has no time left."""
+        self._divide(find)
+        for part in list(self.parts):
+            part.failed(range(len(part.requests)), "timeout")
+
+    def _divide(self, find: Find) -> None:
         parts: dict[Shard, _Part] = {}
         for place, hits in enumerate(self.requests):
             homes = [find(hit) for hit in hits]
@@ -77,8 +88,6 @@ class Charge:
             part.requests.append(hits)
             part.places.append(place)
             part.pieces.append(None)
-        for part in list(self.parts):
-            part.shard.charge(part)
 
     def start_whole(self, shard: Shard) -> None:
         """As `start`, where everything lies in one shard."""
@@ -96,12 +105,6 @@ class Charge:
             self.spreads.clear()
             self.done(self.outcomes)
 
-    def give_up(self) -> None:
-        """Ends the charge before it began: its caller has no time left."""
-        for place, hits in enumerate(self.requests):
-            self.outcomes[place] = self.without(hits, "timeout")
-        self.settled(len(self.requests))
-
     def expire(self) -> None:
         """Ends the charge: what has no outcome yet gets none."""
         for part in list(self.parts):
@@ -110,7 +113,7 @@ class Charge:
             spread.finish()
 
     def without(
-        self, hits: Sequence[Hit], reason: str, shard: Shard | None = None, at_us: int = 0
+        self, hits: Sequence[Hit], reason: str, shard: Shard, at_us: int
     ) -> list[Outcome | None]:
         """The outcomes of hits that their shard has given none for.
 
@@ -119,7 +122,7 @@ class Charge:
         self.counters.store_errors[reason] += len(hits)
         found: list[Outcome | None] = [None] * len(hits)
         ats = [at for at, hit in enumerate(hits) if hit.policy is FailurePolicy.LOCAL]
-        if ats and shard:
+        if ats:
             for at, outcome in zip(
                 ats, shard.charge_here([hits[at] for at in ats], at_us), strict=True
             ):
@@ -259,10 +262,12 @@ class _Part:
     def expire(self) -> None:
         """Ends what has no answer; that is the shard's fault only for what was sent, or wanted."""
         unanswered = [place for place in range(len(self.requests)) if not self._has_answer(place)]
-        late = [
-            place for place in unanswered if place < self.sent or self.wanted(self.places[place])
-        ]
-        self.dropped([place for place in unanswered if place not in late])
+        late: list[int] = []
+        unwanted: list[int] = []
+        for place in unanswered:
+            wanted = place < self.sent or self.wanted(self.places[place])
+            (late if wanted else unwanted).append(place)
+        self.dropped(unwanted)
         if late:
             self.failed(late, "timeout")
             self.shard.missed()
@@ -340,9 +345,7 @@ class _Spread:
             for at, outcome in zip(ats, found, strict=True):
                 outcomes[at] = outcome
         self.pieces.append((shard, ats, at_us))
-        self.missing -= 1
-        if not self.missing:
-            self._settle()
+        self._one_less()
 
     def _one_less(self) -> None:
         self.missing -= 1
@@ -401,6 +404,7 @@ class _Spread:
             peeks.append(hit._replace(addend=0, mode=Mode.SHADOW, count_denied=False, joined=False))
             self.charge.counters.given_back += hit.addend
         count = len(undone)
+        undone.reverse()  # in a queue only the last place can be given back
         if local:
             now_us = shard.now_us()
             self._undone(ats, shard.charge_here([*undone, *peeks], now_us)[count:])

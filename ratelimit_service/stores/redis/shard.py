@@ -335,7 +335,7 @@ class Shard:
         self._sending = False
         while self._queue and self._in_flight < _MAX_IN_FLIGHT:
             connection = self._connection
-            if connection is None:
+            if connection is None or connection.lost.done():
                 self._empty("disconnected")
                 return
             calls = self._next_calls()
@@ -505,6 +505,7 @@ class Shard:
         first, longest = _BACK_OFF_SECONDS
         wait = first
         while True:
+            lasted = 0.0
             try:
                 async with asyncio.timeout(_OPEN_SECONDS):
                     address = await find(self._place)
@@ -516,7 +517,7 @@ class Shard:
                 reason = f"Redis at {self._place} does not answer"
             else:
                 log.info("connected to Redis at %s", address)
-                wait = first
+                since = self._loop.time()
                 self._well(connection)
                 tried.set()
                 following = asyncio.create_task(self._follow(connection, address))
@@ -525,10 +526,14 @@ class Shard:
                 finally:
                     following.cancel()
                 self._connection = None
+                lasted = self._loop.time() - since
                 reason = f"Redis at {address} is away: {connection.lost.result()}"
                 self._empty("disconnected")
             self._health.degrade(self._component, reason)
             tried.set()
+            if lasted > _CALM_SECONDS:  # then it is tried again at once
+                wait = first
+                continue
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311 -- jitter, no secret
             wait = min(2 * wait, longest)
 

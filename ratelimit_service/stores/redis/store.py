@@ -111,7 +111,7 @@ class RedisStore:
         deadline_us = min(deadline_us, now + self._timeout_us)
         charge = Charge(requests, done, wanted, deadline_us, self._counters)
         if deadline_us <= now:
-            charge.give_up()
+            charge.give_up(self._find)
             return
         if self._only is not None:
             charge.start_whole(self._only)
