@@ -39,6 +39,10 @@ BEFORE = 5.0
 DURING = float(os.environ.get("FAULT_SECONDS", "30"))
 AFTER = 6.0
 LATE_SECONDS = 0.02
+MOST_LATE = 6
+"""Of a dead or hung store, beyond what a server that decides nothing shows."""
+MOST_SECONDS = 2.0
+"""Until all is normal."""
 LIMIT = int(0.6 * RATE * (BEFORE + DURING + AFTER) / TIGHT)
 """Of the counters that fill up: they do while the fault lasts."""
 
@@ -59,12 +63,14 @@ class Result(NamedTuple):
     errors: int
     by_policy: int
     over: int
-    """The most that any counter admitted beyond its limit."""
+    """The most that any counter admitted beyond its limit: by count, and under `local` in all."""
     uncounted: int
     """Hits that were allowed by count, and are not in the counters."""
     untold: int
     """Hits that are in the counters, and were decided by policy."""
     normal_seconds: float
+    loses: bool
+    """Whether counters may be lost."""
 
 
 def for_a_while(act: Callable[[], object], every: float) -> None:
@@ -380,29 +386,50 @@ def run(name: str) -> Result:
             healed = time.perf_counter()
             found = answers(process, record)
             time.sleep(1)
-            return result(found, counted(site.clients()), healed)
+            local = policy == "local"
+            return result(found, counted(site.clients()), healed, loses=site.loses, local=local)
         finally:
             service.terminate()
             service.wait(20)
 
 
-def result(found: list[Answer], counts: Counter[bytes], healed: float) -> Result:
+def result(
+    found: list[Answer], counts: Counter[bytes], healed: float, *, loses: bool, local: bool
+) -> Result:
+    admitted: Counter[int] = Counter()
     tally: Counter[bytes] = Counter()
     for each in found:
         if each.said == 1 and not each.by_policy:
             tally[key("roomy", each.roomy)] += 1
             tally[key("tight", each.tight)] += 1
+        if each.said == 1 and (local or not each.by_policy):
+            admitted[each.tight] += 1
     policy = [each for each in found if each.by_policy]
     last = max((each.due + each.waited for each in policy), default=healed)
     return Result(
         sum(each.waited > LATE_SECONDS for each in found),
         sum(not each.said for each in found),
         len(policy),
-        max(0, max(tally[key("tight", number)] for number in range(TIGHT)) - LIMIT),
+        max(0, max(admitted.values()) - LIMIT),
         sum(max(0, tally[one] - counts[one]) for one in keys()),
         sum(max(0, counts[one] - tally[one]) for one in keys()),
         max(0.0, last - healed),
+        loses,
     )
+
+
+def broken(name: str, found: Result, control_late: int) -> list[str]:
+    """The bounds that a fault has broken."""
+    bounds = {
+        f"{found.errors} errors": found.errors == 0,
+        f"normal after {found.normal_seconds:.1f} s": found.normal_seconds <= MOST_SECONDS,
+        f"{found.over} beyond the limit": found.over <= LIMIT * (found.loses + ("local" in name)),
+    }
+    if not found.loses:
+        bounds[f"{found.uncounted} hits lost"] = found.uncounted == 0
+    if name.startswith(("killed", "hung", "half-open")):
+        bounds[f"{found.late} late"] = found.late <= MOST_LATE + control_late
+    return [what for what, holds in bounds.items() if not holds]
 
 
 def control() -> int:
@@ -437,11 +464,17 @@ def main() -> None:
         (HERE / "faults.json").write_text(json.dumps(written, indent=1) + "\n")
     print(f"\n{RATE:,} requests a second, {DURING:g} s of fault, a limit of {LIMIT}; ", end="")
     print(f"late of a server that decides nothing: {late}\n")
-    print("| fault | late | errors | by policy | over | lost | counted, not told | normal after |")
+    print("| fault | late | errors | by policy | over | lost | counted, by policy | normal after |")
     print("|---|---|---|---|---|---|---|---|")
     for name, each in results.items():
-        *cells, seconds = each
+        *cells, seconds, _ = each
         print(f"| {name} | {' | '.join(f'{cell:,}' for cell in cells)} | {seconds:.2f} s |")
+    problems = [
+        f"{name}: {what}" for name, each in results.items() for what in broken(name, each, late)
+    ]
+    if problems:
+        raise SystemExit("\n".join(["", "bounds that do not hold:", *problems]))
+    print("\nEvery bound holds.")
 
 
 if __name__ == "__main__":

@@ -517,7 +517,7 @@ class Shard:
                 reason = f"Redis at {self._place} does not answer"
             else:
                 log.info("connected to Redis at %s", address)
-                since = self._loop.time()
+                wait, since = first, self._loop.time()
                 self._well(connection)
                 tried.set()
                 following = asyncio.create_task(self._follow(connection, address))
@@ -531,9 +531,8 @@ class Shard:
                 self._empty("disconnected")
             self._health.degrade(self._component, reason)
             tried.set()
-            if lasted > _CALM_SECONDS:  # then it is tried again at once
-                wait = first
-                continue
+            if lasted > _CALM_SECONDS:
+                continue  # it was a good one: it is tried again at once
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311 -- jitter, no secret
             wait = min(2 * wait, longest)
 
