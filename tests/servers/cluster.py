@@ -8,7 +8,7 @@ from pathlib import Path
 
 import redis
 
-from tests.servers.process import free_port, wait_until
+from tests.servers.process import wait_until
 from tests.servers.redis import RedisServer
 
 SLOTS = 1 << 14
@@ -23,7 +23,7 @@ class RedisCluster:
             place = directory / str(number)
             place.mkdir()
             cluster = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000")
-            self.servers.append(RedisServer(place, *cluster, *flags, port=_port()))
+            self.servers.append(RedisServer(place, *cluster, *flags))
 
     @property
     def url(self) -> str:
@@ -106,11 +106,3 @@ class RedisCluster:
     @staticmethod
     def slot(key: bytes) -> int:
         return crc_hqx(key[1:9], 0) % SLOTS
-
-
-def _port() -> int:
-    """A free port whose neighbour 10,000 above, the cluster's bus, can be one too."""
-    while True:
-        port = free_port()
-        if port < 55_000:
-            return port

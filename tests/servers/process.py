@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import socket
 import subprocess
@@ -13,12 +14,21 @@ PATIENCE_SECONDS = 30.0
 """How long anything that a test waits for may take on a busy machine."""
 
 
+PORTS = range(11_000, 21_000)
+"""Below those that the system gives to outgoing connections, which could be in the way; the
+bus of a Redis Cluster listens 10,000 above."""
+
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    """A TCP port of the loopback interface that was free a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """A TCP port of the loopback interface that was free a moment ago, another each time."""
+    while True:
+        port = random.choice(PORTS)
+        with socket.socket() as listener:
+            if port not in _given and listener.connect_ex(("127.0.0.1", port)) != 0:
+                _given.add(port)
+                return port
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:

@@ -13,9 +13,9 @@ from tests.servers.process import Process, free_port, listens
 class RedisServer:
     """One server on one port, which it keeps when started again."""
 
-    def __init__(self, directory: Path, *flags: str, port: int = 0) -> None:
-        """`flags` are further ones of redis-server; without a port it takes a free one."""
-        self.port = port or free_port()
+    def __init__(self, directory: Path, *flags: str) -> None:
+        """`flags` are further ones of redis-server."""
+        self.port = free_port()
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1"]
         command += ["--save", "", "--appendonly", "no", "--dir", str(directory)]
         command += ["--repl-diskless-sync-delay", "0", *flags]  # replicas are wanted at once
