@@ -91,7 +91,13 @@ class Moving:
         self._home, self._port = cluster.servers[source].port, cluster.servers[target].port
         self._all = [cluster.client(number) for number in range(3)]
 
+    def put_off(self) -> bool:
+        """Whether a node has said TRYAGAIN since the beginning."""
+        return any("errorstat_TRYAGAIN" in client.info("errorstats") for client in self._all)
+
     def begin(self) -> None:
+        for client in self._all:
+            client.config_resetstat()
         self._setslot(self._target, "IMPORTING", self._names[0])
         self._setslot(self._source, "MIGRATING", self._names[1])
 
@@ -145,7 +151,9 @@ async def test_keys_apart_while_a_slot_moves(connected: Fixture) -> None:
     moving.begin()
     moving.move(one.key)
     asked = asyncio.create_task(connected.left(one, other))
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(10):
+        while not moving.put_off():
+            await asyncio.sleep(0)
     assert not asked.done()
 
     moving.move(other.key)

@@ -125,6 +125,21 @@ async def test_lease_taken_alone_is_given_back_by_its_id(own_redis: RedisServer)
     await store.close()
 
 
+async def test_found_too_late_by_the_server(own_redis: RedisServer) -> None:
+    """A charge that the server finds too late, by its clock, is decided by policy."""
+    store = RedisStore(own_redis.url, TIMEOUT_US, Counters(), Health())
+    await store.start()
+    (shard,) = store.shards
+    assert shard._ahead_us is not None
+    shard._ahead_us -= MINUTE  # as after a step of the server's clock
+
+    ((outcome,),) = await charged(store, [[hit()]])
+
+    assert outcome is not None
+    assert (outcome.local, outcome.left) == (True, 9)
+    await store.close()
+
+
 async def test_denied_beside_another_policy_counts_nowhere(own_redis: RedisServer) -> None:
     """What this process counts is given back if the policy of another descriptor denies."""
     store = RedisStore(own_redis.url, TIMEOUT_US, Counters(), Health())

@@ -14,7 +14,8 @@ from functools import lru_cache
 from ratelimit_service.algorithms import denies
 from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome, Receipt
 from ratelimit_service.observer import Counters
-from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
+from ratelimit_service.stores import Outcomes, Wanted
+from ratelimit_service.stores.redis.part import Errand
 from ratelimit_service.stores.redis.shard import Shard
 
 __all__ = ["Charge", "Find", "Place"]
@@ -410,7 +411,7 @@ class _Spread:
             self._undone(ats, shard.charge_here([*undone, *peeks], now_us)[count:])
             return
         shard.charge(
-            _GiveBack([*undone, *peeks], lambda found: self._undone(ats, found and found[count:]))
+            Errand([[*undone, *peeks]], lambda found: self._undone(ats, found and found[count:]))
         )
 
     def _undone(self, ats: Sequence[int], peeks: Outcomes | None) -> None:
@@ -438,31 +439,6 @@ class _Spread:
         charge.settled(1)
 
 
-class _GiveBack:
-    """The part that takes back what one shard has counted; nothing makes it too late."""
-
-    __slots__ = ("_told", "deadline_us", "over", "places", "requests", "sent", "wanted")
-
-    def __init__(self, hits: Sequence[Hit], told: Callable[[Outcomes | None], None]) -> None:
-        """`told` gets the outcomes, None if there are none."""
-        self.requests = [hits]
-        self.places = (0,)
-        self.wanted: Wanted = always
-        self.deadline_us = NEVER
-        self.over = False
-        self.sent = 0
-        self._told = told
-
-    def dropped(self, _: Sequence[int]) -> None: ...
-
-    def answered(self, places: Sequence[int], found: Iterator[Outcomes], _: int) -> None:
-        for _place in places:
-            self._told(next(found))
-
-    def failed(self, _places: Sequence[int], _reason: str) -> None:
-        self._told(None)
-
-
 def _give_back_late(
     shard: Shard,
     hits: Sequence[Hit],
@@ -481,7 +457,7 @@ def _give_back_late(
         if outcome and _undoable(hit, outcome) and (denied or (told is not None and told.local))
     ]
     if undone:
-        shard.charge(_GiveBack(undone, lambda _: None))
+        shard.charge(Errand([undone]))
 
 
 def _give_back_here(shard: Shard, hits: Sequence[Hit], found: Outcomes, at_us: int) -> None:

@@ -20,8 +20,9 @@ from ratelimit_service.stores import Outcomes, Wanted, always
 from ratelimit_service.stores.redis.address import Address, Cluster
 from ratelimit_service.stores.redis.charge import Place
 from ratelimit_service.stores.redis.connection import Reply
+from ratelimit_service.stores.redis.part import Part
 from ratelimit_service.stores.redis.processes import Process
-from ratelimit_service.stores.redis.shard import Part, Shard
+from ratelimit_service.stores.redis.shard import Shard
 from ratelimit_service.stores.redis.topology import Setup
 
 __all__ = ["ClusterOfNodes", "slot_of"]
@@ -43,7 +44,11 @@ _HURRY_SECONDS = 0.1
 
 def slot_of(key: bytes) -> int:
     """The slot of a counter, from its key's tag: CRC-16/XMODEM modulo 16,384."""
-    return crc_hqx(key[_TAG], 0) & _SLOTS - 1
+    return _slot(key[_TAG])
+
+
+def _slot(tag: bytes) -> int:
+    return crc_hqx(tag, 0) & _SLOTS - 1
 
 
 class ClusterOfNodes:
@@ -72,7 +77,7 @@ class ClusterOfNodes:
 
     def find(self, hit: Hit) -> Place:
         """The node and the slot."""
-        return self._places[crc_hqx(hit[0][_TAG], 0) & _SLOTS - 1]
+        return self._places[slot_of(hit[0])]
 
     def slot(self, hits: Sequence[Hit]) -> int:
         """The slot that all of a request's counters are in."""
@@ -97,7 +102,7 @@ class ClusterOfNodes:
     def beat_key(self, node: Shard) -> str | None:
         """The key under which processes are listed: in one of the node's slots."""
         for number in range(_SLOTS):
-            if self._places[crc_hqx(b"%d" % number, 0) & _SLOTS - 1][0] is node:
+            if self._places[_slot(b"%d" % number)][0] is node:
                 return f"{{{number}}}processes"
         return None
 

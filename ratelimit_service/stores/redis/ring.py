@@ -11,16 +11,15 @@ import hashlib
 import struct
 from collections.abc import Mapping
 
-__all__ = ["PLACES", "TAG", "fingerprint", "owners", "place_of"]
+__all__ = ["PLACES", "fingerprint", "owners", "place_of"]
 
 PLACES = 1 << 16
-TAG = slice(1, 5)
-"""The digits of a key's tag that name its place."""
+_TAG = slice(1, 5)
 
 
 def place_of(key: bytes) -> int:
     """The place of a counter, from the first half of its key's tag (`stores.keys`)."""
-    return int(key[TAG], 16)
+    return int(key[_TAG], 16)
 
 
 def owners(weights: Mapping[str, int]) -> list[str]:

@@ -232,6 +232,8 @@ class Found(NamedTuple):
     """One for each hit of each request, None for those that came after their deadline."""
     damaged: list[bytes]
     """The keys of counters that started anew since their state could not be."""
+    late: bool
+    """Whether any came after its deadline."""
 
 
 def read(reply: object, requests: Sequence[Sequence[Hit]]) -> Found | None:
@@ -241,19 +243,19 @@ def read(reply: object, requests: Sequence[Sequence[Hit]]) -> Found | None:
     marks = reply[1::4]
     fields = map(_OVERS.__getitem__, marks), reply[2::4], reply[3::4], reply[4::4]
     flat: list[Outcome | None] = list(map(_outcome, zip(*fields, repeat(False))))
-    damaged = []
-    if max(marks, default=0) >= _DAMAGED:
+    damaged, most = [], max(marks, default=0)
+    if most >= _DAMAGED:
         keys = (hit.key for hits in requests for hit in hits)
         damaged = [key for key, mark in zip(keys, marks, strict=True) if mark & _DAMAGED]
         flat = [None if mark & _LATE else one for mark, one in zip(marks, flat, strict=True)]
     if len(flat) == len(requests):
-        return Found(reply[0], [[outcome] for outcome in flat], damaged)
+        return Found(reply[0], [[outcome] for outcome in flat], damaged, most >= _LATE)
     found: list[Sequence[Outcome | None]] = []
     at = 0
     for hits in requests:
         found.append(flat[at : at + len(hits)])
         at += len(hits)
-    return Found(reply[0], found, damaged)
+    return Found(reply[0], found, damaged, most >= _LATE)
 
 
 _outcome = partial(tuple.__new__, Outcome)

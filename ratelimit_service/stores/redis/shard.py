@@ -24,7 +24,7 @@ from ratelimit_service.health import Health
 from ratelimit_service.model import Hit, Outcome
 from ratelimit_service.observer import Counters
 from ratelimit_service.slices import slowly
-from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
+from ratelimit_service.stores import NEVER, Outcomes
 from ratelimit_service.stores.damage import Damage
 from ratelimit_service.stores.local import Local
 from ratelimit_service.stores.redis.address import Address, Sentinels
@@ -35,6 +35,7 @@ from ratelimit_service.stores.redis.connection import (
     Reply,
     open_connection,
 )
+from ratelimit_service.stores.redis.part import Errand, Part
 from ratelimit_service.stores.redis.processes import (
     BEAT_SECONDS,
     PROCESSES,
@@ -54,7 +55,7 @@ from ratelimit_service.stores.redis.script import (
 )
 from ratelimit_service.stores.redis.sentinel import find, moved
 
-__all__ = ["Part", "Shard", "Slots"]
+__all__ = ["Shard", "Slots"]
 
 log = logging.getLogger(__name__)
 
@@ -89,42 +90,6 @@ _MAX_HELD = 10_000
 """How many give-backs wait for a server that is away."""
 
 
-class Part(Protocol):
-    """What goes to one shard: requests, or those of their hits that lie there."""
-
-    sent: int
-    """How many requests have been sent, or were not wanted any more."""
-
-    @property
-    def requests(self) -> Sequence[Sequence[Hit]]:
-        """What is to be charged, each on its own."""
-
-    @property
-    def deadline_us(self) -> int:
-        """When nobody waits any more, by `elapsed_us`."""
-
-    @property
-    def over(self) -> bool:
-        """Whether nobody waits for any of it."""
-
-    @property
-    def places(self) -> Sequence[int]:
-        """By what number `wanted` knows each request."""
-
-    @property
-    def wanted(self) -> Wanted:
-        """Whether somebody waits for a request, asked just before it is sent."""
-
-    def dropped(self, places: Sequence[int]) -> None:
-        """These requests were not sent, since they are not wanted."""
-
-    def answered(self, places: Sequence[int], found: Iterator[Outcomes], at_us: int) -> None:
-        """The next outcomes found are these requests'; `at_us` is the server's time."""
-
-    def failed(self, places: Sequence[int], reason: str) -> None:
-        """These requests get no answer."""
-
-
 class Slots(Protocol):
     """What a node of a cluster asks of the cluster."""
 
@@ -136,28 +101,6 @@ class Slots(Protocol):
 
     def beat_key(self, node: Shard) -> str | None:
         """The key under which processes are listed in this node."""
-
-
-class _HandBack:
-    """The part that tells a server what was counted here while it was away."""
-
-    __slots__ = ("deadline_us", "over", "places", "requests", "sent", "wanted")
-
-    def __init__(self, requests: Sequence[Sequence[Hit]], deadline_us: int) -> None:
-        self.requests = requests
-        self.places = range(len(requests))
-        self.deadline_us = deadline_us
-        self.over = False
-        self.sent = 0
-        self.wanted: Wanted = always
-
-    def dropped(self, places: Sequence[int]) -> None: ...
-
-    def answered(self, places: Sequence[int], found: Iterator[Outcomes], _at_us: int) -> None:
-        for _ in places:
-            next(found)
-
-    def failed(self, places: Sequence[int], reason: str) -> None: ...
 
 
 class _Call(NamedTuple):
@@ -299,7 +242,7 @@ class Shard:
             yield self._held.popleft()
         at_us, now = self.now_us(), elapsed_us()
         for requests, left_us in self._local.hand_back(self.processes, at_us):
-            yield _HandBack(requests, now + left_us)
+            yield Errand(requests, deadline_us=now + left_us)
 
     def now_us(self) -> int:
         """The server's time, as far as it is known."""
@@ -443,7 +386,10 @@ class Shard:
             self._succeeded(call, found)
             each, at_us = iter(found.outcomes), found.at_us
             for part, places in call.places:
-                part.answered(places, each, at_us)
+                if found.late:
+                    _answer_one_by_one(part, places, each, at_us)
+                else:
+                    part.answered(places, each, at_us)
         else:
             self._refused(connection, call, reply)
         if self._queue and not self._sending:
@@ -598,7 +544,7 @@ class Shard:
             return
         at_us, now = self.now_us(), elapsed_us()
         async for requests, left_us in slowly(self._local.hand_back(self.processes, at_us)):
-            self.charge(_HandBack(requests, now + left_us))
+            self.charge(Errand(requests, deadline_us=now + left_us))
 
     async def _nurse(self, connection: Connection) -> None:
         """Pings a sick server until it is well; gives a silent one up."""
@@ -618,6 +564,18 @@ class Shard:
         if not connection.lost.done():
             log.warning("Redis at %s answers pings in time again", self._place)
             self._well(connection)
+
+
+def _answer_one_by_one(
+    part: Part, places: Sequence[int], found: Iterator[Outcomes], at_us: int
+) -> None:
+    """Tells a part's requests apart: those that the server found too late have no answer."""
+    for place in places:
+        outcomes = next(found)
+        if None in outcomes:
+            part.failed([place], "timeout")
+        else:
+            part.answered([place], iter([outcomes]), at_us)
 
 
 def _ignore(_: Reply) -> None: ...

@@ -16,7 +16,7 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.stores.redis.address import Address, Ring, Sentinels
 from ratelimit_service.stores.redis.charge import Place
 from ratelimit_service.stores.redis.processes import Process
-from ratelimit_service.stores.redis.ring import TAG, fingerprint, owners
+from ratelimit_service.stores.redis.ring import fingerprint, owners, place_of
 from ratelimit_service.stores.redis.shard import Shard, Slots
 
 __all__ = ["RingOfShards", "Setup", "Topology"]
@@ -104,7 +104,7 @@ class RingOfShards:
 
     def find(self, hit: Hit) -> Place:
         """The shard that owns the place."""
-        return self._homes[self._owners[int(hit[0][TAG], 16)]]
+        return self._homes[self._owners[place_of(hit[0])]]
 
     async def start(self) -> None:
         """Tries every shard once, at most a second long, and keeps trying in the background."""
