@@ -47,12 +47,15 @@ class Tally:
 class Tallies:
     """The tallies of one rule: one, or one for each value where the rule opts in.
 
-    Bounded: after `MAX_SERIES` values all others share one tally.
+    Bounded: after `MAX_SERIES` values all others share one tally. `domain` and `path` name the
+    rule.
     """
 
-    __slots__ = ("_by_value",)
+    __slots__ = ("_by_value", "domain", "path")
 
-    def __init__(self) -> None:
+    def __init__(self, domain: str = "", path: str = "") -> None:
+        self.domain = domain
+        self.path = path
         self._by_value: dict[str, Tally] = {}
 
     def of(self, value: str = "") -> Tally:

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from ratelimit_service.errors import RulesError
 from ratelimit_service.health import Health
-from ratelimit_service.observer import Counters, Tallies
-from ratelimit_service.rules.build import OVERRIDES, Built, FileReport, Version, build
+from ratelimit_service.observer import Counters
+from ratelimit_service.rules.build import Built, FileReport, Version, build
 from ratelimit_service.rules.child import build_in_child
 from ratelimit_service.rules.problem import Problem
-from ratelimit_service.rules.tree import Domain, Node, Snapshot, walk
-from ratelimit_service.slices import SLICE, slowly
+from ratelimit_service.rules.rulebook import Rulebook
+from ratelimit_service.rules.tree import Domain, Snapshot
 
 __all__ = ["Rules", "rule_files"]
 
@@ -66,10 +66,7 @@ class _File:
 
 
 class Rules:
-    """The rule files under one path and the snapshot made of them.
-
-    Reading `snapshot` is atomic; requests take it once and keep it to their end.
-    """
+    """The rule files under one path, and the rulebook made of them."""
 
     def __init__(
         self, path: Path, *, counters: Counters, health: Health, strict: bool = False
@@ -81,9 +78,8 @@ class Rules:
         self._strict = strict
         self._files: dict[str, _File] = {}
         self._conflicts: tuple[Problem, ...] = ()
-        self._tallies: dict[tuple[str, str], Tallies] = {}
-        self._snapshot = Snapshot(0, {})
         self._lock = asyncio.Lock()
+        self.book = Rulebook()
 
     @property
     def path(self) -> Path:
@@ -93,7 +89,7 @@ class Rules:
     @property
     def snapshot(self) -> Snapshot:
         """The rules that hold now."""
-        return self._snapshot
+        return self.book.snapshot
 
     def load(self) -> None:
         """The first load. Raises RulesError if there is nothing to serve.
@@ -101,7 +97,7 @@ class Rules:
         With `strict`, any problem is an error; else bad files leave their domains unserved.
         """
         versions = self._read()
-        self._take_over(build(versions, self._tallies_of, strict=self._strict), versions)
+        self._take_over(build(versions, self.book.tallies_of, strict=self._strict), versions)
         problems = self._fatal_problems()
         if self._strict and problems:
             lines = "\n".join(f"  {problem}" for problem in problems)
@@ -116,9 +112,11 @@ class Rules:
             try:
                 versions = await asyncio.to_thread(self._read)
                 if self._changed(versions):
-                    built = await build_in_child(versions, self._tallies_of, strict=self._strict)
+                    built = await build_in_child(
+                        versions, self.book.tallies_of, strict=self._strict
+                    )
                     # No name for the old snapshot here, or it would outlive its last slice.
-                    await self._let_go(self._take_over(built, versions))
+                    await self.book.let_go(self._take_over(built, versions))
                 else:
                     self._tell_health()
             except RulesError as error:
@@ -159,15 +157,14 @@ class Rules:
         self._log(problem for problem in built.conflicts if problem not in self._conflicts)
         self._conflicts = built.conflicts
         domains, unserved = self._served(built)
-        old = self._snapshot
-        self._snapshot = Snapshot(old.number + 1, domains, unserved)
+        old = self.book.swap(domains, unserved)
         self._counters.rule_loads["error" if self._fatal_problems() else "success"] += 1
         self._tell_health()
         return old
 
     def _served(self, built: Built) -> tuple[dict[str, Domain], frozenset[str]]:
         """The domains that hold now; where there is nothing good, those that held before."""
-        served = self._snapshot.domains
+        served = self.snapshot.domains
         domains, unserved = {}, set()
         named = [*built.domains, *sorted(built.contradicting), *sorted(built.never_good)]
         for name in dict.fromkeys(named):
@@ -178,33 +175,6 @@ class Rules:
             else:
                 unserved.add(name)
         return domains, frozenset(unserved)
-
-    async def _let_go(self, old: Snapshot) -> None:
-        """Frees what does not hold any more, a little at a time: a large tree takes 20 ms at once.
-
-        Tallies are kept of rules that are still there, or whose file may yet be mended.
-        """
-        now = self._snapshot.domains
-        kept = {(name, OVERRIDES) for name in now}
-        new = [node for domain in now.values() for node in domain.root.nodes]
-        async for node in slowly(walk(new)):
-            if node.rule:
-                kept.add((node.rule.domain, node.rule.path))
-        async for key in slowly(list(self._tallies)):
-            if key not in kept:
-                del self._tallies[key]
-        remains: list[Node] = []
-        for name, domain in old.domains.items():
-            if now.get(name) is not domain:
-                remains += [node async for node in slowly(walk(domain.root.nodes))]
-            del domain
-        del old, new
-        remains.reverse()  # parents go before their children, whom they would take along
-        while remains or kept:
-            del remains[-SLICE:]
-            for _ in range(min(len(kept), SLICE)):
-                kept.pop()
-            await asyncio.sleep(0)
 
     def _tell_health(self) -> None:
         if fatal := self._fatal_problems():
@@ -227,6 +197,3 @@ class Rules:
 
     def _fatal(self, problem: Problem) -> bool:
         return problem.fatal(strict=self._strict)
-
-    def _tallies_of(self, domain: str, path: str) -> Tallies:
-        return self._tallies.setdefault((domain, path), Tallies())

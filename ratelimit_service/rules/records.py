@@ -1,0 +1,117 @@
+"""Trees as records, for their way from one process to another: written and read slice by slice.
+
+Reading a large tree in one go would hold the interpreter for as long as it takes, and in the
+meantime Envoy would let requests through. So it is written as records, children before their
+parents, a few of which are put together between two batches of requests. Tallies are named in
+it, not contained: those that count stay in their process.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator, Sequence
+from io import BytesIO
+from itertools import islice
+from typing import NamedTuple
+
+from ratelimit_service.observer import Tallies
+from ratelimit_service.rules.build import OVERRIDES, TalliesOf
+from ratelimit_service.rules.tree import Domain, Level, LevelBuilder, Node
+
+__all__ = ["Assembly", "packed"]
+
+_SLICE_RECORDS = 60
+"""Records put together at once: about a millisecond's worth."""
+
+
+class _Opened(NamedTuple):
+    """The nodes up to the matching `_Closed` are one level."""
+
+
+class _Leaf(NamedTuple):
+    """A node of the level that is open, `node.children` left out."""
+
+    node: Node
+    has_children: bool
+    """Whether the level closed last is its children's."""
+
+
+class _Closed(NamedTuple):
+    """The level is complete; if it is a domain's root, `domain` names it."""
+
+    domain: str | None
+    shard_by: frozenset[str] | None = None
+
+
+_Record = _Opened | _Leaf | _Closed
+
+
+def packed(domains: Iterable[Domain]) -> Iterator[bytes]:
+    """The domains' trees in slices, each to be given to `Assembly.add` in this order."""
+    records = (record for domain in domains for record in _of_level(domain.root, domain))
+    while part := list(islice(records, _SLICE_RECORDS)):
+        yield _dump(part)
+
+
+def _of_level(level: Level, domain: Domain | None = None) -> Iterator[_Record]:
+    yield _Opened()
+    for node in level.nodes:
+        if node.children:
+            yield from _of_level(node.children)
+        yield _Leaf(node.with_children(None), node.children is not None)
+    yield _Closed(domain.name, domain.shard_by) if domain else _Closed(None)
+
+
+class Assembly:
+    """Puts trees together again."""
+
+    def __init__(self, tallies: TalliesOf) -> None:
+        """`tallies` gives this process's tallies of a rule."""
+        self._tallies = tallies
+        self._open: list[LevelBuilder] = []
+        self._closed: Level | None = None
+        self.domains: dict[str, Domain] = {}
+        """Those that are complete."""
+
+    def add(self, data: bytes) -> None:
+        """Takes the next slice."""
+        for record in _load(data, self._tallies):
+            if isinstance(record, _Leaf):
+                node = record.node
+                if record.has_children:
+                    node = node.with_children(self._closed)
+                self._open[-1].add(node)
+            elif isinstance(record, _Opened):
+                self._open.append(LevelBuilder())
+            else:
+                self._closed = self._open.pop().level()
+                if record.domain is not None:
+                    overrides = self._tallies(record.domain, OVERRIDES)
+                    self.domains[record.domain] = Domain(
+                        record.domain, self._closed, overrides, record.shard_by
+                    )
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, obj: object) -> tuple[str, str] | None:
+        return (obj.domain, obj.path) if isinstance(obj, Tallies) else None
+
+
+class _Unpickler(pickle.Unpickler):
+    tallies: TalliesOf
+
+    def persistent_load(self, pid: tuple[str, str]) -> Tallies:
+        return self.tallies(*pid)
+
+
+def _dump(records: Sequence[_Record]) -> bytes:
+    out = BytesIO()
+    _Pickler(out, pickle.HIGHEST_PROTOCOL).dump(records)
+    return out.getvalue()
+
+
+def _load(data: bytes, tallies: TalliesOf) -> Iterable[_Record]:
+    unpickler = _Unpickler(BytesIO(data))
+    unpickler.tallies = tallies
+    records: Iterable[_Record] = unpickler.load()
+    return records
