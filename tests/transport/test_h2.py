@@ -291,6 +291,20 @@ def test_busy_client_is_no_flood() -> None:
     assert not client.connection.closing
 
 
+def test_careful_client_is_no_flood() -> None:
+    """A client may say several things with each call, as grpcio does that measures its way."""
+    client = Client()
+    client.settle()
+    pings = frames.ping(b"12345678", ack=False) + frames.ping(b"87654321", ack=True)
+
+    for _ in range(3_000):
+        client.connection.receive(frames.window_update(0, 5) + pings)
+        client.connection.receive(client.headers() + client.data())
+        client.connection.answer(client.stream_id, b"")
+
+    assert not client.connection.closing
+
+
 def test_continuation_flood() -> None:
     """A header block without end is cut off."""
     client = Client()
