@@ -1,4 +1,4 @@
-"""The command `ratelimit`: serve, lint, explain, hit. It parses words and prints answers.
+"""The command `ratelimit`: serve, restart, lint, explain, hit. It parses words and prints answers.
 
 Every error is one line on standard error and exit code 2. What only one command needs is
 imported by that command, so that `hit` starts fast.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratelimit_service import __version__
+from ratelimit_service import __version__, compiled
 from ratelimit_service.errors import RateLimitError, SettingsError
 from ratelimit_service.model import (
     MAX_ADDEND,
@@ -30,7 +30,14 @@ from ratelimit_service.model import (
     Unit,
     whole_seconds,
 )
-from ratelimit_service.settings import Setting, Settings, from_reference, parse_duration, settings
+from ratelimit_service.settings import (
+    Setting,
+    Settings,
+    from_reference,
+    parse_duration,
+    settings,
+    split_address,
+)
 
 if TYPE_CHECKING:
     from ratelimit_service.rules.explain import Explanation
@@ -71,7 +78,9 @@ def _fail(message: str) -> int:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, message="ratelimit %(version)s")
+@click.version_option(
+    __version__, message=f"ratelimit %(version)s ({'compiled' if compiled() else 'interpreted'})"
+)
 def ratelimit() -> None:
     """Decides whether requests may pass, for Envoy and everything that speaks its protocol.
 
@@ -116,10 +125,15 @@ def _option(setting: Setting) -> click.Option:
     )
 
 
-def _serve(**values: object) -> int:
-    from ratelimit_service.runtime import serve  # noqa: PLC0415 -- see the module's head
+def _serve(*, only_check: bool, **values: object) -> int:
+    from ratelimit_service.runtime.app import check, serve  # noqa: PLC0415 -- see the module's head
 
-    return serve(Settings(**values))  # type: ignore[arg-type]  # each was read by its parser
+    settings = Settings(**values)  # type: ignore[arg-type]  # each was read by its parser
+    if only_check:
+        check(settings)
+        click.echo("it would start")
+        return 0
+    return serve(settings)
 
 
 class _Serve(click.Command):
@@ -144,17 +158,60 @@ class _Serve(click.Command):
 ratelimit.add_command(
     _Serve(
         "serve",
-        params=[_option(setting) for setting in settings()],
+        params=[
+            *(_option(setting) for setting in settings()),
+            click.Option(
+                ["--check", "only_check"],
+                is_flag=True,
+                help="Only tell whether it would start: settings, rules, TLS files.",
+            ),
+        ],
         callback=_serve,
         short_help="Serve decisions over gRPC and HTTP.",
         help=(
             "Serve decisions over gRPC and HTTP.\n\n"
             "The ports open once the rules are loaded. Rules are reloaded when their files "
-            "change, and on SIGHUP; SIGTERM drains.\n\n"
+            "change, and on SIGHUP; SIGTERM drains, SIGUSR2 replaces the workers.\n\n"
             "Example: ratelimit serve --rules rules/ --store redis://localhost:6379/0"
         ),
     )
 )
+
+
+# restart
+
+
+@ratelimit.command()
+@click.option(
+    "--http",
+    default="localhost:8080",
+    show_default=True,
+    metavar="HOST:PORT",
+    envvar="RATELIMIT_HTTP",
+    help="The HTTP port of the service.",
+)
+@click.option(
+    "--timeout",
+    default="5m",
+    show_default=True,
+    metavar="DURATION",
+    help="How long to wait for the end.",
+)
+def restart(http: str, timeout: str) -> int:
+    """Replace the workers of the service on this machine, one after the other.
+
+    It goes on as the version that is installed now, with what the rules and files say now; no
+    call fails. Settings stay as they were given at its start. Exits 0 once all workers are new,
+    2 if nothing was changed, and why.
+
+    Example: ratelimit restart --http localhost:8080
+    """
+    from ratelimit_service.runtime.restart import restart as restarted  # noqa: PLC0415
+
+    split_address(http)
+    for line in restarted(http, parse_duration(timeout)):
+        click.echo(line)
+    return 0
 
 
 # lint

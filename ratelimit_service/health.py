@@ -20,6 +20,8 @@ class Phase(StrEnum):
 
     STARTING = "starting"
     SERVING = "serving"
+    LEAVING = "leaving"
+    """Others take over what this process does: it ends, the service goes on."""
     DRAINING = "draining"
 
 
@@ -30,7 +32,9 @@ class Health:
     instance stays in its load balancer. Only `STARTING` and `DRAINING` mean NOT_SERVING.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, level: int = logging.WARNING) -> None:
+        """`level` is the log's for what begins and ends to be wrong."""
+        self._level = level
         self._phase = Phase.STARTING
         self._faults: dict[str, str] = {}
         self._listeners: list[Callable[[], None]] = []
@@ -43,7 +47,7 @@ class Health:
     @property
     def serving(self) -> bool:
         """Whether new requests are welcome."""
-        return self._phase is Phase.SERVING
+        return self._phase in {Phase.SERVING, Phase.LEAVING}
 
     @property
     def faults(self) -> dict[str, str]:
@@ -59,7 +63,7 @@ class Health:
     def degrade(self, component: str, reason: str) -> None:
         """Records that a component is degraded; logs it when it was well before."""
         if component not in self._faults:
-            log.warning("degraded: %s: %s", component, reason)
+            log.log(self._level, "degraded: %s: %s", component, reason)
             self._faults[component] = reason
             self._tell()
         else:
@@ -68,7 +72,7 @@ class Health:
     def recover(self, component: str) -> None:
         """Records that a component is well again; logs it when it was degraded."""
         if self._faults.pop(component, None) is not None:
-            log.warning("recovered: %s", component)
+            log.log(self._level, "recovered: %s", component)
             self._tell()
 
     def listen(self, listener: Callable[[], None]) -> None:

@@ -8,9 +8,19 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypedDict
 
-__all__ = ["LATENCY_BOUNDS_US", "MAX_SERIES", "OTHER", "Counters", "Histogram", "Tallies", "Tally"]
+__all__ = [
+    "LATENCY_BOUNDS_US",
+    "MAX_SERIES",
+    "OTHER",
+    "Counters",
+    "Histogram",
+    "Taken",
+    "Tallies",
+    "Tally",
+]
 
 MAX_SERIES = 1_000
 """The most values one rule may have series of its own for."""
@@ -42,6 +52,26 @@ class Tally:
         self.uncharged = 0
         self.refunded = 0
         self.by_policy = 0
+
+    def take(self) -> list[int]:
+        """The numbers, for `add` in another process; here they start at 0 again.
+
+        None at all if nothing was counted.
+        """
+        if not (self.hits or self.refunded):
+            return []
+        taken = [getattr(self, name) for name in _TALLIED]
+        for name in _TALLIED:
+            setattr(self, name, 0)
+        return taken
+
+    def add(self, taken: Sequence[int]) -> None:
+        """Adds what another one has counted."""
+        for name, number in zip(_TALLIED, taken, strict=True):
+            setattr(self, name, getattr(self, name) + number)
+
+
+_TALLIED = ("hits", "over", "near", "within", "shadow", "uncharged", "refunded", "by_policy")
 
 
 class Tallies:
@@ -86,6 +116,27 @@ class Histogram:
         self.buckets[bisect_left(LATENCY_BOUNDS_US, duration_us)] += count
         self.sum_us += duration_us * count
 
+    def take(self) -> list[int]:
+        """The sum and all buckets, for `add_taken`; here they start at 0 again."""
+        taken = [self.sum_us, *self.buckets]
+        self.sum_us = 0
+        self.buckets = [0] * len(self.buckets)
+        return taken
+
+    def add_taken(self, taken: Sequence[int]) -> None:
+        """Adds what another one has counted."""
+        sum_us, *buckets = taken
+        self.sum_us += sum_us
+        self.buckets = [mine + its for mine, its in zip(self.buckets, buckets, strict=True)]
+
+
+class Taken(TypedDict):
+    """What `Counters` have counted."""
+
+    numbers: dict[str, int]
+    labelled: dict[str, dict[str, int]]
+    latency: list[int]
+
 
 class Counters:
     """What the process counts, apart from the rules' own tallies."""
@@ -110,7 +161,46 @@ class Counters:
         """Counters that started anew, their state being from the future."""
         self.rule_loads: Counter[str] = Counter()
         """Loads of the rules: `success`, `error` (a file or domain kept its last good version)."""
+        self.worker_ends: Counter[str] = Counter()
+        """Workers that have ended: `died`, `hung`, `replaced`."""
+        self.restarts: Counter[str] = Counter()
+        """Rolling restarts: `success`, `error` (there was none, the old version serves on)."""
         self.unknown_domains = 0
         """Descriptors that asked for a domain no rule file names."""
         self.global_shadow_mode = 0
         """Requests over their limit that the global shadow mode let through."""
+
+    def take(self) -> Taken:
+        """The numbers, for `add` in another process; here they start at 0 again."""
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        for name in _NUMBERS:
+            setattr(self, name, 0)
+        labelled: dict[str, dict[str, int]] = {}
+        for name in _LABELLED:
+            counts: Counter[str] = getattr(self, name)
+            labelled[name] = dict(counts)
+            counts.clear()
+        return {"numbers": numbers, "labelled": labelled, "latency": self.latency.take()}
+
+    def add(self, taken: Taken) -> None:
+        """Adds what another one has counted."""
+        for name, number in taken["numbers"].items():
+            setattr(self, name, getattr(self, name) + number)
+        for name, counts in taken["labelled"].items():
+            mine: Counter[str] = getattr(self, name)
+            mine.update(counts)
+        self.latency.add_taken(taken["latency"])
+
+
+_NUMBERS = ("given_back", "damaged", "unknown_domains", "global_shadow_mode")
+_LABELLED = (
+    "decisions",
+    "refusals",
+    "policy_decisions",
+    "store_errors",
+    "local_cache",
+    "evictions",
+    "rule_loads",
+    "worker_ends",
+    "restarts",
+)

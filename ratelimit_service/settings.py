@@ -7,6 +7,7 @@ envoyproxy/ratelimit's own names (`from_reference`), so that this service can st
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -18,15 +19,20 @@ from ratelimit_service.errors import SettingsError
 from ratelimit_service.model import FailurePolicy
 
 __all__ = [
+    "HANDOVER",
     "Setting",
     "Settings",
     "from_reference",
+    "inherited",
     "parse_duration",
     "redacted",
     "settings",
     "split_address",
     "unix_path",
 ]
+
+HANDOVER = "RATELIMIT_HANDOVER"
+"""Where a process that replaces its program tells the next one what it has left; no setting."""
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|µs|ms|s|m|h)")
 _UNITS_US = {
@@ -240,6 +246,14 @@ class Settings:
             "Where /healthcheck, /metrics, /json and /rlconfig are.", "HOST:PORT", _address
         ),
     )
+    workers: int = field(
+        default=0,
+        metadata=_described(
+            "How many processes decide, if the store is in Redis; 0 is one for each core.",
+            "N",
+            _number,
+        ),
+    )
     store_timeout_us: int = field(
         default=10_000,
         metadata=_described(
@@ -388,6 +402,12 @@ def settings() -> Iterator[Setting]:
     for each in fields(Settings):
         assert each.default is not MISSING  # noqa: S101 -- every field above has one
         yield Setting(each.name, each.default, **each.metadata)
+
+
+def inherited() -> int | None:
+    """The descriptor of what a former program of this process has left; told once."""
+    left = os.environ.pop(HANDOVER, "")
+    return int(left) if left else None
 
 
 def from_reference(environ: Mapping[str, str]) -> dict[str, str]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from aiohttp import web
 
-from ratelimit_service.errors import BadRequestError, StatusCode, TransportError
+from ratelimit_service import listening
+from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.health import Health
 from ratelimit_service.model import Code
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.tree import Snapshot
-from ratelimit_service.service import Refusal, Service
-from ratelimit_service.settings import split_address
+from ratelimit_service.service import Answer, Refusal
 from ratelimit_service.slices import SLICE, slowly
 from ratelimit_service.wire import decision_to_json, decode_decision, request_from_json
 
@@ -30,52 +31,45 @@ _HTTP_STATUS = {
 
 
 class Admin:
-    """Serves `/json`, `/healthcheck`, `/metrics` and `/rlconfig` on one port."""
+    """Serves `/json`, `/healthcheck`, `/metrics`, `/rlconfig` and `/processes`."""
 
     def __init__(
         self,
-        address: str,
-        service: Service,
+        decide: Callable[[Sequence[bytes]], Awaitable[list[Answer]]],
         health: Health,
         counters: Counters,
         snapshot: Callable[[], Snapshot],
         render_metrics: Callable[[str], tuple[str, AsyncIterator[bytes]]],
+        processes: Callable[[], object],
     ) -> None:
-        """`address` is `HOST:PORT`; port 0 takes a free one.
+        """`decide` answers serialized requests.
 
-        `render_metrics` makes content type and page for a scraper's Accept header.
+        `render_metrics` makes content type and page for a scraper's Accept header, `processes`
+        what `/processes` shows.
         """
-        self._address = address
-        self._service = service
+        self._decide = decide
         self._health = health
         self._counters = counters
         self._snapshot = snapshot
         self._render_metrics = render_metrics
+        self._processes = processes
         app = web.Application(client_max_size=_MAX_BODY_BYTES)
         app.router.add_route("*", "/json", self._json)
         app.router.add_get("/healthcheck", self._healthcheck)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/rlconfig", self._rlconfig)
+        app.router.add_get("/processes", self._show_processes)
         app.router.add_route("*", "/{tail:.*}", self._not_found)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
 
-    async def start(self) -> int:
-        """Opens the port and returns its number. Raises TransportError if it cannot be opened."""
-        host, port = split_address(self._address)
+    async def start(self, sockets: Sequence[socket.socket]) -> None:
+        """Serves on sockets that listen already."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
-        try:
-            await site.start()
-        except OSError as error:
-            raise TransportError(
-                f"cannot open the HTTP port {self._address}: {error.strerror}; "
-                "choose another with --http HOST:PORT"
-            ) from error
-        opened: int = self._runner.addresses[0][1]
-        return opened
+        for each in sockets:
+            await web.SockSite(self._runner, each, backlog=listening.BACKLOG).start()
 
     async def close(self) -> None:
-        """Closes the port and its connections."""
+        """Closes the sockets and their connections."""
         await self._runner.cleanup()
 
     async def _json(self, request: web.Request) -> web.Response:
@@ -85,7 +79,7 @@ class Admin:
         except BadRequestError as error:
             self._counters.refusals[error.reason] += 1
             return web.Response(status=400, text=f"{error}\n")
-        (answer,) = await self._service.decide([body])
+        (answer,) = await self._decide([body])
         if isinstance(answer, Refusal):
             status = _HTTP_STATUS.get(answer.code, 500)
             return web.Response(status=status, text=f"{answer.message}\n")
@@ -113,6 +107,9 @@ class Admin:
     async def _rlconfig(self, request: web.Request) -> web.StreamResponse:
         return await _streamed(request, "text/plain; charset=utf-8", self._rules())
 
+    async def _show_processes(self, _: web.Request) -> web.Response:
+        return web.json_response(self._processes())
+
     async def _rules(self) -> AsyncIterator[bytes]:
         lines = []
         async for line in slowly(dump(self._snapshot())):
@@ -123,7 +120,7 @@ class Admin:
         yield "".join(lines).encode()
 
     async def _not_found(self, request: web.Request) -> web.Response:
-        paths = "/healthcheck /json /metrics /rlconfig"
+        paths = "/healthcheck /json /metrics /rlconfig /processes"
         return web.Response(status=404, text=f"{request.path} is not here: {paths} are\n")
 
 

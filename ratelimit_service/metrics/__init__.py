@@ -1,5 +1,5 @@
 """The counts that operators see, in Prometheus's format. The only package that knows Prometheus."""
 
-from ratelimit_service.metrics.prometheus import Metrics
+from ratelimit_service.metrics.prometheus import Metrics, WorkerFigures
 
-__all__ = ["Metrics"]
+__all__ = ["Metrics", "WorkerFigures"]

@@ -22,7 +22,7 @@ from ratelimit_service.observer import LATENCY_BOUNDS_US, Counters, Tally
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.slices import SLICE, slowly
 
-__all__ = ["Metrics"]
+__all__ = ["Metrics", "WorkerFigures"]
 
 _RULE_METRICS: Mapping[str, tuple[str, Callable[[Tally], int]]] = {
     "hits": ("Hits that the rule matched.", lambda tally: tally.hits),
@@ -51,6 +51,15 @@ _OVERRIDES = "(override)"
 
 _END = b"# EOF\n"
 """How a page in OpenMetrics' format ends."""
+
+
+class WorkerFigures(NamedTuple):
+    """A worker by its number, with what it uses."""
+
+    number: int
+    connections: int
+    cpu_us: int
+    resident_bytes: int
 
 
 class _Series(NamedTuple):
@@ -88,12 +97,17 @@ class Metrics:
         health: Health,
         snapshot: Callable[[], Snapshot],
         live_counters: Callable[[], int] | None = None,
+        workers: Callable[[], Sequence[WorkerFigures]] | None = None,
     ) -> None:
-        """`live_counters` is the size of an in-memory store, None where there is none."""
+        """`live_counters` is the size of an in-memory store, None where there is none.
+
+        `workers` gives the figures of those that serve, None where one process does all.
+        """
         self._counters = counters
         self._health = health
         self._snapshot = snapshot
         self._live_counters = live_counters
+        self._workers = workers
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
         PlatformCollector(registry=self._process)
@@ -216,6 +230,42 @@ class Metrics:
                 "Counters in the memory store.",
                 value=self._live_counters(),
             )
+        if self._workers is not None:
+            yield from self._of_workers(self._workers())
+
+    def _of_workers(self, workers: Sequence[WorkerFigures]) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "ratelimit_workers", "Workers that take connections.", value=len(workers)
+        )
+        connections = GaugeMetricFamily(
+            "ratelimit_worker_connections", "A worker's gRPC connections.", labels=["worker"]
+        )
+        cpu = CounterMetricFamily(
+            "ratelimit_worker_cpu_seconds", "CPU time that a worker has used.", labels=["worker"]
+        )
+        resident = GaugeMetricFamily(
+            "ratelimit_worker_resident_bytes", "Memory that a worker uses.", labels=["worker"]
+        )
+        for worker in workers:
+            label = [str(worker.number)]
+            connections.add_metric(label, worker.connections)
+            cpu.add_metric(label, worker.cpu_us / 1_000_000)
+            resident.add_metric(label, worker.resident_bytes)
+        yield from (connections, cpu, resident)
+        yield _counter(
+            "ratelimit_worker_ends",
+            "Workers that have ended while the service went on.",
+            "reason",
+            ("died", "hung", "replaced"),
+            self._counters.worker_ends,
+        )
+        yield _counter(
+            "ratelimit_restarts",
+            "Rolling restarts; error means that the old version serves on.",
+            "result",
+            ("success", "error"),
+            self._counters.restarts,
+        )
 
     def _series(self) -> Iterator[_Series]:
         for domain in self._snapshot().domains.values():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,9 +69,19 @@ class Rules:
     """The rule files under one path, and the rulebook made of them."""
 
     def __init__(
-        self, path: Path, *, counters: Counters, health: Health, strict: bool = False
+        self,
+        path: Path,
+        *,
+        counters: Counters,
+        health: Health,
+        strict: bool = False,
+        reloaded: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """With `strict`, problems that are otherwise only warned of make a file bad."""
+        """With `strict`, problems that are otherwise only warned of make a file bad.
+
+        `reloaded` is awaited whenever other rules have come to hold.
+        """
+        self._reloaded = reloaded
         self._path = path
         self._counters = counters
         self._health = health
@@ -117,6 +127,8 @@ class Rules:
                     )
                     # No name for the old snapshot here, or it would outlive its last slice.
                     await self.book.let_go(self._take_over(built, versions))
+                    if self._reloaded is not None:
+                        await self._reloaded()
                 else:
                     self._tell_health()
             except RulesError as error:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from watchfiles import awatch
 
 from ratelimit_service.rules.load import Rules
 
-__all__ = ["watch"]
+__all__ = ["watch", "watched"]
 
 _LOOK_MS = 5_000
 """The longest time until a change is seen that the system does not tell of.
@@ -36,3 +38,15 @@ async def watch(rules: Rules) -> None:
         except FileNotFoundError:
             await rules.reload()
         await asyncio.sleep(_RETRY_SECONDS)
+
+
+@asynccontextmanager
+async def watched(rules: Rules) -> AsyncIterator[None]:
+    """Reloads changed rules for as long as the context lasts."""
+    task = asyncio.create_task(watch(rules))
+    await asyncio.sleep(0)  # its first step sets the watch up: no change after this is missed
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,18 +1,51 @@
-"""The command shown at start: one that makes a decision by the rules just loaded."""
+"""What is said at the start: what is served where, and a command that makes a decision."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ratelimit_service.rules.tree import Level, Node, Snapshot
+from ratelimit_service.settings import Settings, redacted
 
-__all__ = ["example"]
+__all__ = ["announce"]
 
 
-def example(snapshot: Snapshot, program: str, options: Sequence[str]) -> str | None:
+def announce(
+    settings: Settings, snapshot: Snapshot, grpc_port: int, http_port: int, workers: int
+) -> None:
+    """Prints it; `workers` is 0 where one process does all."""
+    place = f"port {grpc_port}" if grpc_port else settings.grpc
+    many = f" with {workers} worker{'' if workers == 1 else 's'}" if workers else ""
+    lines = [
+        f"ratelimit serves gRPC on {place} and HTTP on port {http_port}{many}",
+        f"counters in {redacted(settings.store)}"
+        + (f", of seconds in {redacted(settings.second_store)}" if settings.second_store else ""),
+        f"rules from {settings.rules}: {_domains(snapshot.domains) or 'no domain'}",
+    ]
+    if snapshot.unserved:
+        lines.append(f"NOT served, see the errors above: {_domains(snapshot.unserved)}")
+    options = []
+    if settings.grpc.startswith("unix:") or grpc_port != 8081:
+        options += ["--address", f"localhost:{grpc_port}" if grpc_port else settings.grpc]
+    if settings.tls_cert:
+        options += ["--tls-ca", settings.tls_cert]
+    command = _example(snapshot, sys.argv[0], options)
+    if command:
+        lines += ["make a decision with", command]
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
+
+
+def _domains(names: Iterable[str]) -> str:
+    listed = sorted(names)
+    return f"{'domain' if len(listed) == 1 else 'domains'} {', '.join(listed)}" if listed else ""
+
+
+def _example(snapshot: Snapshot, program: str, options: Sequence[str]) -> str | None:
     """A shell command that asks for the first limited rule; None if there is none.
 
     `program` is how this process was started; the command starts with it, relative to the

@@ -14,19 +14,29 @@ _TEXT = "%(asctime)s %(levelname)s %(message)s"
 class _JSONFormatter(logging.Formatter):
     """One JSON object a line, with envoyproxy/ratelimit's names."""
 
+    def __init__(self, worker: int) -> None:
+        super().__init__()
+        self._worker = worker
+
     def format(self, record: logging.LogRecord) -> str:
         line = {
             "@timestamp": datetime.fromtimestamp(record.created, UTC).isoformat(),
             "@message": record.getMessage(),
             "level": record.levelname.lower(),
         }
+        if self._worker:
+            line["worker"] = str(self._worker)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)
 
 
-def configure(level: str, form: str) -> None:
-    """Sends the log to standard error; `level` is a `logging` name, `form` text or json."""
+def configure(level: str, form: str, worker: int = 0) -> None:
+    """Sends the log to standard error; `level` is a `logging` name, `form` text or json.
+
+    A worker's lines have its number.
+    """
     handler = logging.StreamHandler()
-    handler.setFormatter(_JSONFormatter() if form == "json" else logging.Formatter(_TEXT))
+    text = _TEXT.replace("%(message)s", f"worker {worker}: %(message)s") if worker else _TEXT
+    handler.setFormatter(_JSONFormatter(worker) if form == "json" else logging.Formatter(text))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

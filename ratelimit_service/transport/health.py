@@ -1,7 +1,7 @@
 """gRPC's health protocol (grpc/doc/health-checking.md): what this process says of itself.
 
 Degraded is SERVING: requests are answered, and NOT_SERVING from every instance at once would
-empty the load balancer. Watches end when the process drains, so that they do not hold it up.
+empty the load balancer. Watches end when the process is to end, so that they do not hold it up.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ class HealthService:
         return self._status(name)
 
     async def watch(self, message: bytes) -> AsyncIterator[bytes]:
-        """The status now and after each change, until the process drains."""
+        """The status now and after each change, until the process ends."""
         name = _name(message)
         last = b""
         while True:
             # All three before the yield: meanwhile things may change.
             changed = self._changed
-            draining = self._health.phase is Phase.DRAINING
+            ending = self._health.phase in {Phase.LEAVING, Phase.DRAINING}
             status = self._status(name)
             if status != last:
                 last = status
                 yield status
-            if draining:
+            if ending:
                 return
             await changed.wait()
 

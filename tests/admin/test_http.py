@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from ratelimit_service import listening
 from ratelimit_service.admin import Admin
 from ratelimit_service.errors import TransportError
 from ratelimit_service.health import Phase
@@ -31,22 +32,22 @@ REQUEST = {"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value
 class Site:
     """A running HTTP port over a service on memory, or on a store that is away."""
 
-    def __init__(
-        self, directory: Path, settings: Settings, store: Store | None, port: int = 0
-    ) -> None:
+    def __init__(self, directory: Path, settings: Settings, store: Store | None) -> None:
         self.asking = asking = Asking(directory, RULES, settings=settings, store=store)
         metrics = Metrics(asking.counters, asking.health, lambda: asking.rules.snapshot, lambda: 7)
         self.admin = Admin(
-            f"127.0.0.1:{port}",
-            asking.service,
+            asking.service.decide,
             asking.health,
             asking.counters,
             lambda: asking.rules.snapshot,
             metrics.render,
+            lambda: {"pid": 7},
         )
 
     async def start(self) -> None:
-        self.port = await self.admin.start()
+        sockets = listening.listen("127.0.0.1:0", "HTTP")
+        self.port = listening.port_of(sockets)
+        await self.admin.start(sockets)
 
     async def ask(self, path: str, body: object = None, **headers: str) -> HTTPAnswer:
         url = f"http://127.0.0.1:{self.port}{path}"
@@ -135,16 +136,14 @@ async def test_other_paths(site: Site) -> None:
 
     assert (answer.status, answer.text) == (
         404,
-        "/nowhere is not here: /healthcheck /json /metrics /rlconfig are\n",
+        "/nowhere is not here: /healthcheck /json /metrics /rlconfig /processes are\n",
     )
 
 
-async def test_port_in_use(site: Site, tmp_path: Path) -> None:
+async def test_port_in_use(site: Site) -> None:
     """A port that is taken is an error that names it and the flag."""
-    other = Site(tmp_path, Settings(), None, site.port)
-
-    with pytest.raises(TransportError, match="--http"):
-        await other.admin.start()
+    with pytest.raises(TransportError, match=f"{site.port}: .*--http"):
+        listening.listen(f"127.0.0.1:{site.port}", "HTTP")
 
 
 async def samples(site: Site) -> dict[str, float]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import textwrap
 from pathlib import Path
@@ -11,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.health import Health
-from ratelimit_service.metrics import Metrics
+from ratelimit_service.metrics import Metrics, WorkerFigures
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
 from ratelimit_service.settings import settings
+from tests.servers.redis import RedisServer
 from tests.servers.service import COMMAND, ServiceProcess, http
 
 TOP = Path(__file__).parents[2]
@@ -70,7 +73,10 @@ def test_metrics() -> None:
         rule.tallies.of()
     counters = Counters()
     counters.refusals["no_domain"] = 1
-    metrics = Metrics(counters, Health(), lambda: Snapshot(1, {"d": domain}), lambda: 0)
+    worker = WorkerFigures(1, 0, 0, 0)
+    metrics = Metrics(
+        counters, Health(), lambda: Snapshot(1, {"d": domain}), lambda: 0, lambda: [worker]
+    )
 
     scraped = {}
     for family in metrics.collect():
@@ -123,6 +129,58 @@ def test_readme_hits_as_the_command_does(tmp_path: Path) -> None:
     seconds = re.compile(r"\d+( s\b|s\")")
     assert seconds.sub("N", hit.stdout) == seconds.sub("N", textwrap.dedent(shown))
     assert seconds.sub("N", curl.text) == seconds.sub("N", answer)
+
+
+def test_commands_of_operations(tmp_path: Path, redis_server: RedisServer) -> None:
+    """Every command that docs/operations.md shows does what it says to a service with workers."""
+    flags = ["--rules", str(TOP / "rules"), "--store", redis_server.url, "--workers", "2"]
+    service = ServiceProcess(tmp_path, *flags)
+    service.start()
+    commands = re.findall(
+        r"^    \$ (.*)$", (TOP / "docs" / "operations.md").read_text(), re.MULTILINE
+    )
+    environment = {"PATH": f"{Path(COMMAND).parent}:{os.environ['PATH']}", "PID": str(service.pid)}
+
+    answers = []
+    for command in commands:
+        there = command.replace("localhost:8080", f"127.0.0.1:{service.http_port}")
+        if there.startswith("curl "):  # which a machine may lack
+            answers.append(http(there.replace("curl ", "http://")).text)
+            continue
+        done = subprocess.run(
+            there, shell=True, cwd=TOP, env=environment, capture_output=True, text=True, check=True
+        )
+        answers.append(done.stdout)
+
+    shown, nothing, restarted, checked = answers
+    assert [worker["state"] for worker in json.loads(shown)["workers"]] == ["serving"] * 2
+    assert nothing == ""
+    assert "SIGHUP: reading the rules again" in service.log
+    assert restarted.splitlines()[-1].startswith("restarted: version ")
+    assert checked == "it would start\n"
+    service.kill()
+
+
+def test_systemd_unit(tmp_path: Path) -> None:
+    """The unit is one that systemd takes, and its command one that ours does."""
+    unit = (TOP / "docs" / "ratelimit.service").read_text()
+    (command,) = re.findall(r"^ExecStart=/opt/ratelimit/bin/(.*)$", unit, re.MULTILINE)
+    (check,) = re.findall(r"^ExecStartPre=/opt/ratelimit/bin/(.*)$", unit, re.MULTILINE)
+    assert check == f"{command} --check"
+
+    words = [COMMAND, *check.split()[1:]]
+    subprocess.run(words, check=True, env={"RATELIMIT_RULES": str(TOP / "rules")})
+
+    if shutil.which("systemd-analyze"):
+        installed = tmp_path / "ratelimit.service"
+        installed.write_text(unit.replace(f"/opt/ratelimit/bin/{'ratelimit'}", COMMAND))
+        done = subprocess.run(
+            ["systemd-analyze", "verify", str(installed)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "ratelimit.service" not in done.stderr
 
 
 def test_make_lists_its_verbs() -> None:

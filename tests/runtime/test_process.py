@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,37 +12,13 @@ import pytest
 from ratelimit_service.client import Client
 from ratelimit_service.errors import TransportError
 from ratelimit_service.model import Code, Request
+from tests.runtime.conftest import RULES, Start
 from tests.servers.process import free_port, wait_until
 from tests.servers.redis import RedisServer
-from tests.servers.service import COMMAND, ServiceProcess, http
+from tests.servers.service import COMMAND, http
 from tests.service.asking import descriptor
 
-RULES = """
-domain: edge
-descriptors:
-  - {key: user, rate_limit: {unit: day, requests_per_unit: %d}}
-"""
 REQUEST = Request("edge", (descriptor("user=bob"),))
-Start = Callable[..., ServiceProcess]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts services over a directory with one rule; a path for `--rules` is `tmp_path`."""
-    (tmp_path / "rules").mkdir()
-    (tmp_path / "rules" / "edge.yaml").write_text(RULES % 2)
-    started = []
-
-    def start(*flags: str, **environment: str) -> ServiceProcess:
-        rules = ["--rules", str(tmp_path / "rules")]
-        process = ServiceProcess(tmp_path, *rules, *flags, environment=environment)
-        started.append(process)
-        process.start()
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
 
 
 def ask(address: str, times: int, request: Request = REQUEST) -> list[Code]:

@@ -58,6 +58,10 @@ class ServiceProcess:
     def log(self) -> str:
         return self._process.log
 
+    @property
+    def pid(self) -> int:
+        return self._process.child.pid
+
     def start(self) -> None:
         self._process.spawn()
         self._process.wait_ready(lambda: "make a decision" in self.log)

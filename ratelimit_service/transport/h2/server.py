@@ -1,17 +1,16 @@
-"""The listening socket of the thin transport, its connections, and their end."""
+"""The connections of the thin transport, from where they are made to their end."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
+import logging
 import random
 import socket
-from pathlib import Path
+from collections.abc import Callable
 
-from ratelimit_service.errors import TransportError
+from ratelimit_service import listening
 from ratelimit_service.health import Health
 from ratelimit_service.service import Service
-from ratelimit_service.settings import split_address, unix_path
 from ratelimit_service.transport.h2.calls import STREAMING_PATHS, ServiceCalls
 from ratelimit_service.transport.h2.protocol import Protocol
 from ratelimit_service.transport.health import HealthService
@@ -19,12 +18,13 @@ from ratelimit_service.transport.tls import TLS
 
 __all__ = ["H2Server"]
 
+log = logging.getLogger(__name__)
+
 _LOOK_SECONDS = 1.0
-_BACKLOG = 1_024
 
 
 class H2Server:
-    """Serves `ShouldRateLimit`, health and reflection on one port."""
+    """Serves `ShouldRateLimit`, health and reflection on one port, or where it is given sockets."""
 
     def __init__(
         self,
@@ -33,100 +33,103 @@ class H2Server:
         health: Health,
         max_connection_age_us: int = 0,
         tls: TLS | None = None,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`address` is `HOST:PORT` or `unix:PATH`; port 0 takes a free one. An age of 0 is any."""
+        """`address` is `HOST:PORT` or `unix:PATH`; port 0 takes a free one. An age of 0 is any.
+
+        `changed` is called when there are more or fewer connections.
+        """
+        self._changed = changed
+        self._loop = asyncio.get_running_loop()
         self._address = address
-        self._path = unix_path(address)
-        self._tls = tls
+        self._context = tls.context() if tls else None
         self._calls = ServiceCalls(service, HealthService(health))
         self._max_age = max_connection_age_us / 1_000_000
         self._protocols: dict[Protocol, float] = {}
-        self._server: asyncio.Server | None = None
-        self._looking: asyncio.TimerHandle | None = None
+        self._sockets: list[socket.socket] = []
+        self._servers: list[asyncio.Server] = []
+        self._adopting: set[asyncio.Task[None]] = set()
         self._emptied = asyncio.Event()
+        self._stopping = False
+        self._looking = self._loop.call_later(_LOOK_SECONDS, self._look)
+
+    @property
+    def connections(self) -> int:
+        """How many there are, those included that are just being made."""
+        return len(self._protocols) + len(self._adopting)
 
     async def start(self) -> int:
         """Opens the port and returns its number, which for a socket says nothing.
 
         Raises TransportError if it cannot be opened.
         """
-        loop = asyncio.get_running_loop()
-        context = self._tls.context() if self._tls else None
-        try:
-            if self._path is not None:
-                _check_free(self._path)
-                self._server = await loop.create_unix_server(
-                    self._connected, self._path, ssl=context, backlog=_BACKLOG
+        self._sockets = listening.listen(self._address, "gRPC")
+        for each in self._sockets:
+            self._servers.append(
+                await self._loop.create_server(
+                    self._connected, sock=each, ssl=self._context, backlog=listening.BACKLOG
                 )
-            else:
-                host, port = split_address(self._address)
-                self._server = await loop.create_server(
-                    self._connected, host, port, ssl=context, backlog=_BACKLOG
-                )
-        except OSError as error:
-            raise TransportError(
-                f"cannot open the gRPC port {self._address}: {error.strerror or error}; "
-                "choose another with --grpc HOST:PORT"
-            ) from error
-        self._looking = loop.call_later(_LOOK_SECONDS, self._look)
-        if self._path is not None:
-            return 0
-        opened: int = self._server.sockets[0].getsockname()[1]
-        return opened
+            )
+        return listening.port_of(self._sockets)
+
+    def adopt(self, connection: socket.socket) -> None:
+        """Serves a connection that somebody else has accepted."""
+        task = self._loop.create_task(self._adopt(connection))
+        self._adopting.add(task)
+        task.add_done_callback(self._adopted)
 
     async def stop(self, grace_us: int) -> None:
         """Takes no new calls, and lets those in flight finish for at most `grace_us`."""
-        if self._server is None:
-            return
-        self._server.close()
-        self._remove_socket()
+        listening.unlink(self._sockets)
+        for server in self._servers:
+            server.close()
+        self._stopping = True
         for protocol in list(self._protocols):
             protocol.connection.shut_down()
             protocol.flush()
-        if self._protocols:
+        if self.connections:
             self._emptied.clear()
             try:
                 async with asyncio.timeout(grace_us / 1_000_000):
                     await self._emptied.wait()
             except TimeoutError:
+                for task in self._adopting:
+                    task.cancel()
                 for protocol in list(self._protocols):
                     protocol.abort()
-        if self._looking is not None:
-            self._looking.cancel()
+        self._looking.cancel()
 
-    def _remove_socket(self) -> None:
-        if self._path is not None:
-            Path(self._path).unlink(missing_ok=True)
+    async def _adopt(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._connected, connection, ssl=self._context)
+        except OSError as error:  # its client has gone, or speaks no TLS
+            log.debug("a connection failed: %s", error)
+            connection.close()
+
+    def _adopted(self, task: asyncio.Task[None]) -> None:
+        self._adopting.discard(task)
+        self._changed()
+        self._tell_if_empty()
 
     def _connected(self) -> Protocol:
         protocol = Protocol(self._calls, STREAMING_PATHS, self._disconnected)
+        if self._stopping:
+            protocol.connection.shut_down()
         # Jitter, so that connections made together do not end together.
         self._protocols[protocol] = self._max_age * random.uniform(0.9, 1.1)  # noqa: S311
         return protocol
 
     def _disconnected(self, protocol: Protocol) -> None:
         self._protocols.pop(protocol, None)
-        if not self._protocols:
+        self._changed()
+        self._tell_if_empty()
+
+    def _tell_if_empty(self) -> None:
+        if not self.connections:
             self._emptied.set()
 
     def _look(self) -> None:
-        loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = self._loop.time()
         for protocol, max_age in list(self._protocols.items()):
             protocol.look(now, max_age)
-        self._looking = loop.call_later(_LOOK_SECONDS, self._look)
-
-
-def _check_free(path: str) -> None:
-    """Raises OSError if somebody listens there, or it is no socket; a stale socket is replaced."""
-    place = Path(path)
-    if not place.exists():
-        return
-    if not place.is_socket():
-        raise FileExistsError(errno.EEXIST, "there is a file that is no socket")
-    with socket.socket(socket.AF_UNIX) as client:
-        try:
-            client.connect(path)
-        except ConnectionRefusedError:
-            return
-    raise OSError(errno.EADDRINUSE, "somebody else listens there")
+        self._looking = self._loop.call_later(_LOOK_SECONDS, self._look)

@@ -1,0 +1,102 @@
+"""Listening sockets: opened here, served by whoever gets them.
+
+They are opened apart from what serves them because a socket may outlive its server: it is
+handed from a process to its successor.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from pathlib import Path
+
+from ratelimit_service.errors import TransportError
+from ratelimit_service.settings import split_address, unix_path
+
+__all__ = ["BACKLOG", "listen", "port_of", "unlink"]
+
+BACKLOG = 1_024
+"""Connections that may wait to be taken; the system's net.core.somaxconn may allow fewer."""
+
+
+def listen(address: str, kind: str) -> list[socket.socket]:
+    """Opens `HOST:PORT`, all addresses of the host, or `unix:PATH`; port 0 takes a free one.
+
+    `kind` is the word for the port, whose flag is the same in small letters. Raises
+    TransportError if it cannot be opened.
+    """
+    path = unix_path(address)
+    try:
+        if path is not None:
+            return [_listen_unix(path)]
+        return _listen_tcp(*split_address(address))
+    except OSError as error:
+        raise TransportError(
+            f"cannot open the {kind} port {address}: {error.strerror or error}; "
+            f"choose another with --{kind.lower()} HOST:PORT"
+        ) from error
+
+
+def port_of(sockets: list[socket.socket]) -> int:
+    """The TCP port; 0 for a Unix socket."""
+    first = sockets[0]
+    return 0 if first.family == socket.AF_UNIX else int(first.getsockname()[1])
+
+
+def unlink(sockets: list[socket.socket]) -> None:
+    """Removes the files of Unix sockets, before they are closed for good."""
+    for each in sockets:
+        if each.family == socket.AF_UNIX:
+            Path(each.getsockname()).unlink(missing_ok=True)
+
+
+def _listen_tcp(host: str, port: int) -> list[socket.socket]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    places = list(dict.fromkeys((family, place) for family, _, _, _, place in found))
+    opened: list[socket.socket] = []
+    try:
+        for family, place in places:
+            opened.append(listener := socket.socket(family, socket.SOCK_STREAM))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                # Alone it takes IPv4 as well, beside an IPv4 address it must not.
+                only = len(places) > 1
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
+            taken = opened[0].getsockname()[1] or port
+            listener.bind((place[0], taken, *place[2:]))
+            listener.listen(BACKLOG)
+            listener.setblocking(False)
+    except OSError:
+        for each in opened:
+            each.close()
+        raise
+    return opened
+
+
+def _listen_unix(path: str) -> socket.socket:
+    _check_free(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _check_free(path: str) -> None:
+    """Raises OSError if somebody listens there, or it is no socket; a stale socket is replaced."""
+    place = Path(path)
+    if not place.exists():
+        return
+    if not place.is_socket():
+        raise FileExistsError(errno.EEXIST, "there is a file that is no socket")
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect(path)
+        except ConnectionRefusedError:
+            place.unlink()
+            return
+    raise OSError(errno.EADDRINUSE, "somebody else listens there")

@@ -1,0 +1,77 @@
+"""One process that does everything: for counters in its own memory, and for grpcio."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import AsyncExitStack
+
+from ratelimit_service import __version__, compiled, listening
+from ratelimit_service.admin import Admin
+from ratelimit_service.health import Health, Phase
+from ratelimit_service.metrics import Metrics
+from ratelimit_service.observer import Counters
+from ratelimit_service.rules.load import Rules
+from ratelimit_service.rules.watch import watched
+from ratelimit_service.runtime.announcement import announce
+from ratelimit_service.runtime.deciding import deciding
+from ratelimit_service.runtime.process import collect_young, spare_the_old
+from ratelimit_service.runtime.signals import Signals, log
+from ratelimit_service.settings import Settings
+from ratelimit_service.transport import TRANSPORTS
+from ratelimit_service.transport.tls import TLS
+
+__all__ = ["serve_alone"]
+
+
+async def serve_alone(settings: Settings) -> int:
+    """Serves until a signal ends it; returns the exit code."""
+    tls = TLS.of(settings)
+    counters, health = Counters(), Health()
+    rules = Rules(settings.rules, counters=counters, health=health, strict=settings.strict_rules)
+    await asyncio.to_thread(rules.load)
+    spare_the_old()
+    async with AsyncExitStack() as stack:
+        here = await stack.enter_async_context(
+            deciding(settings, lambda: rules.snapshot, counters, health)
+        )
+        grpc_server = TRANSPORTS[settings.transport](
+            settings.grpc, here.service, health, settings.max_connection_age_us, tls
+        )
+        metrics = Metrics(counters, health, lambda: rules.snapshot, here.live_counters)
+        admin = Admin(
+            here.service.decide,
+            health,
+            counters,
+            lambda: rules.snapshot,
+            metrics.render,
+            _processes,
+        )
+        stack.push_async_callback(admin.close)
+        http = listening.listen(settings.http, "HTTP")
+        await admin.start(http)
+        grpc_port = await grpc_server.start()
+        await stack.enter_async_context(watched(rules))
+
+        signals = Signals(rules.reload, _cannot_restart)
+        collect_young()
+        health.enter(Phase.SERVING)
+        announce(settings, rules.snapshot, grpc_port, listening.port_of(http), 0)
+        await signals.ended()
+
+        log.info("draining, for at most %g s", settings.grace_us / 1_000_000)
+        health.enter(Phase.DRAINING)
+        await grpc_server.stop(settings.grace_us)
+    log.info("stopped")
+    return 0
+
+
+async def _cannot_restart() -> None:
+    log.warning(
+        "one process with its counters in memory, or over grpcio, cannot hand over to another: "
+        "stop it and start it again"
+    )
+
+
+def _processes() -> object:
+    return {"pid": os.getpid(), "version": __version__, "compiled": compiled(), "workers": []}

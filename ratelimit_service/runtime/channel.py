@@ -1,0 +1,165 @@
+"""How the supervisor and a worker speak: messages over one socket, connections over another.
+
+A message is a kind and bytes. Both processes may be of different versions for the moments of an
+upgrade, so kinds keep their numbers, what crosses then is JSON, and unknown kinds are ignored.
+What must not live here: what a message means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+from collections.abc import Callable
+from enum import IntEnum
+from typing import cast
+
+__all__ = ["Channel", "Kind", "Lost", "Received", "receive_connections", "send_connection"]
+
+_HEAD = struct.Struct(">IB")
+"""A message's size without this, and its kind."""
+
+
+class Kind(IntEnum):
+    """What a message is about."""
+
+    SETTINGS = 1
+    """To a worker, first: its number and the settings; pickled."""
+    RULES = 2
+    """To a worker: a slice of the rules' records."""
+    RULES_END = 3
+    """To a worker: these were all; the domains that are not served."""
+    LEAVE = 4
+    """To a worker: finish within `grace_us` and end; `draining` if nobody takes over."""
+    REPORT = 5
+    """To a worker: a number; say now what was counted."""
+    DECIDE = 6
+    """To a worker: a number, and a request to be answered."""
+    HELLO = 7
+    """From a worker, first: its version."""
+    READY = 8
+    """From a worker: it takes connections from now on."""
+    FAILED = 9
+    """From a worker that cannot start: why."""
+    BEAT = 10
+    """From a worker, twice a second and when something has changed: how it is."""
+    COUNTS = 11
+    """From a worker: what was counted since the last."""
+    REPORTED = 12
+    """From a worker: these were all counts until it was asked; the number."""
+    DECIDED = 13
+    """From a worker: the number of what was asked, a status code, and the answer or reason."""
+    LEAVING = 14
+    """From a worker that was told to end by somebody else: it takes no connections any more."""
+
+
+Received = Callable[[int, bytes], None]
+Lost = Callable[[], None]
+
+
+class Channel(asyncio.Protocol):
+    """One end of the socket for messages."""
+
+    def __init__(self, received: Received, lost: Lost, rest: bytes = b"") -> None:
+        """`received` gets every message, `lost` is called once nobody is at the other end.
+
+        `rest` is what a former owner of this end had read, but not handed on.
+        """
+        self._received = received
+        self._lost = lost
+        self._rest = rest
+        self._transport: asyncio.Transport | None = None
+        self._suspended = False
+        self._taken = asyncio.Event()
+        self._taken.set()
+
+    @classmethod
+    async def open(
+        cls, end: socket.socket, received: Received, lost: Lost, rest: bytes = b""
+    ) -> Channel:
+        """Speaks over a socket from now on."""
+        _, channel = await asyncio.get_running_loop().create_unix_connection(
+            lambda: cls(received, lost, rest), sock=end
+        )
+        return channel
+
+    def send(self, kind: Kind, payload: bytes = b"") -> None:
+        """Sends a message; does nothing if nobody is there any more."""
+        if self._transport is not None:
+            self._transport.write(_HEAD.pack(len(payload), kind) + payload)
+
+    def send_json(self, kind: Kind, value: object) -> None:
+        """The same of a value."""
+        self.send(kind, json.dumps(value).encode())
+
+    def suspend(self) -> bytes:
+        """Reads no more, for a successor that will; returns what it must be given as `rest`."""
+        self._suspended = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+        return self._rest
+
+    async def flushed(self) -> None:
+        """Waits until the system has taken all that was said, or nobody is there any more."""
+        await self._taken.wait()
+
+    def close(self) -> None:
+        """Says no more and hears no more."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by asyncio."""
+        # uvloop's transports are none of asyncio's classes, so the type is asyncio's word.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(0)
+
+    def pause_writing(self) -> None:
+        """Called by asyncio: something waits to be taken."""
+        self._taken.clear()
+
+    def resume_writing(self) -> None:
+        """Called by asyncio: nothing waits any more."""
+        self._taken.set()
+
+    def data_received(self, data: bytes) -> None:
+        """Called by asyncio: hands on every complete message."""
+        data = self._rest + data
+        at = 0
+        while not self._suspended and len(data) - at >= _HEAD.size:
+            size, kind = _HEAD.unpack_from(data, at)
+            stop = at + _HEAD.size + size
+            if stop > len(data):
+                break
+            self._received(kind, data[at + _HEAD.size : stop])
+            at = stop
+        self._rest = data[at:]
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """Called by asyncio."""
+        self._transport = None
+        self._taken.set()
+        if not self._suspended:
+            self._lost()
+
+
+def send_connection(end: socket.socket, connection: socket.socket) -> None:
+    """Hands a connection to the process at the other end, which may then be closed here.
+
+    Raises BlockingIOError if that process does not take them, OSError if it is gone.
+    """
+    socket.send_fds(end, [b"c"], [connection.fileno()])
+
+
+def receive_connections(end: socket.socket) -> list[socket.socket]:
+    """All connections that have been handed over; none if the other end is gone."""
+    found: list[socket.socket] = []
+    while True:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(end, 1, 1)
+        except (BlockingIOError, ConnectionError):
+            return found
+        if not data:
+            return found
+        found += [socket.socket(fileno=descriptor) for descriptor in descriptors]

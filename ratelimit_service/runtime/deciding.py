@@ -1,0 +1,62 @@
+"""What decides in a process, built from the settings: the store, and the service over it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from ratelimit_service.errors import SettingsError
+from ratelimit_service.health import Health
+from ratelimit_service.observer import Counters
+from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.service import Service
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores import Store
+from ratelimit_service.stores.local_cache import LocalCache
+from ratelimit_service.stores.memory import MemoryStore
+from ratelimit_service.stores.redis import RedisStore
+
+__all__ = ["Deciding", "deciding"]
+
+
+@dataclass(frozen=True, slots=True)
+class Deciding:
+    """A service, and how many counters its memory has; None if they are elsewhere."""
+
+    service: Service
+    live_counters: Callable[[], int] | None
+
+
+@asynccontextmanager
+async def deciding(
+    settings: Settings, snapshot: Callable[[], Snapshot], counters: Counters, health: Health
+) -> AsyncIterator[Deciding]:
+    """A service whose store has been tried once. Raises SettingsError if there can be none."""
+    store, live_counters = open_store(settings, counters, health)
+    try:
+        await store.start()
+        yield Deciding(Service(snapshot, store, settings, counters), live_counters)
+    finally:
+        await store.close()
+
+
+def open_store(
+    settings: Settings, counters: Counters, health: Health
+) -> tuple[Store, Callable[[], int] | None]:
+    """The store that the settings name, not started. Raises SettingsError if it cannot be used."""
+    if settings.store == "memory":
+        if settings.second_store:
+            raise SettingsError("--second-store needs a --store in Redis")
+        memory = MemoryStore(settings.max_counters, counters, health)
+        return memory, memory.__len__
+    store: Store = RedisStore(
+        settings.store,
+        settings.store_timeout_us,
+        counters,
+        health,
+        second_url=settings.second_store,
+    )
+    if settings.local_cache_bytes:
+        store = LocalCache(store, settings.local_cache_bytes, counters)
+    return store, None

@@ -1,0 +1,81 @@
+"""What a supervisor leaves to the next image of its program: open descriptors and counts.
+
+It is written as JSON, since the next image may be of another version, into memory that has a
+descriptor of its own; the environment names it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import TypedDict
+
+from ratelimit_service.errors import RateLimitError
+from ratelimit_service.runtime.signals import hold_signals
+from ratelimit_service.runtime.workers import Counts, Inherited
+from ratelimit_service.settings import HANDOVER
+
+__all__ = ["Handover", "become_successor", "sockets", "successor_command", "take_over"]
+
+
+class Handover(TypedDict):
+    """All that outlives the image. Sockets are descriptors."""
+
+    grpc: list[int]
+    http: list[int]
+    workers: list[Inherited]
+    counts: Counts
+    restarts: int
+
+
+def successor_command() -> list[str]:
+    """The command by which this process was started, with what is installed now."""
+    return [sys.executable, *sys.orig_argv[1:]]
+
+
+def become_successor(handover: Handover) -> None:
+    """Replaces the program that this process runs; does not return. Raises RateLimitError."""
+    for descriptor in (*handover["grpc"], *handover["http"]):
+        os.set_inheritable(descriptor, True)
+    memory = _memory()
+    os.write(memory, json.dumps(handover).encode())
+    os.set_inheritable(memory, True)
+    environment = {**os.environ, HANDOVER: str(memory)}  # noqa: TID251 -- handed on, not read
+    sys.stdout.flush()
+    hold_signals()
+    command = successor_command()
+    try:
+        os.execve(command[0], command, environment)  # noqa: S606 -- this very command
+    except OSError as error:
+        raise RateLimitError(f"{command[0]} cannot be started: {error.strerror}") from error
+
+
+def take_over(descriptor: int) -> Handover:
+    """What the former image has left."""
+    os.set_inheritable(descriptor, False)
+    with os.fdopen(descriptor, "rb") as memory:
+        memory.seek(0)
+        handover: Handover = json.load(memory)
+    return handover
+
+
+def sockets(descriptors: Sequence[int]) -> list[socket.socket]:
+    """The sockets that were left, which no further program is to have by itself."""
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    found = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+    for each in found:
+        each.setblocking(False)
+    return found
+
+
+def _memory() -> int:
+    """A file that no directory has."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("ratelimit-handover")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

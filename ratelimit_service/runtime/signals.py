@@ -1,0 +1,60 @@
+"""What signals ask of the process that was started; its workers have none of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+__all__ = ["RELOAD", "RESTART", "Signals", "hold_signals"]
+
+log = logging.getLogger(__name__)
+
+RELOAD, RESTART = signal.SIGHUP, signal.SIGUSR2
+
+_HANDLED = {signal.SIGTERM, signal.SIGINT, RELOAD, RESTART}
+
+Action = Callable[[], Coroutine[Any, Any, None]]
+
+
+def hold_signals() -> None:
+    """Keeps signals back until `Signals` handles them: in a new program image as well."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+
+
+class Signals:
+    """SIGTERM and SIGINT end, a second one at once; SIGHUP reloads, SIGUSR2 restarts."""
+
+    def __init__(
+        self, reload: Action, restart: Action, force: Callable[[], None] = lambda: None
+    ) -> None:
+        """Takes the process's signals over; `force` is called before an end at once."""
+        self._ended = asyncio.Event()
+        self._force = force
+        self._tasks: set[asyncio.Task[None]] = set()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self.end)
+        loop.add_signal_handler(signal.SIGINT, self.end)
+        loop.add_signal_handler(RELOAD, self._do, "SIGHUP: reading the rules again", reload)
+        loop.add_signal_handler(RESTART, self._do, "SIGUSR2: asked to restart", restart)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+
+    def ended(self) -> Awaitable[object]:
+        """Waits until the process is to end."""
+        return self._ended.wait()
+
+    def end(self) -> None:
+        """Ends the process; called again, at once."""
+        if self._ended.is_set():
+            self._force()
+            os._exit(1)
+        self._ended.set()
+
+    def _do(self, text: str, action: Action) -> None:
+        log.info(text)
+        task = asyncio.get_running_loop().create_task(action())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,308 @@
+"""The process that was started, where workers decide: it keeps its pid through every restart.
+
+It holds the ports and accepts connections for its workers, reads the rules for all of them, adds
+up what they count, and replaces them. It decides nothing itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+from ratelimit_service import __version__, compiled, listening
+from ratelimit_service.admin import Admin
+from ratelimit_service.errors import TransportError
+from ratelimit_service.health import Health, Phase
+from ratelimit_service.metrics import Metrics
+from ratelimit_service.observer import Counters
+from ratelimit_service.rules.load import Rules
+from ratelimit_service.rules.watch import watched
+from ratelimit_service.runtime import handover
+from ratelimit_service.runtime.announcement import announce
+from ratelimit_service.runtime.handover import Handover
+from ratelimit_service.runtime.process import collect_young, spare_the_old
+from ratelimit_service.runtime.signals import Signals, log
+from ratelimit_service.runtime.workers import Counts, Workers
+from ratelimit_service.settings import Settings
+from ratelimit_service.slices import slowly
+from ratelimit_service.transport.tls import TLS
+
+__all__ = ["supervise"]
+
+_ACCEPTED_AT_ONCE = 64
+_NO_FILES_SECONDS = 0.1
+"""How long to wait for connections to close, when no more files may be open."""
+
+_CHECK_SECONDS = 60.0
+
+
+async def supervise(settings: Settings, count: int, inherited: int | None) -> int:
+    """Serves with so many workers until a signal ends it; returns the exit code.
+
+    `inherited` is the descriptor of what a former image of this process has left.
+    """
+    TLS.of(settings)
+    supervisor = _Supervisor(settings, count)
+    left = handover.take_over(inherited) if inherited is not None else None
+    return await supervisor.run(left)
+
+
+class _Supervisor:
+    """The parts, and the way from one state to the next."""
+
+    def __init__(self, settings: Settings, count: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._settings = settings
+        self._count = count
+        self._counters, self._health = Counters(), Health()
+        self._rules = Rules(
+            settings.rules,
+            counters=self._counters,
+            health=self._health,
+            strict=settings.strict_rules,
+            reloaded=self._rules_changed,
+        )
+        self._workers = Workers(
+            settings,
+            count,
+            self._counters,
+            self._health,
+            self._rules.book,
+            self._workers_changed,
+            self._other_version,
+        )
+        self._grpc: list[socket.socket] = []
+        self._http: list[socket.socket] = []
+        self._admin = self._new_admin()
+        self._accepting = False
+        self._restarts = 0
+        self._restarting = False
+        self._restart_error = ""
+
+    async def run(self, left: Handover | None) -> int:
+        """Serves until a signal ends it; returns the exit code."""
+        signals = Signals(self._rules.reload, self._restart, self._workers.kill)
+        async with AsyncExitStack() as stack:
+            if left is None:
+                await self._start()
+            else:
+                await self._resume(left)
+            stack.callback(self._close_grpc)
+            stack.push_async_callback(self._admin.close)
+            await self._admin.start(self._http)
+            await stack.enter_async_context(watched(self._rules))
+            self._health.enter(Phase.SERVING)
+            self._workers_changed()
+            replacing = None
+            if left is None:
+                ports = listening.port_of(self._grpc), listening.port_of(self._http)
+                announce(self._settings, self._rules.snapshot, *ports, self._count)
+            else:
+                replacing = self._loop.create_task(self._replace_workers())
+            await signals.ended()
+
+            log.info("draining, for at most %g s", self._settings.grace_us / 1_000_000)
+            self._health.enter(Phase.DRAINING)
+            if replacing is not None:
+                replacing.cancel()
+            self._close_grpc()
+            await self._workers.stop(self._settings.grace_us)
+        log.info("stopped")
+        return 0
+
+    async def _start(self) -> None:
+        """Reads the rules, starts the workers, then opens the ports."""
+        await self._load_rules()
+        await self._workers.start()
+        try:
+            self._http = listening.listen(self._settings.http, "HTTP")
+            self._grpc = listening.listen(self._settings.grpc, "gRPC")
+        except TransportError:
+            self._workers.kill()
+            raise
+
+    async def _resume(self, left: Handover) -> None:
+        """Goes on where the former image of this process stopped: connections come first."""
+        self._restarting, self._restarts = True, left["restarts"]
+        self._http, self._grpc = map(handover.sockets, (left["http"], left["grpc"]))
+        await self._workers.adopt(left["workers"])
+        self._workers_changed()
+        await self._load_rules()
+        self._workers.add_counts(left["counts"])
+
+    async def _load_rules(self) -> None:
+        await asyncio.to_thread(self._rules.load)
+        spare_the_old()
+        collect_young()
+        await self._workers.tell_rules()
+
+    async def _rules_changed(self) -> None:
+        await self._workers.tell_rules()
+
+    # Connections
+
+    def _workers_changed(self) -> None:
+        """Accepts connections as long as there is somebody to give them to."""
+        if not self._workers.serving:
+            self._stop_accepting()
+        elif not self._accepting and self._health.phase is not Phase.DRAINING:
+            self._accepting = bool(self._grpc)
+            for each in self._grpc:
+                self._loop.add_reader(each.fileno(), self._accept, each)
+
+    def _stop_accepting(self) -> None:
+        if self._accepting:
+            self._accepting = False
+            for each in self._grpc:
+                self._loop.remove_reader(each.fileno())
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                connection, _ = listener.accept()
+            except (BlockingIOError, ConnectionError):
+                return
+            except OSError as error:  # no more files may be open
+                log.error("no connection can be accepted: %s", error.strerror)
+                self._stop_accepting()
+                self._loop.call_later(_NO_FILES_SECONDS, self._workers_changed)
+                return
+            with connection:
+                if not self._workers.give(connection):
+                    log.warning("a connection was dropped: no worker took it")
+
+    def _close_grpc(self) -> None:
+        self._stop_accepting()
+        listening.unlink(self._grpc)
+        for each in self._grpc:
+            each.close()
+        self._grpc = []
+
+    # Restarting
+
+    async def _restart(self) -> None:
+        """Goes on as the program that is installed now, and replaces all workers.
+
+        Nothing changes if that program could not start.
+        """
+        if self._restarting or self._health.phase is not Phase.SERVING:
+            log.warning("not restarted: it is just starting, restarting or ending")
+            return
+        self._restarting = True
+        command = [*handover.successor_command(), "--check"]
+        why = await asyncio.to_thread(_why_not, command)
+        if why:
+            self._restart_failed(why)
+            self._restarting = False
+            return
+        listeners = [each.dup() for each in self._http]  # what the admin has will be closed
+        await self._admin.close()
+        self._stop_accepting()
+        log.info("restarting")
+        workers = self._workers.hand_over()
+        await self._workers.flushed()
+        counts = await self._counted()  # nobody adds to it any more
+        handover.become_successor(
+            Handover(
+                grpc=[each.fileno() for each in self._grpc],
+                http=[each.fileno() for each in listeners],
+                workers=workers,
+                counts=counts,
+                restarts=self._restarts,
+            )
+        )
+
+    async def _counted(self) -> Counts:
+        """All that was counted, which is then forgotten here."""
+        rules = []
+        async for tallies in slowly(self._rules.book.tallies()):
+            for value, tally in tallies.items():
+                if taken := tally.take():
+                    rules.append((tallies.domain, tallies.path, value, taken))
+        return Counts(rules=rules, counters=self._counters.take())
+
+    async def _replace_workers(self) -> None:
+        why = await self._workers.replace()
+        if why:
+            self._restart_failed(why)
+        else:
+            log.info("restarted: version %s", __version__)
+            self._counters.restarts["success"] += 1
+            self._restart_error = ""
+        self._restarts += 1
+        self._restarting = False
+
+    def _restart_failed(self, why: str) -> None:
+        log.error("not restarted: %s", why)
+        self._counters.restarts["error"] += 1
+        self._restart_error = why
+
+    def _other_version(self, version: str) -> None:
+        if not self._restarting:
+            log.warning("version %s is installed now: restarting into it", version)
+            self._restarting_into = self._loop.create_task(self._restart())
+
+    # HTTP
+
+    def _new_admin(self) -> Admin:
+        metrics = Metrics(
+            self._counters,
+            self._health,
+            lambda: self._rules.snapshot,
+            workers=self._workers.figures,
+        )
+
+        def render(accept: str) -> tuple[str, AsyncIterator[bytes]]:
+            content_type, pages = metrics.render(accept)
+            return content_type, self._collected(pages)
+
+        return Admin(
+            self._workers.decide,
+            self._health,
+            self._counters,
+            lambda: self._rules.snapshot,
+            render,
+            self._told,
+        )
+
+    async def _collected(self, pages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The pages, begun when all workers have said what they have counted."""
+        await self._workers.collect()
+        async for page in pages:
+            yield page
+
+    def _told(self) -> object:
+        return {
+            "pid": os.getpid(),
+            "version": __version__,
+            "compiled": compiled(),
+            "restarts": self._restarts,
+            "restarting": self._restarting,
+            "restart_error": self._restart_error,
+            "workers": self._workers.told(),
+        }
+
+
+def _why_not(command: list[str]) -> str:
+    """Why a command fails; empty if it does not."""
+    try:
+        done = subprocess.run(  # noqa: S603 -- our own command
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_CHECK_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return f"what is installed now did not start within {_CHECK_SECONDS:g} s"
+    except OSError as error:
+        return f"{command[0]} cannot be started: {error.strerror}"
+    if done.returncode == 0:
+        return ""
+    said = done.stderr.strip().splitlines()
+    return said[-1].removeprefix("ratelimit: ") if said else f"exit code {done.returncode}"

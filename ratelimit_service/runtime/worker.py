@@ -1,0 +1,269 @@
+"""A worker: one process that decides, on connections that the supervisor hands it.
+
+It is told its settings and its rules, says how it is and what it has counted, and ends when it is
+told to, or when the supervisor is gone. It opens no port and reads no file but TLS's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from ratelimit_service import __version__
+from ratelimit_service.errors import RateLimitError
+from ratelimit_service.health import Health, Phase
+from ratelimit_service.observer import Counters
+from ratelimit_service.rules.records import Assembly
+from ratelimit_service.rules.rulebook import Rulebook
+from ratelimit_service.runtime import logs
+from ratelimit_service.runtime.channel import Channel, Kind, receive_connections
+from ratelimit_service.runtime.deciding import deciding
+from ratelimit_service.runtime.process import collect_young, run, spare_the_old
+from ratelimit_service.service import Refusal, Service
+from ratelimit_service.settings import Settings
+from ratelimit_service.slices import slowly
+from ratelimit_service.transport import H2Server
+from ratelimit_service.transport.tls import TLS
+
+__all__ = ["BEAT_SECONDS", "main"]
+
+log = logging.getLogger(__name__)
+
+BEAT_SECONDS = 0.5
+"""How often a worker says that it is well."""
+
+_REPORT_SECONDS = 5.0
+"""How often it says what it has counted, even if nobody asks. What dies with it is no more."""
+
+_REPORTED_AT_ONCE = 100
+"""Series in one message."""
+
+_UNTOLD_SECONDS = 1.0
+"""How long a worker that is to end waits for the supervisor to say so too."""
+
+
+def main() -> None:
+    """A worker's process. Arguments: the descriptors for messages and for connections."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # a terminal sends them to all, the supervisor acts
+    messages, connections = (socket.socket(fileno=int(text)) for text in sys.argv[1:])
+    connections.setblocking(False)
+    sys.exit(run(_work(messages, connections)))
+
+
+async def _work(messages: socket.socket, connections: socket.socket) -> int:
+    return await _Worker(connections).work(messages)
+
+
+class _Worker:
+    """What one worker knows, and how it answers messages."""
+
+    def __init__(self, connections: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._connections = connections
+        self._counters = Counters()
+        self._health = Health(logging.DEBUG)  # the supervisor says it for all
+        self._book = Rulebook()
+        self._settled: asyncio.Future[tuple[int, Settings]] = self._loop.create_future()
+        self._parts: asyncio.Queue[bytes | frozenset[str]] = asyncio.Queue()
+        self._ruled = asyncio.Event()
+        self._told: asyncio.Future[tuple[Phase, int]] = self._loop.create_future()
+        """How to end, and how long it may take."""
+        self._service: Service | None = None
+        self._server: H2Server | None = None
+        self._taken = 0
+        self._telling = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def work(self, messages: socket.socket) -> int:
+        """Works until it is told to end; returns the exit code."""
+        self._channel = await Channel.open(messages, self._received, self._lost)
+        self._channel.send_json(Kind.HELLO, {"version": __version__})
+        futures: list[asyncio.Future[Any]] = [self._settled, self._told]
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        if not self._settled.done():
+            return 0
+        number, settings = self._settled.result()
+        logs.configure(settings.log_level, settings.log_format, number)
+        try:
+            await self._serve(settings)
+        except RateLimitError as error:
+            self._channel.send(Kind.FAILED, str(error).encode())
+            await self._channel.flushed()
+            return 2
+        return 0
+
+    async def _serve(self, settings: Settings) -> None:
+        tls = TLS.of(settings)
+        self._do(self._take_rules())
+        await self._ruled.wait()
+        spare_the_old()
+        async with AsyncExitStack() as stack:
+            here = await stack.enter_async_context(
+                deciding(settings, lambda: self._book.snapshot, self._counters, self._health)
+            )
+            self._service = here.service
+            self._server = server = H2Server(
+                settings.grpc,
+                here.service,
+                self._health,
+                settings.max_connection_age_us,
+                tls,
+                self._tell_soon,
+            )
+            self._health.listen(self._tell_soon)
+            self._loop.add_signal_handler(signal.SIGTERM, self._asked_to_end, settings.grace_us)
+            collect_young()
+            self._health.enter(Phase.SERVING)
+            self._loop.add_reader(self._connections.fileno(), self._take_connections)
+            self._channel.send(Kind.READY)
+            beating = [self._loop.create_task(self._beat()), self._loop.create_task(self._count())]
+            phase, grace_us = await self._told
+            self._take_connections()  # those that were handed over before we were told
+            self._loop.remove_reader(self._connections.fileno())
+            self._connections.close()
+            self._health.enter(phase)
+            await server.stop(grace_us)
+            for task in beating:
+                task.cancel()
+            await self._report()
+        await self._channel.flushed()
+
+    # What we hear
+
+    def _received(self, kind: int, payload: bytes) -> None:
+        if kind == Kind.SETTINGS:
+            self._settled.set_result(pickle.loads(payload))  # noqa: S301 -- our supervisor's
+        elif kind == Kind.RULES:
+            self._parts.put_nowait(payload)
+        elif kind == Kind.RULES_END:
+            self._parts.put_nowait(frozenset(json.loads(payload)))
+        elif kind == Kind.LEAVE:
+            how = json.loads(payload)
+            self._end(Phase.DRAINING if how["draining"] else Phase.LEAVING, how["grace_us"])
+        elif kind == Kind.REPORT:
+            self._do(self._report(payload))
+        elif kind == Kind.DECIDE:
+            self._do(self._decide(payload[:4], payload[4:]))
+
+    def _lost(self) -> None:
+        """The supervisor is gone: nobody will hand us connections, and somebody may be next."""
+        if not self._told.done():
+            log.error("the supervisor is gone: this worker ends")
+        settings = self._settled.result()[1] if self._settled.done() else Settings()
+        self._end(Phase.DRAINING, settings.grace_us)
+
+    def _asked_to_end(self, grace_us: int) -> None:
+        """SIGTERM for this process alone, or for all: the supervisor knows."""
+        self._channel.send(Kind.LEAVING)
+        self._loop.call_later(_UNTOLD_SECONDS, self._end, Phase.LEAVING, grace_us)
+
+    def _end(self, phase: Phase, grace_us: int) -> None:
+        if not self._told.done():
+            self._told.set_result((phase, grace_us))
+
+    def _take_connections(self) -> None:
+        server = self._server
+        for connection in receive_connections(self._connections):
+            self._taken += 1
+            if server is not None:
+                server.adopt(connection)
+        self._tell_soon()
+
+    async def _take_rules(self) -> None:
+        """Puts the rules together that come, a little at a time."""
+        assembly = Assembly(self._book.tallies_of)
+        while True:
+            part = await self._parts.get()
+            if isinstance(part, bytes):
+                assembly.add(part)
+                await asyncio.sleep(0)
+                continue
+            await self._book.let_go(self._book.swap(assembly.domains, part))
+            assembly = Assembly(self._book.tallies_of)
+            self._ruled.set()
+
+    async def _decide(self, number: bytes, body: bytes) -> None:
+        if self._service is not None:
+            (answer,) = await self._service.decide([body])
+            code, said = (
+                (answer.code, answer.message.encode())
+                if isinstance(answer, Refusal)
+                else (0, answer)
+            )
+            self._channel.send(Kind.DECIDED, number + bytes([code]) + said)
+
+    # What we say
+
+    def _tell_soon(self) -> None:
+        """Says how we are at the end of this tick."""
+        if not self._telling:
+            self._telling = True
+            self._loop.call_soon(self._tell)
+
+    def _tell(self) -> None:
+        self._telling = False
+        self._channel.send_json(
+            Kind.BEAT,
+            {
+                "taken": self._taken,
+                "open": self._server.connections if self._server else 0,
+                "cpu_us": time.process_time_ns() // 1_000,
+                "resident_bytes": _resident_bytes(),
+                "faults": self._health.faults,
+            },
+        )
+
+    async def _beat(self) -> None:
+        while True:
+            self._tell()
+            await asyncio.sleep(BEAT_SECONDS)
+
+    async def _count(self) -> None:
+        while True:
+            await asyncio.sleep(_REPORT_SECONDS)
+            await self._report()
+
+    async def _report(self, number: bytes = b"") -> None:
+        """Says what was counted since the last time, which is then forgotten here."""
+        found = []
+        async for tallies in slowly(self._book.tallies()):
+            for value, tally in tallies.items():
+                if taken := tally.take():
+                    found.append([tallies.domain, tallies.path, value, taken])
+            if len(found) >= _REPORTED_AT_ONCE:
+                self._channel.send_json(Kind.COUNTS, {"rules": found})
+                found = []
+        self._channel.send_json(Kind.COUNTS, {"rules": found, "counters": self._counters.take()})
+        self._channel.send(Kind.REPORTED, number)
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.critical("a fault of this worker: please report this", exc_info=error)
+            os._exit(1)  # the supervisor starts another
+
+
+def _resident_bytes() -> int:
+    """Memory in use; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,536 @@
+"""Workers and their supervisor: connections, deaths, restarts, counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import ratelimit_service
+from ratelimit_service import __version__
+from ratelimit_service.client import Client
+from ratelimit_service.errors import SettingsError, TransportError
+from ratelimit_service.model import Code, Request
+from ratelimit_service.runtime.app import workers
+from ratelimit_service.settings import Settings
+from ratelimit_service.wire import METHOD, SERVICE
+from tests.runtime.conftest import RULES, Start
+from tests.servers.process import listens, wait_until
+from tests.servers.redis import RedisServer
+from tests.servers.service import COMMAND, ServiceProcess
+from tests.service.asking import descriptor
+
+REDIS = "redis://localhost:6379/0"
+REQUEST = Request("edge", (descriptor("user=bob"),))
+SECOND_US = 1_000_000
+
+
+def processes(service: ServiceProcess) -> dict[str, Any]:
+    shown: dict[str, Any] = json.loads(service.get("/processes").text)
+    return shown
+
+
+def pids(service: ServiceProcess) -> list[int]:
+    return [worker["pid"] for worker in processes(service)["workers"]]
+
+
+def metric(service: ServiceProcess, name: str) -> float:
+    page = service.get("/metrics").text
+    (value,) = re.findall(rf"^{re.escape(name)} (.*)$", page, re.MULTILINE)
+    return float(value)
+
+
+def connections(service: ServiceProcess) -> list[int]:
+    return sorted(worker["connections"] for worker in processes(service)["workers"])
+
+
+class Caller(Client):
+    """A client with a connection of its own; others of a process share one."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+        self._channel = grpc.insecure_channel(address, options=options)
+        self._call = self._channel.unary_unary(f"/{SERVICE}/{METHOD}")
+
+
+def ask(client: Client) -> Code:
+    return client.should_rate_limit(REQUEST, 10 * SECOND_US).code
+
+
+@contextmanager
+def clients(service: ServiceProcess, count: int) -> Iterator[Sequence[Client]]:
+    """Clients of which each has a connection of its own, and has asked once."""
+    with ExitStack() as stack:
+        found = [stack.enter_context(Caller(service.address)) for _ in range(count)]
+        for client in found:
+            ask(client)
+        yield found
+
+
+@pytest.fixture
+def two(start: Start, own_redis: RedisServer) -> ServiceProcess:
+    return start("--store", own_redis.url, "--workers", "2")
+
+
+def test_one_worker_for_each_core() -> None:
+    """With Redis there is a worker for each core that the process may run on, else none."""
+    everything = os.sched_getaffinity(0)
+    (one, *_) = everything
+
+    assert workers(Settings()) == 0
+    assert workers(Settings(workers=1)) == 0
+    assert workers(Settings(store=REDIS)) == len(everything)
+    assert workers(Settings(store=REDIS, workers=7)) == 7
+    assert workers(Settings(store=REDIS, transport="grpcio")) == 0
+    os.sched_setaffinity(0, {one})
+    try:
+        assert workers(Settings(store=REDIS)) == 1
+    finally:
+        os.sched_setaffinity(0, everything)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (Settings(workers=2), "--workers 2 needs a --store in Redis: in memory each would count"),
+        (Settings(workers=2, store=REDIS, transport="grpcio"), "--workers 2 needs --transport h2"),
+    ],
+)
+def test_more_than_one_cannot_be(settings: Settings, message: str) -> None:
+    """More than one worker is refused, with the reason, where each would count for itself."""
+    with pytest.raises(SettingsError, match=message):
+        workers(settings)
+
+
+def test_connections_are_spread(two: ServiceProcess) -> None:
+    """Each new connection goes to the worker with the fewest, also after some have gone."""
+    with clients(two, 5):
+        wait_until(lambda: connections(two) == [2, 3], "five connections")
+        with clients(two, 3):
+            wait_until(lambda: connections(two) == [4, 4], "eight connections")
+    wait_until(lambda: connections(two) == [0, 0], "all connections to be gone")
+
+    with clients(two, 2):
+        wait_until(lambda: connections(two) == [1, 1], "two connections")
+
+
+def test_what_workers_count_adds_up(two: ServiceProcess) -> None:
+    """A scrape shows what all workers have counted until then, and so does the next."""
+    with clients(two, 4) as found:
+        codes = [ask(client) for client in found for _ in range(5)]
+
+        assert codes == [Code.OVER_LIMIT] * 20
+        for _ in range(2):
+            assert metric(two, 'ratelimit_decisions_total{code="ok"}') == 2
+            assert metric(two, 'ratelimit_decisions_total{code="over_limit"}') == 22
+            name = 'ratelimit_rule_hits_total{domain="edge",rule="user",value=""}'
+            assert metric(two, name) == 24
+            assert metric(two, "ratelimit_decision_duration_seconds_count") == 24
+    assert metric(two, "ratelimit_workers") == 2
+
+
+def test_json_is_decided_by_a_worker(two: ServiceProcess) -> None:
+    """/json counts with everybody else."""
+    with clients(two, 1):
+        answers = [two.decide("edge", user="bob").status for _ in range(2)]
+
+    assert answers == [200, 429]
+    assert two.decide("", user="bob").status == 400
+
+
+def test_killed_worker(two: ServiceProcess) -> None:
+    """A worker that is killed is started again; others' connections stay, and it is said."""
+    place = ("127.0.0.1", two.grpc_port)
+    with socket.create_connection(place) as one, socket.create_connection(place) as other:
+        assert one.recv(100)
+        assert other.recv(100)
+        killed, spared = (worker["pid"] for worker in processes(two)["workers"])
+
+        os.kill(killed, signal.SIGKILL)
+
+        wait_until(lambda: killed not in pids(two), "the worker to go")
+        wait_until(lambda: len(pids(two)) == 2, "another worker")
+        wait_until(lambda: two.get("/healthcheck").text == "OK", "it to serve")
+        assert sorted(map(is_open, (one, other))) == [False, True]
+        shown = {worker["pid"]: worker["connections"] for worker in processes(two)["workers"]}
+        assert shown.pop(spared) == 1
+        assert list(shown.values()) == [0]
+    assert f"worker 1 (pid {killed}) was killed by SIGKILL: another is started" in two.log
+    assert "degraded: workers: 1 of 2 workers are missing" in two.log
+    assert metric(two, 'ratelimit_worker_ends_total{reason="died"}') == 1
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Whether the other end has not closed it; what it has said is not looked at."""
+    try:
+        return bool(connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK))
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        return False
+
+
+def test_hung_worker(two: ServiceProcess) -> None:
+    """A worker that says nothing for five seconds is killed, and another takes its place."""
+    hung, well = pids(two)
+
+    os.kill(hung, signal.SIGSTOP)
+
+    wait_until(lambda: "hung and was killed: another is started" in two.log, "it to be seen")
+    wait_until(lambda: len(set(pids(two)) - {hung}) == 2, "another worker")
+    assert well in pids(two)
+    assert metric(two, 'ratelimit_worker_ends_total{reason="hung"}') == 1
+
+
+def test_worker_that_is_told_to_end(two: ServiceProcess) -> None:
+    """SIGTERM for one worker, whoever sends it, loses no call: another takes its place."""
+    with clients(two, 2) as found:
+        told = pids(two)[0]
+
+        os.kill(told, signal.SIGTERM)
+
+        wait_until(lambda: told not in pids(two), "the worker to end")
+        assert [ask(client) for client in found for _ in range(5)] == [Code.OVER_LIMIT] * 10
+    wait_until(lambda: len(pids(two)) == 2, "another worker")
+    assert f"(pid {told}) was told to end" in two.log
+
+
+def test_supervisor_that_is_killed(start: Start, own_redis: RedisServer) -> None:
+    """Workers do not outlive their supervisor: they drain, and the port is free at once."""
+    service = start("--store", own_redis.url, "--workers", "2")
+    left = pids(service)
+
+    service.kill()
+
+    wait_until(lambda: not any(map(runs, left)), "the workers to end")
+    assert not listens(service.grpc_port)
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process that has not ended, even if nobody has asked for it yet."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def test_rules_reach_all_workers(two: ServiceProcess, tmp_path: Path) -> None:
+    """Changed rules are read once, by the supervisor, and then hold in every worker."""
+    with clients(two, 2) as found:
+        (tmp_path / "rules" / "edge.yaml").write_text(RULES % 5)
+
+        wait_until(lambda: "requests_per_unit=5" in two.get("/rlconfig").text, "the new rules")
+        wait_until(lambda: ask(found[0]) is Code.OK, "the first worker to have them")
+        wait_until(lambda: ask(found[1]) is Code.OK, "the second worker to have them")
+    assert metric(two, 'ratelimit_rule_loads_total{result="success"}') == 2
+
+
+def test_large_rules_reach_workers(start: Start, own_redis: RedisServer, tmp_path: Path) -> None:
+    """Thousands of rules and several domains come to the workers as they were written."""
+    lines = ["domain: wide", "descriptors:"]
+    limit = "rate_limit: {unit: day, requests_per_unit: 1}"
+    lines += [f"  - {{key: k, value: v{number}, {limit}}}" for number in range(3_000)]
+    (tmp_path / "rules" / "wide.yaml").write_text("\n".join(lines))
+    service = start("--store", own_redis.url, "--workers", "2")
+
+    answers = [service.decide("wide", k="v2999").status for _ in range(2)]
+
+    assert answers == [200, 429]
+    assert service.decide("edge", user="bob").status == 200
+
+
+class Load:
+    """Calls without pause over a few connections, until it is left."""
+
+    def __init__(self, service: ServiceProcess) -> None:
+        self._address = service.address
+        self._over = threading.Event()
+        self.calls = 0
+        self.failures: list[str] = []
+
+    def __enter__(self) -> Load:
+        self._threads = [threading.Thread(target=self._ask) for _ in range(4)]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self) -> None:
+        with Caller(self._address) as client:
+            while not self._over.is_set():
+                try:
+                    ask(client)
+                except TransportError as error:
+                    self.failures.append(str(error))
+                self.calls += 1
+
+
+def restart(service: ServiceProcess) -> subprocess.CompletedProcess[str]:
+    command = [COMMAND, "restart", "--http", f"127.0.0.1:{service.http_port}"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+
+
+def test_rolling_restart(two: ServiceProcess) -> None:
+    """All workers are replaced under load, no call fails, counts go on, the pid stays."""
+    before = processes(two)
+    assert before["pid"] == two.pid
+    with Load(two) as load:
+        wait_until(lambda: load.calls > 100, "calls")
+
+        restarts = [restart(two) for _ in range(2)]
+
+        after = processes(two)
+    for each in restarts:
+        assert (each.returncode, each.stderr) == (0, "")
+        *replaced, last = each.stdout.splitlines()
+        assert len(replaced) == 2
+        assert last == f"restarted: version {__version__}"
+    assert load.failures == []
+    assert after["pid"] == before["pid"]
+    assert after["restarts"] == 2
+    assert not set(pids(two)) & {worker["pid"] for worker in before["workers"]}
+    decided = [
+        metric(two, f'ratelimit_decisions_total{{code="{code}"}}') for code in ("ok", "over_limit")
+    ]
+    assert decided == [2, load.calls - 2]
+    assert metric(two, 'ratelimit_worker_ends_total{reason="replaced"}') == 4
+    assert metric(two, 'ratelimit_restarts_total{result="success"}') == 2
+
+
+def test_restart_by_signal_over_a_unix_socket(
+    start: Start, own_redis: RedisServer, tmp_path: Path
+) -> None:
+    """SIGUSR2 does the same; a Unix socket stays where it is until the service ends."""
+    path = tmp_path / "grpc.sock"
+    service = start("--store", own_redis.url, "--workers", "1", "--grpc", f"unix:{path}")
+    before = pids(service)
+    with Client(f"unix:{path}") as client:
+        ask(client)
+
+        service.signal(signal.SIGUSR2)
+
+        wait_until(lambda: "restarted: version" in service.log, "the restart")
+        assert ask(client) is Code.OK
+    assert not set(before) & set(pids(service))
+    service.signal(signal.SIGTERM)
+    assert service.wait() == 0
+    assert not path.exists()
+
+
+def test_signals_while_restarting(start: Start, own_redis: RedisServer) -> None:
+    """A service that is told to end in the middle of a restart ends, with all its workers."""
+    service = start("--store", own_redis.url, "--workers", "2")
+    before = pids(service)
+    service.signal(signal.SIGUSR2)
+    wait_until(lambda: "restarting\n" in service.log, "the restart to begin")
+
+    service.signal(signal.SIGHUP)
+    service.signal(signal.SIGTERM)
+
+    assert service.wait() == 0
+    assert not any(map(runs, before))
+    assert not listens(service.grpc_port)
+
+
+def test_restart_that_cannot_be(two: ServiceProcess, tmp_path: Path) -> None:
+    """What could not start is not restarted into: the reason is told, and all goes on."""
+    before = pids(two)
+    (tmp_path / "rules").rename(tmp_path / "elsewhere")
+
+    refused = restart(two)
+
+    (tmp_path / "elsewhere").rename(tmp_path / "rules")
+    assert refused.returncode == 2
+    message = f"not restarted: {tmp_path}/rules: there is no such file or directory"
+    assert message in refused.stderr
+    assert message in two.log
+    assert pids(two) == before
+    assert metric(two, 'ratelimit_restarts_total{result="error"}') == 1
+    assert restart(two).returncode == 0
+
+
+def test_nobody_to_restart(start: Start) -> None:
+    """A service of one process says so, and goes on."""
+    service = start()
+
+    refused = restart(service)
+    service.signal(signal.SIGUSR2)
+
+    assert refused.returncode == 2
+    assert "is one process, with its counters in memory" in refused.stderr
+    wait_until(lambda: "cannot hand over to another" in service.log, "the signal to be seen")
+    assert service.decide("edge", user="bob").status == 200
+
+
+def test_restart_of_nothing() -> None:
+    """Where no service is, the error says how to name one."""
+    command = [COMMAND, "restart", "--http", "127.0.0.1:1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+
+    assert done.returncode == 2
+    assert "no service answers at http://127.0.0.1:1" in done.stderr
+    assert "--http" in done.stderr
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A place with the package, for PYTHONPATH, whose version a test may change."""
+    place = tmp_path / "installed"
+    package = Path(ratelimit_service.__file__).parent
+    shutil.copytree(
+        package, place / "ratelimit_service", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    for library in package.parent.glob("*__mypyc.*.so"):
+        shutil.copy(library, place)
+    (place / "ratelimit_service-1.dist-info").mkdir()
+    return place
+
+
+def install(place: Path, version: str) -> None:
+    metadata = f"Metadata-Version: 2.1\nName: ratelimit-service\nVersion: {version}\n"
+    (place / "ratelimit_service-1.dist-info" / "METADATA").write_text(metadata)
+
+
+def test_restart_into_another_version(
+    start: Start, own_redis: RedisServer, installed: Path
+) -> None:
+    """A restart goes on as the version that is installed by then, supervisor and workers."""
+    install(installed, "7.0")
+    service = start("--store", own_redis.url, "--workers", "2", PYTHONPATH=str(installed))
+    assert processes(service)["version"] == "7.0"
+    install(installed, "7.1")
+
+    with Load(service) as load:
+        done = restart(service)
+
+    assert done.stdout.splitlines()[-1] == "restarted: version 7.1"
+    assert load.failures == []
+    after = processes(service)
+    assert {after["version"], *(worker["version"] for worker in after["workers"])} == {"7.1"}
+
+
+def test_worker_of_another_version(start: Start, own_redis: RedisServer, installed: Path) -> None:
+    """If a worker dies after an upgrade, the whole service goes on as the new version."""
+    install(installed, "7.0")
+    service = start("--store", own_redis.url, "--workers", "2", PYTHONPATH=str(installed))
+    install(installed, "7.1")
+
+    os.kill(pids(service)[0], signal.SIGKILL)
+
+    wait_until(lambda: "restarted: version 7.1" in service.log, "the restart")
+    assert {worker["version"] for worker in processes(service)["workers"]} == {"7.1"}
+
+
+def test_start_that_fails(own_redis: RedisServer, tmp_path: Path) -> None:
+    """What keeps workers or ports from starting is one line and exit code 2; nothing is left."""
+    (tmp_path / "edge.yaml").write_text(RULES % 2)
+    port = str(own_redis.port)
+    rules = str(tmp_path / "edge.yaml")
+    command = [COMMAND, "serve", "--rules", rules, "--store", own_redis.url]
+    command += ["--grpc", f"127.0.0.1:{port}", "--http", "127.0.0.1:0", "--log-level", "error"]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"ratelimit: cannot open the gRPC port 127.0.0.1:{port}: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--store", "redis://nowhere:1/0"], ""),
+        (["--store", "redis://localhost:port/0"], "the store URL"),
+        (["--rules", "/nowhere"], "there is no such file or directory"),
+        (["--tls-cert", "/nowhere"], "TLS needs both"),
+        (["--workers", "2"], "needs a --store in Redis"),
+    ],
+)
+def test_check(tmp_path: Path, flags: list[str], message: str) -> None:
+    """--check tells whether a service would start, without starting it."""
+    (tmp_path / "edge.yaml").write_text(RULES % 2)
+    command = [COMMAND, "serve", "--rules", str(tmp_path), "--check", *flags]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+
+    assert message in done.stderr
+    assert (done.returncode, done.stdout) == ((2, "") if message else (0, "it would start\n"))
+
+
+def test_open_files(own_redis: RedisServer, start: Start) -> None:
+    """The service takes as many files as it may have, so its workers hold as many connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1_000, hard), hard))
+    try:
+        service = start("--store", own_redis.url, "--workers", "1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    for pid in (service.pid, *pids(service)):
+        assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (hard, hard)
+
+
+def test_exact_over_workers(start: Start, own_redis: RedisServer, tmp_path: Path) -> None:
+    """Of many concurrent calls to two workers, restarted meanwhile, exactly the limit passes."""
+    (tmp_path / "rules" / "edge.yaml").write_text(RULES % 400)
+    service = start("--store", own_redis.url, "--workers", "2")
+
+    def ask_many(_: int) -> list[Code]:
+        with Caller(service.address) as client:
+            return [ask(client) for _ in range(100)]
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = pool.map(ask_many, range(8))
+        service.signal(signal.SIGUSR2)
+        codes = [code for each in answers for code in each]
+
+    assert (codes.count(Code.OK), codes.count(Code.OVER_LIMIT)) == (400, 400)
+
+
+def test_logs_name_the_worker(start: Start, own_redis: RedisServer) -> None:
+    """A line of a worker's log has its number, as JSON too; faults are said once for all."""
+    service = start("--store", own_redis.url, "--workers", "2", "--log-format", "json")
+
+    own_redis.kill()
+
+    wait_until(lambda: "degraded" in service.get("/healthcheck").text, "the fault to be seen")
+    lines = [json.loads(line) for line in service.log.splitlines() if line.startswith("{")]
+    assert {line["worker"] for line in lines if "connected to Redis" in line["@message"]} == {
+        "1",
+        "2",
+    }
+    assert sum("degraded: store" in line["@message"] for line in lines) == 1
+
+
+def test_python_of_the_working_directory(
+    own_redis: RedisServer, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies in the directory where the service is started is never imported."""
+    (tmp_path / "ratelimit_service").mkdir()
+    (tmp_path / "json.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+
+    service = start("--store", own_redis.url, "--workers", "1")
+
+    assert service.decide("edge", user="bob").status == 200
+    assert sys.executable
