@@ -48,6 +48,7 @@ bench: $(VENV)/.developing
 	@$(BIN)/python -m benchmarks.run
 	@$(BIN)/python -m benchmarks.algorithms
 	@$(BIN)/python -m benchmarks.shards
+	@$(BIN)/python -m benchmarks.restarts
 
 faults: $(VENV)/.developing
 	@command -v redis-server >/dev/null || sh tests/get-redis.sh

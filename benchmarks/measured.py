@@ -19,7 +19,7 @@ from typing import Any
 import uvloop
 
 from ratelimit_service import cli
-from ratelimit_service.runtime import app
+from ratelimit_service.runtime import process
 
 NOTED_NS = 1_000_000
 START_CALLBACKS = 500
@@ -122,7 +122,7 @@ class Runner:
 
 def main() -> None:
     record = Path(sys.argv.pop(1))
-    app.uvloop = Runner  # type: ignore[assignment]
+    process.uvloop = Runner  # type: ignore[assignment]
     sys.argv.insert(1, "serve")
     try:
         cli.main()

@@ -19,6 +19,10 @@ from ratelimit_service.transport.tls import TLS
 __all__ = ["check", "serve", "workers"]
 
 
+_CHECK_NICENESS = 10
+"""A service may be deciding beside it."""
+
+
 def serve(settings: Settings) -> int:
     """Serves until a signal ends it; returns the exit code of the process.
 
@@ -36,6 +40,7 @@ def serve(settings: Settings) -> int:
 
 def check(settings: Settings) -> None:
     """Raises RateLimitError if `serve` would; opens no port and connects to nothing."""
+    os.nice(_CHECK_NICENESS)
     workers(settings)
     TLS.of(settings)
     run(_check(settings))

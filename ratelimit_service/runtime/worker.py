@@ -127,6 +127,7 @@ class _Worker:
             collect_young()
             self._health.enter(Phase.SERVING)
             self._loop.add_reader(self._connections.fileno(), self._take_connections)
+            self._tell()  # faults are known before it serves
             self._channel.send(Kind.READY)
             beating = [self._loop.create_task(self._beat()), self._loop.create_task(self._count())]
             phase, grace_us = await self._told

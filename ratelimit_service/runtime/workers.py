@@ -126,7 +126,7 @@ class _Worker:
         self.send(Kind.LEAVE, json.dumps(said).encode())
 
     def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)  # it is not reaped yet, so the number is still its own
+        os.kill(self.pid, signal.SIGKILL)
 
 
 class Workers:
@@ -416,12 +416,15 @@ class Workers:
         """Waits for its end; sees to it that another takes its place."""
         await worker.lost.wait()
         self._changed()
-        waiting = asyncio.create_task(asyncio.to_thread(os.waitpid, worker.pid, 0))
+        # Not reaped before it is forgotten, so that its pid stays its own.
+        how = os.WEXITED | os.WNOWAIT
+        waiting = asyncio.create_task(asyncio.to_thread(os.waitid, os.P_PID, worker.pid, how))
         done, _ = await asyncio.wait({waiting}, timeout=_SLACK_SECONDS)
         if not done:
             worker.kill()  # it has hung up, and does not end
-        _, status = await waiting
+        await waiting
         self._all.remove(worker)
+        _, status = os.waitpid(worker.pid, 0)
         worker.messages.close()
         worker.connections.close()
         if worker.channel is not None:
@@ -432,8 +435,8 @@ class Workers:
                 answer.set_result(gone)
         for report in worker.reports.values():
             report.set()
-        how = _told(status)
-        worker.failure = worker.failure or f"a worker ended before it served: {how}"
+        ended = _told(status)
+        worker.failure = worker.failure or f"a worker ended before it served: {ended}"
         worker.ended.set()
         if self._stopping:
             return
@@ -448,7 +451,7 @@ class Workers:
                 "worker %d (pid %d) %s: another is started; %d connections broke",
                 worker.number,
                 worker.pid,
-                "hung and was killed" if worker.why == "hung" else how,
+                "hung and was killed" if worker.why == "hung" else ended,
                 worker.load,
             )
             await self._start_again(worker)
