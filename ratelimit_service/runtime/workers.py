@@ -424,7 +424,7 @@ class Workers:
             worker.kill()  # it has hung up, and does not end
         await waiting
         self._all.remove(worker)
-        _, status = os.waitpid(worker.pid, 0)
+        ended = _reaped(worker.pid)
         worker.messages.close()
         worker.connections.close()
         if worker.channel is not None:
@@ -435,7 +435,6 @@ class Workers:
                 answer.set_result(gone)
         for report in worker.reports.values():
             report.set()
-        ended = _told(status)
         worker.failure = worker.failure or f"a worker ended before it served: {ended}"
         worker.ended.set()
         if self._stopping:
@@ -605,9 +604,9 @@ def _spawned(messages: socket.socket, connections: socket.socket) -> int:
         raise RateLimitError(f"a worker cannot be started: {error.strerror}") from error
 
 
-def _told(status: int) -> str:
-    """How a process ended, by its wait status."""
-    code = os.waitstatus_to_exitcode(status)
+def _reaped(pid: int) -> str:
+    """How a process ended that has; its pid may be another's from now on."""
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"
