@@ -20,7 +20,7 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.service import Answer, Service
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import Outcomes, Wanted, always
+from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.connection import Calls, Connection
@@ -38,23 +38,30 @@ READS, CALLS = 3_000, 50
 STAGES = ("receive", "plan", "charge", "answer", "send")
 
 
-class MarkedStore(MemoryStore):
-    """The memory store, which tells when it was asked and when it was done."""
+class MarkedStore:
+    """The memory store, with marks of when it was asked and when it was done."""
 
-    marks: list[float]
+    def __init__(self, counters: Counters, health: Health) -> None:
+        self._memory = MemoryStore(3_000_000, counters, health)
+        self.marks: list[float] = []
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
 
     def charge(
         self,
         requests: Sequence[Sequence[Hit]],
         done: Callable[[list[Outcomes]], None],
         wanted: Wanted = always,
+        deadline_us: int = NEVER,
     ) -> None:
         def marked(outcomes: list[Outcomes]) -> None:
             self.marks.append(time.perf_counter())
             done(outcomes)
 
         self.marks.append(time.perf_counter())
-        super().charge(requests, marked, wanted)
+        self._memory.charge(requests, marked, wanted, deadline_us)
 
 
 class Process:
@@ -65,8 +72,7 @@ class Process:
         path = Path(__file__).with_name("rules.yaml")
         rules = Rules(path, counters=counters, health=health)
         rules.load()
-        self.store = MarkedStore(3_000_000, counters, health)
-        self.store.marks = []
+        self.store = MarkedStore(counters, health)
         self.service = Service(lambda: rules.snapshot, self.store, Settings(), counters)
         self.calls = SHAPES[shape]()
         self.stream_id = 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TypedDict
+from typing import Final, TypedDict
 
 __all__ = [
     "LATENCY_BOUNDS_US",
@@ -22,13 +22,25 @@ __all__ = [
     "Tally",
 ]
 
-MAX_SERIES = 1_000
+MAX_SERIES: Final = 1_000
 """The most values one rule may have series of its own for."""
 
-OTHER = "other"
+OTHER: Final = "other"
 """The value under which a rule counts what comes after its first `MAX_SERIES` values."""
 
-LATENCY_BOUNDS_US = (100, 250, 500, 1_000, 2_500, 5_000, 10_000, 20_000, 50_000, 100_000, 500_000)
+LATENCY_BOUNDS_US: Final[tuple[int, ...]] = (
+    100,
+    250,
+    500,
+    1_000,
+    2_500,
+    5_000,
+    10_000,
+    20_000,
+    50_000,
+    100_000,
+    500_000,
+)
 """Upper bounds of the latency histogram's buckets; 20 ms is what Envoy waits."""
 
 
@@ -71,7 +83,16 @@ class Tally:
             setattr(self, name, getattr(self, name) + number)
 
 
-_TALLIED = ("hits", "over", "near", "within", "shadow", "uncharged", "refunded", "by_policy")
+_TALLIED: Final[tuple[str, ...]] = (
+    "hits",
+    "over",
+    "near",
+    "within",
+    "shadow",
+    "uncharged",
+    "refunded",
+    "by_policy",
+)
 
 
 class Tallies:
@@ -192,8 +213,13 @@ class Counters:
         self.latency.add_taken(taken["latency"])
 
 
-_NUMBERS = ("given_back", "damaged", "unknown_domains", "global_shadow_mode")
-_LABELLED = (
+_NUMBERS: Final[tuple[str, ...]] = (
+    "given_back",
+    "damaged",
+    "unknown_domains",
+    "global_shadow_mode",
+)
+_LABELLED: Final[tuple[str, ...]] = (
     "decisions",
     "refusals",
     "policy_decisions",

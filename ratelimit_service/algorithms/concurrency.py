@@ -9,19 +9,20 @@ arithmetic. No state is kept here, no time asked for.
 from __future__ import annotations
 
 import struct
+from typing import Final
 
 from ratelimit_service.algorithms.step import State, Step, step
 from ratelimit_service.model import Measure, Receipt
 
 __all__ = ["MAX_LEASES", "charge", "held", "refund"]
 
-MAX_LEASES = 10_000
+MAX_LEASES: Final = 10_000
 """The highest limit: every hit reads and writes all leases, each of 20 bytes."""
 
-_HEAD = struct.Struct(">cI")
-_LEASE = struct.Struct(">dI8s")
-_ID_AT = 12
-_MARK = b"c"
+_HEAD: Final = struct.Struct(">cI")
+_LEASE: Final = struct.Struct(">dI8s")
+_ID_AT: Final = 12
+_MARK: Final = b"c"
 
 
 class _Leases:

@@ -10,21 +10,22 @@ on both. No state is kept here and no time is asked for.
 from __future__ import annotations
 
 import struct
+from typing import Final
 
 from ratelimit_service.algorithms.step import State, Step, step
 from ratelimit_service.model import Anchor, Measure, Receipt
 
-__all__ = ["charge", "refund"]
+__all__ = ["charge", "passing", "refund"]
 
-_COUNT_BITS = 32
-_MAX_COUNT = (1 << _COUNT_BITS) - 1
-_NUMBERS = 1 << 20
-_FAR_AHEAD = 1 << 10
+_COUNT_BITS: Final = 32
+_MAX_COUNT: Final = (1 << _COUNT_BITS) - 1
+_NUMBERS: Final = 1 << 20
+_FAR_AHEAD: Final = 1 << 10
 """So many windows ahead a state is not damage but from long ago, since numbers wrap."""
 
-_FROM_FIRST = struct.Struct(">cdI")
-_MARK = b"h"
-_CLOCK = Anchor.CLOCK
+_FROM_FIRST: Final = struct.Struct(">cdI")
+_MARK: Final = b"h"
+_CLOCK: Final = Anchor.CLOCK
 
 
 def charge(
@@ -57,6 +58,28 @@ def charge(
         state = (number & _NUMBERS - 1) << _COUNT_BITS | min(total, _MAX_COUNT)
         return step((False, state, left, reset_us, retry_us, addend, damaged))
     return step((False, state, left, reset_us, retry_us, 0, damaged))
+
+
+def passing(
+    state: State | None, now_us: int, addend: int, limit: int, window_us: int
+) -> tuple[int, int, int]:
+    """What `charge` comes to in nearly every case: the next state, what is left, the reset.
+
+    That is for the clock's windows and at least one hit, if there is room. Else less than
+    nothing is left, and `charge` tells more.
+    """
+    number, count = now_us // window_us, 0
+    if isinstance(state, int):
+        ahead = (state >> _COUNT_BITS) - number & _NUMBERS - 1
+        if ahead > 1:
+            if ahead < _FAR_AHEAD:
+                return 0, -1, 0
+        else:
+            number += ahead
+            count = state & _MAX_COUNT
+    total = count + addend
+    packed = (number & _NUMBERS - 1) << _COUNT_BITS | total
+    return packed, limit - total, (number + 1) * window_us - now_us
 
 
 def refund(

@@ -8,13 +8,15 @@ which makes the meter the mirror of a token bucket. Hits without room are never 
 
 from __future__ import annotations
 
+from typing import Final
+
 from ratelimit_service.algorithms import level
 from ratelimit_service.algorithms.step import State, Step
 from ratelimit_service.model import Measure, Receipt
 
 __all__ = ["charge", "refund"]
 
-_MARK = b"b"
+_MARK: Final = b"b"
 
 
 def charge(

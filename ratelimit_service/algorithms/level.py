@@ -12,13 +12,14 @@ the last change in ticks. `lua/level.lua` is the same arithmetic.
 from __future__ import annotations
 
 import struct
+from typing import Final
 
 from ratelimit_service.algorithms.step import State, Step, step
 from ratelimit_service.model import TICKS_US, Measure, Receipt
 
 __all__ = ["charge", "refund"]
 
-_STATE = struct.Struct(">cBIdd")
+_STATE: Final = struct.Struct(">cBIdd")
 
 
 class _Level:

@@ -10,6 +10,7 @@ stores, waits or asks for the time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from ratelimit_service.algorithms import (
     concurrency,
@@ -24,7 +25,7 @@ from ratelimit_service.model import Hit, Mode
 
 __all__ = ["ALGORITHMS", "Changes", "denies", "settle"]
 
-ALGORITHMS: dict[str, Algorithm] = {
+ALGORITHMS: Final[dict[str, Algorithm]] = {
     "fixed_window": fixed_window,
     "sliding_window": sliding_window,
     "sliding_log": sliding_log,
@@ -82,7 +83,7 @@ def denies(descriptors: Iterable[tuple[Mode, bool]]) -> bool:
     return 0 < quotas == quotas_over
 
 
-_ABSENT = Step(True, None, 0, 0, 0, 0, False)
+_ABSENT: Final = Step(True, None, 0, 0, 0, 0, False)
 
 
 def _descriptors(hits: Sequence[Hit]) -> list[list[int]]:

@@ -11,21 +11,21 @@ given back. `lua/sliding_log.lua` is the same arithmetic. No state is kept here,
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ratelimit_service.algorithms.step import State, Step, step
 from ratelimit_service.model import Measure, Receipt
 
 __all__ = ["MAX_HITS", "charge", "refund"]
 
-MAX_HITS = 10_000
+MAX_HITS: Final = 10_000
 """The highest limit: an entry takes up to 5 bytes or so, and every hit writes all of them."""
 
-_MAX_BYTES = 1 << 16
+_MAX_BYTES: Final = 1 << 16
 """In a log as long as this, where hits count in any case, only the newest entry grows."""
 
-_HEAD = struct.Struct(">cddd")
-_MARK = b"l"
+_HEAD: Final = struct.Struct(">cddd")
+_MARK: Final = b"l"
 
 
 class _Log(NamedTuple):
@@ -211,4 +211,4 @@ def _number_before(coded: bytes, end: int) -> tuple[int, int]:
     return _number_at(coded[at:end], 0)[0], at
 
 
-_GROUP = 128
+_GROUP: Final = 128

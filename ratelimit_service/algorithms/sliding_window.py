@@ -14,6 +14,7 @@ count takes, the newest part's number, and the counts from the newest to the old
 from __future__ import annotations
 
 import struct
+from typing import Final
 
 from ratelimit_service.algorithms.step import State, Step, step
 from ratelimit_service.model import MAX_ADDEND, MAX_EXACT, Measure, Receipt
@@ -224,6 +225,6 @@ def _window(state: State | None, now_us: int, measure: Measure) -> _TwoCounters 
     return (_Buckets if measure.buckets else _TwoCounters)(state, now_us, measure)
 
 
-_TWO = struct.Struct(">cdII")
-_FORMS = {1: "B", 2: "H", 4: "I"}
-_HEAD = 8
+_TWO: Final = struct.Struct(">cdII")
+_FORMS: Final = {1: "B", 2: "H", 4: "I"}
+_HEAD: Final = 8

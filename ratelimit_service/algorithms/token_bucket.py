@@ -7,13 +7,15 @@ bucket is full. Hits without tokens are never counted, whatever the mode.
 
 from __future__ import annotations
 
+from typing import Final
+
 from ratelimit_service.algorithms import level
 from ratelimit_service.algorithms.step import State, Step
 from ratelimit_service.model import Measure, Receipt
 
 __all__ = ["charge", "refund"]
 
-_MARK = b"t"
+_MARK: Final = b"t"
 
 
 def charge(

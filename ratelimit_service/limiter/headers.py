@@ -7,7 +7,7 @@ whenever a rule has something to mark.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ratelimit_service.limiter.plan import Plan
 from ratelimit_service.model import Code, Header, Hit, Outcome, Status, whole_seconds
@@ -25,11 +25,11 @@ __all__ = [
     "takes_lease",
 ]
 
-WARNING_HEADER = "x-ratelimit-warning"
-DELAY_HEADER = "x-ratelimit-delay-ms"
-LEASE_HEADER = "x-ratelimit-lease"
+WARNING_HEADER: Final = "x-ratelimit-warning"
+DELAY_HEADER: Final = "x-ratelimit-delay-ms"
+LEASE_HEADER: Final = "x-ratelimit-lease"
 
-_MILLISECOND_US = 1_000
+_MILLISECOND_US: Final = 1_000
 
 
 def limit_headers(statuses: Sequence[Status], settings: Settings) -> tuple[Header, ...]:
@@ -75,7 +75,7 @@ class Marks(NamedTuple):
     metadata: Mapping[str, object]
 
 
-NO_MARKS = Marks((), (), {})
+NO_MARKS: Final = Marks((), (), {})
 
 
 def marks(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ratelimit_service.limiter.near import near_threshold
 from ratelimit_service.model import (
@@ -74,7 +74,8 @@ class Terms:
     policy: FailurePolicy = FailurePolicy.OPEN
     tally: Tally | None = None
     near_left: int = 0
-    """Of the only limit."""
+    shown: bytes = b""
+    """Of the only limit: what is left of it near to it, and how answers show it."""
 
     hit_mode: Mode = Mode.ENFORCED
     independent: bool = True
@@ -106,22 +107,26 @@ class Plan(NamedTuple):
         return bool(self.hits) and self.hits[0].refund
 
 
-class Stem(NamedTuple):
+class Stem:
     """What descriptors need that differ in the value of their last entry only."""
 
-    terms: Terms
-    addend: int
-    names: KeyStem
-    rest: tuple[object, ...]
-    """A hit's fields behind its key."""
+    __slots__ = ("_addend", "_names", "_rest", "_terms")
 
-    def plan(self, value: str) -> Plan:
-        """The plan of the one with this value."""
-        terms, addend, names, rest = self
-        return _plan((terms, addend, (_hit((names.key(value), *rest)),)))
+    def __init__(self, terms: Terms, addend: int, names: KeyStem, rest: tuple[object, ...]) -> None:
+        """`rest` are a hit's fields behind its key."""
+        self._terms = terms
+        self._addend = addend
+        self._names = names
+        self._rest = rest
+
+    def plan(self, value: bytes) -> Plan:
+        """The plan of the one with this value. Raises UnicodeDecodeError if it is no UTF-8."""
+        # A compiler would make a list of (key, *rest) first.
+        fields = (self._names.key(value),) + self._rest  # noqa: RUF005
+        return _plan((self._terms, self._addend, (_hit(fields),)))
 
 
-_NO_RULE = Terms(Kind.NO_RULE)
+_NO_RULE: Final = Terms(Kind.NO_RULE)
 
 
 class Planner:
@@ -297,6 +302,7 @@ class Planner:
             policy,
             tally,
             counted[0].near_left,
+            counted[0].encoded,
             Mode.SHADOW if settings.shadow_mode else mode,
             self._independent(rule),
             len(counted) == 1 and _plain(counted[0].limit),
@@ -352,11 +358,11 @@ def _lease(text: str) -> bytes:
     return lease if len(lease) == LEASE_BYTES else _UNKNOWN_LEASE
 
 
-LEASE = "lease"
+LEASE: Final = "lease"
 """The key of the entry that names a lease to be given back."""
 
-LEASE_BYTES = 8
-_UNKNOWN_LEASE = b"\0" * LEASE_BYTES
+LEASE_BYTES: Final = 8
+_UNKNOWN_LEASE: Final = b"\0" * LEASE_BYTES
 
 
 def _counted(
@@ -403,8 +409,8 @@ def _counted(
     return Plan(terms, addend, tuple(hits))
 
 
-_hit = partial(tuple.__new__, Hit)
-_plan = partial(tuple.__new__, Plan)
+_hit: Final = partial(tuple.__new__, Hit)
+_plan: Final = partial(tuple.__new__, Plan)
 """From a tuple of the fields, at half the price of a call with as many arguments."""
 
 

@@ -16,11 +16,12 @@ __all__ = ["tally", "tally_within"]
 
 def tally_within(plans: Sequence[Plan], outcomes: Sequence[Outcome]) -> None:
     """Adds the hits of a request none of which was over, and none given back."""
-    for (terms, addend, _), (_, left, _, _, _) in zip(plans, outcomes, strict=True):
+    for place, (terms, addend, _) in enumerate(plans):
         tally = terms.tally
         if tally is not None:
             tally.hits += addend
             tally.within += addend
+            left = outcomes[place][1]
             if left < terms.near_left:
                 tally.near += min(addend, terms.near_left - left)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ratelimit_service.model.calendar import Calendar
 from ratelimit_service.model.measure import Anchor, Measure, tick_exponent
@@ -11,13 +11,13 @@ from ratelimit_service.model.unit import SECOND_US, Unit
 
 __all__ = ["BUCKETS", "MAX_ADDEND", "FailurePolicy", "Limit"]
 
-MAX_ADDEND = 2**32 - 1
+MAX_ADDEND: Final = 2**32 - 1
 """The most hits one request may add to one counter, and the highest limit."""
 
-BUCKETS = ("token_bucket", "leaky_bucket")
+BUCKETS: Final[tuple[str, ...]] = ("token_bucket", "leaky_bucket")
 """The algorithms that have a burst and a rate."""
 
-_WHOLE_PPM = 1_000_000
+_WHOLE_PPM: Final = 1_000_000
 
 
 class FailurePolicy(StrEnum):

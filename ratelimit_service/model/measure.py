@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ratelimit_service.model.calendar import Calendar
 
 __all__ = ["MAX_EXACT", "TICKS_US", "Anchor", "Measure", "tick_exponent"]
 
-MAX_EXACT = 2**53
+MAX_EXACT: Final = 2**53
 """Integers below this are exact as doubles, and Lua has nothing else."""
 
-TICKS_US: tuple[int, ...] = tuple(10**exponent for exponent in range(13))
+TICKS_US: Final[tuple[int, ...]] = tuple(10**exponent for exponent in range(13))
 """The lengths of ticks in microseconds by their exponents."""
 
 

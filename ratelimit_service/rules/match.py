@@ -7,7 +7,7 @@ that matches, else the key alone; no turning back, and the last entry's node mus
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ratelimit_service.model import Entry
 from ratelimit_service.rules.tree import Domain, Level, Node, Rule, path_text
@@ -28,7 +28,7 @@ class Match(NamedTuple):
     metric_value: str = ""
 
 
-_NO_RULE = Match(None)
+_NO_RULE: Final = Match(None)
 
 
 def find(level: Level, entry: Entry) -> Node | None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from secrets import token_bytes
-from typing import NamedTuple, TypeGuard
+from typing import Final, NamedTuple, TypeGuard
 
 from ratelimit_service import limiter, wire
 from ratelimit_service.clock import elapsed_us
@@ -22,19 +23,19 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.service.memo import Memo
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import NEVER, Outcomes, Store, Wanted, always
+from ratelimit_service.stores import NEVER, Outcomes, Store, Wanted, always, wanted_at
 
 __all__ = ["NEVER", "Answer", "Refusal", "Service"]
 
 log = logging.getLogger(__name__)
 
-_MAX_DOMAINS_LOGGED = 1_000
-_BUG_LOG_INTERVAL_US = 1_000_000
+_MAX_DOMAINS_LOGGED: Final = 1_000
+_BUG_LOG_INTERVAL_US: Final = 1_000_000
 
-_LOG_EVERY_US = 10_000_000
+_LOG_EVERY_US: Final = 10_000_000
 """How often the log speaks of requests that were decided by policy."""
 
-_WAY_US = 2_000
+_WAY_US: Final = 2_000
 """How long before its caller gives up an answer must be known, to be there in time."""
 
 
@@ -49,30 +50,41 @@ Answer = bytes | Refusal
 """A serialized RateLimitResponse, or why there is none."""
 
 
-_ABANDONED = Refusal(
+_ABANDONED: Final = Refusal(
     StatusCode.DEADLINE_EXCEEDED, "the caller stopped waiting before its hits were counted"
 )
 
 
-class _Asked(NamedTuple):
-    """One request on its way to its answer. Also what is remembered of requests.
+class _Asked:
+    """One request on its way to its answer. Also what is remembered of requests; never changed.
 
     `limits` are the encoded limits if every descriptor is simply counted, else None; `request`
     is None where it is not needed for the answer. With `leasing` some hits take leases; `lease`
     is their id, drawn for each call.
     """
 
-    plans: Sequence[Plan]
-    hits: Sequence[Hit]
-    limits: Sequence[bytes] | None
-    request: Request | None
-    leasing: bool
-    lease: bytes = b""
+    __slots__ = ("hits", "lease", "leasing", "limits", "plans", "request")
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        hits: Sequence[Hit],
+        limits: Sequence[bytes] | None,
+        request: Request | None,
+        leasing: bool,
+        lease: bytes = b"",
+    ) -> None:
+        self.plans = plans
+        self.hits = hits
+        self.limits = limits
+        self.request = request
+        self.leasing = leasing
+        self.lease = lease
 
 
-_REQUESTS = 1 << 14
-_PARTS = 1 << 16
-_STEMS = 1 << 12
+_REQUESTS: Final = 1 << 14
+_PARTS: Final = 1 << 16
+_STEMS: Final = 1 << 12
 """How many requests, how many of their parts, and how many of what parts have in common up to their
 last value, are remembered: some 50 MB at most."""
 
@@ -142,29 +154,32 @@ class Service:
                 _leased(one) if isinstance(one, _Asked) and one.leasing else one for one in asked
             ]
         charged = [one.hits for one in asked if isinstance(one, _Asked) and one.hits]
-
-        def settled(outcomes: Sequence[Outcomes]) -> None:
-            answers = list(map(self._answer, asked, outcomes))
-            self._counters.latency.add(elapsed_us() - started, len(bodies))
-            done(answers)
-
+        settled = partial(self._settled, asked, started, done)
         if len(charged) == len(asked):  # as nearly always
             self._store.charge(charged, settled, wanted, deadline_us - _WAY_US)
             return
         places = [place for place, one in enumerate(asked) if isinstance(one, _Asked) and one.hits]
-
-        def some_settled(outcomes: list[Outcomes]) -> None:
-            found: list[Outcomes] = [()] * len(asked)
-            for place, each in zip(places, outcomes, strict=True):
-                found[place] = each
-            settled(found)
-
         if charged:
             self._store.charge(
-                charged, some_settled, lambda place: wanted(places[place]), deadline_us - _WAY_US
+                charged,
+                partial(_some_settled, places, len(asked), settled),
+                partial(wanted_at, wanted, places),
+                deadline_us - _WAY_US,
             )
         else:
-            some_settled([])
+            _some_settled(places, len(asked), settled, [])
+
+    def _settled(
+        self,
+        asked: Sequence[_Asked | Refusal],
+        started_us: int,
+        done: Callable[[list[Answer]], None],
+        outcomes: Sequence[Outcomes],
+    ) -> None:
+        """Answers the requests of a batch, whose outcomes these are."""
+        answers = [self._answer(one, outcomes[place]) for place, one in enumerate(asked)]
+        self._counters.latency.add(elapsed_us() - started_us, len(asked))
+        done(answers)
 
     def _ask(self, body: bytes, snapshot: Snapshot) -> _Asked | Refusal:
         """Plans a request that is not remembered as a whole; its parts may be."""
@@ -219,7 +234,7 @@ class Service:
         stem = self._stems.get(part[:value_at], snapshot.number)
         if stem is not None:
             try:
-                return stem.plan(part[value_at:].decode())
+                return stem.plan(part[value_at:])
             except UnicodeDecodeError:
                 return None
         domain = self._domain(split, snapshot)
@@ -248,7 +263,7 @@ class Service:
             terms, _, charged = planned
             hits += charged
             if terms.plain and not charged[0].refund:
-                limits.append(terms.limits[0].encoded)
+                limits.append(terms.shown)
             if terms.leasing and not charged[0].refund:
                 leasing = self._leases = True
         simply_counted = self._plain and len(limits) == len(plans)
@@ -316,6 +331,19 @@ class Service:
         )
 
 
+def _some_settled(
+    places: Sequence[int],
+    size: int,
+    settled: Callable[[Sequence[Outcomes]], None],
+    outcomes: Sequence[Outcomes],
+) -> None:
+    """Hands on the outcomes of a batch of that size, of which only these places were charged."""
+    found: list[Outcomes] = [()] * size
+    for place, each in zip(places, outcomes, strict=True):
+        found[place] = each
+    settled(found)
+
+
 def _leases(hit: Hit) -> bool:
     return hit.measure.algorithm == "concurrency" and not hit.refund
 
@@ -324,7 +352,7 @@ def _leased(asked: _Asked) -> _Asked:
     """The same with an id of its own for the leases that the request takes."""
     lease = token_bytes(limiter.LEASE_BYTES)
     hits = [hit._replace(lease=lease) if _leases(hit) else hit for hit in asked.hits]
-    return asked._replace(hits=hits, lease=lease)
+    return _Asked(asked.plans, hits, asked.limits, asked.request, asked.leasing, lease)
 
 
 def _all_within(outcomes: Outcomes) -> TypeGuard[Sequence[Outcome]]:

@@ -7,14 +7,13 @@ flood of new keys neither costs memory nor drives out what comes often.
 
 from __future__ import annotations
 
-from array import array
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 __all__ = ["Memo"]
 
 _T = TypeVar("_T")
 
-MAX_KEY_BYTES = 512
+MAX_KEY_BYTES: Final = 512
 """What is longer is not remembered, which bounds the memo in bytes."""
 
 
@@ -25,7 +24,7 @@ class Memo(Generic[_T]):
         """`places` is a power of two."""
         self._mask = places - 1
         self._places: list[tuple[bytes, int, _T] | None] = [None] * places
-        self._seen = array("q", [0]) * places
+        self._seen = [0] * places
         """For each place the hash of the key that last asked for it."""
 
     def get(self, key: bytes, number: int) -> _T | None:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ratelimit_service.model import Hit, Outcome
 
-__all__ = ["NEVER", "Outcomes", "Store", "Wanted", "always"]
+__all__ = ["NEVER", "Outcomes", "Store", "Wanted", "always", "wanted_at"]
 
 Outcomes = Sequence[Outcome | None]
 """One for each hit of a request, in order; None where the store gave no answer in time.
@@ -26,6 +26,11 @@ NEVER = 1 << 62
 def always(_place: int) -> bool:
     """A caller that waits for as long as it takes."""
     return True
+
+
+def wanted_at(wanted: Wanted, places: Sequence[int], place: int) -> bool:
+    """`wanted` of some of a batch, which had these places in it."""
+    return wanted(places[place])
 
 
 class Store(Protocol):

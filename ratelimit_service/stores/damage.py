@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.observer import Counters
@@ -11,7 +12,7 @@ __all__ = ["Damage"]
 
 log = logging.getLogger(__name__)
 
-_SAID_EVERY_US = 60_000_000
+_SAID_EVERY_US: Final = 60_000_000
 
 
 class Damage:

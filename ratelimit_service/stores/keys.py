@@ -10,15 +10,19 @@ from __future__ import annotations
 from base64 import urlsafe_b64encode
 from collections.abc import Collection, Iterable, Sequence
 from hashlib import blake2b
+from typing import Final
 from zlib import crc32
 
 from ratelimit_service.model import SECOND_US, WEEKDAYS, Anchor, Calendar, Measure, Unit
 
 __all__ = ["CounterNames", "KeyStem", "counter_kind"]
 
-_MAX_BYTES = 90
-_DIGEST_BYTES = 21
-_MARKS = {
+_MAX_BYTES: Final = 90
+_crc32: Final = crc32
+"""A name of ours, which a compiler need not look up."""
+
+_DIGEST_BYTES: Final = 21
+_MARKS: Final = {
     "fixed_window": "f",
     "sliding_window": "w",
     "sliding_log": "l",
@@ -75,7 +79,7 @@ class CounterNames:
             for at, entry in enumerate(entries):
                 if entry[0] in self._shard_by:
                     placed += _encoded([entry], (0,) if at in shared else ()).encode()
-        return _named(crc32(placed), self._kind, counted)
+        return _named(_crc32(placed), self._kind, counted)
 
     def stem(self, entries: Sequence[tuple[str, str]]) -> KeyStem:
         """The keys of all counters of these entries, whatever the last one's value."""
@@ -104,14 +108,21 @@ class KeyStem:
         self._placed = placed
         self._tag = tag
 
-    def key(self, value: str) -> bytes:
-        """As `CounterNames.key` of all entries."""
-        last = f"{len(value)}:{value}".encode()
+    def key(self, value: bytes) -> bytes:
+        """As `CounterNames.key` of all entries, the last one's value in UTF-8.
+
+        Raises UnicodeDecodeError if it is none.
+        """
+        length = len(value) if value.isascii() else len(value.decode())
+        last = (_LENGTHS[length] if length < _MAX_BYTES else b"%d:" % length) + value
         counted = self._stem + last
         if self._tag is not None:
             return _named(self._tag, self._kind, counted)
         placed = counted if self._placed is None else self._placed + last
-        return _named(crc32(placed), self._kind, counted)
+        return _named(_crc32(placed), self._kind, counted)
+
+
+_LENGTHS: Final = [b"%d:" % length for length in range(_MAX_BYTES)]
 
 
 def _encoded(entries: Iterable[tuple[str, str]], shared: Collection[int] = ()) -> str:

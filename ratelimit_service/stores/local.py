@@ -7,6 +7,7 @@ more than the limit in a window and outage. When the store is back it is told wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from ratelimit_service.algorithms import held
 from ratelimit_service.health import Health
@@ -16,7 +17,7 @@ from ratelimit_service.stores.memory import MemoryStore
 
 __all__ = ["Local"]
 
-_MAX_COUNTERS = 100_000
+_MAX_COUNTERS: Final = 100_000
 
 
 class Local:

@@ -8,19 +8,20 @@ own reach it at once. Nothing is ever admitted from here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Final, NamedTuple
 
 from ratelimit_service.clock import Clock, elapsed_us
 from ratelimit_service.model import SECOND_US, Hit, Measure, Mode, Outcome
 from ratelimit_service.observer import Counters
-from ratelimit_service.stores import NEVER, Outcomes, Store, Wanted, always
+from ratelimit_service.stores import NEVER, Outcomes, Store, Wanted, always, wanted_at
 
 __all__ = ["LocalCache"]
 
-_ENTRY_BYTES = 320
+_ENTRY_BYTES: Final = 320
 """What a key takes beside its own length: its entry, two times, and its part of the table."""
 
-_LIFE_US = SECOND_US
+_LIFE_US: Final = SECOND_US
 
 
 class _Over(NamedTuple):
@@ -72,27 +73,38 @@ class LocalCache:
         counts["hit"] += len(known)
         counts["miss"] += len(requests) - len(known)
         if not known:
-
-            def settled(outcomes: list[Outcomes]) -> None:
-                self._learn(requests, outcomes)
-                done(outcomes)
-
-            self._store.charge(requests, settled, wanted, deadline_us)
+            self._store.charge(
+                requests, partial(self._settled, requests, done), wanted, deadline_us
+            )
             return
         places = [place for place in range(len(requests)) if place not in known]
         asked = [requests[place] for place in places]
-
-        def some_settled(outcomes: list[Outcomes]) -> None:
-            self._learn(asked, outcomes)
-            rest = iter(outcomes)
-            done([known[at] if at in known else next(rest) for at in range(len(requests))])
-
+        some_settled = partial(self._some_settled, asked, known, done)
         if asked:
-            self._store.charge(
-                asked, some_settled, lambda place: wanted(places[place]), deadline_us
-            )
+            self._store.charge(asked, some_settled, partial(wanted_at, wanted, places), deadline_us)
         else:
             some_settled([])
+
+    def _settled(
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Callable[[list[Outcomes]], None],
+        outcomes: list[Outcomes],
+    ) -> None:
+        self._learn(requests, outcomes)
+        done(outcomes)
+
+    def _some_settled(
+        self,
+        asked: Sequence[Sequence[Hit]],
+        known: dict[int, Outcomes],
+        done: Callable[[list[Outcomes]], None],
+        outcomes: list[Outcomes],
+    ) -> None:
+        self._learn(asked, outcomes)
+        rest = iter(outcomes)
+        places = range(len(asked) + len(known))
+        done([known[at] if at in known else next(rest) for at in places])
 
     def _known(self, requests: Sequence[Sequence[Hit]]) -> dict[int, Outcomes]:
         """The outcomes of requests of which every hit is known to be over, by their place."""
@@ -115,14 +127,16 @@ class LocalCache:
 
     def _learn(self, requests: Sequence[Sequence[Hit]], outcomes: Sequence[Outcomes]) -> None:
         over = self._over
-        for hits, found in zip(requests, outcomes, strict=True):
+        for place, found in enumerate(outcomes):
             if not over:  # then there is nothing to forget, and most have nothing to remember
                 for outcome in found:
                     if outcome is not None and outcome[0]:
                         break
                 else:
                     continue
-            for hit, outcome in zip(hits, found):  # noqa: B905 -- an abandoned request has none
+            hits = requests[place]
+            for at, outcome in enumerate(found):
+                hit = hits[at]
                 if outcome is None:
                     continue
                 if outcome.over:

@@ -8,40 +8,43 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
+from typing import Final
 
 from ratelimit_service.algorithms import ALGORITHMS, State, settle
+from ratelimit_service.algorithms.fixed_window import passing
 from ratelimit_service.clock import Clock, now_us
 from ratelimit_service.health import Health
-from ratelimit_service.model import Hit, Measure, Outcome
+from ratelimit_service.model import Anchor, Hit, Measure, Outcome
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
 from ratelimit_service.stores.damage import Damage
 
 __all__ = ["MemoryStore"]
 
-_SAMPLE = 6
+_SAMPLE: Final = 6
 """How many old counters a full table looks at to find the one to put out."""
 
-_COUNTERS_PER_TABLE = 512
+_COUNTERS_PER_TABLE: Final = 512
 """Many small tables instead of one: growing a dict of a million entries takes 40 ms."""
 
-_MAX_TABLES = 4_096
+_MAX_TABLES: Final = 4_096
 
-_BULK_BYTES = 256
+_BULK_BYTES: Final = 256
 """Of a state that is longer each so many bytes count for another counter."""
 
-_MOST_OUT = 8
+_MOST_OUT: Final = 8
 """How many counters are put out after a batch, if others have grown in it."""
 
-_SLACK_US = 1_000_000
+_SLACK_US: Final = 1_000_000
 """How long a counter that is over is kept at least, for clocks that step back; as in Redis."""
 
-_CROWDED_US = 60_000_000
+_CROWDED_US: Final = 60_000_000
 """How long health speaks of a live counter put out."""
 
-_CHARGE = {name: algorithm.charge for name, algorithm in ALGORITHMS.items()}
+_CLOCK: Final = Anchor.CLOCK
+_CHARGE: Final = {name: algorithm.charge for name, algorithm in ALGORITHMS.items()}
 
-_outcome = partial(tuple.__new__, Outcome)
+_outcome: Final = partial(tuple.__new__, Outcome)
 """An Outcome from a tuple of its fields, at half the price of a call with four arguments."""
 
 
@@ -121,17 +124,23 @@ class MemoryStore:
         tables, mask, outcomes = self._tables, len(self._tables) - 1, []
         undo: list[tuple[_Counter, State | None]] = []
         new: list[tuple[_Table, bytes]] = []
+        state: State | None
         for key, measure, addend, _, _, refund, lease, _, _, _ in hits:
             table = tables[hash(key) & mask]
             counter = table.get(key)
             before = counter.state if counter is not None else None
-            passed, state, left, reset_us, _, counted, damaged = _CHARGE[measure[0]](
-                before, now, addend, measure, False, lease
-            )
+            algorithm, limit, window_us, _, _, anchor, _, _, _ = measure
+            if algorithm == "fixed_window" and anchor is _CLOCK and addend:
+                state, left, reset_us = passing(before, now, addend, limit, window_us)
+                passed, counted = left >= 0, addend
+            else:
+                passed, state, left, reset_us, _, counted, damaged = _CHARGE[algorithm](
+                    before, now, addend, measure, False, lease
+                )
+                passed = passed and not damaged
             if (
                 refund
                 or not passed
-                or damaged
                 or (counter is None and self._size + self._bulk >= self._max_counters)
             ):
                 for changed, earlier in reversed(undo):
@@ -145,7 +154,7 @@ class MemoryStore:
                 undo.append((counter, before))
                 counter.state = state
                 counter.measure = measure
-                if state.__class__ is bytes:
+                if isinstance(state, bytes):
                     self._bulk += _bulk(state) - _bulk(before)
             elif state is not None:
                 self._sweep(table, now)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Final
 
 from google.protobuf.message import DecodeError
 
@@ -24,13 +24,13 @@ __all__ = [
     "split_request",
 ]
 
-MAX_BODY_BYTES = 65_536
-MAX_DESCRIPTORS = 256
+MAX_BODY_BYTES: Final = 65_536
+MAX_DESCRIPTORS: Final = 256
 
-MAX_WINDOW_US = 2**53
+MAX_WINDOW_US: Final = 2**53
 """Windows stay below what a double holds exactly, since Lua has nothing else."""
 
-UNITS = {
+UNITS: Final = {
     1: Unit.SECOND,
     2: Unit.MINUTE,
     3: Unit.HOUR,
@@ -41,7 +41,7 @@ UNITS = {
 }
 """Units by their numbers on the wire, the same in overrides and in answers."""
 
-NUMBERS = {unit: number for number, unit in UNITS.items()}
+NUMBERS: Final = {unit: number for number, unit in UNITS.items()}
 
 
 def decode_request(body: bytes) -> Request:
@@ -74,15 +74,18 @@ def decode_request(body: bytes) -> Request:
     return Request(message.domain, descriptors, message.hits_addend)
 
 
-class Split(NamedTuple):
+class Split:
     """A request parted without decoding it: one request for each of its descriptors.
 
     In each part the descriptor starts at `descriptor_at`.
     """
 
-    parts: list[bytes]
-    descriptor_at: int
-    addend: int
+    __slots__ = ("addend", "descriptor_at", "parts")
+
+    def __init__(self, parts: list[bytes], descriptor_at: int, addend: int) -> None:
+        self.parts = parts
+        self.descriptor_at = descriptor_at
+        self.addend = addend
 
     @property
     def domain(self) -> str:
@@ -180,7 +183,7 @@ def last_value_at(part: bytes, at: int) -> int:
         return 0
 
 
-_entry = partial(tuple.__new__, Entry)
+_entry: Final = partial(tuple.__new__, Entry)
 """An Entry from its key and value, at half the price of a call with two arguments."""
 
 

@@ -6,6 +6,7 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Final
 
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
@@ -32,8 +33,8 @@ __all__ = [
     "encode_within",
 ]
 
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_UNSAFE = re.compile(r"[^\t\x20-\x7e]")
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_UNSAFE: Final = re.compile(r"[^\t\x20-\x7e]")
 
 
 def encode_decision(decision: Decision) -> bytes:
@@ -69,14 +70,18 @@ def encode_within(limits: Sequence[bytes], outcomes: Sequence[Outcome]) -> bytes
 
     `limits` are the limits as `encode_limit` gives them.
     """
-    answer = _OK
-    for limit, (_, left, reset_us, _, _) in zip(limits, outcomes, strict=True):
+    parts = [_OK]
+    for place, limit in enumerate(limits):
+        _, left, reset_us, _, _ = outcomes[place]
         remaining = b"\x18" + _varint(left) if left else b""
         reset = _reset(reset_us)
         size = len(limit) + len(remaining) + len(reset)
-        length = _LAST[size] if size < _PAIR else _varint(size)
-        answer += b"\x12%b%b%b%b" % (length, limit, remaining, reset)
-    return answer
+        parts.append(b"\x12")
+        parts.append(_LAST[size] if size < _PAIR else _varint(size))
+        parts.append(limit)
+        parts.append(remaining)
+        parts.append(reset)
+    return b"".join(parts)
 
 
 def encode_limit(limit: Limit) -> bytes:
@@ -84,10 +89,10 @@ def encode_limit(limit: Limit) -> bytes:
     return _OK + _limit(limit)
 
 
-_CODES = {code: b"\x08%c" % code for code in Code}
+_CODES: Final = {code: b"\x08%c" % code for code in Code}
 """A code as field 1, which it is in the response and in a status."""
 
-_OK = _CODES[Code.OK]
+_OK: Final = _CODES[Code.OK]
 
 
 @lru_cache(maxsize=4096)
@@ -113,12 +118,12 @@ def _varint(number: int) -> bytes:
     return coded + _LAST[number]
 
 
-_PAIR = 1 << 14
+_PAIR: Final = 1 << 14
 
-_PAIRS = [bytes((pair & 0x7F | 0x80, pair >> 7 | 0x80)) for pair in range(_PAIR)]
+_PAIRS: Final = [bytes((pair & 0x7F | 0x80, pair >> 7 | 0x80)) for pair in range(_PAIR)]
 """Two groups that more follow."""
 
-_LAST = [
+_LAST: Final = [
     bytes((pair,)) if pair < 0x80 else bytes((pair & 0x7F | 0x80, pair >> 7))
     for pair in range(_PAIR)
 ]
@@ -167,7 +172,7 @@ def _member(key: str, value: object) -> bytes:
     return _field(b"\x0a", _field(b"\x0a", key.encode()) + _field(b"\x12", _value(value)))
 
 
-_short_member = lru_cache(maxsize=4096, typed=True)(_member)
+_short_member: Final = lru_cache(maxsize=4096, typed=True)(_member)
 """What answers say of a limit hardly changes."""
 
 
@@ -188,8 +193,8 @@ def _value(value: object) -> bytes:
     raise ValueError(f"{value!r} is nothing that JSON has")
 
 
-_SHORT = 64
-_DOUBLE = struct.Struct("<d")
+_SHORT: Final = 64
+_DOUBLE: Final = struct.Struct("<d")
 
 
 def decode_decision(body: bytes) -> Decision:

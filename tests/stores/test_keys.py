@@ -39,7 +39,7 @@ def test_stems_name_the_same_counters(
     """What is written of all but the last value is written for every one of them alike."""
     names = CounterNames(domain, Measure("fixed_window", 5, SECOND_US))
 
-    key = names.stem(entries).key(value)
+    key = names.stem(entries).key(value.encode())
 
     assert key == names.key([*entries[:-1], (entries[-1][0], value)])
 
@@ -55,7 +55,7 @@ def test_stems_place_the_same(
     """Also what places counters is written alike for every last value."""
     names = CounterNames("edge", Measure("fixed_window", 5, SECOND_US), by)
 
-    key = names.stem(entries).key(value)
+    key = names.stem(entries).key(value.encode())
 
     assert key == names.key([*entries[:-1], (entries[-1][0], value)])
 

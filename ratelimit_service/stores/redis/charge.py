@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from typing import Final
 
 from ratelimit_service.algorithms import denies
 from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome, Receipt
@@ -26,7 +27,7 @@ Place = tuple[Shard, int]
 Find = Callable[[Hit], Place]
 """The place of a hit's counter; the same object for all that one script call may settle."""
 
-_PENDING: Outcomes = ()
+_PENDING: Final[Outcomes] = ()
 
 
 class Charge:
@@ -163,7 +164,7 @@ class Charge:
             part.pieces.append((spread, ats))
 
 
-_QUOTA = Mode.QUOTA
+_QUOTA: Final = Mode.QUOTA
 
 
 class _Part:
@@ -290,7 +291,7 @@ def _whole(count: int) -> list[int]:
     return list(range(count))
 
 
-_ABSENT = Outcome(False, 0, 0, -1)
+_ABSENT: Final = Outcome(False, 0, 0, -1)
 """Until there is an answer."""
 
 

@@ -8,53 +8,53 @@ from collections.abc import Sequence
 from functools import partial
 from importlib.resources import files
 from itertools import repeat
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ratelimit_service.algorithms import ALGORITHMS
 from ratelimit_service.model import Anchor, Calendar, Hit, Measure, Outcome
 
 __all__ = ["SCRIPT", "SHA", "Found", "Section", "arguments", "read", "weight"]
 
-_UNDO = 3
+_UNDO: Final = 3
 """In place of a refund's mode: its receipt follows."""
-_COUNT_DENIED = 4
-_REFUND = 8
-_JOINED = 16
-_MORE = 32
-_CALENDAR = 64
-_LEASE = 128
+_COUNT_DENIED: Final = 4
+_REFUND: Final = 8
+_JOINED: Final = 16
+_MORE: Final = 32
+_CALENDAR: Final = 64
+_LEASE: Final = 128
 
-_HIT = struct.Struct(">IdIBB")
+_HIT: Final = struct.Struct(">IdIBB")
 """A hit packed: limit, window in microseconds, addend, algorithm, mode and flags."""
 
-_MEASURE = struct.Struct(">IBHB")
+_MEASURE: Final = struct.Struct(">IBHB")
 """With _MORE the rest of a measure: rate, tick, buckets, and 1 for first_hit, 2 for stepped, 4
 for a queue."""
 
-_PERIODS = struct.Struct(">Idddd")
+_PERIODS: Final = struct.Struct(">Idddd")
 """With _CALENDAR this period's number, and when three begin and the last ends."""
 
-_DEADLINE = struct.Struct(">Hd")
+_DEADLINE: Final = struct.Struct(">Hd")
 """Between requests, in place of a number of hits 0: the deadline of those that follow."""
 
-_RECEIPT = struct.Struct(">dd")
+_RECEIPT: Final = struct.Struct(">dd")
 """Of a charge that is undone: when it was counted, and when its reset was to end."""
 
-_SETTLED = 1 << 15
+_SETTLED: Final = 1 << 15
 """Beside the number of a request's hits: it is settled at once, without trying the short way."""
 
-_NUMBERS = {name: number for number, name in enumerate(ALGORITHMS)}
+_NUMBERS: Final = {name: number for number, name in enumerate(ALGORITHMS)}
 
-_OVER = 1
-_DAMAGED = 2
-_LATE = 4
-_OVERS = [bool(mark & _OVER) for mark in range(2 * _LATE)]
+_OVER: Final = 1
+_DAMAGED: Final = 2
+_LATE: Final = 4
+_OVERS: Final = [bool(mark & _OVER) for mark in range(2 * _LATE)]
 
-_CLOCKED_WEIGHT = 2
-_OTHER_WEIGHT = 3
-_PER_WEIGHT = {"sliding_log": 110, "concurrency": 25}
+_CLOCKED_WEIGHT: Final = 2
+_OTHER_WEIGHT: Final = 3
+_PER_WEIGHT: Final = {"sliding_log": 110, "concurrency": 25}
 """The hits of a full counter that weigh one, for reading and writing them."""
-_BUCKETS_PER_WEIGHT = 11
+_BUCKETS_PER_WEIGHT: Final = 11
 
 
 def _joined() -> str:
@@ -78,7 +78,7 @@ def _joined() -> str:
     return "\n".join(parts)
 
 
-_LAZY = """\
+_LAZY: Final = """\
 local level = setmetatable({}, { __index = function(level, name)
   for each, charge_or_refund in pairs(load_level()) do
     level[each] = charge_or_refund
@@ -92,8 +92,8 @@ end })
 """
 
 
-SCRIPT = _joined()
-SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
+SCRIPT: Final = _joined()
+SHA: Final = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 
 
 class _Form(NamedTuple):
@@ -110,8 +110,8 @@ class _Form(NamedTuple):
     """What a hit may take of Redis' time at most, in units of some 4 microseconds."""
 
 
-_MAX_FORMS = 4_096
-_forms: dict[int, _Form] = {}
+_MAX_FORMS: Final = 4_096
+_forms: Final[dict[int, _Form]] = {}
 """By the measure's id: there is one measure for all hits on a limit, and hashing it costs more."""
 
 
@@ -194,8 +194,8 @@ def _pack(
             packed[start] = _LEADS[led] if led < _MOST_LEADS else led.to_bytes(2, "big")
 
 
-_MOST_LEADS = 64
-_LEADS = [count.to_bytes(2, "big") for count in range(_MOST_LEADS)]
+_MOST_LEADS: Final = 64
+_LEADS: Final = [count.to_bytes(2, "big") for count in range(_MOST_LEADS)]
 """What leads a request of so many hits."""
 
 
@@ -258,5 +258,5 @@ def read(reply: object, requests: Sequence[Sequence[Hit]]) -> Found | None:
     return Found(reply[0], found, damaged, most >= _LATE)
 
 
-_outcome = partial(tuple.__new__, Outcome)
+_outcome: Final = partial(tuple.__new__, Outcome)
 """An Outcome from a tuple of its fields, at half the price of a call with five arguments."""

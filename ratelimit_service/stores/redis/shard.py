@@ -14,7 +14,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import hiredis
 
@@ -59,34 +59,35 @@ __all__ = ["Shard", "Slots"]
 
 log = logging.getLogger(__name__)
 
-_OPEN_SECONDS = 1.0
+_OPEN_SECONDS: Final = 1.0
 """How long connecting and greeting may take."""
 
-_HUNG_SECONDS = 1.0
+_HUNG_SECONDS: Final = 1.0
 """After so much silence with calls pending, the connection is given up."""
 
-_CALM_SECONDS = 1.0
+_CALM_SECONDS: Final = 1.0
 """Replies count as recovery once there has been no fault for so long."""
 
-_MAX_IN_FLIGHT = 2
+_MAX_IN_FLIGHT: Final = 2
 """Script calls under way at a time; meanwhile the next batch fills up."""
 
-_MAX_BATCH_WEIGHT = 256
+_MAX_BATCH_WEIGHT: Final = 256
 """Of one script call, so that it keeps Redis for a millisecond: 128 hits on new fixed windows.
 A single request may have more: it goes alone."""
 
-_BACK_OFF_SECONDS = (0.05, 0.5)
+_BACK_OFF_SECONDS: Final = 0.05
+_LONGEST_BACK_OFF_SECONDS: Final = 0.5
 """The first and the longest wait between two attempts to connect."""
 
-_SICK_AFTER = 5
+_SICK_AFTER: Final = 5
 """So many charges one after the other without an answer in time make a server sick."""
 
-_WELL_AFTER = 3
+_WELL_AFTER: Final = 3
 """So many pings one after the other that are answered in time make it well."""
 
-_PING_SECONDS = 0.05
+_PING_SECONDS: Final = 0.05
 
-_MAX_HELD = 10_000
+_MAX_HELD: Final = 10_000
 """How many give-backs wait for a server that is away."""
 
 
@@ -448,7 +449,7 @@ class Shard:
         self._health.degrade(self._component, f"Redis at {self._place} {fault}")
 
     async def _keep_connected(self, tried: asyncio.Event) -> None:
-        first, longest = _BACK_OFF_SECONDS
+        first, longest = _BACK_OFF_SECONDS, _LONGEST_BACK_OFF_SECONDS
         wait = first
         while True:
             lasted = 0.0
@@ -581,5 +582,5 @@ def _answer_one_by_one(
 def _ignore(_: Reply) -> None: ...
 
 
-_TO_BE_LEFT = ("READONLY", "NOAUTH", "MASTERDOWN")
+_TO_BE_LEFT: Final[tuple[str, ...]] = ("READONLY", "NOAUTH", "MASTERDOWN")
 """Errors after which a new connection is made: to whoever is master now, with a new password."""

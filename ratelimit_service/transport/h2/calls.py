@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from typing import Final
 
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.service import NEVER, Answer, Refusal, Service
-from ratelimit_service.transport.h2.connection import Calls, Cancelled, Ended, Event, Message
+from ratelimit_service.transport.h2.connection import (
+    Calls,
+    Cancelled,
+    Connection,
+    Ended,
+    Event,
+    Message,
+)
 from ratelimit_service.transport.h2.protocol import Protocol
 from ratelimit_service.transport.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.transport.reflection import REFLECTION_PATHS, reflect
@@ -15,11 +24,11 @@ from ratelimit_service.wire import METHOD, SERVICE
 
 __all__ = ["STREAMING_PATHS", "ServiceCalls"]
 
-_DECIDE = f"/{SERVICE}/{METHOD}".encode()
-_CHECK = f"/{HEALTH_SERVICE}/Check".encode()
-_WATCH = f"/{HEALTH_SERVICE}/Watch".encode()
+_DECIDE: Final = f"/{SERVICE}/{METHOD}".encode()
+_CHECK: Final = f"/{HEALTH_SERVICE}/Check".encode()
+_WATCH: Final = f"/{HEALTH_SERVICE}/Watch".encode()
 
-STREAMING_PATHS = REFLECTION_PATHS
+STREAMING_PATHS: Final = REFLECTION_PATHS
 
 
 class ServiceCalls:
@@ -60,18 +69,12 @@ class ServiceCalls:
         timeout_us = calls.head.timeout_us
         deadline_us = NEVER if timeout_us is None else elapsed_us() + timeout_us
 
-        def wanted(place: int) -> bool:
-            return connection.is_open(stream_ids[place])
-
-        def decided(answers: list[Answer]) -> None:
-            for stream_id, answer in zip(stream_ids, answers, strict=True):
-                if isinstance(answer, Refusal):
-                    connection.finish(stream_id, answer.code, answer.message)
-                else:
-                    connection.answer(stream_id, answer)
-            protocol.flush_soon()
-
-        self._service.submit(calls.messages, decided, wanted, deadline_us)
+        self._service.submit(
+            calls.messages,
+            partial(_decided, protocol, stream_ids),
+            partial(_wanted, connection, stream_ids),
+            deadline_us,
+        )
 
     def _call(self, protocol: Protocol, path: bytes, stream_id: int, message: bytes) -> None:
         connection = protocol.connection
@@ -101,6 +104,23 @@ class ServiceCalls:
         task = self._watches.get((protocol, event.stream_id))
         if task is not None:
             task.cancel()
+
+
+# No closures: compiled, each would be a cycle, and the collector would have to find them.
+
+
+def _wanted(connection: Connection, stream_ids: list[int], place: int) -> bool:
+    return connection.is_open(stream_ids[place])
+
+
+def _decided(protocol: Protocol, stream_ids: list[int], answers: list[Answer]) -> None:
+    connection = protocol.connection
+    for place, answer in enumerate(answers):
+        if isinstance(answer, bytes):
+            connection.answer(stream_ids[place], answer)
+        else:
+            connection.finish(stream_ids[place], answer.code, answer.message)
+    protocol.flush_soon()
 
 
 def _still_open(protocol: Protocol, calls: Calls) -> Calls:

@@ -11,8 +11,9 @@ import struct
 import sys
 import zlib
 from collections import deque
+from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from ratelimit_service.errors import StatusCode
@@ -21,6 +22,7 @@ from ratelimit_service.transport.h2.frames import (
     ACK,
     END_HEADERS,
     END_STREAM,
+    HEADERS,
     MAX_FRAME_SIZE,
     MAX_WINDOW,
     PADDED,
@@ -41,46 +43,55 @@ from ratelimit_service.transport.h2.headers import (
 
 __all__ = ["Calls", "Cancelled", "Connection", "Ended", "Event", "Message"]
 
-MAX_STREAMS = 1_000
+MAX_STREAMS: Final = 1_000
 """Calls in flight on one connection; announced."""
 
-MAX_MESSAGE_BYTES = 65_536
+MAX_MESSAGE_BYTES: Final = 65_536
 """A message above this is refused as gRPC's RESOURCE_EXHAUSTED."""
 
-_STREAM_WINDOW = 131_072
-_CONNECTION_WINDOW = 16_777_216
-_DEFAULT_WINDOW = 65_535
-_PREFIX_BYTES = 5
-_MAX_CONTINUATIONS = 32
-_MAX_UNREQUITED = 2_000
+_STREAM_WINDOW: Final = 131_072
+_CONNECTION_WINDOW: Final = 16_777_216
+_DEFAULT_WINDOW: Final = 65_535
+_PREFIX_BYTES: Final = 5
+_MAX_CONTINUATIONS: Final = 32
+_MAX_UNREQUITED: Final = 2_000
 """Frames that cost us and bring nothing (PING, SETTINGS, RST_STREAM, empty DATA, …), less what
 was answered: above it a client is told to calm down."""
 
-_CALLS_WORTH = 10
+_CALLS_WORTH: Final = 10
 """How many of them an answered call makes up for: grpcio says some three with each."""
 
-_CLOSED_REMEMBERED = 256
+_CLOSED_REMEMBERED: Final = 256
 
-_PING = b"are you?"
-_LAST_CALL = b"lastcall"
+_PING: Final = b"are you?"
+_LAST_CALL: Final = b"lastcall"
 
-_OK_HEADERS = b"\x88" + literal(b"content-type", b"application/grpc")
-_OK_TRAILERS = literal(b"grpc-status", b"0")
-_WRONG_TYPE = b"this port speaks gRPC: content-type must be application/grpc\n"
+_OK_HEADERS: Final = b"\x88" + literal(b"content-type", b"application/grpc")
+_OK_TRAILERS: Final = literal(b"grpc-status", b"0")
+_WRONG_TYPE: Final = b"this port speaks gRPC: content-type must be application/grpc\n"
 
-_FRAME = struct.Struct(">BHBBI")
+_FRAME: Final = struct.Struct(">BHBBI")
+_frame_head: Final = _FRAME.unpack_from
 """A frame's first 9 bytes; its 3 bytes of length as a high one and a low pair."""
 
-_MESSAGE_FRAME = struct.Struct(">BHBBIBI")
+_MESSAGE_FRAME: Final = struct.Struct(">BHBBIBI")
+_message_head: Final = _MESSAGE_FRAME.unpack_from
+_MESSAGE_HEAD_BYTES: Final = 14
 """The same of a DATA frame that starts with a message's prefix."""
 
-_ANSWER = struct.Struct(f">BHBBI{len(_OK_HEADERS)}sBHBBIBI")
-"""An answer's HEADERS frame and what comes before its message."""
+_HEADERS_HEAD: Final = struct.pack(">xHBB", len(_OK_HEADERS), FrameType.HEADERS, END_HEADERS)
+_TRAILERS_HEAD: Final = struct.pack(
+    ">xHBB", len(_OK_TRAILERS), FrameType.HEADERS, END_HEADERS | END_STREAM
+)
+_answer_head: Final = struct.Struct(f">5sI{len(_OK_HEADERS)}sxHxxIxI").pack
+"""An answer's HEADERS frame and what comes before its message: a DATA frame's size, type and flags
+0, its stream, and the message's prefix."""
 
-_TRAILERS = struct.Struct(f">BHBBI{len(_OK_TRAILERS)}s")
+_answer_end: Final = struct.Struct(f">5sI{len(_OK_TRAILERS)}s").pack
 
 
-class Calls(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Calls:
     """Complete unary calls with the same headers: their one message has come, no more will."""
 
     head: Head
@@ -262,32 +273,12 @@ class Connection:
         self._send_window = window - size
         if self._unrequited:
             self._unrequited = max(0, self._unrequited - _CALLS_WORTH)
-        self._output += (
-            _ANSWER.pack(
-                0,
-                len(_OK_HEADERS),
-                FrameType.HEADERS,
-                END_HEADERS,
-                stream_id,
-                _OK_HEADERS,
-                0,
-                size,
-                FrameType.DATA,
-                0,
-                stream_id,
-                0,
-                size - _PREFIX_BYTES,
-            ),
-            message,
-            _TRAILERS.pack(
-                0,
-                len(_OK_TRAILERS),
-                FrameType.HEADERS,
-                END_HEADERS | END_STREAM,
-                stream_id,
-                _OK_TRAILERS,
-            ),
+        output = self._output
+        output.append(
+            _answer_head(_HEADERS_HEAD, stream_id, _OK_HEADERS, size, stream_id, len(message))
         )
+        output.append(message)
+        output.append(_answer_end(_TRAILERS_HEAD, stream_id, _OK_TRAILERS))
 
     def is_open(self, stream_id: int) -> bool:
         """Whether the client still waits for this answer."""
@@ -381,14 +372,16 @@ class Connection:
                 self.has_more = True
                 break
             most -= 1
-            high, length, kind, flags, stream_id = _FRAME.unpack_from(data, at)
+            # With its type the tuple is no object to a compiler.
+            head: tuple[int, int, int, int, int] = _frame_head(data, at)
+            high, length, kind, flags, stream_id = head
             if high or length > MAX_FRAME_SIZE:
                 raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "a frame above 16384 bytes")
             start = at + 9
             at = start + length
             if at > end:
                 return start - 9
-            if kind == FrameType.HEADERS and flags == END_HEADERS:
+            if kind == HEADERS and flags == END_HEADERS:
                 after = self._whole_call(data, stream_id, start, at, events)
                 if after:
                     at = after
@@ -404,10 +397,11 @@ class Connection:
         The header block is `data[start:stop]`. Returns where the call ends; 0 if it is not of
         that kind, or anything about it is unusual: then nothing has been taken.
         """
-        if len(data) < stop + _MESSAGE_FRAME.size:
+        if len(data) < stop + _MESSAGE_HEAD_BYTES:
             return 0
-        high, length, kind, flags, its_id, packed, size = _MESSAGE_FRAME.unpack_from(data, stop)
-        end: int = stop + 9 + length
+        numbers: tuple[int, int, int, int, int, int, int] = _message_head(data, stop)
+        high, length, kind, flags, its_id, packed, size = numbers
+        end = stop + 9 + length
         if (
             flags != END_STREAM
             or kind

@@ -6,11 +6,13 @@ No state and no I/O.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 __all__ = [
     "ACK",
     "END_HEADERS",
     "END_STREAM",
+    "HEADERS",
     "MAX_FRAME_SIZE",
     "MAX_WINDOW",
     "PADDED",
@@ -27,20 +29,22 @@ __all__ = [
     "window_update",
 ]
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """What a client sends first (section 3.4)."""
 
-MAX_FRAME_SIZE = 16_384
+MAX_FRAME_SIZE: Final = 16_384
 """The largest payload that must be taken, and the largest that we announce (section 4.2)."""
 
-MAX_WINDOW = 2**31 - 1
+MAX_WINDOW: Final = 2**31 - 1
 """The largest flow-control window (section 6.9.1)."""
 
-END_STREAM = 0x1
-ACK = 0x1
-END_HEADERS = 0x4
-PADDED = 0x8
-PRIORITY = 0x20
+END_STREAM: Final = 0x1
+ACK: Final = 0x1
+END_HEADERS: Final = 0x4
+PADDED: Final = 0x8
+PRIORITY: Final = 0x20
+HEADERS: Final = 0x1
+"""`FrameType.HEADERS` as a plain integer, with which every frame is compared."""
 
 
 class FrameType(IntEnum):

@@ -9,7 +9,8 @@ blocks are remembered by their bytes. Until then, and for whatever the walk does
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, Final, NamedTuple
 
 import hpack
 from hpack.huffman_table import decode_huffman
@@ -17,22 +18,22 @@ from hpack.table import HeaderTable
 
 __all__ = ["ENCODINGS", "MAX_BLOCK_BYTES", "BlockError", "Head", "HeaderReader", "literal"]
 
-MAX_BLOCK_BYTES = 16_384
+MAX_BLOCK_BYTES: Final = 16_384
 """The largest header block, coded, and the largest list of headers, decoded."""
 
-ENCODINGS = frozenset({b"", b"identity", b"gzip"})
+ENCODINGS: Final = frozenset({b"", b"identity", b"gzip"})
 """What `grpc-encoding` may say."""
 
-_MAX_REMEMBERED = 1_024
-_MAX_LEARNT_BYTES = 1_024
+_MAX_REMEMBERED: Final = 1_024
+_MAX_LEARNT_BYTES: Final = 1_024
 
-_STATIC: tuple[tuple[bytes, bytes], ...] = HeaderTable.STATIC_TABLE
-_PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
-_REQUIRED = frozenset({b":method", b":scheme", b":path"})
-_CONNECTION = frozenset(
+_STATIC: Final[tuple[tuple[bytes, bytes], ...]] = HeaderTable.STATIC_TABLE
+_PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
+_REQUIRED: Final = frozenset({b":method", b":scheme", b":path"})
+_CONNECTION: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
-_WANTED = frozenset(
+_WANTED: Final = frozenset(
     {
         b":method",
         b":path",
@@ -45,9 +46,9 @@ _WANTED = frozenset(
 )
 """Headers whose values matter."""
 
-_UNREAD = b""
-_NAME_CHARACTERS = frozenset(b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz")
-_TIMEOUT_UNITS_US = {
+_UNREAD: Final = b""
+_NAME_CHARACTERS: Final = frozenset(b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz")
+_TIMEOUT_UNITS_US: Final = {
     b"H": 3_600_000_000,
     b"M": 60_000_000,
     b"S": 1_000_000,
@@ -61,7 +62,8 @@ class BlockError(Exception):
     """A header block cannot be decoded: the connection's tables may differ from now on."""
 
 
-class Head(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Head:
     """What a request's headers say.
 
     `malformed` tells why the request breaks HTTP/2's rules, "" if it does not. `trailers` marks
@@ -153,8 +155,9 @@ class _Likeness:
 class HeaderReader:
     """Reads the header blocks of one connection, in their order."""
 
-    remembered: dict[bytes, Head] = {}  # noqa: RUF012 -- shared on purpose: blocks depend on nothing
-    """Heads by their blocks, for all connections whose clients use no dynamic table."""
+    remembered: ClassVar[dict[bytes, Head]] = {}
+    """Heads by their blocks, for all connections whose clients use no dynamic table: then blocks
+    depend on nothing."""
 
     def __init__(self) -> None:
         self._decoder = hpack.Decoder(max_header_list_size=MAX_BLOCK_BYTES)
@@ -162,6 +165,7 @@ class HeaderReader:
         self._independent = False
         """Whether no block depends on another."""
         self._likeness = _Likeness()
+        self._heads = HeaderReader.remembered
 
     def without_table(self) -> None:
         """The client knows that there is no table any more: its next block must say so first."""
@@ -171,7 +175,7 @@ class HeaderReader:
     def recall(self, block: bytes) -> Head | None:
         """What is known of a block, or of one that differs in nothing that matters."""
         if self._independent:
-            return self.remembered.get(block) or self._likeness.head_of(block)
+            return self._heads.get(block) or self._likeness.head_of(block)
         return None
 
     def read(self, block: bytes) -> Head:
@@ -287,7 +291,7 @@ def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
             raise BlockError("an integer of more than 32 bits")
 
 
-_names: dict[bytes, bytes] = {}
+_names: Final[dict[bytes, bytes]] = {}
 """Names by their Huffman codes: there are few, and decoding is slow."""
 
 

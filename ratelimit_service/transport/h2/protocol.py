@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final, cast
 from typing import Protocol as Signature
-from typing import cast
 
 from ratelimit_service.transport.h2.connection import Connection, Event
 from ratelimit_service.transport.h2.frames import ErrorCode
 
 __all__ = ["Calls", "Protocol"]
 
-GREETING_SECONDS = 10.0
+GREETING_SECONDS: Final = 10.0
 """How long a client may take to speak HTTP/2 at all."""
 
-BLOCKED_SECONDS = 30.0
+BLOCKED_SECONDS: Final = 30.0
 """How long a client may keep its windows shut while answers wait."""
 
-TURN_SECONDS = 0.002
+TURN_SECONDS: Final = 0.002
 """For how long one connection's calls are handled before others have their turn."""
 
-_PIECE_CALLS = 32
+_PIECE_CALLS: Final = 32
 """What is handled between two looks at the clock."""
 
-PING_SECONDS = 30.0
+PING_SECONDS: Final = 30.0
 """How often a silent client is asked whether it is there, and how long it has to answer."""
 
 
