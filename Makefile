@@ -2,17 +2,23 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+COMPILED := .venv-compiled
+TOOLS := .tools
+SOURCES := setup.py $(shell find ratelimit_service -name '*.py' -o -name '*.lua')
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run lint format test check bench bench-stalls faults proto
+.PHONY: help install install-compiled run lint format test test-compiled check bench bench-stalls \
+	faults proto
 
 help:
 	@echo "make install   $(VENV) with the package and its command, $(BIN)/ratelimit"
+	@echo "make install-compiled   the same as machine code in $(COMPILED), and a wheel of it in dist"
 	@echo "make run       serve rules/ on the in-memory store: gRPC on 8081, HTTP on 8080"
 	@echo "make test      get what the tests need and run them; ARGS=\"-k name\" for some"
 	@echo "make lint      format, lint, types, imports, generated files, shipped rules"
-	@echo "make check     lint and test: what a change must pass"
+	@echo "make test-compiled   the same tests against the compiled package"
+	@echo "make check     lint and both tests: what a change must pass"
 	@echo "make bench     measure against other servers, in one run (docs/benchmarks.md)"
 	@echo "make faults    break Redis in every way under load, and hold answers against counters"
 	@echo "make bench-stalls   look for whatever holds the process up, and how much memory it takes"
@@ -20,6 +26,8 @@ help:
 	@echo "make proto     generate ratelimit_service/wire/generated from proto/"
 
 install: $(VENV)/.installed
+
+install-compiled: $(COMPILED)/.compiled
 
 run: install
 	@$(BIN)/ratelimit serve $(ARGS)
@@ -38,11 +46,16 @@ format: $(VENV)/.developing
 
 test: $(VENV)/.developing
 	@command -v redis-server >/dev/null || sh tests/get-redis.sh
-	@test -x $(BIN)/h2spec || sh tests/get-h2spec.sh "$(CURDIR)/$(BIN)"
-	@test -d $(VENV)/node/node_modules || sh tests/get-node-client.sh "$(CURDIR)/$(VENV)/node"
+	@test -x $(TOOLS)/h2spec || sh tests/get-h2spec.sh "$(CURDIR)/$(TOOLS)"
+	@test -d $(TOOLS)/node/node_modules || sh tests/get-node-client.sh "$(CURDIR)/$(TOOLS)/node"
 	@$(BIN)/pytest $(ARGS)
 
-check: lint test
+test-compiled:
+	@command -v cc >/dev/null || sh tests/get-compiler.sh
+	@$(MAKE) --no-print-directory install-compiled
+	@$(MAKE) --no-print-directory test VENV=$(COMPILED) ARGS="--import-mode=append $(ARGS)"
+
+check: lint test test-compiled
 
 bench: $(VENV)/.developing
 	@$(BIN)/python -m benchmarks.run
@@ -75,6 +88,24 @@ $(VENV)/.installed: pyproject.toml
 	$$found -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
+
+$(COMPILED)/.compiled: $(SOURCES) pyproject.toml
+	@command -v cc >/dev/null || \
+		(echo "a C compiler is missing: sudo apt install gcc python3-dev"; exit 1)
+	@$(MAKE) --no-print-directory $(COMPILED)/.installed VENV=$(COMPILED)
+	@echo "compiling into $(COMPILED), which takes a minute or two"
+	@rm -rf build dist
+	@$(COMPILED)/bin/pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	@$(COMPILED)/bin/pip install --quiet --disable-pip-version-check --group compile
+	@$(COMPILED)/bin/python -c 'import os, sysconfig; \
+		os.stat(sysconfig.get_paths()["include"] + "/Python.h")' 2>/dev/null || \
+		(echo "the headers of Python are missing: sudo apt install python3-dev"; exit 1)
+	@RATELIMIT_COMPILED=1 $(COMPILED)/bin/pip wheel --quiet --disable-pip-version-check \
+		--no-deps --no-build-isolation --wheel-dir dist .
+	@$(COMPILED)/bin/pip install --quiet --disable-pip-version-check \
+		--force-reinstall --no-deps dist/*.whl
+	@touch $@
+	@$(COMPILED)/bin/ratelimit --version
 
 $(VENV)/.developing: $(VENV)/.installed
 	@echo "installing what lint and tests need into $(VENV)"

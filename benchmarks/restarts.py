@@ -35,7 +35,7 @@ PAUSE_SECONDS = 0.5
 UNWIND_SECONDS = 0.005
 """Between a kill and the moment when the dead process's connections are closed."""
 
-NODE = Path(sys.executable).parents[1] / "node"
+NODE = HERE.parent / ".tools" / "node"
 RULES = "domain: demo\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 9}}]\n"
 
 

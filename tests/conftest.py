@@ -9,8 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from ratelimit_service import compiled
 from tests.servers.cluster import RedisCluster
 from tests.servers.redis import RedisServer
+
+
+def pytest_report_header() -> str:
+    return f"the package is {'compiled' if compiled() else 'interpreted'}"
 
 
 def need(program: str, how: str) -> None:

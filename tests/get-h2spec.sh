@@ -5,6 +5,7 @@
 command -v go >/dev/null || install_packages "Go, for the HTTP/2 conformance tests" golang-go
 command -v go >/dev/null || exit 0
 echo "installing h2spec"
+mkdir -p "$1"
 GOBIN="$1" go install github.com/summerwind/h2spec/cmd/h2spec@latest >"$1/h2spec.log" 2>&1 ||
 	echo "h2spec could not be installed, see $1/h2spec.log; its test will be skipped"
 exit 0

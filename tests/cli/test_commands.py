@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratelimit_service import __version__, compiled
 from ratelimit_service.cli import format_descriptor, parse_descriptor
 from ratelimit_service.model import Descriptor, Entry
 from tests.servers.service import COMMAND, ServiceProcess
@@ -57,7 +59,7 @@ def service(rules: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     process.kill()
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["lint"], ["explain"], ["hit"]])
+@pytest.mark.parametrize("command", [[], ["serve"], ["restart"], ["lint"], ["explain"], ["hit"]])
 def test_help(command: list[str]) -> None:
     """Every command says what it does, and shows an example."""
     ran = Ran(*command, "--help")
@@ -68,8 +70,11 @@ def test_help(command: list[str]) -> None:
 
 
 def test_version() -> None:
-    """The version is told."""
-    assert Ran("--version").out.startswith("ratelimit 0.")
+    """The version is told, and whether the hot path is compiled: in its environment it is."""
+    here = "compiled" if Path(sys.prefix).name == ".venv-compiled" else "interpreted"
+
+    assert Ran("--version").out == f"ratelimit {__version__} ({here})\n"
+    assert compiled() is (here == "compiled")
 
 
 @pytest.mark.parametrize(

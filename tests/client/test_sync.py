@@ -2,51 +2,62 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
+import grpc
 import pytest
 
 from ratelimit_service.client import Client
 from ratelimit_service.errors import TransportError
-from ratelimit_service.health import Health
 from ratelimit_service.model import Decision, Request
-from ratelimit_service.service import Answer
-from ratelimit_service.transport import H2Server
-from tests.service.asking import Asking, descriptor
+from ratelimit_service.wire import METHOD, SERVICE
+from tests.service.asking import descriptor
 
 
-async def ask(server: H2Server, timeout_us: int) -> Decision:
-    port = await server.start()
+@contextmanager
+def answering(answer: Callable[[], bytes]) -> Iterator[str]:
+    """A server that answers so, whatever it is asked; its address."""
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(
+        lambda _request, _context: answer()
+    )
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(0)
 
-    def call() -> Decision:
-        with Client(f"127.0.0.1:{port}") as client:
-            return client.should_rate_limit(Request("d", (descriptor("a=b"),)), timeout_us)
 
-    try:
-        return await asyncio.to_thread(call)
-    finally:
-        await server.stop(0)
+def ask(address: str, timeout_us: int) -> Decision:
+    with Client(address) as client:
+        return client.should_rate_limit(Request("d", (descriptor("a=b"),)), timeout_us)
 
 
-async def test_answer_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_that_is_none() -> None:
     """A server that answers something else is told to be no rate limit service."""
-    service = Asking(tmp_path, "domain: d").service
-
-    def submit(bodies: Sequence[bytes], done: Callable[[list[Answer]], None], *_: object) -> None:
-        done([b"\xff\xff" for _ in bodies])
-
-    monkeypatch.setattr(service, "submit", submit)
-
-    with pytest.raises(TransportError, match="is no rate limit service"):
-        await ask(H2Server("127.0.0.1:0", service, Health()), 10_000_000)
+    with (
+        answering(lambda: b"\xff\xff") as address,
+        pytest.raises(TransportError, match="is no rate limit service"),
+    ):
+        ask(address, 10_000_000)
 
 
-async def test_server_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_does_not_answer() -> None:
     """A call ends with its timeout."""
-    service = Asking(tmp_path, "domain: d").service
-    monkeypatch.setattr(service, "submit", lambda *_: None)
+    late = threading.Event()
 
-    with pytest.raises(TransportError, match="DEADLINE_EXCEEDED"):
-        await ask(H2Server("127.0.0.1:0", service, Health()), 50_000)
+    def answer() -> bytes:
+        late.wait(30)
+        return b""
+
+    with (
+        answering(answer) as address,
+        pytest.raises(TransportError, match="DEADLINE_EXCEEDED"),
+    ):
+        ask(address, 50_000)
+    late.set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,8 +33,8 @@ from ratelimit_service.transport.h2.headers import BlockError, HeaderReader
 from tests.conftest import need
 from tests.servers.service import ServiceProcess
 
-H2SPEC = str(Path(sys.executable).with_name("h2spec"))
 TOP = Path(__file__).parents[2]
+H2SPEC = str(TOP / ".tools" / "h2spec")
 PATH = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 HEADERS = [
     (":method", "POST"),

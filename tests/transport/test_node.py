@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 from tests.conftest import need
 from tests.servers.service import ServiceProcess
 
 NODE = shutil.which("node") or "node"
-DIRECTORY = Path(sys.executable).parents[1] / "node"
+DIRECTORY = Path(__file__).parents[2] / ".tools" / "node"
 SCRIPT = Path(__file__).with_name("client.js")
 RULES = "domain: edge\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 20}}]"
 
