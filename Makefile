@@ -57,8 +57,9 @@ test-compiled:
 
 check: lint test test-compiled
 
-bench: $(VENV)/.developing
+bench: $(VENV)/.developing $(COMPILED)/.compiled
 	@$(BIN)/python -m benchmarks.run
+	@$(BIN)/python -m benchmarks.workers
 	@$(BIN)/python -m benchmarks.algorithms
 	@$(BIN)/python -m benchmarks.shards
 	@$(BIN)/python -m benchmarks.restarts

@@ -52,8 +52,14 @@ BLOCK = NO_TABLE + b"".join(
     )
 )
 
-Call = tuple[bytes, bytes]
-"""A header block and a body."""
+Call = tuple[bytes, bytes, bytes]
+"""A call's two frames but for the two places of its stream's number, and its body."""
+
+
+def call(block: bytes, message: bytes) -> Call:
+    headers = frames.frame(FrameType.HEADERS, END_HEADERS, 0, block)
+    data = frames.frame(FrameType.DATA, END_STREAM, 0, message)
+    return headers[:5], headers[9:] + data[:5], message
 
 
 def body(*keys: int) -> bytes:
@@ -73,19 +79,19 @@ def body_of(keys: Sequence[tuple[str, int]]) -> bytes:
 
 def hot() -> Iterator[Call]:
     """One key."""
-    return cycle([(BLOCK, body(1, 1))])
+    return cycle([call(BLOCK, body(1, 1))])
 
 
 def traced() -> Iterator[Call]:
     """One key, in the header blocks of an Envoy that traces: no two of these are alike."""
     recorded = json.loads(Path(__file__).with_name("envoy-blocks.json").read_text())
-    return cycle([(NO_TABLE + bytes.fromhex(block), body(1, 1)) for block in recorded])
+    return cycle([call(NO_TABLE + bytes.fromhex(block), body(1, 1)) for block in recorded])
 
 
 def uniform() -> Iterator[Call]:
     """A million keys, each as likely, the same in both descriptors."""
     chance = random.Random(1)
-    return cycle([(BLOCK, body(key, key)) for key in chance.choices(range(KEYS), k=PREPARED)])
+    return cycle([call(BLOCK, body(key, key)) for key in chance.choices(range(KEYS), k=PREPARED)])
 
 
 def zipf() -> Iterator[Call]:
@@ -93,19 +99,30 @@ def zipf() -> Iterator[Call]:
     chance = random.Random(1)
     weights = [1 / rank for rank in range(1, KEYS + 1)]
     chosen = (chance.choices(range(KEYS), weights, k=PREPARED) for _ in range(2))
-    return cycle([(BLOCK, body(*keys)) for keys in zip(*chosen, strict=True)])
+    return cycle([call(BLOCK, body(*keys)) for keys in zip(*chosen, strict=True)])
 
 
 def new() -> Iterator[Call]:
     """A descriptor that never was, each time."""
-    return ((BLOCK, body(key)) for key in range(1 << 40))
+    return (call(BLOCK, body(key)) for key in range(1 << 40))
 
 
 def users(count: int) -> Iterator[Call]:
     """So many descriptors a request, of ten thousand users."""
     chance = random.Random(1)
     while True:
-        yield BLOCK, body_of([("user", key) for key in chance.choices(range(10_000), k=count)])
+        yield call(
+            BLOCK, body_of([("user", key) for key in chance.choices(range(10_000), k=count)])
+        )
+
+
+def unlimited() -> Iterator[Call]:
+    """A hundred descriptors a request, all of an unlimited rule: much to decide, little to say."""
+    chance = random.Random(1)
+    made = (
+        body_of([("free", key) for key in chance.choices(range(KEYS), k=100)]) for _ in range(2_000)
+    )
+    return cycle([call(BLOCK, message) for message in made])
 
 
 SHAPES: dict[str, Callable[[], Iterator[Call]]] = {
@@ -114,6 +131,7 @@ SHAPES: dict[str, Callable[[], Iterator[Call]]] = {
     "uniform": uniform,
     "zipf": zipf,
     "new": new,
+    "unlimited": unlimited,
     "one": lambda: users(1),
     "ten": lambda: users(10),
 }
@@ -126,8 +144,10 @@ class Caller(asyncio.Protocol):
         self._calls = calls
         self._latencies = latencies
         self._stream_id = 1
-        self._due: dict[int, float] = {}
+        self._due: dict[bytes, float] = {}
         self._rest = b""
+        self._first, self._last = b"?", b"?"
+        self._first_bytes = self._last_bytes = 0
         self.ended = self.messages = 0
         """How many calls have ended, and how many of them with a message: the rest failed."""
         self.answered: Callable[[int], None] = lambda _: None
@@ -147,14 +167,13 @@ class Caller(asyncio.Protocol):
 
     def call(self, due: list[float]) -> None:
         """Sends a call for each moment at which one was due."""
-        out = []
+        out: list[bytes] = []
         for moment in due:
-            stream_id = self._stream_id
+            stream_id = self._stream_id.to_bytes(4, "big")
             self._stream_id += 2
             self._due[stream_id] = moment
-            block, message = next(self._calls)
-            out.append(frames.frame(FrameType.HEADERS, END_HEADERS, stream_id, block))
-            out.append(frames.frame(FrameType.DATA, END_STREAM, stream_id, message))
+            head, middle, message = next(self._calls)
+            out += (head, stream_id, middle, stream_id, message)
         self._write(b"".join(out))
 
     def data_received(self, data: bytes) -> None:
@@ -162,15 +181,23 @@ class Caller(asyncio.Protocol):
         at, end, done = 0, len(data), 0
         now = time.perf_counter()
         while end - at >= 9:
+            usual = self._usual(data, at, end)
+            if usual:
+                self._latencies.append(now - self._due.pop(data[at + 5 : at + 9]))
+                self.messages += 1
+                done += 1
+                at = usual
+                continue
             stop = at + 9 + int.from_bytes(data[at : at + 3], "big")
             if stop > end:
                 break
             kind, flags = data[at + 3], data[at + 4]
             if kind == FrameType.DATA and stop > at + 9:
                 self.messages += 1
+            if kind == FrameType.HEADERS:
+                self._learn(data, at, stop)
             if kind <= FrameType.HEADERS and flags & END_STREAM:
-                stream_id = int.from_bytes(data[at + 5 : at + 9], "big")
-                self._latencies.append(now - self._due.pop(stream_id))
+                self._latencies.append(now - self._due.pop(data[at + 5 : at + 9]))
                 done += 1
             elif kind == FrameType.SETTINGS and not flags:
                 self._write(frames.frame(FrameType.SETTINGS, frames.ACK, 0, b""))
@@ -187,14 +214,32 @@ class Caller(asyncio.Protocol):
             self.ended += done
             self.answered(done)
 
+    def _learn(self, data: bytes, at: int, stop: int) -> None:
+        """Remembers how this server's answers begin and end: nearly all are of the same frames."""
+        if data[at + 4] & END_STREAM:
+            self._last, self._last_bytes = data[at : at + 5], stop - at
+        else:
+            self._first, self._first_bytes = data[at : at + 5], stop - at
+
+    def _usual(self, data: bytes, at: int, end: int) -> int:
+        """Where an answer of HEADERS, DATA and HEADERS ends, if all of it is there; else 0."""
+        if data[at : at + 5] != self._first:
+            return 0
+        at += self._first_bytes
+        stop = at + 9 + int.from_bytes(data[at : at + 3], "big")
+        over = stop + self._last_bytes
+        if over > end or data[at + 3] or data[stop : stop + 5] != self._last:
+            return 0
+        return over
+
 
 class Echoed(asyncio.Protocol):
     """One call at a time to a server that gives back what it gets."""
 
     def __init__(self, call: Call, latencies: array[float]) -> None:
-        block, message = call
-        self._bytes = frames.frame(FrameType.HEADERS, END_HEADERS, 1, block)
-        self._bytes += frames.frame(FrameType.DATA, END_STREAM, 1, message)
+        head, middle, message = call
+        stream_id = (1).to_bytes(4, "big")
+        self._bytes = head + stream_id + middle + stream_id + message
         self._latencies = latencies
         self._got = 0
 

@@ -26,8 +26,6 @@ from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.connection import Calls, Connection
 from ratelimit_service.transport.h2.frames import (
     ACK,
-    END_HEADERS,
-    END_STREAM,
     MAX_WINDOW,
     PREFACE,
     FrameType,
@@ -85,9 +83,9 @@ class Process:
     def frames(self, calls: int) -> bytes:
         out = []
         for _ in range(calls):
-            block, message = next(self.calls)
-            out.append(frames.frame(FrameType.HEADERS, END_HEADERS, self.stream_id, block))
-            out.append(frames.frame(FrameType.DATA, END_STREAM, self.stream_id, message))
+            head, middle, message = next(self.calls)
+            stream_id = self.stream_id.to_bytes(4, "big")
+            out += [head, stream_id, middle, stream_id, message]
             self.stream_id += 2
         return b"".join(out)
 

@@ -26,6 +26,7 @@ from ratelimit_service.stores.redis.script import SCRIPT, arguments
 
 HERE = Path(__file__).parent
 RATELIMIT = str(Path(sys.executable).with_name("ratelimit"))
+COMPILED = HERE.parent / ".venv-compiled" / "bin" / "ratelimit"
 RUNS = int(os.environ.get("RUNS", "5"))
 SECONDS = os.environ.get("SECONDS_EACH", "4")
 OPEN_SECONDS = os.environ.get("OPEN_SECONDS", "60")
@@ -35,14 +36,18 @@ VOID_ABOVE = 0.8
 
 NOOP, NGHTTPD = "grpcio, no decision", "nghttpd, a constant"
 MEMORY, REDIS = "ours, memory", "ours, Redis"
+COMPILED_MEMORY, COMPILED_REDIS = "ours, compiled, memory", "ours, compiled, Redis"
 GRPCIO = "ours, memory, --transport grpcio"
 ECHO = "bare uvloop, the same bytes"
 RAW_REDIS = "redis-benchmark, the same script"
 CLOSED = [
-    ("hot", [NOOP, GRPCIO, MEMORY, REDIS, NGHTTPD, RAW_REDIS]),
-    ("uniform", [MEMORY, REDIS, RAW_REDIS]),
-    ("zipf", [MEMORY, REDIS]),
-    ("traced", [MEMORY]),
+    (
+        "hot",
+        [NOOP, GRPCIO, MEMORY, REDIS, COMPILED_MEMORY, COMPILED_REDIS, NGHTTPD, RAW_REDIS],
+    ),
+    ("uniform", [MEMORY, REDIS, COMPILED_MEMORY, COMPILED_REDIS, RAW_REDIS]),
+    ("zipf", [MEMORY, REDIS, COMPILED_MEMORY, COMPILED_REDIS]),
+    ("traced", [MEMORY, COMPILED_MEMORY]),
 ]
 BATCH = 128
 """Requests in one script call of redis-benchmark, as many as ours has at most."""
@@ -99,6 +104,9 @@ class Bench:
         self.redis += ["--dir", directory]
         if shutil.which("redis-server"):
             self.commands[REDIS] = serve + store
+        if COMPILED.exists():
+            self.commands[COMPILED_MEMORY] = [str(COMPILED), *serve[1:]]
+            self.commands[COMPILED_REDIS] = [str(COMPILED), *serve[1:], *store]
         if shutil.which("nghttpd"):
             path = Path(directory, "envoy.service.ratelimit.v3.RateLimitService")
             path.mkdir()

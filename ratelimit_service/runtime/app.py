@@ -46,6 +46,13 @@ def check(settings: Settings) -> None:
     run(_check(settings))
 
 
+def _cores() -> int:
+    """How many this process may run on, where the system tells."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 async def _check(settings: Settings) -> None:
     counters, health = Counters(), Health()
     store, _ = open_store(settings, counters, health)
@@ -64,7 +71,7 @@ def workers(settings: Settings) -> int:
     elif settings.transport != "h2":
         alone = "needs --transport h2: grpcio cannot take over connections"
     if not alone:
-        return settings.workers or len(os.sched_getaffinity(0))
+        return settings.workers or _cores()
     if settings.workers > 1:
         raise SettingsError(f"--workers {settings.workers} {alone}")
     return 0

@@ -203,8 +203,7 @@ class _Supervisor:
         await self._admin.close()
         self._stop_accepting()
         log.info("restarting")
-        workers = self._workers.hand_over()
-        await self._workers.flushed()
+        workers = await self._workers.hand_over()
         counts = await self._counted()  # nobody adds to it any more
         handover.become_successor(
             Handover(

@@ -194,18 +194,20 @@ class Workers:
             worker.ready.set()
             await self._open(worker, bytes.fromhex(each["rest"]))
 
-    def hand_over(self) -> list[Inherited]:
+    async def hand_over(self) -> list[Inherited]:
         """Hears no worker any more, and returns what the next program image must know of them.
 
         Workers that are just being started do not come along.
         """
         self._stopping = True
+        for worker in [worker for worker in self._all if not worker.ready.is_set()]:
+            worker.kill()
+            await worker.ended.wait()
+        for worker in [worker for worker in self._all if worker.lost.is_set()]:
+            await worker.ended.wait()
         handed = []
         for worker in self._all:
-            if worker.channel is None or worker.lost.is_set():
-                continue
-            if not worker.ready.is_set():
-                worker.kill()
+            if worker.channel is None:
                 continue
             for end in (worker.messages, worker.connections):
                 end.set_inheritable(True)
@@ -222,13 +224,8 @@ class Workers:
                     leaving=worker.leaving,
                 )
             )
+            await worker.channel.flushed()
         return handed
-
-    async def flushed(self) -> None:
-        """Waits until all that was said has been taken by the system."""
-        for worker in self._all:
-            if worker.channel is not None:
-                await worker.channel.flushed()
 
     async def replace(self) -> str:
         """Puts new workers in the place of all that there are, one after the other.

@@ -192,8 +192,12 @@ async def test_health_check_of_an_unknown_name(server: Server) -> None:
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_health_watch(server: Server) -> None:
-    """A watch tells each change once, and ends when the process drains."""
+@pytest.mark.parametrize(
+    ("phase", "last"),
+    [(Phase.DRAINING, [HealthStatus.NOT_SERVING]), (Phase.LEAVING, [])],
+)
+async def test_health_watch(server: Server, phase: Phase, last: list[int]) -> None:
+    """A watch tells each change once; it ends with the process, which may be one of several."""
     call: grpc.aio.UnaryStreamMultiCallable[HealthRequest, HealthStatus]
     call = server.channel.unary_stream(
         "/grpc.health.v1.Health/Watch",
@@ -204,9 +208,9 @@ async def test_health_watch(server: Server) -> None:
     async for answer in call(HealthRequest()):
         told.append(answer.status)
         server.health.degrade("store", "away")
-        server.health.enter(Phase.DRAINING)
+        server.health.enter(phase)
 
-    assert told == [HealthStatus.SERVING, HealthStatus.NOT_SERVING]
+    assert told == [HealthStatus.SERVING, *last]
 
 
 async def test_reflection(server: Server) -> None:

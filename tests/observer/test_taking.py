@@ -1,0 +1,70 @@
+"""What is counted in one process and added up in another."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ratelimit_service.observer import Counters, Histogram, Tally
+
+NUMBERS = st.lists(st.integers(1, 1 << 40), min_size=8, max_size=8)
+
+
+def numbers(tally: Tally) -> dict[str, int]:
+    return {name: getattr(tally, name) for name in Tally.__slots__}
+
+
+@given(NUMBERS, NUMBERS)
+def test_tallies_add_up(mine: list[int], its: list[int]) -> None:
+    """What is taken is added once, and gone where it was; nothing that was tallied is left out."""
+    here, there, before = Tally(), Tally(), Tally()
+    for place, name in enumerate(sorted(Tally.__slots__)):
+        setattr(here, name, mine[place])
+        setattr(before, name, mine[place])
+        setattr(there, name, its[place])
+    counted = numbers(there)
+
+    here.add(json.loads(json.dumps(there.take())))
+
+    assert numbers(here) == {
+        name: number + counted[name] for name, number in numbers(before).items()
+    }
+    assert set(numbers(there).values()) == {0}
+    assert there.take() == []
+
+
+def names(counters: Counters) -> list[str]:
+    return [
+        name
+        for name in dir(counters)
+        if not name.startswith("_") and not callable(getattr(counters, name))
+    ]
+
+
+def shown(counters: Counters) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name in names(counters):
+        value = getattr(counters, name)
+        found[name] = (value.sum_us, value.buckets) if isinstance(value, Histogram) else value
+    return found
+
+
+def test_counters_add_up() -> None:
+    """Everything that a process counts arrives where it is added up, and starts again at zero."""
+    here, there, twice = Counters(), Counters(), Counters()
+    for counters, times in ((here, 1), (there, 1), (twice, 2)):
+        counters.latency.add(300, 5 * times)
+        for number, name in enumerate(names(counters), start=1):
+            value = getattr(counters, name)
+            if isinstance(value, Counter):
+                value["one"] += number * times
+            elif not isinstance(value, Histogram):
+                setattr(counters, name, number * times)
+
+    here.add(json.loads(json.dumps(there.take())))
+
+    assert shown(here) == shown(twice)
+    assert shown(there) == shown(Counters())
