@@ -23,6 +23,9 @@ __all__ = ["Admin"]
 _MAX_BODY_BYTES = 1 << 20
 """JSON is wordier than protobuf; the message itself is held to its own bound."""
 
+_LAST_SECONDS = 1.0
+"""How long answers under way may take when the port is closed."""
+
 _HTTP_STATUS = {
     StatusCode.INVALID_ARGUMENT: 400,
     StatusCode.RESOURCE_EXHAUSTED: 400,
@@ -60,7 +63,9 @@ class Admin:
         app.router.add_get("/rlconfig", self._rlconfig)
         app.router.add_get("/processes", self._show_processes)
         app.router.add_route("*", "/{tail:.*}", self._not_found)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        self._runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=_LAST_SECONDS
+        )
 
     async def start(self, sockets: Sequence[socket.socket]) -> None:
         """Serves on sockets that listen already."""

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from ratelimit_service.errors import RateLimitError
-from ratelimit_service.runtime.signals import hold_signals
 from ratelimit_service.runtime.workers import Counts, Inherited
 from ratelimit_service.settings import HANDOVER
 
@@ -30,6 +29,8 @@ class Handover(TypedDict):
     workers: list[Inherited]
     counts: Counts
     restarts: int
+    ended: bool
+    """Whether the service is to end, which it was told while this was made."""
 
 
 def successor_command() -> list[str]:
@@ -38,7 +39,10 @@ def successor_command() -> list[str]:
 
 
 def become_successor(handover: Handover) -> None:
-    """Replaces the program that this process runs; does not return. Raises RateLimitError."""
+    """Replaces the program that this process runs; does not return. Raises RateLimitError.
+
+    Signals are to be held, or some might meet nobody.
+    """
     for descriptor in (*handover["grpc"], *handover["http"]):
         os.set_inheritable(descriptor, True)
     memory = _memory()
@@ -46,7 +50,6 @@ def become_successor(handover: Handover) -> None:
     os.set_inheritable(memory, True)
     environment = {**os.environ, HANDOVER: str(memory)}  # noqa: TID251 -- handed on, not read
     sys.stdout.flush()
-    hold_signals()
     command = successor_command()
     try:
         os.execve(command[0], command, environment)  # noqa: S606 -- this very command

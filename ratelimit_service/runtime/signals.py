@@ -46,6 +46,11 @@ class Signals:
         """Waits until the process is to end."""
         return self._ended.wait()
 
+    @property
+    def told_to_end(self) -> bool:
+        """Whether the process was told to end."""
+        return self._ended.is_set()
+
     def end(self) -> None:
         """Ends the process; called again, at once."""
         if self._ended.is_set():

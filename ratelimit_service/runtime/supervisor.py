@@ -25,7 +25,7 @@ from ratelimit_service.runtime import handover
 from ratelimit_service.runtime.announcement import announce
 from ratelimit_service.runtime.handover import Handover
 from ratelimit_service.runtime.process import collect_young, spare_the_old
-from ratelimit_service.runtime.signals import Signals, log
+from ratelimit_service.runtime.signals import Signals, hold_signals, log
 from ratelimit_service.runtime.workers import Counts, Workers
 from ratelimit_service.settings import Settings
 from ratelimit_service.slices import slowly
@@ -38,6 +38,8 @@ _NO_FILES_SECONDS = 0.1
 """How long to wait for connections to close, when no more files may be open."""
 
 _CHECK_SECONDS = 60.0
+_NOTICED_SECONDS = 0.02
+"""Until a signal that has come is seen by the event loop."""
 
 
 async def supervise(settings: Settings, count: int, inherited: int | None) -> int:
@@ -82,10 +84,15 @@ class _Supervisor:
         self._restarts = 0
         self._restarting = False
         self._restart_error = ""
+        self._stays = asyncio.Event()
+        """Not set once the next image is to take over, which then does what is to be done."""
+        self._stays.set()
 
     async def run(self, left: Handover | None) -> int:
         """Serves until a signal ends it; returns the exit code."""
-        signals = Signals(self._rules.reload, self._restart, self._workers.kill)
+        self._signals = Signals(self._rules.reload, self._restart, self._workers.kill)
+        if left is not None and left["ended"]:
+            self._signals.end()
         async with AsyncExitStack() as stack:
             if left is None:
                 await self._start()
@@ -103,7 +110,8 @@ class _Supervisor:
                 announce(self._settings, self._rules.snapshot, *ports, self._count)
             else:
                 replacing = self._loop.create_task(self._replace_workers())
-            await signals.ended()
+            await self._signals.ended()
+            await self._stays.wait()
 
             log.info("draining, for at most %g s", self._settings.grace_us / 1_000_000)
             self._health.enter(Phase.DRAINING)
@@ -195,15 +203,20 @@ class _Supervisor:
         self._restarting = True
         command = [*handover.successor_command(), "--check"]
         why = await asyncio.to_thread(_why_not, command)
+        if self._signals.told_to_end:
+            return
         if why:
             self._restart_failed(why)
             self._restarting = False
             return
+        self._stays.clear()
         listeners = [each.dup() for each in self._http]  # what the admin has will be closed
         await self._admin.close()
         self._stop_accepting()
         log.info("restarting")
         workers = await self._workers.hand_over()
+        hold_signals()  # from here on they are the next image's
+        await asyncio.sleep(_NOTICED_SECONDS)
         counts = await self._counted()  # nobody adds to it any more
         handover.become_successor(
             Handover(
@@ -212,6 +225,7 @@ class _Supervisor:
                 workers=workers,
                 counts=counts,
                 restarts=self._restarts,
+                ended=self._signals.told_to_end,
             )
         )
 

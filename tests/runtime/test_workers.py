@@ -337,12 +337,17 @@ def test_restart_by_signal_over_a_unix_socket(
     assert not path.exists()
 
 
-def test_signals_while_restarting(start: Start, own_redis: RedisServer) -> None:
-    """A service that is told to end in the middle of a restart ends, with all its workers."""
+@pytest.mark.parametrize(
+    ("said", "times"), [("asked to restart", 1), ("restarting\n", 1), (" serves\n", 3)]
+)
+def test_signals_while_restarting(
+    start: Start, own_redis: RedisServer, said: str, times: int
+) -> None:
+    """A service that is told to end at any moment of a restart ends, with all its workers."""
     service = start("--store", own_redis.url, "--workers", "2")
     before = pids(service)
     service.signal(signal.SIGUSR2)
-    wait_until(lambda: "restarting\n" in service.log, "the restart to begin")
+    wait_until(lambda: service.log.count(said) == times, "that moment of the restart")
 
     service.signal(signal.SIGHUP)
     service.signal(signal.SIGTERM)
