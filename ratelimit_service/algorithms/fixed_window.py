@@ -61,15 +61,15 @@ def charge(
 
 
 def passing(
-    state: State | None, now_us: int, addend: int, limit: int, window_us: int
+    state: int, now_us: int, addend: int, limit: int, window_us: int
 ) -> tuple[int, int, int]:
     """What `charge` comes to in nearly every case: the next state, what is left, the reset.
 
     That is for the clock's windows and at least one hit, if there is room. Else less than
-    nothing is left, and `charge` tells more.
+    nothing is left, and `charge` tells more. A state below 0 is that of a new counter.
     """
     number, count = now_us // window_us, 0
-    if isinstance(state, int):
+    if state >= 0:
         ahead = (state >> _COUNT_BITS) - number & _NUMBERS - 1
         if ahead > 1:
             if ahead < _FAR_AHEAD:

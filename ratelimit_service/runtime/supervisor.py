@@ -87,10 +87,10 @@ class _Supervisor:
         self._stays = asyncio.Event()
         """Not set once the next image is to take over, which then does what is to be done."""
         self._stays.set()
+        self._signals = Signals(self._rules.reload, self._restart, self._workers.kill)
 
     async def run(self, left: Handover | None) -> int:
         """Serves until a signal ends it; returns the exit code."""
-        self._signals = Signals(self._rules.reload, self._restart, self._workers.kill)
         if left is not None and left["ended"]:
             self._signals.end()
         async with AsyncExitStack() as stack:

@@ -70,6 +70,8 @@ class Inherited(TypedDict):
     rest: str
     """Bytes of a message that has not come whole, in hexadecimal digits."""
     handed: int
+    taken: int
+    open: int
     started_us: int
     leaving: bool
 
@@ -190,6 +192,7 @@ class Workers:
                 socket.socket(fileno=each["connections"]),
             )
             worker.version, worker.handed = each["version"], each["handed"]
+            worker.taken, worker.open = each["taken"], each["open"]
             worker.started_us, worker.leaving = each["started_us"], each["leaving"]
             worker.ready.set()
             await self._open(worker, bytes.fromhex(each["rest"]))
@@ -220,6 +223,8 @@ class Workers:
                     connections=worker.connections.fileno(),
                     rest=worker.channel.suspend().hex(),
                     handed=worker.handed,
+                    taken=worker.taken,
+                    open=worker.open,
                     started_us=worker.started_us,
                     leaving=worker.leaving,
                 )
@@ -241,9 +246,19 @@ class Workers:
                 return new.failure
             for worker in [worker for worker in old if worker.number == number]:
                 await self._retire(worker)
-        for worker in old:
+        for worker in self._surplus():
             await self._retire(worker)
         return ""
+
+    def _surplus(self) -> list[_Worker]:
+        """Those for whom there is a newer one of the same number, or no need any more."""
+        newest = {worker.number: worker for worker in self._all if not worker.leaving}
+        return [
+            worker
+            for worker in self._all
+            if not worker.leaving
+            and (newest[worker.number] is not worker or worker.number > self._count)
+        ]
 
     async def stop(self, grace_us: int) -> None:
         """Lets all finish for at most so long, then ends them."""

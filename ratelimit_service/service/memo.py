@@ -17,6 +17,10 @@ MAX_KEY_BYTES: Final = 512
 """What is longer is not remembered, which bounds the memo in bytes."""
 
 
+_MARK_SHIFT: Final = 40
+"""Beyond the bits that make a place."""
+
+
 class Memo(Generic[_T]):
     """Values by bytes and by the number of the rules that they were made under."""
 
@@ -24,12 +28,19 @@ class Memo(Generic[_T]):
         """`places` is a power of two."""
         self._mask = places - 1
         self._places: list[tuple[bytes, int, _T] | None] = [None] * places
-        self._seen = [0] * places
-        """For each place the hash of the key that last asked for it."""
+        self._marks = bytearray(places)
+        """Some bits of the hash of the key in each place: nearly all that is not remembered is told
+        by these, which stay in the processor's cache."""
+        self._asked = bytearray(places)
+        """The same of the key that last asked for the place."""
 
     def get(self, key: bytes, number: int) -> _T | None:
         """The value remembered under these rules; what is left of older ones is not given out."""
-        found = self._places[hash(key) & self._mask]
+        known = hash(key)
+        place = known & self._mask
+        if self._marks[place] != known >> _MARK_SHIFT & 0xFF:
+            return None
+        found = self._places[place]
         if found is not None and found[0] == key and found[1] == number:
             return found[2]
         return None
@@ -40,8 +51,9 @@ class Memo(Generic[_T]):
         Not if other keys wanted its place in the meantime, or it is long.
         """
         known = hash(key)
-        place = known & self._mask
-        if self._seen[place] != known:
-            self._seen[place] = known
+        place, mark = known & self._mask, known >> _MARK_SHIFT & 0xFF
+        if self._asked[place] != mark:
+            self._asked[place] = mark
         elif len(key) <= MAX_KEY_BYTES:
             self._places[place] = (key, number, value)
+            self._marks[place] = mark

@@ -49,13 +49,30 @@ _outcome: Final = partial(tuple.__new__, Outcome)
 
 
 class _Counter:
-    """A state with what is needed to judge, without its rule, how much it matters."""
+    """A state with what is needed to judge, without its rule, how much it matters.
 
-    __slots__ = ("measure", "state")
+    The state is `number`, which lies in the object itself where it is compiled, or `packed` where
+    that is below 0.
+    """
+
+    __slots__ = ("measure", "number", "packed")
 
     def __init__(self, state: State | None, measure: Measure) -> None:
-        self.state = state
+        self.number = -1
+        self.packed: bytes | None = None
+        self.set(state)
         self.measure = measure
+
+    def get(self) -> State | None:
+        """The state."""
+        return self.number if self.number >= 0 else self.packed
+
+    def set(self, state: State | None) -> None:
+        """Another state."""
+        if isinstance(state, int):
+            self.number, self.packed = state, None
+        else:
+            self.number, self.packed = -1, state
 
 
 _Table = dict[bytes, _Counter]
@@ -128,34 +145,37 @@ class MemoryStore:
         for key, measure, addend, _, _, refund, lease, _, _, _ in hits:
             table = tables[hash(key) & mask]
             counter = table.get(key)
-            before = counter.state if counter is not None else None
+            if counter is None and self._size + self._bulk >= self._max_counters:
+                return self._settle_anew(hits, now, undo, new)
             algorithm, limit, window_us, _, _, anchor, _, _, _ = measure
-            if algorithm == "fixed_window" and anchor is _CLOCK and addend:
-                state, left, reset_us = passing(before, now, addend, limit, window_us)
-                passed, counted = left >= 0, addend
-            else:
-                passed, state, left, reset_us, _, counted, damaged = _CHARGE[algorithm](
-                    before, now, addend, measure, False, lease
-                )
-                passed = passed and not damaged
-            if (
-                refund
-                or not passed
-                or (counter is None and self._size + self._bulk >= self._max_counters)
-            ):
-                for changed, earlier in reversed(undo):
-                    self._bulk += _bulk(earlier) - _bulk(changed.state)
-                    changed.state = earlier
-                for table, key in new:  # noqa: PLW2901 -- there is no next hit
-                    del table[key]
-                self._size -= len(new)
-                return self._settle(hits, now)
+            if algorithm == "fixed_window" and anchor is _CLOCK and addend and not refund:
+                number = counter.number if counter is not None else -1
+                number, left, reset_us = passing(number, now, addend, limit, window_us)
+                if left < 0 or (counter is not None and counter.packed is not None):
+                    return self._settle_anew(hits, now, undo, new)
+                if counter is None:
+                    self._sweep(table, now)
+                    table[key] = _Counter(number, measure)
+                    self._size += 1
+                    new.append((table, key))
+                else:
+                    if len(hits) > 1:
+                        undo.append((counter, counter.number))
+                    counter.number = number
+                    counter.measure = measure
+                outcomes.append(_outcome((False, left, reset_us, addend, False)))
+                continue
+            before = counter.get() if counter is not None else None
+            passed, state, left, reset_us, _, counted, damaged = _CHARGE[algorithm](
+                before, now, addend, measure, False, lease
+            )
+            if refund or not passed or damaged:
+                return self._settle_anew(hits, now, undo, new)
             if counter is not None:
                 undo.append((counter, before))
-                counter.state = state
+                counter.set(state)
                 counter.measure = measure
-                if isinstance(state, bytes):
-                    self._bulk += _bulk(state) - _bulk(before)
+                self._bulk += _bulk(state) - _bulk(before)
             elif state is not None:
                 self._sweep(table, now)
                 table[key] = _Counter(state, measure)
@@ -164,10 +184,26 @@ class MemoryStore:
             outcomes.append(_outcome((False, left, reset_us, counted, False)))
         return outcomes
 
+    def _settle_anew(
+        self,
+        hits: Sequence[Hit],
+        now: int,
+        undo: list[tuple[_Counter, State | None]],
+        new: list[tuple[_Table, bytes]],
+    ) -> Outcomes:
+        """Takes back what was charged of a request so far, and settles it by the rule."""
+        for changed, earlier in reversed(undo):
+            self._bulk += _bulk(earlier) - _bulk(changed.get())
+            changed.set(earlier)
+        for table, key in new:
+            del table[key]
+        self._size -= len(new)
+        return self._settle(hits, now)
+
     def state(self, key: bytes) -> State | None:
         """What is kept of a counter."""
         counter = self._table(key).get(key)
-        return None if counter is None else counter.state
+        return None if counter is None else counter.get()
 
     def _settle(self, hits: Sequence[Hit], now: int) -> Outcomes:
         steps, changes = settle(hits, self.state, now)
@@ -177,8 +213,9 @@ class MemoryStore:
                 if counter is None:
                     self._insert(key, _Counter(step.state, hit.measure), now)
                 else:
-                    self._bulk += _bulk(step.state) - _bulk(counter.state)
-                    counter.state, counter.measure = step.state, hit.measure
+                    self._bulk += _bulk(step.state) - _bulk(counter.get())
+                    counter.set(step.state)
+                    counter.measure = hit.measure
         damaged = [hit.key for hit, step in zip(hits, steps, strict=True) if step.damaged]
         if damaged:
             self._damage.note(len(damaged), damaged[0])
@@ -200,7 +237,7 @@ class MemoryStore:
         else:
             self._sweep(table, now)
         self._size += 1
-        self._bulk += _bulk(counter.state)
+        self._bulk += _bulk(counter.get())
         table[key] = counter
 
     def _evict(self, now: int) -> None:
@@ -221,7 +258,7 @@ class MemoryStore:
             if key != victim:
                 table[key] = counter
             else:
-                self._bulk -= _bulk(counter.state)
+                self._bulk -= _bulk(counter.get())
         self._size -= 1
         self._counters.evictions["live" if used else "expired"] += 1
         if used:
@@ -237,12 +274,12 @@ class MemoryStore:
         then = now - _SLACK_US
         for key in table:
             counter = table.pop(key)
-            peek = _CHARGE[counter.measure[0]](counter.state, then, 0, counter.measure, False, b"")
+            peek = _CHARGE[counter.measure[0]](counter.get(), then, 0, counter.measure, False, b"")
             if peek.left < counter.measure.limit:
                 table[key] = counter
             else:
                 self._size -= 1
-                self._bulk -= _bulk(counter.state)
+                self._bulk -= _bulk(counter.get())
             return
 
 
@@ -254,5 +291,5 @@ def _bulk(state: State | None) -> int:
 def _share_used(counter: _Counter, now: int) -> float:
     """How much of its limit a counter has used up, 0 to 1; 0 is as good as no counter at all."""
     limit = counter.measure.limit
-    peek = _CHARGE[counter.measure[0]](counter.state, now, 0, counter.measure, False, b"")
+    peek = _CHARGE[counter.measure[0]](counter.get(), now, 0, counter.measure, False, b"")
     return (limit - peek.left) / limit if limit else 0.0

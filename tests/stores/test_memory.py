@@ -99,7 +99,7 @@ async def test_long_states_count_for_several(clock: Time) -> None:
         for number in range(20):
             await fill(store, algorithms.hit(log, key=str(number)))
 
-    kept = [counter.state for table in store._tables for counter in table.values()]
+    kept = [counter.get() for table in store._tables for counter in table.values()]
     assert sum(len(state) for state in kept if isinstance(state, bytes)) < 100 * 256 + 20 * 64
     assert len(store) == len(kept) < 20
     assert counters.evictions["live"] > 0
