@@ -42,10 +42,10 @@ _DOUBTED_BEATS = 2
 """After so many it gets no connections, if there are others."""
 
 _START_SECONDS = 60.0
-_YOUNG_SECONDS = 10.0
+_YOUNG_SECONDS = 3.0
 """A worker that dies younger than this is started again with a pause."""
 
-_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 10.0
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 _REPORT_SECONDS = 1.0
 _DECIDE_SECONDS = 30.0
 _SLACK_SECONDS = 2.0
