@@ -24,7 +24,6 @@ from ratelimit_service.rules.watch import watched
 from ratelimit_service.runtime import handover
 from ratelimit_service.runtime.announcement import announce
 from ratelimit_service.runtime.handover import Handover
-from ratelimit_service.runtime.process import collect_young, spare_the_old
 from ratelimit_service.runtime.signals import Signals, hold_signals, log
 from ratelimit_service.runtime.workers import Counts, Workers
 from ratelimit_service.settings import Settings
@@ -144,8 +143,6 @@ class _Supervisor:
 
     async def _load_rules(self) -> None:
         await asyncio.to_thread(self._rules.load)
-        spare_the_old()
-        collect_young()
         await self._workers.tell_rules()
 
     async def _rules_changed(self) -> None:
