@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from binascii import crc_hqx
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import redis
@@ -63,6 +65,15 @@ class RedisCluster:
         for server in self.servers:
             server.flush()
 
+    def forget_errors(self) -> None:
+        for number in range(3):
+            self.client(number).config_resetstat()
+
+    def said(self, error: str) -> bool:
+        """Whether a master has answered with an error since the errors were forgotten."""
+        errors = (self.client(number).info("errorstats") for number in range(3))
+        return any(f"errorstat_{error}" in found for found in errors)
+
     def client(self, number: int) -> redis.Redis:
         return redis.Redis(port=self.servers[number].port)
 
@@ -80,23 +91,19 @@ class RedisCluster:
         return 0
 
     def move_slot(self, slot: int) -> None:
-        """Moves a slot with its keys to the next master, as redis-cli --cluster reshard does."""
-        port = self.owner_port(slot)
-        number = next(n for n in range(3) if self.servers[n].port == port)
-        after = (number + 1) % 3
-        source, target = self.client(number), self.client(after)
-        target_port = self.servers[after].port
-        target.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", self.name(number))  # type: ignore[no-untyped-call]
-        source.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", self.name(after))  # type: ignore[no-untyped-call]
-        while keys := source.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100):  # type: ignore[no-untyped-call]
-            source.migrate("127.0.0.1", target_port, keys, 0, 5_000)
-        for client in (target, source, self.client((number + 2) % 3)):
-            client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", self.name(after))  # type: ignore[no-untyped-call]
-        # Nodes that bump their epochs at once may fall out over a slot: one move at a time.
-        wait_until(
-            lambda: all(self.owner_port(slot, ask=n) == target_port for n in range(3)),
-            "the nodes to agree",
-        )
+        """Moves a slot with its keys to the next master."""
+        moving = SlotMove(self, slot)
+        moving.begin()
+        while keys := moving.keys():
+            moving.move(*keys)
+        moving.end()
+
+    def agrees(self, slot: int, owner: int) -> bool:
+        """Whether every master has heard of a slot's owner, and of the newest epoch."""
+        infos = [self.client(n).execute_command("CLUSTER", "INFO") for n in range(3)]  # type: ignore[no-untyped-call]
+        epochs = {*chain.from_iterable(re.findall(rb"current_epoch:(\d+)", info) for info in infos)}
+        ports = {self.owner_port(slot, ask=n) for n in range(3)}
+        return len(epochs) == 1 and ports == {self.servers[owner].port}
 
     def owner(self, key: bytes) -> int:
         """The number of the master that had this key's slot at the start."""
@@ -106,3 +113,41 @@ class RedisCluster:
     @staticmethod
     def slot(key: bytes) -> int:
         return crc_hqx(key[1:9], 0) % SLOTS
+
+
+class SlotMove:
+    """A slot on its way to another master, by the steps of redis-cli --cluster reshard."""
+
+    def __init__(self, cluster: RedisCluster, slot: int, target: int | None = None) -> None:
+        ports = [server.port for server in cluster.servers[:3]]
+        self._source = ports.index(cluster.owner_port(slot))
+        self._target = (self._source + 1) % 3 if target is None else target
+        self._cluster, self._slot, self._port = cluster, slot, ports[self._target]
+
+    def begin(self) -> None:
+        self._set(self._target, "IMPORTING", self._source)
+        self._set(self._source, "MIGRATING", self._target)
+
+    def keys(self) -> list[bytes]:
+        """Up to a hundred keys that have not moved."""
+        client = self._cluster.client(self._source)
+        found = client.execute_command("CLUSTER", "GETKEYSINSLOT", self._slot, 100)  # type: ignore[no-untyped-call]
+        return list(found)
+
+    def move(self, *keys: bytes) -> None:
+        client = self._cluster.client(self._source)
+        client.migrate("127.0.0.1", self._port, list(keys), 0, 5_000)
+
+    def end(self) -> None:
+        """Gives the slot to its new master, and waits until every master knows.
+
+        The new master takes a higher epoch by itself. If the next move began before all have
+        heard of it, two masters could take the same one, and one would lose its slot again.
+        """
+        for number in (self._target, self._source, 3 - self._target - self._source):
+            self._set(number, "NODE", self._target)
+        wait_until(lambda: self._cluster.agrees(self._slot, self._target), "the nodes to agree")
+
+    def _set(self, number: int, state: str, other: int) -> None:
+        words = ("CLUSTER", "SETSLOT", self._slot, state, self._cluster.name(other))
+        self._cluster.client(number).execute_command(*words)  # type: ignore[no-untyped-call]

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
-import redis
 
 from ratelimit_service.health import Health
 from ratelimit_service.model import Hit
@@ -15,8 +14,7 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore
 from tests.conftest import need
-from tests.servers.cluster import RedisCluster
-from tests.servers.process import wait_until
+from tests.servers.cluster import RedisCluster, SlotMove
 from tests.stores.cases import MINUTE, charged
 from tests.stores.cases import hit as minutely
 
@@ -79,54 +77,23 @@ async def test_denied_in_one_slot_counts_in_none(connected: Fixture) -> None:
     assert await connected.left(*hits) == [9] * 9
 
 
-class Moving:
-    """A slot on its way from one node to another, by the steps of redis-cli --cluster reshard."""
-
-    def __init__(self, cluster: RedisCluster, key: bytes) -> None:
-        self._cluster, self.slot = cluster, cluster.slot(key)
-        source = cluster.owner(key)
-        target = (source + 1) % 3
-        self._source, self._target = cluster.client(source), cluster.client(target)
-        self._names = cluster.name(source), cluster.name(target)
-        self._home, self._port = cluster.servers[source].port, cluster.servers[target].port
-        self._all = [cluster.client(number) for number in range(3)]
-
-    def put_off(self) -> bool:
-        """Whether a node has said TRYAGAIN since the beginning."""
-        return any("errorstat_TRYAGAIN" in client.info("errorstats") for client in self._all)
-
-    def begin(self) -> None:
-        for client in self._all:
-            client.config_resetstat()
-        self._setslot(self._target, "IMPORTING", self._names[0])
-        self._setslot(self._source, "MIGRATING", self._names[1])
-
-    def move(self, *keys: bytes) -> None:
-        for key in keys:
-            self._source.migrate("127.0.0.1", self._port, [key], 0, 5_000)
-
-    def end(self) -> None:
-        for client in (self._target, self._source, *self._all):
-            self._setslot(client, "NODE", self._names[1])
-
-    def back(self) -> None:
-        """As it was, without any key."""
-        for client in self._all:
-            client.flushall()
-            self._setslot(client, "NODE", self._names[0])
-        wait_until(
-            lambda: {self._cluster.owner_port(self.slot, ask=n) for n in range(3)} == {self._home},
-            "the nodes to agree",
-        )
-
-    def _setslot(self, client: redis.Redis, *words: str) -> None:
-        client.execute_command("CLUSTER", "SETSLOT", self.slot, *words)  # type: ignore[no-untyped-call]
+@pytest.fixture
+def moving(redis_cluster: RedisCluster) -> Iterator[SlotMove]:
+    """A move of the slot of `hit()`, which is taken back at the end."""
+    key = hit().key
+    slot, home = redis_cluster.slot(key), redis_cluster.owner(key)
+    moving = SlotMove(redis_cluster, slot)
+    yield moving
+    redis_cluster.flush()
+    moving.end()
+    back = SlotMove(redis_cluster, slot, home)
+    back.begin()
+    back.end()
 
 
-async def test_slot_that_moves_loses_nothing(connected: Fixture) -> None:
+async def test_slot_that_moves_loses_nothing(connected: Fixture, moving: SlotMove) -> None:
     """Before, while and after a slot moves, with its key here or there, every hit is counted."""
     one = hit()
-    moving = Moving(connected.cluster, one.key)
     found = await connected.left(one)
 
     moving.begin()
@@ -137,22 +104,21 @@ async def test_slot_that_moves_loses_nothing(connected: Fixture) -> None:
     found += await connected.left(one)  # MOVED
     found += await connected.left(one)
 
-    moving.back()
     assert found == [9, 8, 7, 6, 5]
     assert connected.counters.store_errors == {}
 
 
-async def test_keys_apart_while_a_slot_moves(connected: Fixture) -> None:
+async def test_keys_apart_while_a_slot_moves(connected: Fixture, moving: SlotMove) -> None:
     """Of a request with one key here and one there the answer waits until they are together."""
     one = hit()
     other = one._replace(key=one.key + b"b")
-    moving = Moving(connected.cluster, one.key)
     await connected.left(one, other)
+    connected.cluster.forget_errors()
     moving.begin()
     moving.move(one.key)
     asked = asyncio.create_task(connected.left(one, other))
     async with asyncio.timeout(10):
-        while not moving.put_off():
+        while not connected.cluster.said("TRYAGAIN"):
             await asyncio.sleep(0)
     assert not asked.done()
 
@@ -161,7 +127,6 @@ async def test_keys_apart_while_a_slot_moves(connected: Fixture) -> None:
     found = await asked
     moving.end()
     found += await connected.left(one, other)
-    moving.back()
     assert found == [8, 8, 7, 7]
 
 
