@@ -36,28 +36,12 @@ def charge(
     0 hits are a peek: it passes while the count does not exceed the limit, and changes nothing.
     """
     _, limit, window_us, _, _, anchor, _, _, _ = measure
-    if anchor is not _CLOCK:
-        return _charge(state, now_us, addend, measure, force)
-    number, count, damaged = now_us // window_us, 0, False
-    if isinstance(state, int):
-        ahead = (state >> _COUNT_BITS) - number & _NUMBERS - 1
-        if ahead <= 1:
-            number += ahead
-            count = state & _MAX_COUNT
-        else:
-            damaged = ahead < _FAR_AHEAD
-    reset_us = (number + 1) * window_us - now_us
-    total = count + addend
-    if total <= limit:
-        if addend:
-            state = (number & _NUMBERS - 1) << _COUNT_BITS | total
-        return step((True, state, limit - total, reset_us, 0, addend, damaged))
-    left = limit - count if count < limit else 0
-    retry_us = reset_us if addend <= limit else window_us
-    if addend and force:
-        state = (number & _NUMBERS - 1) << _COUNT_BITS | min(total, _MAX_COUNT)
-        return step((False, state, left, reset_us, retry_us, addend, damaged))
-    return step((False, state, left, reset_us, retry_us, 0, damaged))
+    if anchor is _CLOCK:
+        number = state if isinstance(state, int) else -1
+        packed, left, reset_us = passing(number, now_us, addend, limit, window_us)
+        if left >= 0:
+            return step((True, packed if addend else state, left, reset_us, 0, addend, False))
+    return _charge(state, now_us, addend, measure, force)
 
 
 def passing(
@@ -65,8 +49,8 @@ def passing(
 ) -> tuple[int, int, int]:
     """What `charge` comes to in nearly every case: the next state, what is left, the reset.
 
-    That is for the clock's windows and at least one hit, if there is room. Else less than
-    nothing is left, and `charge` tells more. A state below 0 is that of a new counter.
+    That is for the clock's windows, if there is room. Else less than nothing is left, and
+    `_charge` tells more. A state below 0 is that of a new counter.
     """
     number, count = now_us // window_us, 0
     if state >= 0:
@@ -155,7 +139,7 @@ class _Window:
 
 
 def _charge(state: State | None, now_us: int, addend: int, measure: Measure, force: bool) -> Step:
-    """As `charge`, for windows that are not the clock's."""
+    """As `charge`, the long way."""
     limit, window = measure.limit, _Window(state, now_us, measure)
     count = window.count
     passed = count + addend <= limit

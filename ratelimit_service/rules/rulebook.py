@@ -7,14 +7,17 @@ sent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.build import OVERRIDES
 from ratelimit_service.rules.tree import Domain, Node, Snapshot, walk
 from ratelimit_service.slices import SLICE, slowly
 
-__all__ = ["Rulebook"]
+__all__ = ["Rulebook", "Tallied"]
+
+Tallied = tuple[str, str, str, list[int]]
+"""A rule's domain and path, the value that it tallies by, and what `Tally.take` gives."""
 
 
 class Rulebook:
@@ -39,9 +42,17 @@ class Rulebook:
             tallies = self._tallies[domain, path] = Tallies(domain, path)
         return tallies
 
-    def tallies(self) -> Sequence[Tallies]:
-        """Those of all rules, and of the domains' overrides."""
-        return list(self._tallies.values())
+    async def take(self) -> AsyncIterator[Tallied]:
+        """What was tallied, a little at a time, for `add` in another process; forgotten here."""
+        async for tallies in slowly(list(self._tallies.values())):
+            for value, tally in tallies.items():
+                if taken := tally.take():
+                    yield tallies.domain, tallies.path, value, taken
+
+    def add(self, tallied: Iterable[Tallied]) -> None:
+        """Adds what another one has tallied."""
+        for domain, path, value, taken in tallied:
+            self.tallies_of(domain, path).of(value).add(taken)
 
     def swap(self, domains: Mapping[str, Domain], unserved: frozenset[str]) -> Snapshot:
         """Lets other rules hold from now on; returns what held before, for `let_go`."""

@@ -11,11 +11,19 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import cast
 
-__all__ = ["Channel", "Kind", "Lost", "Received", "receive_connections", "send_connection"]
+__all__ = [
+    "Channel",
+    "Kind",
+    "Lost",
+    "Received",
+    "receive_connections",
+    "send_connection",
+    "sockets",
+]
 
 _HEAD = struct.Struct(">IB")
 """A message's size without this, and its kind."""
@@ -142,6 +150,15 @@ class Channel(asyncio.Protocol):
         self._taken.set()
         if not self._suspended:
             self._lost()
+
+
+def sockets(descriptors: Sequence[int]) -> list[socket.socket]:
+    """The sockets that a former program has left; no process started from here gets them too."""
+    found = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+    for each in found:
+        each.set_inheritable(False)
+        each.setblocking(False)
+    return found
 
 
 def send_connection(end: socket.socket, connection: socket.socket) -> None:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import tempfile
-from collections.abc import Sequence
 from typing import TypedDict
 
 from ratelimit_service.errors import RateLimitError
 from ratelimit_service.runtime.workers import Counts, Inherited
 from ratelimit_service.settings import HANDOVER
 
-__all__ = ["Handover", "become_successor", "sockets", "successor_command", "take_over"]
+__all__ = ["Handover", "become_successor", "successor_command", "take_over"]
 
 
 class Handover(TypedDict):
@@ -46,7 +44,8 @@ def become_successor(handover: Handover) -> None:
     for descriptor in (*handover["grpc"], *handover["http"]):
         os.set_inheritable(descriptor, True)
     memory = _memory()
-    os.write(memory, json.dumps(handover).encode())
+    with os.fdopen(memory, "wb", closefd=False) as file:
+        file.write(json.dumps(handover).encode())
     os.set_inheritable(memory, True)
     environment = {**os.environ, HANDOVER: str(memory)}  # noqa: TID251 -- handed on, not read
     sys.stdout.flush()
@@ -64,16 +63,6 @@ def take_over(descriptor: int) -> Handover:
         memory.seek(0)
         handover: Handover = json.load(memory)
     return handover
-
-
-def sockets(descriptors: Sequence[int]) -> list[socket.socket]:
-    """The sockets that were left, which no further program is to have by itself."""
-    for descriptor in descriptors:
-        os.set_inheritable(descriptor, False)
-    found = [socket.socket(fileno=descriptor) for descriptor in descriptors]
-    for each in found:
-        each.setblocking(False)
-    return found
 
 
 def _memory() -> int:

@@ -23,11 +23,11 @@ from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.watch import watched
 from ratelimit_service.runtime import handover
 from ratelimit_service.runtime.announcement import announce
+from ratelimit_service.runtime.channel import sockets
 from ratelimit_service.runtime.handover import Handover
 from ratelimit_service.runtime.signals import Signals, hold_signals, log
 from ratelimit_service.runtime.workers import Counts, Workers
 from ratelimit_service.settings import Settings
-from ratelimit_service.slices import slowly
 from ratelimit_service.transport.tls import TLS
 
 __all__ = ["supervise"]
@@ -135,7 +135,7 @@ class _Supervisor:
     async def _resume(self, left: Handover) -> None:
         """Goes on where the former image of this process stopped: connections come first."""
         self._restarting, self._restarts = True, left["restarts"]
-        self._http, self._grpc = map(handover.sockets, (left["http"], left["grpc"]))
+        self._http, self._grpc = map(sockets, (left["http"], left["grpc"]))
         await self._workers.adopt(left["workers"])
         self._workers_changed()
         await self._load_rules()
@@ -228,11 +228,7 @@ class _Supervisor:
 
     async def _counted(self) -> Counts:
         """All that was counted, which is then forgotten here."""
-        rules = []
-        async for tallies in slowly(self._rules.book.tallies()):
-            for value, tally in tallies.items():
-                if taken := tally.take():
-                    rules.append((tallies.domain, tallies.path, value, taken))
+        rules = [tallied async for tallied in self._rules.book.take()]
         return Counts(rules=rules, counters=self._counters.take())
 
     async def _replace_workers(self) -> None:

@@ -32,7 +32,6 @@ from ratelimit_service.runtime.deciding import deciding
 from ratelimit_service.runtime.process import collect_young, run, spare_the_old
 from ratelimit_service.service import Refusal, Service
 from ratelimit_service.settings import Settings
-from ratelimit_service.slices import slowly
 from ratelimit_service.transport import H2Server
 from ratelimit_service.transport.tls import TLS
 
@@ -239,10 +238,8 @@ class _Worker:
     async def _report(self, number: bytes = b"") -> None:
         """Says what was counted since the last time, which is then forgotten here."""
         found = []
-        async for tallies in slowly(self._book.tallies()):
-            for value, tally in tallies.items():
-                if taken := tally.take():
-                    found.append([tallies.domain, tallies.path, value, taken])
+        async for tallied in self._book.take():
+            found.append(tallied)
             if len(found) >= _REPORTED_AT_ONCE:
                 self._channel.send_json(Kind.COUNTS, {"rules": found})
                 found = []

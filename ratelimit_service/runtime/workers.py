@@ -25,8 +25,8 @@ from ratelimit_service.health import Health
 from ratelimit_service.metrics import WorkerFigures
 from ratelimit_service.observer import Counters, Taken
 from ratelimit_service.rules.records import packed
-from ratelimit_service.rules.rulebook import Rulebook
-from ratelimit_service.runtime.channel import Channel, Kind, send_connection
+from ratelimit_service.rules.rulebook import Rulebook, Tallied
+from ratelimit_service.runtime.channel import Channel, Kind, send_connection, sockets
 from ratelimit_service.runtime.worker import BEAT_SECONDS
 from ratelimit_service.service import Answer, Refusal
 from ratelimit_service.settings import Settings
@@ -55,7 +55,7 @@ _SLACK_SECONDS = 2.0
 class Counts(TypedDict, total=False):
     """What a process has counted: tallies by domain, path and value, and all else."""
 
-    rules: list[tuple[str, str, str, list[int]]]
+    rules: list[Tallied]
     counters: Taken
 
 
@@ -185,12 +185,8 @@ class Workers:
         """Takes over the workers of this process's former program image."""
         self._do(self._watch_beats())
         for each in inherited:
-            worker = _Worker(
-                each["number"],
-                each["pid"],
-                socket.socket(fileno=each["messages"]),
-                socket.socket(fileno=each["connections"]),
-            )
+            messages, connections = sockets([each["messages"], each["connections"]])
+            worker = _Worker(each["number"], each["pid"], messages, connections)
             worker.version, worker.handed = each["version"], each["handed"]
             worker.taken, worker.open = each["taken"], each["open"]
             worker.started_us, worker.leaving = each["started_us"], each["leaving"]
@@ -238,27 +234,20 @@ class Workers:
         Each old one is told to end when the new one serves; its clients are told to come again
         (GOAWAY). Returns why not, if a new one cannot start: then the old ones stay.
         """
-        old = [worker for worker in self._all if not worker.leaving]
         for number in range(1, self._count + 1):
             new = await self._spawn(number)
             await self._started(new)
             if not new.ready.is_set():
                 return new.failure
-            for worker in [worker for worker in old if worker.number == number]:
+            for worker in self._surplus():
                 await self._retire(worker)
-        for worker in self._surplus():
-            await self._retire(worker)
         return ""
 
     def _surplus(self) -> list[_Worker]:
         """Those for whom there is a newer one of the same number, or no need any more."""
-        newest = {worker.number: worker for worker in self._all if not worker.leaving}
-        return [
-            worker
-            for worker in self._all
-            if not worker.leaving
-            and (newest[worker.number] is not worker or worker.number > self._count)
-        ]
+        serving = [worker for worker in self._all if worker.serves]
+        newest = {worker.number: worker for worker in serving if worker.number <= self._count}
+        return [worker for worker in serving if newest.get(worker.number) is not worker]
 
     async def stop(self, grace_us: int) -> None:
         """Lets all finish for at most so long, then ends them."""
@@ -558,14 +547,14 @@ class Workers:
         if worker.leaving or self._stopping:
             return
         worker.leaving, worker.why = True, "replaced"
+        self._changed()
         log.warning("worker %d (pid %d) was told to end", worker.number, worker.pid)
-        self._do(self._start_again(worker))
+        await self._start_again(worker)
         worker.leave(self._settings.grace_us, draining=False)
 
     def add_counts(self, said: Counts) -> None:
         """Adds what somebody else has counted to what is counted here."""
-        for domain, path, value, taken in said["rules"]:
-            self._book.tallies_of(domain, path).of(value).add(taken)
+        self._book.add(said["rules"])
         if counters := said.get("counters"):
             self._counters.add(counters)
 

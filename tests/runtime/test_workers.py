@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -211,6 +210,26 @@ def test_worker_that_is_told_to_end(two: ServiceProcess) -> None:
     assert f"(pid {told}) was told to end" in two.log
 
 
+def test_only_worker_that_is_told_to_end(start: Start, own_redis: RedisServer) -> None:
+    """Where there is one worker, connections wait for its successor, and none is dropped."""
+    service = start("--store", own_redis.url, "--workers", "1")
+    (told,) = pids(service)
+    with ThreadPoolExecutor() as pool, clients(service, 1) as (client,):
+        own_redis.stop()
+        in_flight = pool.submit(ask, client)
+        wait_until(own_redis.has_input, "the call to wait for Redis")
+        os.kill(told, signal.SIGTERM)
+        wait_until(lambda: "was told to end" in service.log, "it to be seen")
+
+        with socket.create_connection(("127.0.0.1", service.grpc_port), 30) as connection:
+            assert connection.recv(100)
+
+        own_redis.cont()
+        assert in_flight.result() is Code.OK
+    wait_until(lambda: told not in pids(service), "it to end")
+    assert metric(service, 'ratelimit_worker_ends_total{reason="replaced"}') == 1
+
+
 def test_supervisor_that_is_killed(start: Start, own_redis: RedisServer) -> None:
     """Workers do not outlive their supervisor: they drain, and the port is free at once."""
     service = start("--store", own_redis.url, "--workers", "2")
@@ -315,6 +334,20 @@ def test_rolling_restart(two: ServiceProcess) -> None:
     assert decided == [2, load.calls - 2]
     assert metric(two, 'ratelimit_worker_ends_total{reason="replaced"}') == 4
     assert metric(two, 'ratelimit_restarts_total{result="success"}') == 2
+
+
+def test_workers_have_no_more_than_their_own(two: ServiceProcess) -> None:
+    """After a restart a worker has as many files open as before: it inherits no other's sockets."""
+    before = [open_sockets(pid) for pid in pids(two)]
+
+    assert restart(two).returncode == 0
+
+    assert [open_sockets(pid) for pid in pids(two)] == before
+
+
+def open_sockets(pid: int) -> int:
+    links = Path(f"/proc/{pid}/fd").iterdir()
+    return sum(str(link.readlink()).startswith("socket:") for link in links)
 
 
 def test_restart_by_signal_over_a_unix_socket(
@@ -538,4 +571,4 @@ def test_python_of_the_working_directory(
     service = start("--store", own_redis.url, "--workers", "1")
 
     assert service.decide("edge", user="bob").status == 200
-    assert sys.executable
+    assert "not this one" not in service.log
