@@ -1,4 +1,4 @@
-"""What signals ask of the process that was started; its workers have none of their own."""
+"""What signals ask of the process that was started; a worker hears SIGTERM only."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-__all__ = ["RELOAD", "RESTART", "Signals", "hold_signals"]
+__all__ = ["NOT_FOR_WORKERS", "RELOAD", "RESTART", "Signals", "hold_signals"]
 
 log = logging.getLogger(__name__)
 
 RELOAD, RESTART = signal.SIGHUP, signal.SIGUSR2
+
+NOT_FOR_WORKERS = (signal.SIGINT, RELOAD, RESTART)
+"""A terminal or a script sends them to all; the supervisor acts on them. Workers are started with
+them held, since they may come before a worker has read its first line."""
 
 _HANDLED = {signal.SIGTERM, signal.SIGINT, RELOAD, RESTART}
 

@@ -54,8 +54,6 @@ _UNTOLD_SECONDS = 1.0
 
 def main() -> None:
     """A worker's process. Arguments: the descriptors for messages and for connections."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # a terminal sends them to all, the supervisor acts
     messages, connections = (socket.socket(fileno=int(text)) for text in sys.argv[1:])
     connections.setblocking(False)
     sys.exit(run(_work(messages, connections)))

@@ -27,6 +27,7 @@ from ratelimit_service.observer import Counters, Taken
 from ratelimit_service.rules.records import packed
 from ratelimit_service.rules.rulebook import Rulebook, Tallied
 from ratelimit_service.runtime.channel import Channel, Kind, send_connection, sockets
+from ratelimit_service.runtime.signals import NOT_FOR_WORKERS
 from ratelimit_service.runtime.worker import BEAT_SECONDS
 from ratelimit_service.service import Answer, Refusal
 from ratelimit_service.settings import Settings
@@ -600,7 +601,7 @@ def _spawned(messages: socket.socket, connections: socket.socket) -> int:
         command.append(str(end.fileno()))
     try:
         environment = os.environ  # noqa: TID251 -- handed on, not read
-        return os.posix_spawn(sys.executable, command, environment)
+        return os.posix_spawn(sys.executable, command, environment, setsigmask=NOT_FOR_WORKERS)
     except OSError as error:
         raise RateLimitError(f"a worker cannot be started: {error.strerror}") from error
 

@@ -494,6 +494,31 @@ def test_start_that_fails(own_redis: RedisServer, tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR2])
+def test_signals_to_all_while_workers_start(
+    own_redis: RedisServer, tmp_path: Path, number: signal.Signals
+) -> None:
+    """What a terminal or a script sends to all processes is the supervisor's, from the start."""
+    (tmp_path / "edge.yaml").write_text(RULES % 2)
+    command = [COMMAND, "serve", "--rules", str(tmp_path / "edge.yaml"), "--store", own_redis.url]
+    command += ["--workers", "2", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+    nothing, pipe = subprocess.DEVNULL, subprocess.PIPE
+    with subprocess.Popen(
+        command, stdout=nothing, stderr=pipe, text=True, start_new_session=True
+    ) as service:
+        children = Path(f"/proc/{service.pid}/task/{service.pid}/children")
+        wait_until(lambda: len(children.read_text().split()) == 2, "the workers' processes")
+
+        os.killpg(service.pid, number)
+
+        if number != signal.SIGINT:
+            service.terminate()
+        _, said = service.communicate(timeout=30)
+    assert service.returncode == 0
+    assert "Traceback" not in said
+    assert "ended before" not in said
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
