@@ -9,13 +9,14 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-compiled run lint format test test-compiled check bench bench-stalls \
-	faults proto
+	faults proto tools
 
 help:
 	@echo "make install   $(VENV) with the package and its command, $(BIN)/ratelimit"
 	@echo "make install-compiled   the same as machine code in $(COMPILED), and a wheel of it in dist"
 	@echo "make run       serve rules/ on the in-memory store: gRPC on 8081, HTTP on 8080"
 	@echo "make test      get what the tests need and run them; ARGS=\"-k name\" for some"
+	@echo "make tools     get what tests and benchmarks need: Redis, h2spec, Node.js and its gRPC client"
 	@echo "make lint      format, lint, types, imports, generated files, shipped rules"
 	@echo "make test-compiled   the same tests against the compiled package"
 	@echo "make check     lint and both tests: what a change must pass"
@@ -44,11 +45,13 @@ format: $(VENV)/.developing
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format --quiet .
 
-test: $(VENV)/.developing
+test: $(VENV)/.developing tools
+	@$(BIN)/pytest $(ARGS)
+
+tools:
 	@command -v redis-server >/dev/null || sh tests/get-redis.sh
 	@test -x $(TOOLS)/h2spec || sh tests/get-h2spec.sh "$(CURDIR)/$(TOOLS)"
 	@test -d $(TOOLS)/node/node_modules || sh tests/get-node-client.sh "$(CURDIR)/$(TOOLS)/node"
-	@$(BIN)/pytest $(ARGS)
 
 test-compiled:
 	@command -v cc >/dev/null || sh tests/get-compiler.sh
@@ -57,18 +60,17 @@ test-compiled:
 
 check: lint test test-compiled
 
-bench: $(VENV)/.developing $(COMPILED)/.compiled
+bench: $(VENV)/.developing $(COMPILED)/.compiled tools
 	@$(BIN)/python -m benchmarks.run
 	@$(BIN)/python -m benchmarks.workers
 	@$(BIN)/python -m benchmarks.algorithms
 	@$(BIN)/python -m benchmarks.shards
 	@$(BIN)/python -m benchmarks.restarts
 
-faults: $(VENV)/.developing
-	@command -v redis-server >/dev/null || sh tests/get-redis.sh
+faults: $(VENV)/.developing tools
 	@$(BIN)/python -m benchmarks.faults
 
-bench-stalls: $(VENV)/.developing
+bench-stalls: $(VENV)/.developing tools
 	@$(BIN)/python -m benchmarks.stalls
 
 proto: $(VENV)/.developing

@@ -79,7 +79,7 @@ async def test_what_was_counted_is_handed_back(
 HANDED = [
     algorithms.FIRST_HIT,
     algorithms.UTC_MONTH,
-    algorithms.SLIDING,
+    algorithms.YEARLY_SLIDING,
     algorithms.PARTS,
     algorithms.LOG,
     algorithms.TOKENS,

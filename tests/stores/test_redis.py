@@ -50,7 +50,7 @@ class Fixture:
 
     async def hit(self, *, limit: int = 1_000, key: str = "a") -> Outcomes:
         (outcomes,) = await charged(
-            self.store, [[hit(limit=limit, key=key, window_us=60 * MINUTE)]]
+            self.store, [[hit(limit=limit, key=key, window_us=600 * MINUTE)]]
         )
         return outcomes
 
