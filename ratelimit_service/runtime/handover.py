@@ -13,7 +13,8 @@ import tempfile
 from typing import TypedDict
 
 from ratelimit_service.errors import RateLimitError
-from ratelimit_service.runtime.workers import Counts, Inherited
+from ratelimit_service.runtime.worker_process import Inherited
+from ratelimit_service.runtime.workers import Counts
 from ratelimit_service.settings import HANDOVER
 
 __all__ = ["Handover", "become_successor", "successor_command", "take_over"]

@@ -83,6 +83,8 @@ class _Supervisor:
         self._restarts = 0
         self._restarting = False
         self._restart_error = ""
+        self._restarting_into: asyncio.Task[None] | None = None
+        """The restart that a worker of another version has begun."""
         self._stays = asyncio.Event()
         """Not set once the next image is to take over, which then does what is to be done."""
         self._stays.set()

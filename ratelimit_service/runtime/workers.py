@@ -9,35 +9,33 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import pickle
-import signal
 import socket
-import sys
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypedDict
 
 from ratelimit_service import __version__
-from ratelimit_service.clock import elapsed_us, now_us
 from ratelimit_service.errors import RateLimitError, StatusCode
 from ratelimit_service.health import Health
 from ratelimit_service.metrics import WorkerFigures
 from ratelimit_service.observer import Counters, Taken
 from ratelimit_service.rules.records import packed
 from ratelimit_service.rules.rulebook import Rulebook, Tallied
-from ratelimit_service.runtime.channel import Channel, Kind, send_connection, sockets
-from ratelimit_service.runtime.signals import NOT_FOR_WORKERS
+from ratelimit_service.runtime.channel import Kind, send_connection
 from ratelimit_service.runtime.worker import BEAT_SECONDS
+from ratelimit_service.runtime.worker_process import SLACK_SECONDS, Inherited, WorkerProcess
 from ratelimit_service.service import Answer, Refusal
 from ratelimit_service.settings import Settings
 
-__all__ = ["Counts", "Inherited", "Workers"]
+__all__ = ["Counts", "Workers"]
 
 log = logging.getLogger(__name__)
 
 _SILENT_BEATS = 10
 """After so many beats missed a worker is taken to hang."""
+
+_SILENT_US = int(_SILENT_BEATS * BEAT_SECONDS * 1_000_000)
 
 _DOUBTED_BEATS = 2
 """After so many it gets no connections, if there are others."""
@@ -49,8 +47,6 @@ _YOUNG_SECONDS = 3.0
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 _REPORT_SECONDS = 1.0
 _DECIDE_SECONDS = 30.0
-_SLACK_SECONDS = 2.0
-"""How much longer than it was given a worker may take to end, before it is killed."""
 
 
 class Counts(TypedDict, total=False):
@@ -58,78 +54,6 @@ class Counts(TypedDict, total=False):
 
     rules: list[Tallied]
     counters: Taken
-
-
-class Inherited(TypedDict):
-    """A worker as its supervisor hands it to the next program image. Descriptors are open."""
-
-    number: int
-    pid: int
-    version: str
-    messages: int
-    connections: int
-    rest: str
-    """Bytes of a message that has not come whole, in hexadecimal digits."""
-    handed: int
-    taken: int
-    open: int
-    started_us: int
-    leaving: bool
-
-
-class _Worker:
-    """One process, and what it has said of itself."""
-
-    def __init__(
-        self, number: int, pid: int, messages: socket.socket, connections: socket.socket
-    ) -> None:
-        self.number = number
-        self.pid = pid
-        self.messages = messages
-        self.connections = connections
-        self.channel: Channel | None = None
-        self.version = ""
-        self.started_us = now_us()
-        self.born_us = elapsed_us()
-        self.handed = 0
-        self.lost = asyncio.Event()
-        self.ready = asyncio.Event()
-        self.ended = asyncio.Event()
-        """Also set once it is known that it will not be ready."""
-        self.leaving = False
-        self.failure = ""
-        """Why it says that it cannot start; else how it ended."""
-        self.why = "died"
-        """What its end will have been."""
-        self.silent = 0
-        """Beats missed."""
-        self.taken = self.open = self.cpu_us = self.resident_bytes = 0
-        self.faults: dict[str, str] = {}
-        self.reports: dict[bytes, asyncio.Event] = {}
-        self.asked: dict[bytes, asyncio.Future[Answer]] = {}
-
-    @property
-    def serves(self) -> bool:
-        """Whether it may be given connections."""
-        return self.ready.is_set() and not self.leaving and not self.lost.is_set()
-
-    @property
-    def load(self) -> int:
-        """Its connections, those included that are on their way to it."""
-        return self.open + self.handed - self.taken
-
-    def send(self, kind: Kind, payload: bytes = b"") -> None:
-        if self.channel is not None:
-            self.channel.send(kind, payload)
-
-    def leave(self, grace_us: int, *, draining: bool) -> None:
-        """Tells it to finish and end."""
-        self.leaving = True
-        said = {"grace_us": grace_us, "draining": draining}
-        self.send(Kind.LEAVE, json.dumps(said).encode())
-
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
 
 
 class Workers:
@@ -158,7 +82,7 @@ class Workers:
         self._book = book
         self._changed = changed
         self._other_version = other_version
-        self._all: list[_Worker] = []
+        self._all: list[WorkerProcess] = []
         self._rules: list[tuple[Kind, bytes]] = []
         """What tells a worker the rules that hold now."""
         self._failures: dict[int, int] = {}
@@ -177,7 +101,7 @@ class Workers:
         self._do(self._watch_beats())
         started = [await self._spawn(number) for number in range(1, self._count + 1)]
         for worker in started:
-            await self._started(worker)
+            await worker.settled()
             if not worker.ready.is_set():
                 self.kill()
                 raise RateLimitError(worker.failure)
@@ -186,13 +110,7 @@ class Workers:
         """Takes over the workers of this process's former program image."""
         self._do(self._watch_beats())
         for each in inherited:
-            messages, connections = sockets([each["messages"], each["connections"]])
-            worker = _Worker(each["number"], each["pid"], messages, connections)
-            worker.version, worker.handed = each["version"], each["handed"]
-            worker.taken, worker.open = each["taken"], each["open"]
-            worker.started_us, worker.leaving = each["started_us"], each["leaving"]
-            worker.ready.set()
-            await self._open(worker, bytes.fromhex(each["rest"]))
+            await self._open(WorkerProcess.adopt(each))
 
     async def hand_over(self) -> list[Inherited]:
         """Hears no worker any more, and returns what the next program image must know of them.
@@ -200,34 +118,14 @@ class Workers:
         Workers that are just being started do not come along.
         """
         self._stopping = True
-        for worker in [worker for worker in self._all if not worker.ready.is_set()]:
-            worker.kill()
-            await worker.ended.wait()
-        for worker in [worker for worker in self._all if worker.lost.is_set()]:
-            await worker.ended.wait()
-        handed = []
+        while away := [each for each in self._all if each.lost.is_set() or not each.ready.is_set()]:
+            for worker in away:
+                if not worker.lost.is_set():
+                    worker.kill()
+                await worker.ended.wait()
         for worker in self._all:
-            if worker.channel is None:
-                continue
-            for end in (worker.messages, worker.connections):
-                end.set_inheritable(True)
-            handed.append(
-                Inherited(
-                    number=worker.number,
-                    pid=worker.pid,
-                    version=worker.version,
-                    messages=worker.messages.fileno(),
-                    connections=worker.connections.fileno(),
-                    rest=worker.channel.suspend().hex(),
-                    handed=worker.handed,
-                    taken=worker.taken,
-                    open=worker.open,
-                    started_us=worker.started_us,
-                    leaving=worker.leaving,
-                )
-            )
-            await worker.channel.flushed()
-        return handed
+            worker.suspend()
+        return [await worker.hand_over() for worker in self._all]
 
     async def replace(self) -> str:
         """Puts new workers in the place of all that there are, one after the other.
@@ -237,14 +135,14 @@ class Workers:
         """
         for number in range(1, self._count + 1):
             new = await self._spawn(number)
-            await self._started(new)
+            await new.settled()
             if not new.ready.is_set():
                 return new.failure
             for worker in self._surplus():
-                await self._retire(worker)
+                await worker.retire(self._settings.grace_us)
         return ""
 
-    def _surplus(self) -> list[_Worker]:
+    def _surplus(self) -> list[WorkerProcess]:
         """Those for whom there is a newer one of the same number, or no need any more."""
         serving = [worker for worker in self._all if worker.serves]
         newest = {worker.number: worker for worker in serving if worker.number <= self._count}
@@ -256,7 +154,7 @@ class Workers:
         for worker in self._all:
             worker.leave(grace_us, draining=True)
         try:
-            async with asyncio.timeout(grace_us / 1_000_000 + _SLACK_SECONDS):
+            async with asyncio.timeout(grace_us / 1_000_000 + SLACK_SECONDS):
                 await self._all_ended()
         except TimeoutError:
             self.kill()
@@ -336,21 +234,7 @@ class Workers:
 
     def told(self) -> list[dict[str, object]]:
         """What `/processes` shows of every worker."""
-        return [
-            {
-                "worker": worker.number,
-                "pid": worker.pid,
-                "version": worker.version,
-                "state": "leaving"
-                if worker.leaving
-                else "serving"
-                if worker.ready.is_set()
-                else "starting",
-                "connections": worker.load,
-                "seconds": (now_us() - worker.started_us) // 1_000_000,
-            }
-            for worker in self._all
-        ]
+        return [worker.told() for worker in self._all]
 
     async def _decide(self, body: bytes) -> Answer:
         serving = [worker for worker in self._all if worker.serves]
@@ -375,70 +259,23 @@ class Workers:
 
     # One worker's life
 
-    async def _spawn(self, number: int) -> _Worker:
-        messages, its_messages = socket.socketpair()
-        connections, its_connections = socket.socketpair()
-        with its_messages, its_connections:
-            pid = _spawned(its_messages, its_connections)
-        connections.setblocking(False)
-        worker = _Worker(number, pid, messages, connections)
+    async def _spawn(self, number: int) -> WorkerProcess:
+        worker = WorkerProcess.spawn(number)
         await self._open(worker)
         return worker
 
-    async def _open(self, worker: _Worker, rest: bytes = b"") -> None:
+    async def _open(self, worker: WorkerProcess) -> None:
         self._all.append(worker)
         self._do(self._see_off(worker))
-        worker.channel = await Channel.open(
-            worker.messages, partial(self._received, worker), worker.lost.set, rest
-        )
+        await worker.listen(partial(self._received, worker))
 
-    async def _started(self, worker: _Worker) -> None:
-        """Waits until it is ready, or has failed."""
-        waits = [asyncio.ensure_future(each.wait()) for each in (worker.ready, worker.ended)]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in waits:
-                each.cancel()
-
-    async def _retire(self, worker: _Worker) -> None:
-        """Lets it finish, for as long as the settings say, and end."""
-        if worker.ended.is_set():
-            return
-        worker.why = "replaced"
-        worker.leave(self._settings.grace_us, draining=False)
-        try:
-            async with asyncio.timeout(self._settings.grace_us / 1_000_000 + _SLACK_SECONDS):
-                await worker.ended.wait()
-        except TimeoutError:
-            worker.kill()
-            await worker.ended.wait()
-
-    async def _see_off(self, worker: _Worker) -> None:
+    async def _see_off(self, worker: WorkerProcess) -> None:
         """Waits for its end; sees to it that another takes its place."""
         await worker.lost.wait()
         self._changed()
-        # Not reaped before it is forgotten, so that its pid stays its own.
-        how = os.WEXITED | os.WNOWAIT
-        waiting = asyncio.create_task(asyncio.to_thread(os.waitid, os.P_PID, worker.pid, how))
-        done, _ = await asyncio.wait({waiting}, timeout=_SLACK_SECONDS)
-        if not done:
-            worker.kill()  # it has hung up, and does not end
-        await waiting
-        self._all.remove(worker)
-        ended = _reaped(worker.pid)
-        worker.messages.close()
-        worker.connections.close()
-        if worker.channel is not None:
-            worker.channel.close()
-        gone = Refusal(StatusCode.UNAVAILABLE, "the worker ended before it answered")
-        for answer in worker.asked.values():
-            if not answer.done():
-                answer.set_result(gone)
-        for report in worker.reports.values():
-            report.set()
-        worker.failure = worker.failure or f"a worker ended before it served: {ended}"
-        worker.ended.set()
+        await worker.exited()
+        self._all.remove(worker)  # before its pid can be another's
+        ended = worker.bury()
         if self._stopping:
             return
         self._sum_up_faults()
@@ -457,11 +294,11 @@ class Workers:
             )
             await self._start_again(worker)
 
-    async def _start_again(self, worker: _Worker) -> None:
+    async def _start_again(self, worker: WorkerProcess) -> None:
         """Fills the place of one that died, unless that has happened; later if it died young."""
         number = worker.number
         self._tell_health()
-        young = elapsed_us() - worker.born_us < _YOUNG_SECONDS * 1_000_000
+        young = worker.age_us < _YOUNG_SECONDS * 1_000_000
         failures = self._failures[number] = self._failures.get(number, 0) + 1 if young else 0
         while not self._stopping and not self._is_filled(number):
             if failures > 1:
@@ -474,7 +311,7 @@ class Workers:
             except RateLimitError as error:
                 log.error("%s", error)  # noqa: TRY400 -- it says all
             else:
-                await self._started(new)
+                await new.settled()
                 if new.ready.is_set() or self._stopping:
                     return
                 log.error("worker %d cannot start: %s", number, new.failure)
@@ -489,15 +326,14 @@ class Workers:
             await asyncio.sleep(BEAT_SECONDS)
             for worker in self._all:
                 worker.silent += 1
-                age_us = elapsed_us() - worker.born_us
                 bound = _SILENT_BEATS if worker.ready.is_set() else _START_SECONDS / BEAT_SECONDS
-                if worker.silent > bound and age_us > _SILENT_BEATS * BEAT_SECONDS * 1_000_000:
+                if worker.silent > bound and worker.age_us > _SILENT_US:
                     worker.why = "hung"
                     worker.kill()
 
     # What they say
 
-    def _received(self, worker: _Worker, kind: int, payload: bytes) -> None:
+    def _received(self, worker: WorkerProcess, kind: int, payload: bytes) -> None:
         if kind == Kind.HELLO:
             self._greet(worker, json.loads(payload)["version"])
         elif kind == Kind.READY:
@@ -529,7 +365,7 @@ class Workers:
         elif kind == Kind.LEAVING:
             self._do(self._let_leave(worker))
 
-    def _greet(self, worker: _Worker, version: str) -> None:
+    def _greet(self, worker: WorkerProcess, version: str) -> None:
         worker.version = version
         if version != __version__:
             worker.failure = f"version {version} is installed now, this is {__version__}"
@@ -539,11 +375,11 @@ class Workers:
         worker.send(Kind.SETTINGS, pickle.dumps((worker.number, self._settings)))
         self._tell_rules_to(worker)
 
-    def _tell_rules_to(self, worker: _Worker) -> None:
+    def _tell_rules_to(self, worker: WorkerProcess) -> None:
         for kind, payload in self._rules:
             worker.send(kind, payload)
 
-    async def _let_leave(self, worker: _Worker) -> None:
+    async def _let_leave(self, worker: WorkerProcess) -> None:
         """One that somebody else told to end: another takes its place before it does."""
         if worker.leaving or self._stopping:
             return
@@ -590,25 +426,3 @@ class Workers:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
             log.critical("a fault of the supervisor: please report this", exc_info=error)
-
-
-def _spawned(messages: socket.socket, connections: socket.socket) -> int:
-    """The pid of a new worker, which has these ends. Raises RateLimitError."""
-    code = "from ratelimit_service.runtime.worker import main; main()"
-    command = [sys.executable, "-P", "-c", code]  # -P: not what lies in the working directory
-    for end in (messages, connections):
-        end.set_inheritable(True)
-        command.append(str(end.fileno()))
-    try:
-        environment = os.environ  # noqa: TID251 -- handed on, not read
-        return os.posix_spawn(sys.executable, command, environment, setsigmask=NOT_FOR_WORKERS)
-    except OSError as error:
-        raise RateLimitError(f"a worker cannot be started: {error.strerror}") from error
-
-
-def _reaped(pid: int) -> str:
-    """How a process ended that has; its pid may be another's from now on."""
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"

@@ -1,0 +1,246 @@
+"""One worker as its supervisor sees it: a process, two sockets, and what it has said of itself.
+
+What must not live here: what is done about it, which is the business of `workers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from typing import Literal, TypedDict
+
+from ratelimit_service.clock import elapsed_us, now_us
+from ratelimit_service.errors import RateLimitError, StatusCode
+from ratelimit_service.runtime.channel import Channel, Kind, Received, sockets
+from ratelimit_service.runtime.signals import NOT_FOR_WORKERS
+from ratelimit_service.service import Answer, Refusal
+
+__all__ = ["SLACK_SECONDS", "Inherited", "WorkerProcess"]
+
+SLACK_SECONDS = 2.0
+"""How much longer than it was given a worker may take to end, before it is killed."""
+
+
+class Inherited(TypedDict):
+    """A worker as its supervisor hands it to the next program image. Descriptors are open."""
+
+    number: int
+    pid: int
+    version: str
+    messages: int
+    connections: int
+    rest: str
+    handed: int
+    taken: int
+    open: int
+    started_us: int
+    leaving: bool
+
+
+class WorkerProcess:
+    """One process, and what it has said of itself."""
+
+    def __init__(
+        self, number: int, pid: int, messages: socket.socket, connections: socket.socket
+    ) -> None:
+        self.number = number
+        self.pid = pid
+        self.connections = connections
+        self._messages = messages
+        self._channel: Channel | None = None
+        self._rest = ""
+        """Of a message that has not come whole, in hexadecimal digits."""
+        self.version = ""
+        self._started_us = now_us()
+        self._born_us = elapsed_us()
+        self.handed = 0
+        """Connections that it was given; `taken` are those that it says it has got."""
+        self.taken = self.open = self.cpu_us = self.resident_bytes = 0
+        self.faults: dict[str, str] = {}
+        self.silent = 0
+        """Beats missed."""
+        self.lost = asyncio.Event()
+        self.ready = asyncio.Event()
+        self.ended = asyncio.Event()
+        """Also set once it is known that it will not be ready."""
+        self.leaving = False
+        self.why: Literal["died", "hung", "replaced"] = "died"
+        """What its end will have been."""
+        self.failure = ""
+        """Why it says that it cannot start; else how it ended."""
+        self.reports: dict[bytes, asyncio.Event] = {}
+        """Of those who wait for what it has counted, by number."""
+        self.asked: dict[bytes, asyncio.Future[Answer]] = {}
+        """What it was asked to decide, by number."""
+
+    @classmethod
+    def spawn(cls, number: int) -> WorkerProcess:
+        """A new one. Raises RateLimitError if the system starts none."""
+        messages, its_messages = socket.socketpair()
+        connections, its_connections = socket.socketpair()
+        try:
+            with its_messages, its_connections:
+                pid = _spawned(its_messages, its_connections)
+        except RateLimitError:
+            messages.close()
+            connections.close()
+            raise
+        connections.setblocking(False)
+        return cls(number, pid, messages, connections)
+
+    @classmethod
+    def adopt(cls, inherited: Inherited) -> WorkerProcess:
+        """One that a former image of this program has left, which serves."""
+        messages, connections = sockets([inherited["messages"], inherited["connections"]])
+        worker = cls(inherited["number"], inherited["pid"], messages, connections)
+        worker.version, worker.handed = inherited["version"], inherited["handed"]
+        worker.taken, worker.open = inherited["taken"], inherited["open"]
+        worker.leaving = inherited["leaving"]
+        worker._rest, worker._started_us = inherited["rest"], inherited["started_us"]
+        worker.ready.set()
+        return worker
+
+    async def listen(self, received: Received) -> None:
+        """Hears it from now on."""
+        self._channel = await Channel.open(
+            self._messages, received, self.lost.set, bytes.fromhex(self._rest)
+        )
+
+    def suspend(self) -> None:
+        """Hears it no more: what it says is for the next program image, its end too."""
+        if self._channel is not None:
+            self._rest = self._channel.suspend().hex()
+
+    async def hand_over(self) -> Inherited:
+        """What the next program image must know of it, once it was told all that it was to be."""
+        if self._channel is not None:
+            await self._channel.flushed()
+        for end in (self._messages, self.connections):
+            end.set_inheritable(True)
+        return Inherited(
+            number=self.number,
+            pid=self.pid,
+            version=self.version,
+            messages=self._messages.fileno(),
+            connections=self.connections.fileno(),
+            rest=self._rest,
+            handed=self.handed,
+            taken=self.taken,
+            open=self.open,
+            started_us=self._started_us,
+            leaving=self.leaving,
+        )
+
+    @property
+    def serves(self) -> bool:
+        """Whether it may be given connections."""
+        return self.ready.is_set() and not self.leaving and not self.lost.is_set()
+
+    @property
+    def load(self) -> int:
+        """Its connections, those included that are on their way to it."""
+        return self.open + self.handed - self.taken
+
+    @property
+    def age_us(self) -> int:
+        """How long this program image has known it."""
+        return elapsed_us() - self._born_us
+
+    def told(self) -> dict[str, object]:
+        """What `/processes` shows."""
+        starting_or_serving = "serving" if self.ready.is_set() else "starting"
+        return {
+            "worker": self.number,
+            "pid": self.pid,
+            "version": self.version,
+            "state": "leaving" if self.leaving else starting_or_serving,
+            "connections": self.load,
+            "seconds": (now_us() - self._started_us) // 1_000_000,
+        }
+
+    def send(self, kind: Kind, payload: bytes = b"") -> None:
+        """Says something to it; does nothing if it is gone."""
+        if self._channel is not None:
+            self._channel.send(kind, payload)
+
+    def leave(self, grace_us: int, *, draining: bool) -> None:
+        """Tells it to finish and end."""
+        self.leaving = True
+        said = {"grace_us": grace_us, "draining": draining}
+        self.send(Kind.LEAVE, json.dumps(said).encode())
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    async def settled(self) -> None:
+        """Waits until it is ready, or has failed."""
+        waits = [asyncio.ensure_future(each.wait()) for each in (self.ready, self.ended)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+
+    async def retire(self, grace_us: int) -> None:
+        """Lets it finish and end, for a newer one; kills it if it takes longer than it may."""
+        if self.ended.is_set():
+            return
+        self.why = "replaced"
+        self.leave(grace_us, draining=False)
+        try:
+            async with asyncio.timeout(grace_us / 1_000_000 + SLACK_SECONDS):
+                await self.ended.wait()
+        except TimeoutError:
+            self.kill()
+            await self.ended.wait()
+
+    async def exited(self) -> None:
+        """Waits until it has hung up and its process has ended; the pid stays its own."""
+        await self.lost.wait()
+        how = os.WEXITED | os.WNOWAIT
+        waiting = asyncio.create_task(asyncio.to_thread(os.waitid, os.P_PID, self.pid, how))
+        done, _ = await asyncio.wait({waiting}, timeout=SLACK_SECONDS)
+        if not done:
+            self.kill()  # it has hung up, and does not end
+        await waiting
+
+    def bury(self) -> str:
+        """Lets go of what has `exited`, its pid, its sockets and who waits for it; says how."""
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        how = (
+            f"was killed by {signal.Signals(-code).name}"
+            if code < 0
+            else f"ended with exit code {code}"
+        )
+        self._messages.close()
+        self.connections.close()
+        if self._channel is not None:
+            self._channel.close()
+        gone = Refusal(StatusCode.UNAVAILABLE, "the worker ended before it answered")
+        for answer in self.asked.values():
+            if not answer.done():
+                answer.set_result(gone)
+        for report in self.reports.values():
+            report.set()
+        self.failure = self.failure or f"a worker ended before it served: {how}"
+        self.ended.set()
+        return how
+
+
+def _spawned(messages: socket.socket, connections: socket.socket) -> int:
+    """The pid of a new process that has these ends. Raises RateLimitError."""
+    code = "from ratelimit_service.runtime.worker import main; main()"
+    command = [sys.executable, "-P", "-c", code]  # -P: not what lies in the working directory
+    for end in (messages, connections):
+        end.set_inheritable(True)
+        command.append(str(end.fileno()))
+    environment = os.environ  # noqa: TID251 -- handed on, not read
+    try:
+        return os.posix_spawn(sys.executable, command, environment, setsigmask=NOT_FOR_WORKERS)
+    except OSError as error:
+        raise RateLimitError(f"a worker cannot be started: {error.strerror}") from error
