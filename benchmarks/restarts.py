@@ -32,7 +32,7 @@ from tests.servers.process import free_port, listens, wait_until
 from tests.servers.redis import RedisServer
 
 RATE = 2_000
-ROUND = 4
+ROUND = 3
 """Restarts or kills that one client sees."""
 
 CONTROL_SECONDS = 2.2
