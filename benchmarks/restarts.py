@@ -110,14 +110,8 @@ def calling(client: str, service: Service, directory: Path) -> Iterator[subproce
     with ExitStack() as stack:
         if client == "Node.js":
             node = shutil.which("node") or "node"
-            command = [
-                node,
-                *HEAP,
-                str(HERE / "caller.js"),
-                str(NODE),
-                str(service.port),
-                str(RATE),
-            ]
+            command = [node, *HEAP, str(HERE / "caller.js"), str(NODE)]
+            command += [str(service.port), str(RATE)]
         elif client == "grpcio":
             command = [sys.executable, "-m", "benchmarks.caller", "grpcio", str(service.port)]
             command.append(str(RATE))

@@ -34,6 +34,7 @@ class Inherited(TypedDict):
     messages: int
     connections: int
     rest: str
+    """Of a message that has not come whole, in hexadecimal digits."""
     handed: int
     taken: int
     open: int
@@ -52,8 +53,8 @@ class WorkerProcess:
         self.connections = connections
         self._messages = messages
         self._channel: Channel | None = None
-        self._rest = ""
-        """Of a message that has not come whole, in hexadecimal digits."""
+        self._rest = b""
+        """Of a message that has not come whole, between two program images."""
         self.version = ""
         self._started_us = now_us()
         self._born_us = elapsed_us()
@@ -100,20 +101,19 @@ class WorkerProcess:
         worker.version, worker.handed = inherited["version"], inherited["handed"]
         worker.taken, worker.open = inherited["taken"], inherited["open"]
         worker.leaving = inherited["leaving"]
-        worker._rest, worker._started_us = inherited["rest"], inherited["started_us"]
+        worker._rest = bytes.fromhex(inherited["rest"])
+        worker._started_us = inherited["started_us"]
         worker.ready.set()
         return worker
 
     async def listen(self, received: Received) -> None:
         """Hears it from now on."""
-        self._channel = await Channel.open(
-            self._messages, received, self.lost.set, bytes.fromhex(self._rest)
-        )
+        self._channel = await Channel.open(self._messages, received, self.lost.set, self._rest)
 
     def suspend(self) -> None:
         """Hears it no more: what it says is for the next program image, its end too."""
         if self._channel is not None:
-            self._rest = self._channel.suspend().hex()
+            self._rest = self._channel.suspend()
 
     async def hand_over(self) -> Inherited:
         """What the next program image must know of it, once it was told all that it was to be."""
@@ -127,7 +127,7 @@ class WorkerProcess:
             version=self.version,
             messages=self._messages.fileno(),
             connections=self.connections.fileno(),
-            rest=self._rest,
+            rest=self._rest.hex(),
             handed=self.handed,
             taken=self.taken,
             open=self.open,
