@@ -113,6 +113,29 @@ def test_shipped_configuration(tmp_path: Path) -> None:
     assert answers[0].text == "allowed\n"
 
 
+@pytest.mark.parametrize("size", [0, 100])
+def test_small_header_table(
+    service: ServiceProcess, upstream: Upstream, tmp_path: Path, size: int
+) -> None:
+    """An Envoy that allows a small header table, or none, gets every answer."""
+    need_envoy()
+    config = routed_config()
+    ratelimit_filter(config)["failure_mode_deny"] = True
+    (cluster,) = (
+        each for each in config["static_resources"]["clusters"] if each["name"] == "ratelimit"
+    )
+    (options,) = cluster["typed_extension_protocol_options"].values()
+    options["explicit_http_config"]["http2_protocol_options"] = {"hpack_table_size": size}
+    ports = {"ratelimit": service.grpc_port, "backend": upstream.port}
+    envoy = Envoy(config, tmp_path, ports)
+    envoy.start()
+
+    found = statuses(envoy, "/user", 5, x_user=f"table-{size}")
+
+    envoy.kill()
+    assert found == [200, 200, 429, 429, 429]
+
+
 @pytest.mark.parametrize(("deny", "status"), [(False, 200), (True, 500)])
 def test_service_away(upstream: Upstream, tmp_path: Path, deny: bool, status: int) -> None:
     """Without the service Envoy's failure_mode_deny decides."""

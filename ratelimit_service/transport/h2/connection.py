@@ -52,6 +52,7 @@ MAX_MESSAGE_BYTES: Final = 65_536
 _STREAM_WINDOW: Final = 131_072
 _CONNECTION_WINDOW: Final = 16_777_216
 _DEFAULT_WINDOW: Final = 65_535
+_DEFAULT_TABLE_BYTES: Final = 4_096
 _PREFIX_BYTES: Final = 5
 _MAX_CONTINUATIONS: Final = 32
 _MAX_UNREQUITED: Final = 2_000
@@ -68,6 +69,8 @@ _LAST_CALL: Final = b"lastcall"
 
 _OK_HEADERS: Final = b"\x88" + literal(b"content-type", b"application/grpc")
 _OK_TRAILERS: Final = literal(b"grpc-status", b"0")
+_NO_TABLE: Final = b"\x20"
+"""Begins a header block and says that we use no dynamic table (RFC 7541, section 6.3)."""
 _WRONG_TYPE: Final = b"this port speaks gRPC: content-type must be application/grpc\n"
 
 _FRAME: Final = struct.Struct(">BHBBI")
@@ -210,6 +213,10 @@ class Connection:
         self._send_window = _DEFAULT_WINDOW
         self._initial_send_window = _DEFAULT_WINDOW
         self._max_send_frame = MAX_FRAME_SIZE
+        self._table_given_up = False
+        """Whether the client knows that our header blocks use no dynamic table."""
+        self._must_give_up_table = False
+        """Whether our next header block must say so: the client allows less than the default."""
         self._consumed = 0
         self._unrequited = 0
         self._going_away = False
@@ -291,7 +298,7 @@ class Connection:
             return
         if not stream.answered:
             stream.answered = True
-            self._frame(FrameType.HEADERS, END_HEADERS, stream_id, _OK_HEADERS)
+            self._header_block(0, stream_id, _OK_HEADERS)
         payload = b"\x00" + len(message).to_bytes(4, "big") + message
         stream.waiting.append((FrameType.DATA, payload, False))
         self._flush(stream_id, stream)
@@ -327,7 +334,7 @@ class Connection:
         """
         if not self._going_away:
             self._going_away = True
-            self._steady = False
+            self._settle_down()
             self._output.append(frames.goaway(MAX_WINDOW, ErrorCode.NO_ERROR))
             self._output.append(frames.ping(_LAST_CALL, ack=False))
 
@@ -600,13 +607,13 @@ class Connection:
         if stream.readable is _Readable.NO_GRPC:
             block = literal(b":status", b"415") + literal(b"content-type", b"text/plain")
             stream.answered = True
-            self._frame(FrameType.HEADERS, END_HEADERS, stream_id, block)
+            self._header_block(0, stream_id, block)
             stream.waiting.append((FrameType.DATA, _WRONG_TYPE, True))
             self._flush(stream_id, stream)
         else:
             block = literal(b"grpc-accept-encoding", b"identity,gzip")
             stream.answered = True
-            self._frame(FrameType.HEADERS, END_HEADERS, stream_id, _OK_HEADERS + block)
+            self._header_block(0, stream_id, _OK_HEADERS + block)
             encoding = stream.head.encoding.decode("latin-1")
             text = f"grpc-encoding {encoding} is not supported"
             self.finish(stream_id, StatusCode.UNIMPLEMENTED, text)
@@ -750,7 +757,13 @@ class Connection:
         self._flush_blocked()
 
     def _setting(self, key: int, value: int) -> None:
-        if key == Setting.ENABLE_PUSH:
+        if key == Setting.HEADER_TABLE_SIZE:
+            # The smallest value counts, whatever follows (RFC 7541, section 4.2). Once is enough:
+            # no value is smaller than what we have then.
+            if value < _DEFAULT_TABLE_BYTES and not self._table_given_up:
+                self._must_give_up_table = True
+                self._settle_down()
+        elif key == Setting.ENABLE_PUSH:
             _expect(value <= 1, "ENABLE_PUSH is 0 or 1")
         elif key == Setting.MAX_FRAME_SIZE:
             _expect(MAX_FRAME_SIZE <= value < 1 << 24, "MAX_FRAME_SIZE is 2^14 to 2^24-1")
@@ -791,6 +804,19 @@ class Connection:
     def _frame(self, kind: FrameType, flags: int, stream_id: int, payload: bytes) -> None:
         self._output.append(frames.frame(kind, flags, stream_id, payload))
 
+    def _header_block(self, flags: int, stream_id: int, block: bytes) -> None:
+        """Sends a header block, in the order in which the client reads them."""
+        if self._must_give_up_table:
+            self._must_give_up_table = False
+            self._table_given_up = True
+            self._settle_down()
+            block = _NO_TABLE + block
+        self._frame(FrameType.HEADERS, END_HEADERS | flags, stream_id, block)
+
+    def _settle_down(self) -> None:
+        """From here on calls come and go, unless something begins or ends the connection."""
+        self._steady = self._tableless and not self._going_away and not self._must_give_up_table
+
     def _flush_blocked(self) -> None:
         for stream_id, stream in list(self._blocked.items()):
             self._flush(stream_id, stream)
@@ -801,7 +827,7 @@ class Connection:
             kind, payload, last = stream.waiting[0]
             end = END_STREAM if last else 0
             if kind is FrameType.HEADERS:
-                self._frame(kind, END_HEADERS | end, stream_id, payload)
+                self._header_block(end, stream_id, payload)
             else:
                 room = min(self._send_window, stream.send_window, self._max_send_frame)
                 if room <= 0:
@@ -840,7 +866,8 @@ class Connection:
         (self._over if stream.ended else self._given_up).append(stream_id)
         if not self._tableless:
             # Only now, since a client that makes a single call need not settle anew.
-            self._tableless = self._steady = True
+            self._tableless = True
+            self._settle_down()
             self._unacknowledged += 1
             self._output.append(frames.settings({Setting.HEADER_TABLE_SIZE: 0}))
         if self._going_away:

@@ -1,9 +1,10 @@
 """Header blocks: from HPACK (RFC 7541) to what a gRPC server must know of a request.
 
-After its first call a client is told to use no dynamic table. Once it has obeyed, no block
-depends on another: a block is walked field by field, only what matters is decoded, and equal
-blocks are remembered by their bytes. Until then, and for whatever the walk does not know, the
-`hpack` package decodes everything; in tests it is the oracle.
+After its first call a client is told to use no dynamic table. Once it has said that it does so,
+no block depends on another: a block is walked field by field, only what matters is decoded, and
+equal blocks are remembered by their bytes. Until then the `hpack` package decodes everything; in
+tests it is the oracle. Some clients acknowledge the setting but keep their table (grpc-java's
+okhttp transport); their blocks are decoded with that table for as long as they use it.
 """
 
 from __future__ import annotations
@@ -168,8 +169,11 @@ class HeaderReader:
         self._heads = HeaderReader.remembered
 
     def without_table(self) -> None:
-        """The client knows that there is no table any more: its next block must say so first."""
-        self._decoder.max_allowed_table_size = 0
+        """The client knows that it should use no table.
+
+        Its next block should begin by saying so (RFC 9113, section 4.3.1). A client that does not
+        say so goes on with the table that it has.
+        """
         self._tableless = True
 
     def recall(self, block: bytes) -> Head | None:
