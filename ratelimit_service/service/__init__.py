@@ -15,6 +15,7 @@ from secrets import token_bytes
 from typing import Final, NamedTuple, TypeGuard
 
 from ratelimit_service import limiter, wire
+from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import BadRequestError, PolicyError, StatusCode
 from ratelimit_service.limiter import Plan, Stem
@@ -30,7 +31,6 @@ __all__ = ["NEVER", "Answer", "Refusal", "Service"]
 log = logging.getLogger(__name__)
 
 _MAX_DOMAINS_LOGGED: Final = 1_000
-_BUG_LOG_INTERVAL_US: Final = 1_000_000
 
 _LOG_EVERY_US: Final = 10_000_000
 """How often the log speaks of requests that were decided by policy."""
@@ -50,6 +50,9 @@ Answer = bytes | Refusal
 """A serialized RateLimitResponse, or why there is none."""
 
 
+_FAILED: Final = Refusal(
+    StatusCode.INTERNAL, "the service failed to decide this request: see its log"
+)
 _ABANDONED: Final = Refusal(
     StatusCode.DEADLINE_EXCEEDED, "the caller stopped waiting before its hits were counted"
 )
@@ -114,7 +117,7 @@ class Service:
         self._leases = False
         """Whether any request has taken leases yet."""
         self._domains_logged: set[str] = set()
-        self._bug_logged_us: int | None = None
+        self._bugs = Bugs()
         self._uncounted = 0
         """Requests decided by failure policy since the log last said so."""
         self._uncounted_logged_us: int | None = None
@@ -144,42 +147,71 @@ class Service:
         any more when its turn comes to be sent to the store is not charged, nor is one after the
         deadline: the moment, by `clock.elapsed_us`, at which the callers stop waiting.
         """
-        started = elapsed_us()
-        snapshot = self._snapshot()
-        number = snapshot.number
-        remembered = self._requests.get
-        asked = [remembered(body, number) or self._ask(body, snapshot) for body in bodies]
-        if self._leases:
-            asked = [
-                _leased(one) if isinstance(one, _Asked) and one.leasing else one for one in asked
-            ]
-        charged = [one.hits for one in asked if isinstance(one, _Asked) and one.hits]
-        settled = partial(self._settled, asked, started, done)
-        if len(charged) == len(asked):  # as nearly always
-            self._store.charge(charged, settled, wanted, deadline_us - _WAY_US)
-            return
-        places = [place for place, one in enumerate(asked) if isinstance(one, _Asked) and one.hits]
-        if charged:
-            self._store.charge(
-                charged,
-                partial(_some_settled, places, len(asked), settled),
-                partial(wanted_at, wanted, places),
-                deadline_us - _WAY_US,
-            )
-        else:
-            _some_settled(places, len(asked), settled, [])
+        batch = _Batch(done, len(bodies), elapsed_us())
+        try:
+            snapshot = self._snapshot()
+            number = snapshot.number
+            remembered = self._requests.get
+            asked = [remembered(body, number) or self._ask(body, snapshot) for body in bodies]
+            if self._leases:
+                asked = [
+                    _leased(one) if isinstance(one, _Asked) and one.leasing else one
+                    for one in asked
+                ]
+            batch.asked = asked
+            charged = [one.hits for one in asked if isinstance(one, _Asked) and one.hits]
+            if len(charged) < len(asked):  # hardly ever
+                batch.places = places = [
+                    place for place, one in enumerate(asked) if isinstance(one, _Asked) and one.hits
+                ]
+                wanted = partial(wanted_at, wanted, places)
+            if charged:
+                settled = partial(self._settled, batch)
+                self._store.charge(charged, settled, wanted, deadline_us - _WAY_US)
+            else:
+                self._settled(batch, [])
+        except Exception as error:
+            self._fail(batch, error)
 
-    def _settled(
-        self,
-        asked: Sequence[_Asked | Refusal],
-        started_us: int,
-        done: Callable[[list[Answer]], None],
-        outcomes: Sequence[Outcomes],
-    ) -> None:
-        """Answers the requests of a batch, whose outcomes these are."""
-        answers = [self._answer(one, outcomes[place]) for place, one in enumerate(asked)]
-        self._counters.latency.add(elapsed_us() - started_us, len(asked))
-        done(answers)
+    def _settled(self, batch: _Batch, outcomes: Sequence[Outcomes]) -> None:
+        """Answers a batch; these are the outcomes of its requests that were charged."""
+        if batch.over:
+            return  # it was answered when the store failed
+        try:
+            found = _of_all(batch, outcomes)
+            answers = [
+                self._answer(one, each) for one, each in zip(batch.asked, found, strict=True)
+            ]
+            self._counters.latency.add(elapsed_us() - batch.started_us, batch.size)
+        except Exception as error:
+            self._fail(batch, error)
+        else:
+            self._tell(batch, answers)
+
+    def _fail(self, batch: _Batch, error: Exception) -> None:
+        """Ends a batch by a fault of ours: refuses what needed the store, or was not planned."""
+        if batch.over:
+            self._bugs.note("a store failed after its answers", error)
+            return
+        answers: list[Answer] = [
+            self.bug(error) if isinstance(one, _Asked) and one.hits else self._answer(one, ())
+            for one in batch.asked
+        ]
+        answers += [self.bug(error) for _ in range(batch.size - len(answers))]
+        self._tell(batch, answers)
+
+    def _tell(self, batch: _Batch, answers: list[Answer]) -> None:
+        batch.over = True
+        try:
+            batch.done(answers)
+        except Exception as error:
+            self._bugs.note("answers could not be handed on", error)
+
+    def bug(self, error: Exception) -> Refusal:
+        """A fault of ours: what its request is answered; the log gets a traceback now and then."""
+        self._counters.refusals["internal"] += 1
+        self._bugs.note("a request could not be decided", error)
+        return _FAILED
 
     def _ask(self, body: bytes, snapshot: Snapshot) -> _Asked | Refusal:
         """Plans a request that is not remembered as a whole; its parts may be."""
@@ -198,7 +230,7 @@ class Service:
             self._counters.refusals[error.reason] += 1
             return Refusal(error.code, str(error))
         except Exception as error:
-            return self._bug(error)
+            return self.bug(error)
 
     def _plan_whole(self, request: Request, split: wire.Split | None, snapshot: Snapshot) -> _Asked:
         """Plans what cannot be planned part by part; the parts may be remembered all the same."""
@@ -296,7 +328,7 @@ class Service:
             self._by_policy()
             return Refusal(StatusCode.UNAVAILABLE, str(error))
         except Exception as error:
-            return self._bug(error)
+            return self.bug(error)
         return answer
 
     def _unknown_domain(self, request: Request) -> None:
@@ -319,29 +351,30 @@ class Service:
             )
             self._uncounted, self._uncounted_logged_us = 0, now
 
-    def _bug(self, error: Exception) -> Refusal:
-        """A fault of ours: the caller gets an error, the log a traceback at most once a second."""
-        self._counters.refusals["internal"] += 1
-        now = elapsed_us()
-        if self._bug_logged_us is None or now - self._bug_logged_us >= _BUG_LOG_INTERVAL_US:
-            self._bug_logged_us = now
-            log.error("a request could not be decided: please report this", exc_info=error)
-        return Refusal(
-            StatusCode.INTERNAL, "the service failed to decide this request: see its log"
-        )
+
+class _Batch:
+    """One call of `submit`: its answers are given once, whatever the store does or fails to do."""
+
+    __slots__ = ("asked", "done", "over", "places", "size", "started_us")
+
+    def __init__(self, done: Callable[[list[Answer]], None], size: int, started_us: int) -> None:
+        self.done = done
+        self.size = size
+        self.started_us = started_us
+        self.asked: Sequence[_Asked | Refusal] = ()
+        self.places: list[int] | None = None
+        """Which of them were charged, if not all."""
+        self.over = False
 
 
-def _some_settled(
-    places: Sequence[int],
-    size: int,
-    settled: Callable[[Sequence[Outcomes]], None],
-    outcomes: Sequence[Outcomes],
-) -> None:
-    """Hands on the outcomes of a batch of that size, of which only these places were charged."""
-    found: list[Outcomes] = [()] * size
-    for place, each in zip(places, outcomes, strict=True):
+def _of_all(batch: _Batch, outcomes: Sequence[Outcomes]) -> Sequence[Outcomes]:
+    """Outcomes for each request of a batch: none for those that were not charged."""
+    if batch.places is None:
+        return outcomes
+    found: list[Outcomes] = [()] * batch.size
+    for place, each in zip(batch.places, outcomes, strict=True):
         found[place] = each
-    settled(found)
+    return found
 
 
 def _leases(hit: Hit) -> bool:

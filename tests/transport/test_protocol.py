@@ -39,6 +39,8 @@ class Calls:
 
     def forget(self, protocol: Protocol) -> None: ...
 
+    def failed(self, error: Exception) -> None: ...
+
 
 class Wire(asyncio.Transport):
     """A socket that keeps what is written to it."""
@@ -108,6 +110,32 @@ async def test_large_reads_take_turns() -> None:
     assert 0 < first < 450
     assert turns >= 2
     assert ends.calls.messages == sent
+
+
+class Failing(Calls):
+    """Fails on everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[str] = []
+
+    def handle(self, protocol: Protocol, events: list[Event]) -> None:
+        raise KeyError("a fault of ours")
+
+    def failed(self, error: Exception) -> None:
+        self.errors.append(repr(error))
+
+
+async def test_fault_of_ours_ends_the_connection() -> None:
+    """A fault that no call can be blamed for is told, and ends the connection with a word."""
+    ends, client = Ends(), Client()
+    ends.calls = ends.protocol._calls = Failing()
+
+    ends.protocol.data_received(client.headers() + client.data())
+
+    assert ends.calls.errors == ["KeyError('a fault of ours')"]
+    assert ends.wire.kinds()[-1] == FrameType.GOAWAY
+    assert ends.wire.closed
 
 
 async def test_client_that_does_not_read() -> None:

@@ -42,21 +42,33 @@ class ServiceCalls:
     def handle(self, protocol: Protocol, events: list[Event]) -> None:
         """Hands the decisions of one read on, and answers the rest."""
         for event in events:
-            if isinstance(event, Calls):
-                if len(events) > 1:
-                    event = _still_open(protocol, event)  # noqa: PLW2901 -- the same, but shorter
-                if event.head.path == _DECIDE:
-                    self._decide(protocol, event)
-                else:
-                    for stream_id, message in zip(event.stream_ids, event.messages, strict=True):
-                        self._call(protocol, event.head.path, stream_id, message)
-            elif isinstance(event, Message):
-                for answer in reflect(event.message):
-                    protocol.connection.send(event.stream_id, answer)
-            elif isinstance(event, Ended):
-                protocol.connection.finish(event.stream_id)
+            try:
+                self._handle(protocol, event, alone=len(events) == 1)
+            except Exception as error:
+                refusal = self._service.bug(error)
+                for stream_id in _streams(event):
+                    protocol.connection.finish(stream_id, refusal.code, refusal.message)
+
+    def _handle(self, protocol: Protocol, event: Event, *, alone: bool) -> None:
+        if isinstance(event, Calls):
+            if not alone:
+                event = _still_open(protocol, event)
+            if event.head.path == _DECIDE:
+                self._decide(protocol, event)
             else:
-                self._cancel(protocol, event)
+                for stream_id, message in zip(event.stream_ids, event.messages, strict=True):
+                    self._call(protocol, event.head.path, stream_id, message)
+        elif isinstance(event, Message):
+            for answer in reflect(event.message):
+                protocol.connection.send(event.stream_id, answer)
+        elif isinstance(event, Ended):
+            protocol.connection.finish(event.stream_id)
+        else:
+            self._cancel(protocol, event)
+
+    def failed(self, error: Exception) -> None:
+        """Counts and logs a fault of ours."""
+        self._service.bug(error)
 
     def forget(self, protocol: Protocol) -> None:
         """Ends the watches of a connection that is gone."""
@@ -71,7 +83,7 @@ class ServiceCalls:
 
         self._service.submit(
             calls.messages,
-            partial(_decided, protocol, stream_ids),
+            partial(_decided, self._service, protocol, stream_ids),
             partial(_wanted, connection, stream_ids),
             deadline_us,
         )
@@ -94,10 +106,14 @@ class ServiceCalls:
             connection.finish(stream_id, StatusCode.UNIMPLEMENTED, text)
 
     async def _watch(self, protocol: Protocol, stream_id: int, message: bytes) -> None:
-        async for answer in self._health.watch(message):
-            protocol.connection.send(stream_id, answer)
-            protocol.flush()
-        protocol.connection.finish(stream_id)
+        try:
+            async for answer in self._health.watch(message):
+                protocol.connection.send(stream_id, answer)
+                protocol.flush()
+            protocol.connection.finish(stream_id)
+        except Exception as error:
+            refusal = self._service.bug(error)
+            protocol.connection.finish(stream_id, refusal.code, refusal.message)
         protocol.flush()
 
     def _cancel(self, protocol: Protocol, event: Cancelled) -> None:
@@ -113,14 +129,25 @@ def _wanted(connection: Connection, stream_ids: list[int], place: int) -> bool:
     return connection.is_open(stream_ids[place])
 
 
-def _decided(protocol: Protocol, stream_ids: list[int], answers: list[Answer]) -> None:
+def _decided(
+    service: Service, protocol: Protocol, stream_ids: list[int], answers: list[Answer]
+) -> None:
     connection = protocol.connection
     for place, answer in enumerate(answers):
-        if isinstance(answer, bytes):
-            connection.answer(stream_ids[place], answer)
-        else:
-            connection.finish(stream_ids[place], answer.code, answer.message)
+        try:
+            if isinstance(answer, bytes):
+                connection.answer(stream_ids[place], answer)
+            else:
+                connection.finish(stream_ids[place], answer.code, answer.message)
+        except Exception as error:
+            refusal = service.bug(error)
+            connection.finish(stream_ids[place], refusal.code, refusal.message)
     protocol.flush_soon()
+
+
+def _streams(event: Event) -> list[int]:
+    """The streams that an event is about."""
+    return event.stream_ids if isinstance(event, Calls) else [event.stream_id]
 
 
 def _still_open(protocol: Protocol, calls: Calls) -> Calls:

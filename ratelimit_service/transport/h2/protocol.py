@@ -37,6 +37,9 @@ class Calls(Signature):
     def forget(self, protocol: Protocol) -> None:
         """The connection is gone: nothing can be answered any more."""
 
+    def failed(self, error: Exception) -> None:
+        """Hears of a fault of ours, of which the connection ends."""
+
 
 class Protocol(asyncio.Protocol):
     """One connection's socket. What is written within one tick goes out in one write."""
@@ -73,19 +76,24 @@ class Protocol(asyncio.Protocol):
         connection = self.connection
         until = self._loop.time() + TURN_SECONDS
         self._flushing = True  # as happens below, so no answer need ask for it
-        while True:
-            events = connection.receive(data, _PIECE_CALLS)
-            if events:
-                self._calls.handle(self, events)
-            if not connection.has_more:
-                self._resume_reading()
-                break
-            if self._loop.time() > until:
-                self._pause_reading()
-                self._loop.call_soon(self._next_turn)
-                break
-            data = b""
-        self._flushing = False
+        try:
+            while True:
+                events = connection.receive(data, _PIECE_CALLS)
+                if events:
+                    self._calls.handle(self, events)
+                if not connection.has_more:
+                    self._resume_reading()
+                    break
+                if self._loop.time() > until:
+                    self._pause_reading()
+                    self._loop.call_soon(self._next_turn)
+                    break
+                data = b""
+        except Exception as error:  # nobody knows what was read, so nothing more can be
+            self._calls.failed(error)
+            connection.abandon(ErrorCode.INTERNAL_ERROR, "the service failed: see its log")
+        finally:
+            self._flushing = False
         self.flush()
 
     def _next_turn(self) -> None:
