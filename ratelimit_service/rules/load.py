@@ -37,7 +37,7 @@ def rule_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise RulesError(f"{path}: there is no such file or directory: name one with --rules PATH")
+        raise RulesError(f"{path}: there is no such file or directory")
     found = sorted(_walk(path))
     if not found:
         raise RulesError(f"{path}: there is no rule file in this directory")
@@ -137,8 +137,12 @@ class Rules:
 
     def _read(self) -> list[Version]:
         """Reads all files. Raises RulesError for one that cannot be read."""
+        try:
+            paths = rule_files(self._path)
+        except RulesError as error:
+            raise RulesError(f"{error}; name another with --rules PATH") from error
         versions = []
-        for path in rule_files(self._path):
+        for path in paths:
             try:
                 data = path.read_bytes()
             except OSError as error:

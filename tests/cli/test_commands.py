@@ -110,6 +110,15 @@ def test_errors_are_one_line(rules: Path, arguments: list[str], message: str) ->
     assert "secret" not in ran.err
 
 
+def test_errors_name_flags_that_the_command_has(tmp_path: Path) -> None:
+    """A missing path names --rules where the command has that flag, and nowhere else."""
+    for path in (tmp_path / "nowhere", tmp_path):  # which is empty
+        assert "--rules" not in Ran("lint", str(path)).err
+        for command in (["serve"], ["serve", "--check"], ["explain", "d", "a=b"]):
+            ran = Ran(*command, "--rules", str(path))
+            assert (ran.code, "name another with --rules PATH" in ran.err) == (2, True)
+
+
 def test_mistakes_in_the_environment(rules: Path) -> None:
     """A mistake in a variable names the variable."""
     ours = Ran("serve", RATELIMIT_GRPC="x", RATELIMIT_RULES=str(rules))
