@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 
 from ratelimit_service.model import WEEKDAYS, Anchor, Calendar, Limit, Unit
-from ratelimit_service.rules.tree import Node, Rule, Snapshot
+from ratelimit_service.rules.tree import Domain, Node, Rule, Snapshot, path_text
 
 __all__ = ["dump"]
 
@@ -14,25 +15,32 @@ def dump(snapshot: Snapshot) -> Iterator[str]:
     """One line a rule, domains by name, rules as declared.
 
     It begins as envoyproxy/ratelimit's does: the joined key, unit, requests_per_unit and the
-    shadow and quota flags; the rest of what a rule says follows, where it says it.
+    shadow and quota flags; the rest of what holds for it follows, where the files say it.
     """
     for name in sorted(snapshot.domains):
-        for key, rule in _rules(snapshot.domains[name].root.nodes, name):
-            yield _line(key, rule) + "\n"
+        domain = snapshot.domains[name]
+        for way in _ways(domain.root.nodes):
+            yield _line(domain, way) + "\n"
     for name in sorted(snapshot.unserved):
         yield f"{name}: not served, its rules never loaded\n"
 
 
-def _rules(nodes: Iterable[Node], above: str) -> Iterator[tuple[str, Rule]]:
+def _ways(nodes: Iterable[Node], above: tuple[Node, ...] = ()) -> Iterator[tuple[Node, ...]]:
+    """To each node with a rule: the nodes from the root on, itself the last."""
     for node in nodes:
-        key = f"{above}.{node.key}_{node.value}" if node.value else f"{above}.{node.key}"
+        way = (*above, node)
         if node.rule:
-            yield key, node.rule
+            yield way
         if node.children:
-            yield from _rules(node.children.nodes, key)
+            yield from _ways(node.children.nodes, way)
 
 
-def _line(key: str, rule: Rule) -> str:
+def _line(domain: Domain, way: tuple[Node, ...]) -> str:
+    rule = way[-1].rule
+    assert rule is not None  # noqa: S101 -- `_ways` ends at rules
+    key = ".".join(
+        [domain.name, *(f"{node.key}_{node.value}" if node.value else node.key for node in way)]
+    )
     if rule.unlimited:
         parts = [f"{key}: unlimited: true"]
     else:
@@ -46,14 +54,32 @@ def _line(key: str, rule: Rule) -> str:
         for other in others:
             parts.append(f"and unit={other.unit.name} requests_per_unit={other.requests_per_unit}")
             parts += _rest(other)
-    if rule.unlimited and rule.names:
-        parts.append(f"name: {' '.join(sorted(rule.names))}")
-    if rule.replaces:
-        parts.append(f"replaces: {' '.join(sorted(rule.replaces))}")
-    if rule.failure_policy:
-        parts.append(f"failure_policy: {rule.failure_policy}")
-    parts.append(f"at {rule.source}")
+    parts += [*_of_rule(rule), *_of_way(domain, way), f"at {rule.source}"]
     return ", ".join(parts)
+
+
+def _of_rule(rule: Rule) -> Iterator[str]:
+    """What a rule says beside its limits."""
+    if rule.unlimited and rule.names:
+        yield f"name: {' '.join(sorted(rule.names))}"
+    if rule.replaces:
+        yield f"replaces: {' '.join(sorted(rule.replaces))}"
+    if rule.failure_policy:
+        yield f"failure_policy: {rule.failure_policy}"
+    if rule.detailed_metric:
+        yield "detailed_metric: true"
+    if rule.metadata:
+        yield f"metadata: {json.dumps(rule.metadata, ensure_ascii=False)}"
+
+
+def _of_way(domain: Domain, way: tuple[Node, ...]) -> Iterator[str]:
+    """What holds for a rule because of where it stands, with the descriptors that say it."""
+    for name in ("share_threshold", "value_to_metric"):
+        nodes = [path_text([(node.key, node.value)]) for node in way if getattr(node, name)]
+        if nodes:
+            yield f"{name}: {' '.join(nodes)}"
+    if domain.shard_by is not None:
+        yield f"shard_by: {' '.join(sorted(domain.shard_by)) or 'domain'}"
 
 
 def _rest(limit: Limit) -> Iterator[str]:

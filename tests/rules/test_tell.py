@@ -120,6 +120,42 @@ def test_dump(snapshot: Snapshot, tmp_path: Path) -> None:
     ]
 
 
+EVERYTHING = """domain: all
+shard_by: [path, user]
+descriptors:
+  - key: path
+    value: /a/*
+    share_threshold: true
+    value_to_metric: true
+    descriptors:
+      - key: user
+        value_to_metric: true
+        detailed_metric: true
+        metadata: {plan: gold, nested: {list: [1, true, "a\\nb"]}}
+        rate_limit: {unit: day, requests_per_unit: 2}
+      - {key: free, metadata: {why: public}, rate_limit: {unlimited: true}}
+"""
+
+
+def test_dump_leaves_nothing_out(tmp_path: Path) -> None:
+    """/rlconfig shows what holds for a rule, also where a descriptor above it says so."""
+    path = tmp_path / "all.yaml"
+    path.write_text(EVERYTHING)
+    rules = Rules(path, counters=Counters(), health=Health())
+    rules.load()
+
+    assert "".join(dump(rules.snapshot)).replace(f"{tmp_path}/", "").splitlines() == [
+        "all.path_/a/*.user: unit=DAY requests_per_unit=2, shadow_mode: false, "
+        "quota_mode: false, algorithm: fixed_window, detailed_metric: true, "
+        'metadata: {"plan": "gold", "nested": {"list": [1.0, true, "a\\nb"]}}, '
+        "share_threshold: path=/a/*, value_to_metric: path=/a/* user, shard_by: path user, "
+        "at all.yaml:13:9",
+        'all.path_/a/*.free: unlimited: true, metadata: {"why": "public"}, '
+        "share_threshold: path=/a/*, value_to_metric: path=/a/*, shard_by: path user, "
+        "at all.yaml:14:46",
+    ]
+
+
 def test_shipped_rules_lint_clean() -> None:
     """The rule files that ship have no problem."""
     assert lint([Path(__file__).parents[2] / "rules"]) == []
