@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from aiohttp import web
 
 from ratelimit_service import listening
+from ratelimit_service.admin.faults import faults_log
 from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.health import Health
 from ratelimit_service.model import Code
@@ -64,7 +65,11 @@ class Admin:
         app.router.add_get("/processes", self._show_processes)
         app.router.add_route("*", "/{tail:.*}", self._not_found)
         self._runner = web.AppRunner(
-            app, access_log=None, handle_signals=False, shutdown_timeout=_LAST_SECONDS
+            app,
+            access_log=None,
+            logger=faults_log(),
+            handle_signals=False,
+            shutdown_timeout=_LAST_SECONDS,
         )
 
     async def start(self, sockets: Sequence[socket.socket]) -> None:
@@ -84,6 +89,9 @@ class Admin:
         except BadRequestError as error:
             self._counters.refusals[error.reason] += 1
             return web.Response(status=400, text=f"{error}\n")
+        except web.RequestPayloadError as error:
+            self._counters.refusals["json"] += 1
+            return web.Response(status=400, text=f"the body cannot be read: {error}\n")
         (answer,) = await self._decide([body])
         if isinstance(answer, Refusal):
             status = _HTTP_STATUS.get(answer.code, 500)

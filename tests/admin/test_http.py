@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -138,6 +139,56 @@ async def test_other_paths(site: Site) -> None:
         404,
         "/nowhere is not here: /healthcheck /json /metrics /rlconfig /processes are\n",
     )
+
+
+async def said(site: Site, data: bytes) -> bytes:
+    """What the port answers to these bytes, after which nothing more is sent."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+    writer.write(data)
+    writer.write_eof()
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+POST = b"POST /json HTTP/1.1\r\nHost: a\r\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"garbage\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET http://[/json HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"a" * 10_000,
+        POST + b"Content-Length: x\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        POST + b"Content-Length: 5\r\nContent-Encoding: gzip\r\n\r\nabcde",
+        POST + b"Content-Length: 50\r\n\r\nabc",
+    ],
+    ids=["words", "h2", "tls", "url", "header", "length", "chunk", "gzip", "hung up"],
+)
+async def test_what_is_no_http(site: Site, caplog: pytest.LogCaptureFixture, data: bytes) -> None:
+    """Whatever a caller sends instead of a request, the log has no line above debug of it."""
+    caplog.set_level(logging.DEBUG)
+
+    answer = await said(site, data)
+
+    assert b" 500 " not in answer
+    assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
+    assert all(len(record.getMessage()) < 300 for record in caplog.records)
+    assert (await site.ask("/healthcheck")).status == 200
+
+
+async def test_fault_of_ours(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """A fault of the service itself is 500, and the log has its traceback."""
+    site.admin._processes = lambda: 1 // 0
+
+    answer = await site.ask("/processes")
+
+    assert answer.status == 500
+    assert "ZeroDivisionError" in caplog.text
 
 
 async def test_port_in_use(site: Site) -> None:
