@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -385,7 +385,9 @@ def hit(
 
     Example: ratelimit hit demo user=alice --repeat 7
     """
-    from ratelimit_service.client import Client, ClientTLS  # noqa: PLC0415
+    # grpcio's own log would stand beside the one line that says the same.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # noqa: TID251 -- handed over, not read
+    from ratelimit_service.client import Client, ClientTLS, why_not_counted  # noqa: PLC0415
 
     if (tls_cert or tls_key) and not (tls_ca and tls_cert and tls_key):
         raise click.UsageError("a client certificate takes --tls-ca, --tls-cert and --tls-key")
@@ -402,17 +404,21 @@ def hit(
         for _ in range(repeat):
             decision = client.should_rate_limit(request, timeout_us)
             over += decision.code is Code.OVER_LIMIT
-            for line in [json.dumps(_as_json(decision))] if as_json else _lines(request, decision):
+            why = why_not_counted(client, request, decision, timeout_us)
+            if as_json:
+                click.echo(json.dumps(_as_json(decision, why)))
+                continue
+            for line in _lines(request, decision, why):
                 click.echo(line)
     if repeat > 1 and not as_json:
         click.echo(f"{repeat - over} allowed, {over} over limit")
     return 1 if over else 0
 
 
-def _lines(request: Request, decision: Decision) -> Iterator[str]:
+def _lines(request: Request, decision: Decision, why: Mapping[int, str]) -> Iterator[str]:
     """The decision for people: on one line, or one line a descriptor below it."""
     names = [format_descriptor(descriptor) for descriptor in request.descriptors]
-    told = [_told(status) for status in decision.statuses]
+    told = [_told(status, why.get(place)) for place, status in enumerate(decision.statuses)]
     head = f"{decision.code.name:<10}  {request.domain}"
     marks = "".join(f", {header.key}: {header.value}" for header in decision.request_headers)
     if len(names) == 1:
@@ -423,16 +429,18 @@ def _lines(request: Request, decision: Decision) -> Iterator[str]:
         yield f"  {status.code.name:<10}  {name}  {text}"
 
 
-def _told(status: Status) -> str:
+def _told(status: Status, why: str | None) -> str:
+    if why is not None:
+        return f"not counted: {why}"
     if status.limit is None or status.reset_us is None:
-        return "unlimited" if status.remaining else "not counted"
+        return "unlimited"
     resets = f"resets in {whole_seconds(status.reset_us)} s"
     if status.remaining > status.limit.requests_per_unit:  # as of a bucket with a burst
         return f"{status.remaining} left, {resets}"
     return f"{status.remaining} of {status.limit.requests_per_unit} left, {resets}"
 
 
-def _as_json(decision: Decision) -> dict[str, object]:
+def _as_json(decision: Decision, why: Mapping[int, str]) -> dict[str, object]:
     return {
         "code": decision.code.name,
         "statuses": [
@@ -450,8 +458,9 @@ def _as_json(decision: Decision) -> dict[str, object]:
                     "unit_multiplier": status.limit.multiplier,
                     "name": status.limit.name,
                 },
+                **({"not_counted": why[place]} if place in why else {}),
             }
-            for status in decision.statuses
+            for place, status in enumerate(decision.statuses)
         ],
         "response_headers": dict(decision.response_headers),
         "request_headers": dict(decision.request_headers),

@@ -1,5 +1,6 @@
 """What asks the service: so far what `ratelimit hit` needs."""
 
 from ratelimit_service.client.sync import Client, ClientTLS
+from ratelimit_service.client.why import why_not_counted
 
-__all__ = ["Client", "ClientTLS"]
+__all__ = ["Client", "ClientTLS", "why_not_counted"]

@@ -77,10 +77,38 @@ class Client:
             ) from error
 
     def _reason(self, error: grpc.Call) -> str:
-        code, details = error.code(), error.details()
-        if code is grpc.StatusCode.UNAVAILABLE and "failed to connect" in (details or ""):
+        code, details = error.code(), error.details() or ""
+        if code is grpc.StatusCode.UNAVAILABLE and details.startswith(_NOT_CONNECTED):
+            for sign, reason in _REASONS.items():
+                if sign in details:
+                    return reason.format(address=self._address)
             return (
                 f"no service answers at {self._address}: start one with `ratelimit serve`, "
                 "or name another with --address HOST:PORT"
             )
         return f"the service at {self._address} answers {code.name}: {details}"
+
+
+_NOT_CONNECTED = ("failed to connect", "errors resolving")
+
+_REASONS = {
+    "http1.x": (
+        "{address} speaks HTTP/1, not gRPC: if it is the service's HTTP port, "
+        "name its gRPC port with --address HOST:PORT, 8081 if nothing else was said"
+    ),
+    "Expected SETTINGS": (
+        "what answers at {address} speaks no gRPC: name the service's gRPC port "
+        "with --address HOST:PORT"
+    ),
+    "Socket closed": (
+        "{address} closed the connection before a word of gRPC: if the service's port has TLS, "
+        "name its authorities with --tls-ca FILE; else name its gRPC port with --address HOST:PORT"
+    ),
+    "WRONG_VERSION_NUMBER": "{address} speaks no TLS: leave out --tls-ca, or name another port",
+    "handshake failed": (
+        "no TLS with {address}: its certificate must be one of --tls-ca's authorities for this "
+        "host, and it may ask for a certificate of ours with --tls-cert and --tls-key"
+    ),
+    "errors resolving": "{address} has no address that this machine knows: check the host's name",
+}
+"""What a word in grpcio's reason for no connection means, the more telling first."""

@@ -5,24 +5,32 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_service import __version__, compiled
 from ratelimit_service.cli import format_descriptor, parse_descriptor
 from ratelimit_service.model import Descriptor, Entry
+from tests.servers.redis import RedisServer
 from tests.servers.service import COMMAND, ServiceProcess
 
 RULES = """domain: demo
 descriptors:
   - {key: user, rate_limit: {unit: day, requests_per_unit: 2, name: per-user}}
   - {key: free, rate_limit: {unlimited: true}}
+  - key: vip
+    rate_limit: {unit: day, requests_per_unit: 9, replaces: [{name: per-user}]}
   - {key: at_once, rate_limit: {unit: minute, requests_per_unit: 1, algorithm: concurrency}}
   - key: burst
     rate_limit: {unit: hour, requests_per_unit: 3, burst: 9, algorithm: token_bucket}
@@ -208,9 +216,97 @@ def test_hit_with_several_descriptors(service: ServiceProcess) -> None:
         [
             "OK          demo",
             "  OK          free=a  unlimited",
-            "  OK          none=b  not counted",
+            "  OK          none=b  not counted: no rule matches",
         ],
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (["demo", "none=b"], "no rule matches"),
+        (["demo", "none=b", "none=c"], "no rule matches"),
+        (["demo", "user=why,none=b"], "no rule matches"),
+        (["dmo", "user=why"], "the service has no domain 'dmo'"),
+        (["dmo", "user=why", "--limit", "5/hour"], "the service has no domain 'dmo'"),
+        (["demo", "user=why", "vip=a"], "another rule of the request replaces its own"),
+    ],
+)
+def test_hit_says_why_nothing_was_counted(
+    service: ServiceProcess, asked: list[str], why: str
+) -> None:
+    """What no count decides on is told with the reason, in JSON too, and asking counts nothing."""
+    ran = Ran("hit", *asked, "--address", service.address)
+    in_json = Ran("hit", *asked, "--address", service.address, "--json")
+
+    assert f"not counted: {why}\n" in ran.out
+    assert why in [each.get("not_counted") for each in json.loads(in_json.out)["statuses"]]
+    user = Ran("hit", "demo", "user=why", "--hits", "0", "--address", service.address)
+    assert "2 of 2 left" in user.out
+
+
+def test_hit_says_which_policy_decided(tmp_path: Path, rules: Path, own_redis: RedisServer) -> None:
+    """What the failure policy decides is told with the policy's name."""
+    own_redis.kill()
+    flags = ["--rules", str(rules), "--store", own_redis.url, "--failure-policy", "closed"]
+    service = ServiceProcess(tmp_path, *flags, "--workers", "1")
+    service.start()
+
+    ran = Ran("hit", "demo", "user=a", "--address", service.address)
+
+    service.kill()
+    assert (ran.code, ran.out) == (
+        1,
+        "OVER_LIMIT  demo user=a  "
+        "not counted: failure policy closed: the service's health says why\n",
+    )
+
+
+def test_hit_at_another_port(service: ServiceProcess) -> None:
+    """A port that speaks something else is told as what it is, with what to name instead."""
+    at_http = Ran("hit", "demo", "user=a", "--address", f"127.0.0.1:{service.http_port}")
+    with_tls = ["--tls-ca", str(Path(trustme.__file__).parent / "none.pem")]
+    no_file = Ran("hit", "demo", "user=a", "--address", service.address, *with_tls)
+    with tempfile.NamedTemporaryFile() as file:
+        trustme.CA().cert_pem.write_to_path(file.name)
+        no_tls = Ran("hit", "demo", "user=a", "--address", service.address, "--tls-ca", file.name)
+
+    assert at_http.err == (
+        f"ratelimit: 127.0.0.1:{service.http_port} speaks HTTP/1, not gRPC: if it is the service's "
+        "HTTP port, name its gRPC port with --address HOST:PORT, 8081 if nothing else was said\n"
+    )
+    assert "none.pem cannot be read" in no_file.err
+    assert no_tls.err == (
+        f"ratelimit: {service.address} speaks no TLS: leave out --tls-ca, or name another port\n"
+    )
+    assert (at_http.code, no_file.code, no_tls.code) == (2, 2, 2)
+    assert "Traceback" not in service.log
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (b"220 mail\r\n", "speaks no gRPC: name the service's gRPC port"),
+        (b"", "closed the connection before a word of gRPC: if the service's port has TLS"),
+    ],
+)
+def test_hit_at_another_server(said: bytes, message: str) -> None:
+    """What answers in another protocol is no service that is away."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=say, args=(listener, said), daemon=True).start()
+
+        ran = Ran("hit", "demo", "a=b", "--address", f"127.0.0.1:{listener.getsockname()[1]}")
+
+    assert (ran.code, message in ran.err, ran.err.count("\n")) == (2, True, 1)
+
+
+def say(listener: socket.socket, said: bytes) -> None:
+    with suppress(OSError):  # the test is over
+        while True:
+            connection, _ = listener.accept()
+            connection.recv(1_000)
+            connection.sendall(said)
+            connection.close()
 
 
 def test_hit_shows_what_is_marked(service: ServiceProcess) -> None:

@@ -1,0 +1,68 @@
+"""Why no count decided on a descriptor: what an answer does not say is asked for by peeking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ratelimit_service.client.sync import Client
+from ratelimit_service.model import Decision, Descriptor, Limit, Request, Unit
+
+__all__ = ["not_counted", "why_not_counted"]
+
+_SOME_LIMIT = Limit(1, Unit.YEAR)
+
+
+def not_counted(decision: Decision) -> Iterator[int]:
+    """The places of the descriptors that no count decided on; unlimited ones are not among them."""
+    for place, status in enumerate(decision.statuses):
+        if status.limit is None and not status.remaining:
+            yield place
+
+
+def why_not_counted(
+    client: Client, request: Request, decision: Decision, timeout_us: int
+) -> dict[int, str]:
+    """The reason for each descriptor that no count decided on, by its place.
+
+    Asks the service again where the answer does not say it: with 0 hits, which count nothing.
+    Raises TransportError if it does not answer.
+    """
+    policies = _policies(decision)
+    reasons: dict[int, str] = {}
+    served: bool | None = None
+    for place in not_counted(decision):
+        if place in policies:
+            reasons[place] = f"failure policy {policies[place]}: the service's health says why"
+            continue
+        if served is None:
+            served = _knows(client, request, timeout_us)
+        if not served:
+            reasons[place] = f"the service has no domain {request.domain!r}"
+        elif len(request.descriptors) > 1 and _counts(
+            client, request.domain, request.descriptors[place], timeout_us
+        ):
+            reasons[place] = "another rule of the request replaces its own"
+        else:
+            reasons[place] = "no rule matches"
+    return reasons
+
+
+def _policies(decision: Decision) -> dict[int, str]:
+    """The failure policies that decided, by place."""
+    listed = (decision.metadata or {}).get("by_policy")
+    if not isinstance(listed, list):
+        return {}
+    return {int(each["descriptor"]): str(each["policy"]) for each in listed}
+
+
+def _knows(client: Client, request: Request, timeout_us: int) -> bool:
+    """Whether the domain is there: only then a limit that the caller brings applies."""
+    bringing = request.descriptors[0]._replace(limit=_SOME_LIMIT)
+    return _counts(client, request.domain, bringing, timeout_us)
+
+
+def _counts(client: Client, domain: str, descriptor: Descriptor, timeout_us: int) -> bool:
+    """Whether a descriptor has a limit if nothing stands beside it."""
+    peek = descriptor._replace(hits_addend=0, is_negative_hits=False)
+    answer = client.should_rate_limit(Request(domain, (peek,)), timeout_us)
+    return not list(not_counted(answer)) or bool(_policies(answer))
