@@ -23,6 +23,7 @@ from ratelimit_service.settings import Settings
 from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.transport.h2 import frames
+from ratelimit_service.transport.h2.calls import METHODS
 from ratelimit_service.transport.h2.connection import Calls, Connection
 from ratelimit_service.transport.h2.frames import (
     ACK,
@@ -74,7 +75,7 @@ class Process:
         self.service = Service(lambda: rules.snapshot, self.store, Settings(), counters)
         self.calls = SHAPES[shape]()
         self.stream_id = 1
-        self.connection = Connection()
+        self.connection = Connection(METHODS)
         window = frames.settings({Setting.INITIAL_WINDOW_SIZE: MAX_WINDOW})
         self.connection.receive(PREFACE + window + frames.frame(FrameType.SETTINGS, ACK, 0, b""))
         self.read(self.frames(1))

@@ -1,22 +1,27 @@
 """The transport over grpcio: complete, and the oracle for any other.
 
 It moves bytes between sockets and the service; it decides nothing. grpcio parses and
-frames, its companion packages answer health checks and reflection.
+frames; health checks and reflection are answered as over any other transport.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import grpc
-from grpc_reflection.v1alpha import reflection
 
 from ratelimit_service.clock import elapsed_us
-from ratelimit_service.errors import TransportError
+from ratelimit_service.errors import BadRequestError, TransportError
 from ratelimit_service.health import Health
 from ratelimit_service.service import NEVER, Answer, Refusal, Service
 from ratelimit_service.transport.health import HEALTH_SERVICE, HealthService
-from ratelimit_service.transport.reflection import SERVICES
+from ratelimit_service.transport.reflection import (
+    REFLECTION_METHOD,
+    REFLECTION_SERVICES,
+    reflect,
+)
 from ratelimit_service.transport.tls import TLS
-from ratelimit_service.wire import METHOD, POOL, SERVICE
+from ratelimit_service.wire import METHOD, SERVICE
 
 __all__ = ["GrpcioServer"]
 
@@ -62,15 +67,21 @@ class GrpcioServer:
         watch: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(
             self._watch
         )
+        reflection: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
+            self._reflect
+        )
         server.add_generic_rpc_handlers(
             (
                 grpc.method_handlers_generic_handler(SERVICE, {METHOD: decide}),
                 grpc.method_handlers_generic_handler(
                     HEALTH_SERVICE, {"Check": check, "Watch": watch}
                 ),
+                *(
+                    grpc.method_handlers_generic_handler(each, {REFLECTION_METHOD: reflection})
+                    for each in REFLECTION_SERVICES
+                ),
             )
         )
-        reflection.enable_server_reflection(SERVICES, server, POOL)
         try:
             if self._tls is None:
                 port = server.add_insecure_port(self._address)
@@ -100,8 +111,18 @@ class GrpcioServer:
         return await _answered(self._health.check(message), context)
 
     async def _watch(self, message: bytes, context: _Context) -> None:
-        async for status in self._health.watch(message):
-            await context.write(status)
+        try:
+            async for status in self._health.watch(message):
+                await context.write(status)
+        except BadRequestError as error:
+            await context.abort(_CODES[error.code], str(error))
+
+    async def _reflect(self, messages: AsyncIterator[bytes], context: _Context) -> None:
+        async for message in messages:
+            try:
+                await context.write(reflect(message))
+            except BadRequestError as error:
+                await context.abort(_CODES[error.code], str(error))
 
 
 async def _answered(answer: Answer, context: _Context) -> bytes:

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator
 
 from grpc_health.v1 import health_pb2
 
-from ratelimit_service.errors import StatusCode
+from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.health import Health, Phase
 from ratelimit_service.service import Answer, Refusal
-from ratelimit_service.wire import SERVICE
+from ratelimit_service.wire import SERVICE, parsed
 
 __all__ = ["HEALTH_SERVICE", "HealthService"]
 
@@ -23,6 +23,7 @@ HEALTH_SERVICE = "grpc.health.v1.Health"
 _NAMES = frozenset({"", "ratelimit", SERVICE})
 """What callers ask about: everything, the reference's name, the service's own."""
 
+_Request = health_pb2.HealthCheckRequest
 _Response = health_pb2.HealthCheckResponse
 
 
@@ -35,15 +36,21 @@ class HealthService:
         health.listen(self._notice)
 
     def check(self, message: bytes) -> Answer:
-        """The status now; a refusal for a name that is none of ours."""
-        name = _name(message)
+        """The status now; a refusal for a name that is none of ours, or no name at all."""
+        try:
+            name = parsed(_Request, message).service
+        except BadRequestError as error:
+            return Refusal(error.code, str(error))
         if name not in _NAMES:
             return Refusal(StatusCode.NOT_FOUND, f"no service {name!r}: ask for {SERVICE!r}")
         return self._status(name)
 
     async def watch(self, message: bytes) -> AsyncIterator[bytes]:
-        """The status now and after each change, until the process ends."""
-        name = _name(message)
+        """The status now and after each change, until the process ends.
+
+        Raises BadRequestError if the message cannot be read.
+        """
+        name = parsed(_Request, message).service
         last = b""
         while True:
             # All three before the yield: meanwhile things may change.
@@ -69,11 +76,3 @@ class HealthService:
         else:
             response = _Response(status=_Response.NOT_SERVING)
         return response.SerializeToString()
-
-
-def _name(message: bytes) -> str:
-    """The name asked for; one that cannot be read is none of ours."""
-    try:
-        return health_pb2.HealthCheckRequest.FromString(message).service
-    except ValueError:
-        return "?"

@@ -1,7 +1,7 @@
 """Protobuf on one side, the model on the other: the only package that knows protobuf."""
 
 from ratelimit_service.wire.json import decision_to_json, request_from_json
-from ratelimit_service.wire.messages import METHOD, POOL, SERVICE
+from ratelimit_service.wire.messages import METHOD, POOL, SERVICE, describe, is_method, parsed
 from ratelimit_service.wire.request import (
     MAX_BODY_BYTES,
     MAX_DESCRIPTORS,
@@ -30,12 +30,15 @@ __all__ = [
     "decision_to_json",
     "decode_decision",
     "decode_request",
+    "describe",
     "encode_decision",
     "encode_limit",
     "encode_request",
     "encode_request_header",
     "encode_within",
+    "is_method",
     "last_value_at",
+    "parsed",
     "plain_entries",
     "request_from_json",
     "split_request",

@@ -6,6 +6,7 @@ import asyncio
 from typing import cast
 
 from ratelimit_service.model import Code, Decision
+from ratelimit_service.transport.h2.calls import METHODS
 from ratelimit_service.transport.h2.connection import Calls, Connection
 from ratelimit_service.transport.h2.frames import FrameType
 from ratelimit_service.wire import encode_decision
@@ -21,7 +22,7 @@ class Recorder(asyncio.Protocol):
 
     def __init__(self, recorded: list[bytes]) -> None:
         self._recorded = recorded
-        self._connection = Connection()
+        self._connection = Connection(METHODS)
         self._greeted = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -11,6 +11,7 @@ from h2.events import DataReceived, Event, ResponseReceived, StreamEnded, Traile
 from h2.settings import SettingCodes
 
 from ratelimit_service.transport.h2 import frames
+from ratelimit_service.transport.h2.calls import METHODS
 from ratelimit_service.transport.h2.connection import Connection
 from ratelimit_service.transport.h2.frames import ACK, END_HEADERS, FrameType, Setting
 from tests.transport.test_h2 import HEADERS, PATH, Client, messages
@@ -20,7 +21,7 @@ class PythonClient:
     """Python's h2 at the client's end, our connection at the server's; answers echo messages."""
 
     def __init__(self, settings: Mapping[int, int]) -> None:
-        self.server = Connection()
+        self.server = Connection(METHODS)
         self.client = H2Connection(H2Configuration(client_side=True))
         self.client.initiate_connection()
         self.client.update_settings(dict(settings))

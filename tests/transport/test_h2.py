@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratelimit_service.transport.h2 import frames
+from ratelimit_service.transport.h2.calls import METHODS
 from ratelimit_service.transport.h2.connection import (
     MAX_STREAMS,
     Calls,
@@ -50,7 +51,7 @@ class Client:
     """The client's end of a connection without sockets."""
 
     def __init__(self) -> None:
-        self.connection = Connection()
+        self.connection = Connection(METHODS)
         self.encoder = hpack.Encoder()
         self.stream_id = -1
         self.connection.receive(PREFACE + frames.settings({}) + self.ack())

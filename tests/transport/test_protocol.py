@@ -11,6 +11,7 @@ import pytest
 from ratelimit_service.health import Health
 from ratelimit_service.transport import TRANSPORTS
 from ratelimit_service.transport.h2 import frames
+from ratelimit_service.transport.h2.calls import METHODS
 from ratelimit_service.transport.h2.connection import Event
 from ratelimit_service.transport.h2.frames import ACK, PREFACE, FrameType
 from ratelimit_service.transport.h2.protocol import (
@@ -81,7 +82,7 @@ class Ends:
     def __init__(self, *, greeted: bool = True, seconds: float = 0.0) -> None:
         self.wire = Wire()
         self.calls = Calls(seconds)
-        self.protocol = Protocol(self.calls, frozenset(), lambda _: None)
+        self.protocol = Protocol(self.calls, METHODS, lambda _: None)
         self.started = asyncio.get_running_loop().time()
         self.protocol.connection_made(self.wire)
         if greeted:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -20,6 +20,7 @@ from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_requ
 from tests.service.asking import Asking, Busy, Timed, descriptor
 
 RULES = "domain: edge\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]"
+ReflectionRequest = reflection_pb2.ServerReflectionRequest
 HealthRequest = health_pb2.HealthCheckRequest
 HealthStatus = health_pb2.HealthCheckResponse
 
@@ -43,6 +44,16 @@ class Server:
             f"/{SERVICE}/{method}"
         )
         return await call(body)
+
+    def reflect(
+        self, questions: list[ReflectionRequest], version: str
+    ) -> AsyncIterable[reflection_pb2.ServerReflectionResponse]:
+        call = self.channel.stream_stream(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+            request_serializer=ReflectionRequest.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        return call(iter(questions))
 
     async def check(self, name: str) -> int:
         call: grpc.aio.UnaryUnaryMultiCallable[HealthRequest, HealthStatus]
@@ -172,6 +183,17 @@ async def test_unknown_method(server: Server) -> None:
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+async def test_unknown_method_as_an_open_stream(server: Server) -> None:
+    """A method that is not served is UNIMPLEMENTED before its caller has sent any message."""
+    call: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = server.channel.stream_stream("/a.B/C")
+    asked = call()
+
+    async with asyncio.timeout(10):
+        code = await asked.code()
+
+    assert code is grpc.StatusCode.UNIMPLEMENTED
+
+
 @pytest.mark.parametrize("name", ["", "ratelimit", SERVICE])
 async def test_health_check(server: Server, name: str) -> None:
     """All three names follow the process's phase; degraded is still SERVING."""
@@ -213,25 +235,51 @@ async def test_health_watch(server: Server, phase: Phase, last: list[int]) -> No
     assert told == [HealthStatus.SERVING, *last]
 
 
-async def test_reflection(server: Server) -> None:
-    """A client without proto files learns the service and its messages from the server."""
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection(server: Server, version: str) -> None:
+    """A client without proto files learns services, methods and messages from the server."""
     questions = [
-        reflection_pb2.ServerReflectionRequest(list_services=""),
-        reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE),
-        reflection_pb2.ServerReflectionRequest(file_containing_symbol="grpc.health.v1.Health"),
+        ReflectionRequest(list_services=""),
+        ReflectionRequest(file_containing_symbol=SERVICE),
+        ReflectionRequest(file_containing_symbol=f"{SERVICE}.{METHOD}"),
+        ReflectionRequest(file_containing_symbol=f"grpc.reflection.{version}.ServerReflection"),
+        ReflectionRequest(file_containing_symbol="grpc.health.v1.Health.Check"),
+        ReflectionRequest(file_containing_symbol=f"{SERVICE}.Nothing"),
     ]
-    ask = server.channel.stream_stream(
+
+    listed, *found, nothing = [answer async for answer in server.reflect(questions, version)]
+
+    assert {service.name for service in listed.list_services_response.service} == {
+        SERVICE,
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
+        "grpc.reflection.v1alpha.ServerReflection",
+    }
+    texts = [b"unit_multiplier", b"unit_multiplier", b"list_services", b"SERVING"]
+    for answer, text in zip(found, texts, strict=True):
+        assert any(text in file for file in answer.file_descriptor_response.file_descriptor_proto)
+    assert [answer.original_request for answer in found] == questions[1:-1]
+    assert nothing.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/Watch",
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
-        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
-    )
+    ],
+)
+async def test_garbage(server: Server, path: str) -> None:
+    """A message that cannot be read is INVALID_ARGUMENT, and the connection goes on."""
+    call: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = server.channel.stream_stream(path)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        _ = [answer async for answer in call(iter([b"\xff\xff"]))]
 
-    listed, ours, health = [answer async for answer in ask(iter(questions))]
-
-    assert SERVICE in {service.name for service in listed.list_services_response.service}
-    described = ours.file_descriptor_response.file_descriptor_proto
-    assert any(b"unit_multiplier" in file for file in described)
-    assert health.file_descriptor_response.file_descriptor_proto
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "the request is no " in (refused.value.details() or "")
+    assert await server.check("") == HealthStatus.SERVING
 
 
 async def test_port_in_use(server: Server) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from ratelimit_service.clock import elapsed_us
-from ratelimit_service.errors import StatusCode
+from ratelimit_service.errors import BadRequestError
 from ratelimit_service.service import NEVER, Answer, Refusal, Service
 from ratelimit_service.transport.h2.connection import (
     Calls,
@@ -16,19 +16,20 @@ from ratelimit_service.transport.h2.connection import (
     Ended,
     Event,
     Message,
+    Methods,
 )
 from ratelimit_service.transport.h2.protocol import Protocol
 from ratelimit_service.transport.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.transport.reflection import REFLECTION_PATHS, reflect
 from ratelimit_service.wire import METHOD, SERVICE
 
-__all__ = ["STREAMING_PATHS", "ServiceCalls"]
+__all__ = ["METHODS", "ServiceCalls"]
 
 _DECIDE: Final = f"/{SERVICE}/{METHOD}".encode()
 _CHECK: Final = f"/{HEALTH_SERVICE}/Check".encode()
 _WATCH: Final = f"/{HEALTH_SERVICE}/Watch".encode()
 
-STREAMING_PATHS: Final = REFLECTION_PATHS
+METHODS: Final = Methods(frozenset({_DECIDE, _CHECK, _WATCH}), REFLECTION_PATHS)
 
 
 class ServiceCalls:
@@ -45,7 +46,7 @@ class ServiceCalls:
             try:
                 self._handle(protocol, event, alone=len(events) == 1)
             except Exception as error:
-                refusal = self._service.bug(error)
+                refusal = self._refusal(error)
                 for stream_id in _streams(event):
                     protocol.connection.finish(stream_id, refusal.code, refusal.message)
 
@@ -59,8 +60,7 @@ class ServiceCalls:
                 for stream_id, message in zip(event.stream_ids, event.messages, strict=True):
                     self._call(protocol, event.head.path, stream_id, message)
         elif isinstance(event, Message):
-            for answer in reflect(event.message):
-                protocol.connection.send(event.stream_id, answer)
+            protocol.connection.send(event.stream_id, reflect(event.message))
         elif isinstance(event, Ended):
             protocol.connection.finish(event.stream_id)
         else:
@@ -96,14 +96,11 @@ class ServiceCalls:
                 connection.finish(stream_id, answer.code, answer.message)
             else:
                 connection.answer(stream_id, answer)
-        elif path == _WATCH:
+        else:
             task = asyncio.get_running_loop().create_task(self._watch(protocol, stream_id, message))
             key = protocol, stream_id
             self._watches[key] = task
             task.add_done_callback(lambda _: self._watches.pop(key, None))
-        else:
-            text = f"unknown method {path.decode('latin-1')}"
-            connection.finish(stream_id, StatusCode.UNIMPLEMENTED, text)
 
     async def _watch(self, protocol: Protocol, stream_id: int, message: bytes) -> None:
         try:
@@ -112,9 +109,15 @@ class ServiceCalls:
                 protocol.flush()
             protocol.connection.finish(stream_id)
         except Exception as error:
-            refusal = self._service.bug(error)
+            refusal = self._refusal(error)
             protocol.connection.finish(stream_id, refusal.code, refusal.message)
         protocol.flush()
+
+    def _refusal(self, error: Exception) -> Refusal:
+        """What is told of a request that cannot be read, or that met a fault of ours."""
+        if isinstance(error, BadRequestError):
+            return Refusal(error.code, str(error))
+        return self._service.bug(error)
 
     def _cancel(self, protocol: Protocol, event: Cancelled) -> None:
         task = self._watches.get((protocol, event.stream_id))

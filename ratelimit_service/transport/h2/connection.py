@@ -41,7 +41,7 @@ from ratelimit_service.transport.h2.headers import (
     literal,
 )
 
-__all__ = ["Calls", "Cancelled", "Connection", "Ended", "Event", "Message"]
+__all__ = ["Calls", "Cancelled", "Connection", "Ended", "Event", "Message", "Methods"]
 
 MAX_STREAMS: Final = 1_000
 """Calls in flight on one connection; announced."""
@@ -94,6 +94,14 @@ _answer_end: Final = struct.Struct(f">5sI{len(_OK_TRAILERS)}s").pack
 
 
 @dataclass(frozen=True, slots=True)
+class Methods:
+    """The paths that are served. Calls of streaming methods give each message as it comes."""
+
+    unary: frozenset[bytes] = frozenset()
+    streaming: frozenset[bytes] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Calls:
     """Complete unary calls with the same headers: their one message has come, no more will."""
 
@@ -139,15 +147,19 @@ class _Readable(Enum):
     YES = auto()
     NO_GRPC = auto()
     ENCODING = auto()
+    UNKNOWN = auto()
+    """It calls a method that is not served."""
     ENOUGH = auto()
-    """It has been handed on as it is."""
+    """It has been handed on or answered as it is."""
 
 
-def _readable(head: Head) -> _Readable:
+def _readable(head: Head, methods: Methods) -> _Readable:
     if head.method != b"POST" or not head.content_type.startswith(b"application/grpc"):
         return _Readable.NO_GRPC
     if head.encoding not in ENCODINGS:
         return _Readable.ENCODING
+    if head.path not in methods.unary and head.path not in methods.streaming:
+        return _Readable.UNKNOWN
     return _Readable.YES
 
 
@@ -167,14 +179,14 @@ class _Stream:
         "waiting",
     )
 
-    def __init__(self, head: Head, send_window: int, *, streaming: bool) -> None:
+    def __init__(self, head: Head, send_window: int, methods: Methods) -> None:
         self.head = head
         self.body = b""
         self.received = 0
         self.ended = False
         self.answered = False
-        self.streaming = streaming
-        self.readable = _readable(head)
+        self.streaming = head.path in methods.streaming
+        self.readable = _readable(head, methods)
         self.send_window = send_window
         self.receive_window = _STREAM_WINDOW
         self.waiting: deque[tuple[FrameType, bytes, bool]] = deque()
@@ -189,9 +201,10 @@ class Connection:
     the output is written, the socket is to be closed.
     """
 
-    def __init__(self, streaming_paths: frozenset[bytes] = frozenset()) -> None:
-        """Calls on `streaming_paths` give each message as it comes; all others are unary."""
-        self._streaming_paths = streaming_paths
+    def __init__(self, methods: Methods) -> None:
+        """Calls of any other method are refused."""
+        self._methods = methods
+        self._unary = methods.unary
         self._headers = HeaderReader()
         self._rest = b""
         self._greeted = False
@@ -426,7 +439,7 @@ class Connection:
         ):
             return 0
         head = self._headers.recall(data[start:stop])
-        if head is None or not head.plain or head.path in self._streaming_paths:
+        if head is None or not head.plain or head.path not in self._unary:
             return 0
         self._last_stream_id = stream_id
         self._streams[stream_id] = None
@@ -447,7 +460,7 @@ class Connection:
         """An open stream; a whole call has a record only once something is to be said of it."""
         stream = self._streams.get(stream_id)
         if stream is None and stream_id in self._streams:
-            stream = _Stream(Head(), self._initial_send_window, streaming=False)
+            stream = _Stream(Head(), self._initial_send_window, self._methods)
             stream.ended = True
             self._streams[stream_id] = stream
         return stream
@@ -595,12 +608,13 @@ class Connection:
         if head.malformed or head.trailers:
             self._reset(stream_id, ErrorCode.PROTOCOL_ERROR)
             return
-        stream = _Stream(
-            head, self._initial_send_window, streaming=head.path in self._streaming_paths
-        )
+        stream = _Stream(head, self._initial_send_window, self._methods)
         self._streams[stream_id] = stream
         if flags & END_STREAM:
             self._end(stream_id, stream, events)
+        elif stream.readable is _Readable.UNKNOWN:
+            # At once: a streaming client may say nothing more before it has an answer.
+            self._refuse(stream_id, stream)
 
     def _refuse(self, stream_id: int, stream: _Stream) -> None:
         """Answers what is no gRPC call that can be read."""
@@ -610,6 +624,10 @@ class Connection:
             self._header_block(0, stream_id, block)
             stream.waiting.append((FrameType.DATA, _WRONG_TYPE, True))
             self._flush(stream_id, stream)
+        elif stream.readable is _Readable.UNKNOWN:
+            stream.readable = _Readable.ENOUGH
+            text = f"unknown method {stream.head.path.decode('latin-1')}"
+            self.finish(stream_id, StatusCode.UNIMPLEMENTED, text)
         else:
             block = literal(b"grpc-accept-encoding", b"identity,gzip")
             stream.answered = True

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final, cast
 from typing import Protocol as Signature
 
-from ratelimit_service.transport.h2.connection import Connection, Event
+from ratelimit_service.transport.h2.connection import Connection, Event, Methods
 from ratelimit_service.transport.h2.frames import ErrorCode
 
 __all__ = ["Calls", "Protocol"]
@@ -44,9 +44,7 @@ class Calls(Signature):
 class Protocol(asyncio.Protocol):
     """One connection's socket. What is written within one tick goes out in one write."""
 
-    def __init__(
-        self, calls: Calls, streaming_paths: frozenset[bytes], closed: Callable[[Protocol], None]
-    ) -> None:
+    def __init__(self, calls: Calls, methods: Methods, closed: Callable[[Protocol], None]) -> None:
         """`closed` is called once, when the connection is gone."""
         self._loop = asyncio.get_running_loop()
         self._calls = calls
@@ -57,7 +55,7 @@ class Protocol(asyncio.Protocol):
         self._opened_at = self._heard_at = self._loop.time()
         self._blocked_since: float | None = None
         self._pinged_at: float | None = None
-        self.connection = Connection(streaming_paths)
+        self.connection = Connection(methods)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by asyncio."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from ratelimit_service import listening
 from ratelimit_service.health import Health
 from ratelimit_service.service import Service
-from ratelimit_service.transport.h2.calls import STREAMING_PATHS, ServiceCalls
+from ratelimit_service.transport.h2.calls import METHODS, ServiceCalls
 from ratelimit_service.transport.h2.protocol import Protocol
 from ratelimit_service.transport.health import HealthService
 from ratelimit_service.transport.tls import TLS
@@ -112,7 +112,7 @@ class H2Server:
         self._tell_if_empty()
 
     def _connected(self) -> Protocol:
-        protocol = Protocol(self._calls, STREAMING_PATHS, self._disconnected)
+        protocol = Protocol(self._calls, METHODS, self._disconnected)
         if self._stopping:
             protocol.connection.shut_down()
         # Jitter, so that connections made together do not end together.
