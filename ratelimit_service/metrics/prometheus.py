@@ -173,7 +173,7 @@ class Metrics:
             "ratelimit_store_errors",
             "Hits that the store gave no answer for.",
             "reason",
-            ("disconnected", "circuit_open", "timeout", "refused", "unknown"),
+            ("disconnected", "circuit_open", "timeout", "refused", "unknown", "internal"),
             counters.store_errors,
         )
         yield _counter(

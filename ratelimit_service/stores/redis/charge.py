@@ -107,6 +107,12 @@ class Charge:
             self.spreads.clear()
             self.done(self.outcomes)
 
+    def abandon(self) -> None:
+        """Ends the charge whatever state it is in: nothing of it has an outcome."""
+        if not self.over:
+            self.outcomes = [[None] * len(hits) for hits in self.requests]
+            self.settled(self.missing)
+
     def expire(self) -> None:
         """Ends the charge: what has no outcome yet gets none."""
         for part in list(self.parts):

@@ -14,6 +14,7 @@ from typing import cast
 
 import hiredis
 
+from ratelimit_service.bugs import Bugs
 from ratelimit_service.errors import StoreError
 from ratelimit_service.stores.redis.address import Address
 
@@ -42,6 +43,7 @@ class Connection(asyncio.Protocol):
         self._calls: deque[Answered] = deque()
         self._transport: asyncio.WriteTransport | None = None
         self._heard_at = 0.0
+        self._bugs = Bugs()
         self.lost: asyncio.Future[str] = self._loop.create_future()
 
     @property
@@ -56,12 +58,13 @@ class Connection(asyncio.Protocol):
         """
         if self._transport is None or self.lost.done():
             for each in answered:
-                each(None)
+                self._tell(each, None)
             return
+        packed = b"".join(map(_packed, commands))  # first: it fails on what cannot be packed
         if not self._calls:
             self._heard_at = self._loop.time()
         self._calls.extend(answered)
-        self._transport.write(b"".join(map(_packed, commands)))
+        self._transport.write(packed)
 
     def call(self, *command: Argument) -> asyncio.Future[Reply]:
         """As `send` of one command, for those that wait."""
@@ -103,13 +106,20 @@ class Connection(asyncio.Protocol):
         if not self._calls:
             self.close("the server sent a reply to no command")
             return
-        self._calls.popleft()(reply)
+        self._tell(self._calls.popleft(), reply)
+
+    def _tell(self, answered: Answered, reply: Reply) -> None:
+        """Hands a reply on. Whoever fails with theirs must not cost others theirs."""
+        try:
+            answered(reply)
+        except Exception as error:
+            self._bugs.note("a reply from Redis could not be handled", error)
 
     def _end(self, reason: str) -> None:
         if not self.lost.done():
             self.lost.set_result(reason)
         while self._calls:
-            self._calls.popleft()(None)
+            self._tell(self._calls.popleft(), None)
 
 
 async def open_connection(

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, Protocol
 
 import hiredis
 
+from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import Clock, elapsed_us, now_us
 from ratelimit_service.errors import StoreError
 from ratelimit_service.health import Health
@@ -148,6 +149,7 @@ class Shard:
         self._counters = counters
         self._damage = Damage(counters)
         self._health = health
+        self._bugs = Bugs()
         self._component = component
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -272,7 +274,7 @@ class Shard:
             if part.deadline_us == NEVER:
                 self._held.append(part)
             else:
-                part.failed(range(part.sent, len(part.requests)), reason)
+                self._fail(part, range(part.sent, len(part.requests)), reason)
 
     def _send(self) -> None:
         """Sends what is queued, as much as may be under way."""
@@ -296,32 +298,43 @@ class Shard:
         now, size = elapsed_us(), 0
         while self._queue:
             part = self._queue[0]
-            requests, taken, dropped, at = part.requests, [], [], part.sent
-            wanted, numbers, section = part.wanted, part.places, []
-            while at < len(requests) and not part.over:
-                hits = requests[at]
-                added = weight(hits)
-                if size and size + added > _MAX_BATCH_WEIGHT:
-                    break
-                if wanted(numbers[at]):
-                    taken.append(at)
-                    section.append(hits)
-                    size += added
-                else:
-                    dropped.append(at)
-                at += 1
-            part.sent = at
-            if taken and self._slots is None:
-                self._add(calls, 0, now, part, taken, section)
-            elif taken and self._slots is not None:
-                for place, hits in zip(taken, section, strict=True):
-                    self._add(calls, self._slots.slot(hits), now, part, [place], [hits])
-            if dropped:
-                part.dropped(dropped)
-            if at < len(requests) and not part.over:
+            try:
+                size = self._take(part, calls, now, size)
+            except Exception as error:
+                self._bugs.note("hits could not be sent to Redis", error)
+                self._fail(part, range(part.sent, len(part.requests)), "internal")
+                part.sent = len(part.requests)
+            if part.sent < len(part.requests) and not part.over:
                 break
             self._queue.popleft()
         return list(calls.values())
+
+    def _take(self, part: Part, calls: dict[int, _Call], now: int, size: int) -> int:
+        """Takes from a part what fits beside what weighs `size`; returns what all of it weighs."""
+        requests, taken, dropped, at = part.requests, [], [], part.sent
+        wanted, numbers, section = part.wanted, part.places, []
+        while at < len(requests) and not part.over:
+            hits = requests[at]
+            added = weight(hits)
+            if size and size + added > _MAX_BATCH_WEIGHT:
+                break
+            if wanted(numbers[at]):
+                taken.append(at)
+                section.append(hits)
+                size += added
+            else:
+                dropped.append(at)
+            at += 1
+        if taken and self._slots is None:
+            self._add(calls, 0, now, part, taken, section)
+        elif taken and self._slots is not None:
+            slots = [self._slots.slot(hits) for hits in section]
+            for slot, place, hits in zip(slots, taken, section, strict=True):
+                self._add(calls, slot, now, part, [place], [hits])
+        part.sent = at
+        if dropped:
+            part.dropped(dropped)
+        return size
 
     def _add(
         self,
@@ -359,13 +372,20 @@ class Shard:
         now, judge = (self._clock(), True) if self._clock else (now_us(), False)
         commands: list[Command] = []
         replied: list[Answered] = []
-        for call in calls:
-            if asking:
-                commands.append(["ASKING"])
-                replied.append(_ignore)
-            commands.append([*script, *arguments(call.sections, now, judge=judge)])
-            replied.append(partial(self._replied, connection, call, under_way, asking))
-        connection.send(commands, replied)
+        try:
+            for call in calls:
+                if asking:
+                    commands.append(["ASKING"])
+                    replied.append(_ignore)
+                commands.append([*script, *arguments(call.sections, now, judge=judge)])
+                replied.append(partial(self._replied, connection, call, under_way, asking))
+            connection.send(commands, replied)
+        except Exception as error:
+            self._landed(under_way, len(calls))
+            self._bugs.note("hits could not be sent to Redis", error)
+            for call in calls:
+                for part, places in call.places:
+                    self._fail(part, places, "internal")
 
     def _replied(
         self,
@@ -379,22 +399,39 @@ class Shard:
             # Redis has lost its scripts (SCRIPT FLUSH, a restart); EVAL also teaches it anew.
             self._call(connection, [call], under_way, ("EVAL", SCRIPT), asking=asking)
             return
-        under_way[0] -= 1
-        if not under_way[0]:
-            self._in_flight -= 1
-        found = read(reply, call.requests)
-        if found is not None:
-            self._succeeded(call, found)
-            each, at_us = iter(found.outcomes), found.at_us
+        self._landed(under_way, 1)
+        try:
+            found = read(reply, call.requests)
+            if found is not None:
+                self._succeeded(call, found)
+                each, at_us = iter(found.outcomes), found.at_us
+                for part, places in call.places:
+                    if found.late:
+                        _answer_one_by_one(part, places, each, at_us)
+                    else:
+                        part.answered(places, each, at_us)
+            else:
+                self._refused(connection, call, reply)
+        except Exception as error:
+            # Nobody knows whose the outcomes are that are left.
+            self._bugs.note("a reply from Redis could not be handled", error)
             for part, places in call.places:
-                if found.late:
-                    _answer_one_by_one(part, places, each, at_us)
-                else:
-                    part.answered(places, each, at_us)
-        else:
-            self._refused(connection, call, reply)
+                self._fail(part, places, "internal")
         if self._queue and not self._sending:
             self._send()
+
+    def _landed(self, under_way: list[int], count: int) -> None:
+        """So many calls of those sent at once have a reply, or none will come."""
+        under_way[0] -= count
+        if not under_way[0]:
+            self._in_flight -= 1
+
+    def _fail(self, part: Part, places: Sequence[int], reason: str) -> None:
+        """Tells a part that it gets no answer; if that fails too, its deadline ends it."""
+        try:
+            part.failed(places, reason)
+        except Exception as error:
+            self._bugs.note("hits could not be decided without Redis", error)
 
     def _refused(self, connection: Connection, call: _Call, reply: Reply) -> None:
         """The call has an error, or none that could be read, or no reply at all."""
@@ -462,6 +499,9 @@ class Shard:
                 reason = str(error)
             except TimeoutError:
                 reason = f"Redis at {self._place} does not answer"
+            except Exception as error:
+                self._bugs.note(f"Redis at {self._place} cannot be connected to", error)
+                reason = f"Redis at {self._place} cannot be connected to: see the log"
             else:
                 log.info("connected to Redis at %s", address)
                 wait, since = first, self._loop.time()
@@ -470,6 +510,9 @@ class Shard:
                 following = asyncio.create_task(self._follow(connection, address))
                 try:
                     await self._look_after(connection)
+                except Exception as error:
+                    self._bugs.note(f"Redis at {self._place} is not looked after", error)
+                    connection.close("the service failed: see its log")
                 finally:
                     following.cancel()
                 self._connection = None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import Clock, elapsed_us
 from ratelimit_service.health import Health
 from ratelimit_service.model import SECOND_US, Hit
@@ -60,6 +61,7 @@ class RedisStore:
         """
         self._timeout_us = timeout_us
         self._counters = counters
+        self._bugs = Bugs()
         self._loop = asyncio.get_running_loop()
         setup = Setup(timeout_us, counters, health, clock=clock)
         self._first = _topology(url, setup)
@@ -149,7 +151,10 @@ class RedisStore:
         waiting, now = self._waiting, elapsed_us()
         while waiting and (waiting[0][2].over or waiting[0][0] <= now):
             _, _, charge = heapq.heappop(waiting)
-            if not charge.over:
+            try:
                 charge.expire()
+            except Exception as error:
+                self._bugs.note("hits without an answer could not be decided", error)
+                charge.abandon()
         if waiting:
             self._wait_until(waiting[0][0], now)

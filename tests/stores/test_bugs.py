@@ -1,0 +1,145 @@
+"""A fault of ours on the way to Redis or back: it costs its own hits an answer, nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service.health import Health
+from ratelimit_service.model import FailurePolicy, Hit
+from ratelimit_service.observer import Counters
+from ratelimit_service.stores import Outcomes
+from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis.part import Errand
+from tests.servers.cluster import RedisCluster
+from tests.servers.redis import RedisServer
+from tests.stores.cases import MINUTE, charged, hit
+
+Store = tuple[RedisStore, Counters]
+
+
+@pytest.fixture(params=["one", "ring", "cluster"])
+async def store(
+    request: pytest.FixtureRequest, redis_server: RedisServer, tmp_path: Path
+) -> AsyncIterator[Store]:
+    url = redis_server.url
+    redis_server.flush()
+    if request.param == "ring":
+        url = str(request.getfixturevalue("ring_url"))
+    elif request.param == "cluster":
+        cluster: RedisCluster = request.getfixturevalue("redis_cluster")
+        cluster.flush()
+        url = cluster.url
+    counters = Counters()
+    store = RedisStore(url, 200_000, counters, Health())
+    await store.start()
+    yield store, counters
+    await store.close()
+
+
+def steady(key: str = "a") -> Hit:
+    return hit(key=key, limit=1_000, window_us=600 * MINUTE)
+
+
+UNPACKABLE = steady()._replace(addend=1 << 40)
+UNKNOWN = steady()._replace(measure=steady().measure._replace(algorithm="none"))
+
+
+@pytest.mark.parametrize("bad", [UNPACKABLE, UNKNOWN], ids=["unpackable", "unknown algorithm"])
+async def test_hits_that_cannot_be_sent(store: Store, bad: Hit) -> None:
+    """Hits that cannot be sent have no outcome, at once; however many, others are counted on."""
+    found, counters = store
+
+    for _ in range(10):
+        assert await charged(found, [[bad]]) == [[None]]
+
+    answers = [await charged(found, [[steady(str(key))]]) for key in range(20)]
+    assert [outcome.left for ((outcome,),) in answers if outcome] == [999] * 20
+    assert counters.store_errors == {"internal": 10}
+
+
+async def test_caller_that_cannot_tell_whether_it_waits(store: Store) -> None:
+    """A fault in what the caller is asked before sending costs its own requests only."""
+    found, _ = store
+    told: list[list[Outcomes]] = []
+
+    def wanted(_: int) -> bool:
+        raise KeyError("no stream")
+
+    for _ in range(3):
+        found.charge([[steady()]], told.append, wanted)
+        assert (await charged(found, [[steady("b")]]))[0] != [None]
+
+    assert told == [[[None]]] * 3
+
+
+async def test_caller_that_fails_with_its_answer(store: Store) -> None:
+    """Whoever fails with their outcomes is told once; others get theirs from the same reply."""
+    found, _ = store
+    told: list[list[Outcomes]] = []
+
+    def done(outcomes: list[Outcomes]) -> None:
+        told.append(outcomes)
+        raise KeyError("no stream")
+
+    for _ in range(5):
+        found.charge([[steady()]], done)
+        found.charge([[steady("b")]], done)
+        await charged(found, [[steady("c")]])
+
+    async with asyncio.timeout(5):
+        while len(told) < 10:
+            await asyncio.sleep(0)
+    assert (await charged(found, [[steady("c")]]))[0] != [None]
+    assert all(shard.available for shard in found.shards)
+    assert len(told) == 10
+
+
+class Failing(Errand):
+    """What is given back by somebody who fails with what comes of it."""
+
+    def __init__(self, requests: Sequence[Sequence[Hit]]) -> None:
+        super().__init__(requests)
+        self.asked = 0
+
+    def answered(self, places: Sequence[int], found: Iterator[Outcomes], _at_us: int) -> None:
+        self.asked += 1
+        raise KeyError("no errand")
+
+
+async def test_fault_in_handling_a_reply(store: Store) -> None:
+    """After a fault in handling a reply the same connection answers the next charges."""
+    found, _ = store
+    (shard, *_) = found.shards
+    connection = shard._connection
+    part = Failing([[steady()]])
+
+    for number in range(5):
+        shard.charge(part)
+        part.sent = 0
+        async with asyncio.timeout(5):
+            while part.asked <= number:
+                await asyncio.sleep(0)
+        assert (await charged(found, [[steady("b")]]))[0] != [None]
+
+    assert shard._connection is connection
+
+
+async def test_fault_in_deciding_without_redis(own_redis: RedisServer) -> None:
+    """What can be decided neither with Redis nor without is answered at its deadline, once."""
+    store = RedisStore(own_redis.url, 50_000, Counters(), Health())
+    await store.start()
+    bad = UNKNOWN._replace(policy=FailurePolicy.LOCAL)
+
+    told: list[list[Outcomes]] = []
+    store.charge([[bad]], told.append)
+    async with asyncio.timeout(5):
+        while not told:
+            await asyncio.sleep(0)
+
+    assert (await charged(store, [[steady()]]))[0] != [None]
+    assert told == [[[None]]]
+    await store.close()
