@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import unquote
 
 import hpack
 import pytest
@@ -228,6 +230,31 @@ def test_cancelled_call() -> None:
 
     assert events == [Cancelled(1)]
     assert [kind for kind, *_ in client.said()] == [FrameType.SETTINGS]
+
+
+def zipped(client: Client, packed: bytes) -> tuple[list[tuple[int, bytes]], str]:
+    """What comes of a call with a compressed message: the messages handed on, and the refusal."""
+    call = client.headers([("grpc-encoding", "gzip")])
+    payload = b"\1" + len(packed).to_bytes(4, "big") + packed
+    call += frames.frame(FrameType.DATA, END_STREAM, client.stream_id, payload)
+    handed_on = messages(client.connection.receive(call))
+    decoder = hpack.Decoder()
+    said = [payload for kind, _, _, payload in client.said() if kind == FrameType.HEADERS]
+    trailers = dict(decoder.decode(said[0])) if said else {}
+    return handed_on, unquote(str(trailers.get("grpc-message", "")))
+
+
+def test_gzip() -> None:
+    """A compressed message is one whole gzip member and nothing else."""
+    whole, client = gzip.compress(b"a message " * 100), Client()
+
+    assert zipped(client, whole) == ([(1, b"a message " * 100)], "")
+    for size in (0, 5, len(whole) // 2, len(whole) - 8, len(whole) - 1):
+        assert zipped(client, whole[:size]) == ([], "the message's gzip is cut short")
+    for rest in (b"\0", b"garbage", whole):
+        assert zipped(client, whole + rest) == ([], "the message has bytes after its gzip")
+    assert zipped(client, b"no gzip")[1].startswith("the message is no gzip")
+    assert not client.connection.closing
 
 
 def test_more_streams_than_announced() -> None:

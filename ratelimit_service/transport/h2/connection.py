@@ -64,6 +64,9 @@ _CALLS_WORTH: Final = 10
 
 _CLOSED_REMEMBERED: Final = 256
 
+_GZIP: Final = 31
+"""zlib's word for a gzip header and trailer around deflated bytes."""
+
 _PING: Final = b"are you?"
 _LAST_CALL: Final = b"lastcall"
 
@@ -698,12 +701,23 @@ class Connection:
             text = "a compressed message needs grpc-encoding gzip"
             self.finish(stream_id, StatusCode.INTERNAL, text)
             return None
+        unzipping = zlib.decompressobj(_GZIP)
         try:
             # One byte more than is allowed is enough to be refused by whoever decides.
-            return zlib.decompressobj(31).decompress(message, MAX_MESSAGE_BYTES + 1)
+            unpacked = unzipping.decompress(message, MAX_MESSAGE_BYTES + 1)
         except zlib.error as error:
             self.finish(stream_id, StatusCode.INTERNAL, f"the message is no gzip: {error}")
             return None
+        if len(unpacked) <= MAX_MESSAGE_BYTES:
+            problem = ""
+            if not unzipping.eof:
+                problem = "the message's gzip is cut short"
+            elif unzipping.unused_data:
+                problem = "the message has bytes after its gzip"
+            if problem:
+                self.finish(stream_id, StatusCode.INTERNAL, problem)
+                return None
+        return unpacked
 
     def _window_update(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
