@@ -358,19 +358,29 @@ def test_header_bomb() -> None:
 
 
 def test_graceful_end() -> None:
-    """Calls that are under way when the end is told are served, and then the connection closes."""
+    """Calls that are under way when the end is told are served, and then the connection closes.
+
+    A client that has the notice may still have calls in a queue, so it is asked twice.
+    """
     client = Client()
-    client.connection.receive(client.headers() + client.data())
-    client.connection.shut_down()
-    pings = [payload for kind, _, _, payload in client.said() if kind == FrameType.PING]
+
+    def pings() -> list[bytes]:
+        return [payload for kind, _, _, payload in client.said() if kind == FrameType.PING]
 
     client.connection.receive(client.headers() + client.data())
-    client.connection.receive(frames.ping(pings[0], ack=True))
+    client.connection.shut_down()
+    (first,) = pings()
+    client.connection.receive(client.headers() + client.data())
+    client.connection.receive(frames.ping(first, ack=True))
+    (second,) = pings()
+    queued = client.connection.receive(client.headers() + client.data())
+    client.connection.receive(frames.ping(second, ack=True))
     late = client.connection.receive(client.headers() + client.data())
-    for stream_id in (1, 3):
+    for stream_id in (1, 3, 5):
         assert not client.connection.closing
         client.connection.answer(stream_id, b"")
 
+    assert messages(queued) == [(5, b"body")]
     assert late == []
     assert client.connection.closing
 

@@ -203,12 +203,14 @@ async def test_windows_that_stay_shut() -> None:
 
 
 async def test_old_connection() -> None:
-    """A connection above the age is ended gracefully: notice, last call, end."""
+    """A connection above the age is ended gracefully: notice, last call, last round, end."""
     ends = Ends()
 
     assert ends.look(5, max_age=10) == []
     assert ends.look(11, max_age=10) == [FrameType.GOAWAY, FrameType.PING]
     ends.protocol.data_received(frames.ping(b"lastcall", ack=True))
+    assert ends.wire.kinds() == [FrameType.PING]
+    ends.protocol.data_received(frames.ping(b"all over", ack=True))
     assert ends.wire.kinds() == [FrameType.GOAWAY]
     assert ends.wire.closed
 

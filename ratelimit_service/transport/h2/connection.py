@@ -69,6 +69,7 @@ _GZIP: Final = 31
 
 _PING: Final = b"are you?"
 _LAST_CALL: Final = b"lastcall"
+_LAST_ROUND: Final = b"all over"
 
 _OK_HEADERS: Final = b"\x88" + literal(b"content-type", b"application/grpc")
 _OK_TRAILERS: Final = literal(b"grpc-status", b"0")
@@ -345,8 +346,10 @@ class Connection:
     def shut_down(self) -> None:
         """Tells the client to open no more streams here; those that are open are finished.
 
-        In two steps (RFC 9113, section 6.8): streams that were under way when the first notice
-        went out are still served; the answer to a ping says when there can be no more of them.
+        In steps (RFC 9113, section 6.8): streams that were under way when the first notice went
+        out are still served. The answer to a ping says that the client has the notice. Some clients
+        have streams in a queue of their own then (tonic), so a second round follows before the
+        connection takes no more.
         """
         if not self._going_away:
             self._going_away = True
@@ -762,6 +765,8 @@ class Connection:
         if not flags & ACK:
             self._output.append(frames.ping(payload, ack=True))
         elif payload == _LAST_CALL and self._going_away:
+            self._output.append(frames.ping(_LAST_ROUND, ack=False))
+        elif payload == _LAST_ROUND and self._going_away:
             self._last_accepted = self._last_stream_id
             self._output.append(frames.goaway(self._last_stream_id, ErrorCode.NO_ERROR))
             self._close_if_done()
