@@ -240,8 +240,8 @@ def zipped(client: Client, packed: bytes) -> tuple[list[tuple[int, bytes]], str]
     handed_on = messages(client.connection.receive(call))
     decoder = hpack.Decoder()
     said = [payload for kind, _, _, payload in client.said() if kind == FrameType.HEADERS]
-    trailers = dict(decoder.decode(said[0])) if said else {}
-    return handed_on, unquote(str(trailers.get("grpc-message", "")))
+    trailers = dict(decoder.decode(said[0], raw=True)) if said else {}
+    return handed_on, unquote(trailers.get(b"grpc-message", b"").decode())
 
 
 def test_gzip() -> None:
