@@ -5,9 +5,8 @@ What must not live here: how hits are judged (`algorithms`) and how keys look (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
-from itertools import islice
 from typing import Final
 
 from ratelimit_service.algorithms import ALGORITHMS, State, settle
@@ -37,6 +36,12 @@ _MOST_OUT: Final = 8
 
 _SLACK_US: Final = 1_000_000
 """How long a counter that is over is kept at least, for clocks that step back; as in Redis."""
+
+_NO_SHARE: Final = 2.0
+"""More than any share that a counter can have used."""
+
+_LEAST_SHARE: Final = 2.0**-64
+"""Less than any hit is of its limit, but not nothing."""
 
 _CROWDED_US: Final = 60_000_000
 """How long health speaks of a live counter put out."""
@@ -126,10 +131,10 @@ class MemoryStore:
             self._crowded_until_us = 0
             self._health.recover("store")
         outcomes = [self._charge(hits, now) for hits in requests]
-        for _ in range(_MOST_OUT):
+        for _ in range(max(_MOST_OUT, self._size - self._max_counters)):
             if self._size + self._bulk <= self._max_counters:
                 break
-            self._evict(now)
+            self._evict(now, ())
         done(outcomes)
 
     def _charge(self, hits: Sequence[Hit], now: int) -> Outcomes:
@@ -207,15 +212,28 @@ class MemoryStore:
 
     def _settle(self, hits: Sequence[Hit], now: int) -> Outcomes:
         steps, changes = settle(hits, self.state, now)
+        spared: set[bytes] = set()
+        crammed = False
         for key, (hit, step) in changes.items():
-            if step.state is not None:
-                counter = self._table(key).get(key)
-                if counter is None:
-                    self._insert(key, _Counter(step.state, hit.measure), now)
-                else:
-                    self._bulk += _bulk(step.state) - _bulk(counter.get())
-                    counter.set(step.state)
-                    counter.measure = hit.measure
+            if step.state is None:
+                continue
+            table = self._table(key)
+            counter = table.get(key)
+            if counter is not None:
+                self._bulk += _bulk(step.state) - _bulk(counter.get())
+                counter.set(step.state)
+                counter.measure = hit.measure
+                continue
+            if self._size + self._bulk < self._max_counters:
+                self._sweep(table, now)
+            elif not crammed:
+                # The request's own counters do not make room for each other: if there are no
+                # others, the store holds more until the batch is done.
+                spared = spared or {hit[0] for hit in hits}
+                crammed = not self._evict(now, spared)
+            table[key] = _Counter(step.state, hit.measure)
+            self._size += 1
+            self._bulk += _bulk(step.state)
         damaged = [hit.key for hit, step in zip(hits, steps, strict=True) if step.damaged]
         if damaged:
             self._damage.note(len(damaged), damaged[0])
@@ -229,39 +247,37 @@ class MemoryStore:
     def _table(self, key: bytes) -> _Table:
         return self._tables[hash(key) & len(self._tables) - 1]
 
-    def _insert(self, key: bytes, counter: _Counter, now: int) -> None:
-        """Takes in a new counter; for a full store, in another's place."""
-        table = self._table(key)
-        if self._size + self._bulk >= self._max_counters:
-            self._evict(now)
-        else:
-            self._sweep(table, now)
-        self._size += 1
-        self._bulk += _bulk(counter.get())
-        table[key] = counter
-
-    def _evict(self, now: int) -> None:
-        """Puts out one of the oldest counters of the next table that has any."""
+    def _evict(self, now: int, spared: Container[bytes]) -> bool:
+        """Puts out one of a few old counters; False if all counters are to be spared."""
         tables = self._tables
-        while not tables[self._hand]:
+        for _ in range(len(tables)):
+            table = tables[self._hand]
             self._hand = (self._hand + 1) % len(tables)
-        table = tables[self._hand]
-        self._hand = (self._hand + 1) % len(tables)
-        old = list(islice(table.items(), _SAMPLE))
-        victim, used = min(
-            ((key, _share_used(counter, now)) for key, counter in old), key=lambda pair: pair[1]
-        )
-        for key, counter in old:
-            # What stays goes to the back, or the same few heavy counters would be
-            # looked at for ever and every newer one put out in their stead.
-            del table[key]
-            if key != victim:
-                table[key] = counter
-            else:
-                self._bulk -= _bulk(counter.get())
+            victim, least, looked_at, kept = b"", _NO_SHARE, 0, []
+            for key, counter in table.items():
+                kept.append(key)
+                if key in spared:
+                    continue
+                used = _share_used(counter, now)
+                if used < least:
+                    victim, least = key, used
+                looked_at += 1
+                if looked_at == _SAMPLE:
+                    break
+            # What stays goes to the back, or the same few heavy counters would be looked at for
+            # ever and every newer one put out in their stead.
+            for key in kept:
+                table[key] = table.pop(key)
+            if looked_at:
+                self._put_out(table, victim, now, live=least > 0)
+                return True
+        return False
+
+    def _put_out(self, table: _Table, key: bytes, now: int, *, live: bool) -> None:
+        self._bulk -= _bulk(table.pop(key).get())
         self._size -= 1
-        self._counters.evictions["live" if used else "expired"] += 1
-        if used:
+        self._counters.evictions["live" if live else "expired"] += 1
+        if live:
             self._crowded_until_us = now + _CROWDED_US
             self._health.degrade(
                 "store",
@@ -270,12 +286,16 @@ class MemoryStore:
             )
 
     def _sweep(self, table: _Table, now: int) -> None:
-        """Drops the oldest counter of a table if it is over, so that dead ones do not pile up."""
+        """Drops the oldest counter of a table if it is over, so that dead ones do not pile up.
+
+        What was counted now is never over: it still counts, or lies in the future, a moment ago.
+        """
         then = now - _SLACK_US
         for key in table:
             counter = table.pop(key)
-            peek = _CHARGE[counter.measure[0]](counter.get(), then, 0, counter.measure, False, b"")
-            if peek.left < counter.measure.limit:
+            measure = counter.measure
+            peek = _CHARGE[measure[0]](counter.get(), then, 0, measure, False, b"")
+            if peek.left < measure[1] or not peek.passed or peek.damaged:
                 table[key] = counter
             else:
                 self._size -= 1
@@ -289,7 +309,13 @@ def _bulk(state: State | None) -> int:
 
 
 def _share_used(counter: _Counter, now: int) -> float:
-    """How much of its limit a counter has used up, 0 to 1; 0 is as good as no counter at all."""
+    """How much of its limit a counter has used up, 0 to 1; 0 is as good as no counter at all.
+
+    A state from so far in the future that it counts for nothing now is neither: it will count
+    again if the clock goes back to where it was.
+    """
     limit = counter.measure.limit
     peek = _CHARGE[counter.measure[0]](counter.get(), now, 0, counter.measure, False, b"")
-    return (limit - peek.left) / limit if limit else 0.0
+    if peek.damaged:
+        return _LEAST_SHARE
+    return (limit - peek.left) / limit if peek.passed and limit else float(not peek.passed)

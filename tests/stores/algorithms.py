@@ -40,6 +40,19 @@ UTC_MONTH = Limit(2, Unit.MONTH, anchor=Calendar(Unit.MONTH))
 UTC_YEAR = Limit(2, Unit.YEAR, anchor=Calendar(Unit.YEAR))
 MONDAY_WEEK = Limit(2, Unit.WEEK, anchor=Calendar(Unit.WEEK))
 SUNDAY_WEEK = Limit(2, Unit.WEEK, anchor=Calendar(Unit.WEEK, week_start=6))
+BRIEF_PARTS = PARTS._replace(buckets=2)
+EVERY_ALGORITHM = [
+    Limit(5, Unit.MINUTE),
+    FIRST_HIT,
+    UTC_MONTH,
+    SLIDING,
+    PARTS,
+    LOG,
+    TOKENS,
+    STEPPED,
+    METER,
+    LEASES,
+]
 
 
 def hit(

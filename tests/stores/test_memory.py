@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ratelimit_service.health import Health
-from ratelimit_service.model import Hit, Limit, Unit
+from ratelimit_service.model import Calendar, Hit, Limit, Unit
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores.memory import MemoryStore
 from tests.stores import algorithms
@@ -116,3 +118,84 @@ async def test_old_counters_are_swept_by_new_ones(clock: Time) -> None:
 
     assert len(store) == 50
     assert counters.evictions == {}
+
+
+BRIEF = [
+    limit._replace(unit=unit, multiplier=1)
+    for limit in (*algorithms.EVERY_ALGORITHM, algorithms.BRIEF_PARTS)
+    for unit in (Unit.SECOND, Unit.MINUTE)
+    if not isinstance(limit.anchor, Calendar)
+]
+
+
+@pytest.mark.parametrize("stepped_back", [False, True], ids=["now", "a window ago"])
+@pytest.mark.parametrize("limit", BRIEF, ids=lambda limit: str(limit.measure.counts))
+async def test_new_counters_leave_a_live_one_alone(
+    clock: Time, limit: Limit, stepped_back: bool
+) -> None:
+    """No number of new keys frees a counter that still counts, also if the clock steps back."""
+    store, _, _ = small_store(clock, 2_000)
+    one = algorithms.hit(limit, limit.capacity, lease=b"lease--1")
+    await fill(store, one)
+    if stepped_back:
+        clock.now_us -= limit.window_us - 1
+
+    await fill(store, *(hit(key=f"new{number}") for number in range(1_000)))
+
+    ((outcome,),) = await charged(store, [[algorithms.hit(limit, lease=b"lease--2")]])
+    assert outcome is not None
+    assert outcome.over
+
+
+async def test_what_is_over_the_limit_of_zero_stays_so(clock: Time) -> None:
+    """New keys do not free a counter whose limit is 0 and whose denied hits count."""
+    store, _, _ = small_store(clock, 1_000)
+    await fill(store, hit(3, limit=0, count_denied=True))
+
+    await fill(store, *(hit(key=f"new{number}") for number in range(500)))
+
+    ((outcome,),) = await charged(store, [[hit(0, limit=0)]])
+    assert outcome is not None
+    assert outcome.over
+
+
+@pytest.mark.parametrize("max_counters", [60, 5_000], ids=["full", "roomy"])
+async def test_a_bucket_beside_new_keys_admits_no_more(clock: Time, max_counters: int) -> None:
+    """A bucket of 100 a second admits 400 in three seconds, whatever keys come beside it."""
+    store, _, _ = small_store(clock, max_counters)
+    one = algorithms.hit(Limit(100, Unit.SECOND, algorithm="token_bucket"))
+    admitted = 0
+    for number in range(3_000):
+        ((outcome,), _) = await charged(store, [[one], [hit(key=f"new{number}", limit=100)]])
+        admitted += outcome is not None and not outcome.over
+        clock.now_us += SECOND // 1_000
+
+    assert admitted <= 400
+
+
+async def test_a_denied_request_of_new_keys_leaves_nothing(clock: Time) -> None:
+    """What is new in a request that its last hit denies is taken back, whatever its algorithm."""
+    store, _, _ = small_store(clock, 1_000)
+    limits = [limit for limit in BRIEF if limit.unit is Unit.SECOND]
+    await fill(store, hit(5, key="full"))
+
+    for number in range(100):
+        new = [algorithms.hit(limit, key=f"{number}") for limit in limits]
+        (outcomes,) = await charged(store, [[*new, hit(key="full")]])
+        assert [outcome.charged for outcome in outcomes if outcome] == [0] * (len(limits) + 1)
+
+    assert len(store) == 1
+
+
+@pytest.mark.parametrize("max_counters", [1, 8])
+async def test_a_request_puts_out_none_of_its_own(clock: Time, max_counters: int) -> None:
+    """New counters of a request in a full store do not take the place of its others."""
+    store, counters, _ = small_store(clock, max_counters)
+    await fill(store, hit(key="old"))
+    request = [hit(key=f"k{number}") for number in range(7)] + [hit(key="old")]
+
+    (outcomes,) = await charged(store, [[*request, *request]])
+
+    assert [outcome.left for outcome in outcomes if outcome] == [4] * 7 + [3] + [3] * 7 + [2]
+    assert len(store) == max_counters
+    assert counters.evictions == ({"live": 7} if max_counters == 1 else {})

@@ -160,7 +160,10 @@ async def test_foreign_value_counts_as_new(
     redis_store: RedisStore, redis_server: RedisServer, clock: Time, value: bytes
 ) -> None:
     """What is no state of an algorithm's in its key is replaced, and denies nobody."""
-    full = [algorithms.hit(limit, limit.capacity, lease=b"lease--1") for limit in EVERY_ALGORITHM]
+    full = [
+        algorithms.hit(limit, limit.capacity, lease=b"lease--1")
+        for limit in algorithms.EVERY_ALGORITHM
+    ]
     client = redis.Redis.from_url(redis_server.url)
     for one in full:
         client.set(one.key, value)
@@ -172,21 +175,9 @@ async def test_foreign_value_counts_as_new(
     assert [outcome.over for (outcome,) in second if outcome] == [True] * len(full)
 
 
-EVERY_ALGORITHM = [
-    Limit(5, Unit.MINUTE),
-    algorithms.FIRST_HIT,
-    algorithms.UTC_MONTH,
-    algorithms.SLIDING,
-    algorithms.PARTS,
-    algorithms.LOG,
-    algorithms.TOKENS,
-    algorithms.STEPPED,
-    algorithms.METER,
-    algorithms.LEASES,
-]
-
-
-@pytest.mark.parametrize("limit", EVERY_ALGORITHM, ids=lambda limit: str(limit.measure.counts))
+@pytest.mark.parametrize(
+    "limit", algorithms.EVERY_ALGORITHM, ids=lambda limit: str(limit.measure.counts)
+)
 async def test_every_counter_expires(
     redis_store: RedisStore, redis_server: RedisServer, limit: Limit
 ) -> None:
