@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ratelimit_service.observer import Tallies
-from ratelimit_service.rules.problem import Problem, did_you_mean
+from ratelimit_service.rules.problem import Problem, did_you_mean, quoted
 from ratelimit_service.rules.schema import RuleFile, parse
 from ratelimit_service.rules.tree import Domain, Level, Node, path_text, walk
 
@@ -122,5 +122,5 @@ def _unknown_targets(nodes: Iterable[Node]) -> Iterator[Problem]:
     names = {name for rule in rules for name in rule.names}
     for rule in rules:
         for name in sorted(rule.replaces - names):
-            message = f"no rule of this domain is named {name!r}{did_you_mean(name, names)}"
+            message = f"no rule of this domain is named {quoted(name)}{did_you_mean(name, names)}"
             yield Problem(rule.source, rule.path, message, "replaces", tolerated=True)

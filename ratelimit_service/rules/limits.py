@@ -23,7 +23,7 @@ from ratelimit_service.model import (
     Limit,
     Unit,
 )
-from ratelimit_service.rules.problem import did_you_mean
+from ratelimit_service.rules.problem import did_you_mean, quoted
 from ratelimit_service.rules.reader import Fields, listed
 
 __all__ = ["LIMIT_KEYS", "limit_name", "read_limit"]
@@ -105,7 +105,7 @@ def limit_name(fields: Fields) -> str:
         fields.report(
             "name",
             "name is shown in headers: use printable ASCII without quotes and backslashes; "
-            f"callers see {shown!r}",
+            f"callers see {quoted(shown)}",
             value="name",
             tolerated=True,
         )
@@ -128,7 +128,7 @@ def read_limit(fields: Fields, around: Fields, key: str | None) -> Limit | None:
         _check_unlimited(fields)
         return None
     algorithm = fields.one_of("algorithm", ALGORITHMS, "fixed_window")
-    if algorithm == (fields.raw("algorithm").lower() or algorithm):  # else that is said already
+    if not fields.given("algorithm") or algorithm == fields.raw("algorithm").lower():
         _check_algorithm(fields, algorithm)
     if not fields.given("unit") and not fields.given("window"):
         missing("unit", f"unit is missing: allowed are {listed(_UNITS)}; or window, as in 90s")
@@ -198,8 +198,8 @@ def _window(fields: Fields) -> _Window:
     if not length_us:
         fields.report(
             "window",
-            f"window {fields.raw('window')!r} is none: write a number above 0 with s, m, h, d or "
-            "w, as in 90s, at most 285 years",
+            f"window {quoted(fields.raw('window'))} is none: write a number above 0 with s, m, h, "
+            "d or w, as in 90s, at most 285 years",
             value="window",
         )
         return _Window(Unit.SECOND, 1)
@@ -245,7 +245,7 @@ def _time_zone(fields: Fields) -> str:
         ZoneInfo(name)
     except (LookupError, ValueError, OSError):  # a directory of the database is an OSError
         hint = did_you_mean(name, available_timezones())
-        message = f"time_zone {name!r} is unknown: write a name such as Europe/Berlin{hint}"
+        message = f"time_zone {quoted(name)} is unknown: write a name such as Europe/Berlin{hint}"
         fields.report("time_zone", message, value="time_zone")
         return "UTC"
     return name
@@ -258,8 +258,8 @@ def _max_wait_us(fields: Fields) -> int:
     if not wait_us:
         fields.report(
             "max_wait",
-            f"max_wait {fields.raw('max_wait')!r} is none: write a number above 0 with ms, s, m, "
-            "h, d or w, as in 500ms",
+            f"max_wait {quoted(fields.raw('max_wait'))} is none: write a number above 0 with ms, "
+            "s, m, h, d or w, as in 500ms",
             value="max_wait",
         )
     return wait_us
@@ -271,9 +271,8 @@ def _soft_ppm(fields: Fields) -> int:
     found = _PERCENT.fullmatch(fields.text("soft"))
     ppm = int(found[1]) * 10_000 + int((found[2] or "").ljust(4, "0")) if found else 0
     if not 0 < ppm <= 1_000_000:
-        message = (
-            f"soft {fields.raw('soft')!r} is none: write a part of the limit up to 100%, as 10%"
-        )
+        text = quoted(fields.raw("soft"))
+        message = f"soft {text} is none: write a part of the limit up to 100%, as 10%"
         fields.report("soft", message, value="soft")
         return 0
     return ppm

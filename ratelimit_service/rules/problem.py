@@ -11,7 +11,10 @@ from ratelimit_service.rules.tree import Source
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Problem", "did_you_mean"]
+__all__ = ["Problem", "did_you_mean", "quoted"]
+
+_MAX_QUOTED = 60
+"""Characters of a file's text that a message repeats."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -37,6 +40,11 @@ class Problem:
     def __str__(self) -> str:
         place = f"{self.path}: " if self.path else ""
         return f"{self.source}: {place}{self.message} [{self.kind}]"
+
+
+def quoted(text: str) -> str:
+    """Text of a file for a message: in quotes, what is not printable escaped, not too long."""
+    return repr(text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…")
 
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:

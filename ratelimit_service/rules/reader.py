@@ -13,7 +13,7 @@ from typing import NamedTuple, Never
 import yaml
 
 from ratelimit_service.model import MAX_ADDEND
-from ratelimit_service.rules.problem import Problem, did_you_mean
+from ratelimit_service.rules.problem import Problem, did_you_mean, quoted
 from ratelimit_service.rules.tree import Source, path_text
 
 __all__ = ["Fields", "Path", "Reader", "Unreadable", "listed"]
@@ -24,8 +24,12 @@ _MAX_DEPTH = 100
 _MAX_VALUES = 2_000_000
 """The most values read in a file, so that nested aliases cannot multiply for ever."""
 
+_MAX_DIGITS = 64
+"""The longest text that is read as a number: reading one takes the square of its length."""
+
 _TAG = "tag:yaml.org,2002:"
 _TRUE = {"yes", "true", "on"}
+_FALSE = {"no", "false", "off"}
 
 Path = tuple[tuple[str, str], ...]
 """A place in the tree of rules: the keys and values from the top."""
@@ -241,10 +245,10 @@ class Fields:
         """A boolean of YAML 1.1, without quotes."""
         if not self.given(name):
             return False
-        if self._pairs[name].value.tag != f"{_TAG}bool":
+        switch = _switch(self._pairs[name].value)
+        if switch is None:
             self.report("type", f"{name} must be true or false, without quotes", value=name)
-            return False
-        return self.raw(name).lower() in _TRUE
+        return switch is True
 
     def number(self, name: str, least: int, most: int = MAX_ADDEND) -> int:
         """An integer of YAML 1.1 from `least` to `most`, without quotes; `least` if missing."""
@@ -259,11 +263,13 @@ class Fields:
 
     def one_of(self, name: str, allowed: Collection[str], default: str) -> str:
         """One of the allowed words, whatever the case of its letters."""
+        if not self.given(name):
+            return default
         word = self.raw(name).lower()
-        if not self.given(name) or word in allowed:
-            return word or default
+        if word in allowed:
+            return word
         hint = did_you_mean(word, allowed)
-        message = f"{name} {word!r} is unknown: allowed are {listed(allowed)}{hint}"
+        message = f"{name} {quoted(word)} is unknown: allowed are {listed(allowed)}{hint}"
         self.report(name, message, value=name)
         return default
 
@@ -311,14 +317,16 @@ class Fields:
             return [self._plain(item, depth + 1) for item in node.value]
         if node.tag == f"{_TAG}null":
             return None
-        if node.tag == f"{_TAG}bool":
-            return _raw(node).lower() in _TRUE
+        switch = _switch(node)
+        if switch is not None:
+            return switch
         number = _number(node)
-        if number is None:
-            return _raw(node)
-        if not math.isfinite(number):
-            self._reader.report(node, self.path, "type", "numbers in metadata must be finite")
-        return float(number)
+        if number is not None and math.isfinite(number):
+            return float(number)
+        if node.tag in _NUMBERS:
+            message = f"numbers in metadata must be finite, of at most {_MAX_DIGITS} characters"
+            self._reader.report(node, self.path, "type", message)
+        return _raw(node)
 
     def _report_key(self, key: yaml.Node, name: str, allowed: Sequence[str]) -> None:
         if name in self._places:
@@ -326,7 +334,7 @@ class Fields:
             self._reader.report(key, self.path, "misplaced_key", message, tolerated=True)
         else:
             hint = did_you_mean(name, allowed)
-            message = f"{name!r} is no key: allowed are {listed(allowed)}{hint}"
+            message = f"{quoted(name)} is no key: allowed are {listed(allowed)}{hint}"
             self._reader.report(key, self.path, "unknown_key", message)
 
 
@@ -334,15 +342,30 @@ def _raw(node: yaml.Node) -> str:
     return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
 
 
+_NUMBERS = (f"{_TAG}int", f"{_TAG}float")
+
+
 def _number(node: yaml.Node) -> int | float | None:
-    """A number as YAML 1.1 reads it; None if it is none."""
-    if not isinstance(node, yaml.ScalarNode):
+    """A number as YAML 1.1 reads it; None if it is none, whatever its tag says."""
+    if not isinstance(node, yaml.ScalarNode) or len(node.value) > _MAX_DIGITS:
         return None
-    if node.tag == f"{_TAG}int":
-        return int(yaml.SafeLoader("").construct_yaml_int(node))
-    if node.tag == f"{_TAG}float":
-        return float(yaml.SafeLoader("").construct_yaml_float(node))
+    constructor = yaml.SafeLoader("")
+    try:
+        if node.tag == f"{_TAG}int":
+            return int(constructor.construct_yaml_int(node))
+        if node.tag == f"{_TAG}float":
+            return float(constructor.construct_yaml_float(node))
+    except (ValueError, IndexError):  # 0x_ looks like a number; a tag may stand before anything
+        return None
     return None
+
+
+def _switch(node: yaml.Node) -> bool | None:
+    """A boolean as YAML 1.1 reads it; None if it is none, whatever its tag says."""
+    word = _raw(node).lower()
+    if node.tag != f"{_TAG}bool" or word not in _TRUE | _FALSE:
+        return None
+    return word in _TRUE
 
 
 def _entry(item: yaml.Node) -> tuple[str, str]:

@@ -7,14 +7,16 @@ and looking things up live in `load` and `match`.
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from ratelimit_service.model import FailurePolicy, Limit
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.limits import LIMIT_KEYS, limit_name, read_limit
-from ratelimit_service.rules.problem import Problem
+from ratelimit_service.rules.problem import Problem, quoted
 from ratelimit_service.rules.reader import Fields, Reader, Unreadable
 from ratelimit_service.rules.tree import Level, Node, Pattern, Rule, Source, path_text
 
@@ -96,10 +98,24 @@ def parse(
         shard_by = _shard_by(root)
         nodes = _Language(domain, tallies).descriptors(root)
     except Unreadable:
-        guess = _DOMAIN_LINE.search(data)
-        domain = guess[1].decode("utf-8", "replace").strip() if guess else ""
-        nodes = ()
+        domain, nodes = _guessed_domain(data), ()
+    except Exception as error:  # one file never takes the others down
+        domain, nodes = _guessed_domain(data), ()
+        reader.problems.append(_fault(name, error))
     return RuleFile(name, domain, nodes, tuple(reader.problems), shard_by)
+
+
+def _guessed_domain(data: bytes) -> str:
+    guess = _DOMAIN_LINE.search(data)
+    return guess[1].decode("utf-8", "replace").strip() if guess else ""
+
+
+def _fault(name: str, error: Exception) -> Problem:
+    """What is said of a fault of ours: where it lies, for its mend."""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(at.filename).name}:{at.lineno}"
+    message = f"a fault in reading this file, please report it: {place}: {quoted(repr(error))}"
+    return Problem(Source(name), "", message, "internal")
 
 
 def _shard_by(root: Fields) -> ShardBy | None:
@@ -176,7 +192,7 @@ class _Language:
             domain=self._domain,
             path=path,
             limits=_limits(descriptor, key, mappings),
-            names=frozenset(name for each in mappings if (name := each.raw("name"))),
+            names=frozenset(each.raw("name") for each in mappings if each.given("name")) - {""},
             replaces=frozenset().union(*map(_replaces, mappings)),
             shadow_mode=descriptor.switch("shadow_mode"),
             quota_mode=descriptor.switch("quota_mode"),
@@ -226,13 +242,13 @@ def _report_idle(fields: Fields) -> None:
 
 def _replaces(fields: Fields) -> frozenset[str]:
     names = set()
-    own = fields.raw("name")
+    own = fields.raw("name") if fields.given("name") else ""
     for item in fields.items("replaces", _REPLACES_KEYS, deeper=False):
         name = item.text("name")
         if not name:
             item.report("replaces", "write each replaced rule as - name: …")
         elif name == own:
-            item.report("replaces", f"{name!r} cannot replace itself")
+            item.report("replaces", f"{quoted(name)} cannot replace itself")
         else:
             names.add(name)
     return frozenset(names)
