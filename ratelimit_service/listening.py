@@ -8,15 +8,32 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ratelimit_service.errors import TransportError
 from ratelimit_service.settings import split_address, unix_path
 
-__all__ = ["BACKLOG", "listen", "port_of", "unlink"]
+__all__ = ["BACKLOG", "check_free", "listen", "port_of", "unlink"]
 
 BACKLOG = 1_024
 """Connections that may wait to be taken; the system's net.core.somaxconn may allow fewer."""
+
+
+def check_free(address: str, kind: str) -> None:
+    """Raises TransportError, as `listen` would, if the port cannot be opened now; opens none.
+
+    So a start fails before anything is begun. Nobody is let in before there is somebody to
+    serve, and a Unix socket that a dead process has left stays where it is.
+    """
+    path = unix_path(address)
+    with _told(address, kind):
+        if path is not None:
+            _is_stale(path)
+            return
+        for each in _bound(*split_address(address)):
+            each.close()
 
 
 def listen(address: str, kind: str) -> list[socket.socket]:
@@ -26,10 +43,17 @@ def listen(address: str, kind: str) -> list[socket.socket]:
     TransportError if it cannot be opened.
     """
     path = unix_path(address)
-    try:
+    with _told(address, kind):
         if path is not None:
             return [_listen_unix(path)]
         return _listen_tcp(*split_address(address))
+
+
+@contextmanager
+def _told(address: str, kind: str) -> Iterator[None]:
+    """Makes of the system's word one for the user."""
+    try:
+        yield
     except OSError as error:
         raise TransportError(
             f"cannot open the {kind} port {address}: {error.strerror or error}; "
@@ -51,6 +75,19 @@ def unlink(sockets: list[socket.socket]) -> None:
 
 
 def _listen_tcp(host: str, port: int) -> list[socket.socket]:
+    opened = _bound(host, port)
+    try:
+        for each in opened:
+            each.listen(BACKLOG)
+    except OSError:
+        for each in opened:
+            each.close()
+        raise
+    return opened
+
+
+def _bound(host: str, port: int) -> list[socket.socket]:
+    """Sockets on all addresses of the host that do not listen yet."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     places = list(dict.fromkeys((family, place) for family, _, _, _, place in found))
     opened: list[socket.socket] = []
@@ -64,7 +101,6 @@ def _listen_tcp(host: str, port: int) -> list[socket.socket]:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
             taken = opened[0].getsockname()[1] or port
             listener.bind((place[0], taken, *place[2:]))
-            listener.listen(BACKLOG)
             listener.setblocking(False)
     except OSError:
         for each in opened:
@@ -74,7 +110,8 @@ def _listen_tcp(host: str, port: int) -> list[socket.socket]:
 
 
 def _listen_unix(path: str) -> socket.socket:
-    _check_free(path)
+    if _is_stale(path):
+        Path(path).unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(path)
@@ -86,17 +123,19 @@ def _listen_unix(path: str) -> socket.socket:
     return listener
 
 
-def _check_free(path: str) -> None:
-    """Raises OSError if somebody listens there, or it is no socket; a stale socket is replaced."""
+def _is_stale(path: str) -> bool:
+    """Whether a dead process has left a socket there.
+
+    Raises OSError if somebody listens there, or what is there is no socket.
+    """
     place = Path(path)
     if not place.exists():
-        return
+        return False
     if not place.is_socket():
         raise FileExistsError(errno.EEXIST, "there is a file that is no socket")
     with socket.socket(socket.AF_UNIX) as client:
         try:
             client.connect(path)
         except ConnectionRefusedError:
-            place.unlink()
-            return
+            return True
     raise OSError(errno.EADDRINUSE, "somebody else listens there")

@@ -27,6 +27,8 @@ __all__ = ["serve_alone"]
 async def serve_alone(settings: Settings) -> int:
     """Serves until a signal ends it; returns the exit code."""
     tls = TLS.of(settings)
+    listening.check_free(settings.http, "HTTP")
+    listening.check_free(settings.grpc, "gRPC")
     counters, health = Counters(), Health()
     rules = Rules(settings.rules, counters=counters, health=health, strict=settings.strict_rules)
     await asyncio.to_thread(rules.load)

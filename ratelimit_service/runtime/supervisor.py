@@ -124,7 +124,9 @@ class _Supervisor:
         return 0
 
     async def _start(self) -> None:
-        """Reads the rules, starts the workers, then opens the ports."""
+        """Reads the rules, starts the workers, then opens the ports, which were free before."""
+        listening.check_free(self._settings.http, "HTTP")
+        listening.check_free(self._settings.grpc, "gRPC")
         await self._load_rules()
         await self._workers.start()
         try:

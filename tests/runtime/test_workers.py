@@ -479,19 +479,45 @@ def test_worker_of_another_version(start: Start, own_redis: RedisServer, install
     assert {worker["version"] for worker in processes(service)["workers"]} == {"7.1"}
 
 
-def test_start_that_fails(own_redis: RedisServer, tmp_path: Path) -> None:
-    """What keeps workers or ports from starting is one line and exit code 2; nothing is left."""
+@pytest.mark.parametrize("flag", ["--grpc", "--http"])
+@pytest.mark.parametrize("transport", ["h2", "grpcio"])
+def test_port_that_is_taken(
+    own_redis: RedisServer, tmp_path: Path, flag: str, transport: str
+) -> None:
+    """A port that is taken is all that is said, before any worker serves; nothing is left."""
     (tmp_path / "edge.yaml").write_text(RULES % 2)
-    port = str(own_redis.port)
-    rules = str(tmp_path / "edge.yaml")
-    command = [COMMAND, "serve", "--rules", rules, "--store", own_redis.url]
-    command += ["--grpc", f"127.0.0.1:{port}", "--http", "127.0.0.1:0", "--log-level", "error"]
+    taken = f"127.0.0.1:{own_redis.port}"
+    command = [COMMAND, "serve", "--rules", str(tmp_path), "--store", own_redis.url]
+    command += ["--transport", transport]
+    for each in ("--grpc", "--http"):
+        command += [each, taken if each == flag else "127.0.0.1:0"]
 
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
 
+    kind = {"--grpc": "gRPC", "--http": "HTTP"}[flag]
     assert done.returncode == 2
-    assert done.stderr.startswith(f"ratelimit: cannot open the gRPC port 127.0.0.1:{port}: ")
+    assert done.stderr == (
+        f"ratelimit: cannot open the {kind} port {taken}: Address already in use; "
+        f"choose another with {flag} HOST:PORT\n"
+    )
+
+
+def test_unix_socket_that_is_taken(start: Start, own_redis: RedisServer, tmp_path: Path) -> None:
+    """A second service on a Unix socket ends, and the first one keeps it."""
+    address = f"unix:{tmp_path / 'grpc.sock'}"
+    flags = ["--store", own_redis.url, "--workers", "1", "--grpc", address]
+    start(*flags)
+    command = [COMMAND, "serve", "--rules", str(tmp_path / "rules"), "--http", "127.0.0.1:0"]
+
+    done = subprocess.run(
+        [*command, *flags], capture_output=True, text=True, check=False, timeout=30
+    )
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"ratelimit: cannot open the gRPC port {address}: ")
     assert done.stderr.count("\n") == 1
+    with Client(address) as client:
+        assert ask(client) is Code.OK
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR2])
