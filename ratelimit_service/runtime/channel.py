@@ -59,7 +59,7 @@ class Kind(IntEnum):
     DECIDED = 13
     """From a worker: the number of what was asked, a status code, and the answer or reason."""
     LEAVING = 14
-    """From a worker that was told to end by somebody else: it takes no connections any more."""
+    """From a worker that was told to end by somebody else: it does once another serves."""
 
 
 Received = Callable[[int, bytes], None]

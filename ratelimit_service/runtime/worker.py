@@ -48,9 +48,6 @@ _REPORT_SECONDS = 5.0
 _REPORTED_AT_ONCE = 100
 """Series in one message."""
 
-_UNTOLD_SECONDS = 1.0
-"""How long a worker that is to end waits for the supervisor to say so too."""
-
 
 def main() -> None:
     """A worker's process. Arguments: the descriptors for messages and for connections."""
@@ -79,6 +76,8 @@ class _Worker:
         """How to end, and how long it may take."""
         self._service: Service | None = None
         self._server: H2Server | None = None
+        self._asked = False
+        """Whether somebody else than the supervisor told us to end."""
         self._taken = 0
         self._telling = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -163,9 +162,15 @@ class _Worker:
         self._end(Phase.DRAINING, settings.grace_us)
 
     def _asked_to_end(self, grace_us: int) -> None:
-        """SIGTERM for this process alone, or for all: the supervisor knows."""
+        """SIGTERM: the supervisor knows whether for this process alone, and says when to end.
+
+        That is once another serves in our place, however long it takes to start. A second
+        SIGTERM does not wait for that.
+        """
+        if self._asked:
+            self._end(Phase.LEAVING, grace_us)
+        self._asked = True
         self._channel.send(Kind.LEAVING)
-        self._loop.call_later(_UNTOLD_SECONDS, self._end, Phase.LEAVING, grace_us)
 
     def _end(self, phase: Phase, grace_us: int) -> None:
         if not self._told.done():

@@ -68,7 +68,10 @@ class WorkerProcess:
         self.ready = asyncio.Event()
         self.ended = asyncio.Event()
         """Also set once it is known that it will not be ready."""
+        self.outgoing = False
+        """Whether somebody told it to end: it serves until another does in its place."""
         self.leaving = False
+        """Whether we have told it to end: it serves nobody new."""
         self.why: Literal["died", "hung", "replaced"] = "died"
         """What its end will have been."""
         self.failure = ""
@@ -157,7 +160,7 @@ class WorkerProcess:
             "worker": self.number,
             "pid": self.pid,
             "version": self.version,
-            "state": "leaving" if self.leaving else starting_or_serving,
+            "state": "leaving" if self.leaving or self.outgoing else starting_or_serving,
             "connections": self.load,
             "seconds": (now_us() - self._started_us) // 1_000_000,
         }

@@ -178,9 +178,14 @@ class Workers:
         return sum(worker.serves for worker in self._all)
 
     def give(self, connection: socket.socket) -> bool:
-        """Hands a connection to the worker with the fewest; tells whether one took it."""
+        """Hands a connection to the worker with the fewest; tells whether one took it.
+
+        One that is silent, or will be replaced, gets some only if there is no other.
+        """
         serving = [worker for worker in self._all if worker.serves]
-        well = [worker for worker in serving if worker.silent < _DOUBTED_BEATS]
+        well = [
+            worker for worker in serving if worker.silent < _DOUBTED_BEATS and not worker.outgoing
+        ]
         for worker in sorted(well or serving, key=lambda worker: worker.load):
             try:
                 send_connection(worker.connections, connection)
@@ -300,11 +305,11 @@ class Workers:
         self._tell_health()
         young = worker.age_us < _YOUNG_SECONDS * 1_000_000
         failures = self._failures[number] = self._failures.get(number, 0) + 1 if young else 0
-        while not self._stopping and not self._is_filled(number):
+        while not self._stopping and not self._successor(number):
             if failures > 1:
                 pause = min(_PAUSE_SECONDS * 2**failures, _LONGEST_PAUSE_SECONDS)
                 await asyncio.sleep(pause)
-                if self._stopping or self._is_filled(number):
+                if self._stopping or self._successor(number):
                     return
             try:
                 new = await self._spawn(number)
@@ -317,8 +322,12 @@ class Workers:
                 log.error("worker %d cannot start: %s", number, new.failure)
             failures = self._failures[number] = max(2, failures + 1)
 
-    def _is_filled(self, number: int) -> bool:
-        return any(each.number == number and not each.leaving for each in self._all)
+    def _successor(self, number: int) -> WorkerProcess | None:
+        """The one that fills a place and is to stay there; it may just be starting."""
+        for worker in self._all:
+            if worker.number == number and not worker.leaving and not worker.outgoing:
+                return worker
+        return None
 
     async def _watch_beats(self) -> None:
         """Counts the beats that each misses. One that is stopped misses them, so do we then."""
@@ -380,14 +389,21 @@ class Workers:
             worker.send(kind, payload)
 
     async def _let_leave(self, worker: WorkerProcess) -> None:
-        """One that somebody else told to end: another takes its place before it does."""
-        if worker.leaving or self._stopping:
+        """One that somebody else told to end serves on until another does in its place."""
+        if worker.leaving or worker.outgoing or self._stopping:
             return
-        worker.leaving, worker.why = True, "replaced"
-        self._changed()
+        worker.outgoing = True
         log.warning("worker %d (pid %d) was told to end", worker.number, worker.pid)
-        await self._start_again(worker)
-        worker.leave(self._settings.grace_us, draining=False)
+        while not self._stopping:
+            successor = self._successor(worker.number)
+            if successor is None:
+                await self._start_again(worker)
+                continue
+            await successor.settled()
+            if successor.serves:
+                worker.why = "replaced"
+                worker.leave(self._settings.grace_us, draining=False)
+                return
 
     def add_counts(self, said: Counts) -> None:
         """Adds what somebody else has counted to what is counted here."""
