@@ -52,6 +52,8 @@ class Built(NamedTuple):
     never_good: frozenset[str]
     contradicting: frozenset[str]
     conflicts: tuple[Problem, ...]
+    rules: dict[str, int]
+    """How many rules each of the domains has."""
 
 
 def build(versions: Iterable[Version], tallies: TalliesOf, *, strict: bool) -> Built:
@@ -90,6 +92,7 @@ def build(versions: Iterable[Version], tallies: TalliesOf, *, strict: bool) -> B
         frozenset(never_good),
         frozenset(contradicting),
         tuple(conflicts),
+        {name: sum(1 for _ in domain.rules) for name, domain in domains.items()},
     )
 
 

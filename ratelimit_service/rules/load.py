@@ -88,6 +88,8 @@ class Rules:
         self._strict = strict
         self._files: dict[str, _File] = {}
         self._conflicts: tuple[Problem, ...] = ()
+        self._sizes: dict[str, int] = {}
+        """How many rules each domain has that is served."""
         self._lock = asyncio.Lock()
         self.book = Rulebook()
 
@@ -121,12 +123,14 @@ class Rules:
         async with self._lock:
             try:
                 versions = await asyncio.to_thread(self._read)
-                if self._changed(versions):
+                if changed := self._changed(versions):
+                    before = self._numbers()
                     built = await build_in_child(
                         versions, self.book.tallies_of, strict=self._strict
                     )
                     # No name for the old snapshot here, or it would outlive its last slice.
                     await self.book.let_go(self._take_over(built, versions))
+                    self._log_reload(changed, before)
                     if self._reloaded is not None:
                         await self._reloaded()
                 else:
@@ -151,10 +155,21 @@ class Rules:
             versions.append(Version(str(path), data, known.good if known else None))
         return versions
 
-    def _changed(self, versions: Sequence[Version]) -> bool:
-        return {version.name: version.newest for version in versions} != {
-            name: file.data for name, file in self._files.items()
-        }
+    def _changed(self, versions: Sequence[Version]) -> int:
+        """How many files have come, gone or changed."""
+        now = {version.name: version.newest for version in versions}
+        before = {name: file.data for name, file in self._files.items()}
+        return sum(now.get(name) != before.get(name) for name in now.keys() | before.keys())
+
+    def _numbers(self) -> tuple[int, int, int]:
+        """Of domains that are served, of their rules, and of problems."""
+        problems = sum(not problem.hint for problem in self._problems())
+        return len(self._sizes), sum(self._sizes.values()), problems
+
+    def _log_reload(self, changed: int, before: tuple[int, int, int]) -> None:
+        numbers = zip(("domains", "rules", "problems"), before, self._numbers(), strict=True)
+        told = ", ".join(f"{noun} {old} -> {new}" for noun, old, new in numbers)
+        log.info("rules reloaded: files changed %d, %s", changed, told)
 
     def _take_over(self, built: Built, versions: Sequence[Version]) -> Snapshot:
         """Lets what was built hold from now on, and says what is new of its problems.
@@ -173,6 +188,10 @@ class Rules:
         self._log(problem for problem in built.conflicts if problem not in self._conflicts)
         self._conflicts = built.conflicts
         domains, unserved = self._served(built)
+        self._sizes = {
+            name: (built.rules if domain is built.domains.get(name) else self._sizes)[name]
+            for name, domain in domains.items()
+        }
         old = self.book.swap(domains, unserved)
         self._counters.rule_loads["error" if self._fatal_problems() else "success"] += 1
         self._tell_health()

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 __all__ = ["configure"]
 
+_OURS = "ratelimit_service"
 _TEXT = "%(asctime)s %(levelname)s %(message)s"
 
 
@@ -34,9 +35,12 @@ class _JSONFormatter(logging.Formatter):
 def configure(level: str, form: str, worker: int = 0) -> None:
     """Sends the log to standard error; `level` is a `logging` name, `form` text or json.
 
-    A worker's lines have its number.
+    A worker's lines have its number. Of the libraries only warnings are logged and what is
+    worse, whatever the level: what they do is told by our own lines.
     """
     handler = logging.StreamHandler()
     text = _TEXT.replace("%(message)s", f"worker {worker}: %(message)s") if worker else _TEXT
     handler.setFormatter(_JSONFormatter(worker) if form == "json" else logging.Formatter(text))
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    ours = logging.getLogger(_OURS)
+    ours.setLevel(level.upper())
+    logging.basicConfig(level=max(logging.WARNING, ours.level), handlers=[handler], force=True)

@@ -22,6 +22,7 @@ from ratelimit_service.limiter import Plan, Stem
 from ratelimit_service.model import FailurePolicy, Hit, Outcome, Request
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.tree import Domain, Snapshot
+from ratelimit_service.service.decisions import DecisionLog
 from ratelimit_service.service.memo import Memo
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import NEVER, Outcomes, Store, Wanted, always, wanted_at
@@ -118,6 +119,7 @@ class Service:
         """Whether any request has taken leases yet."""
         self._domains_logged: set[str] = set()
         self._bugs = Bugs()
+        self._decisions = DecisionLog.if_wanted()
         self._uncounted = 0
         """Requests decided by failure policy since the log last said so."""
         self._uncounted_logged_us: int | None = None
@@ -147,6 +149,8 @@ class Service:
         any more when its turn comes to be sent to the store is not charged, nor is one after the
         deadline: the moment, by `clock.elapsed_us`, at which the callers stop waiting.
         """
+        if self._decisions is not None:
+            done = self._decisions.before(done, bodies)
         batch = _Batch(done, len(bodies), elapsed_us())
         try:
             snapshot = self._snapshot()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -67,6 +68,37 @@ def test_reload_on_change(start: Start, tmp_path: Path) -> None:
 
     wait_until(lambda: "requests_per_unit=3" in service.get("/rlconfig").text, "the new rules")
     assert ask(service.address, 2) == [Code.OK, Code.OVER_LIMIT]
+
+
+@pytest.mark.parametrize("workers", [False, True], ids=["alone", "workers"])
+def test_reload_is_logged(
+    start: Start, own_redis: RedisServer, tmp_path: Path, workers: bool
+) -> None:
+    """A reload is one line with what it has changed, in numbers; libraries log nothing."""
+    flags = ["--store", own_redis.url, "--workers", "2"] if workers else []
+    service = start(*flags, "--log-level", "debug")
+    directory = tmp_path / "rules"
+
+    (directory / "more.yaml").write_text(
+        "domain: more\ndescriptors:\n"
+        "  - {key: a, rate_limit: {unit: day, requests_per_unit: 1}}\n"
+        "  - {key: b, rate_limit: {unit: day, requests_per_unit: 1, replaces: [{name: c}]}}\n"
+    )
+    wait_until(lambda: "rules reloaded" in service.log, "the first reload")
+    (directory / "more.yaml").unlink()
+    wait_until(lambda: service.log.count("rules reloaded") == 2, "the second reload")
+    ask(service.address, 1)
+    wait_until(lambda: "decided OK" in service.log, "the decision")
+
+    log = service.log
+    assert (
+        "INFO rules reloaded: files changed 1, domains 1 -> 2, rules 1 -> 3, problems 0 -> 1" in log
+    )
+    assert (
+        "INFO rules reloaded: files changed 1, domains 2 -> 1, rules 3 -> 1, problems 1 -> 0" in log
+    )
+    assert "edge: user=bob OK, 1 of 2 left" in log
+    assert not re.search("changes? detected|Decod|Adding|hpack|rust", log)
 
 
 def test_reload_on_sighup(start: Start, tmp_path: Path) -> None:

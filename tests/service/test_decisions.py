@@ -1,0 +1,89 @@
+"""The log of decisions at level debug."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service.model import SECOND_US, Request
+from ratelimit_service.service.decisions import LINES_A_SECOND, DecisionLog
+from tests.service.asking import Asking, descriptor
+
+RULES = """
+domain: edge
+descriptors:
+  - {key: user, rate_limit: {unit: day, requests_per_unit: 2}}
+  - {key: free, rate_limit: {unlimited: true}}
+"""
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    name = "ratelimit_service.service.decisions"
+    return [record.getMessage() for record in caplog.records if record.name == name]
+
+
+async def test_decisions_are_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """At level debug each decision is a line: what was asked, and how it ended."""
+    caplog.set_level(logging.DEBUG)
+    asking = Asking(tmp_path, RULES)
+
+    await asking.ask("user=bob", "free=a", "none")
+    await asking.ask("user=bob", hits=9)
+    await asking.answer(Request("edge", ()))
+    await asking.service.decide([b"\xff"])
+
+    first, second, third, fourth = lines(caplog)
+    assert first.startswith("decided OK: edge: user=bob OK, 1 of 2 left, resets in ")
+    assert first.endswith(" s; free=a OK, unlimited; none= OK, not counted")
+    assert second.startswith("decided OVER_LIMIT: edge: user=bob OVER_LIMIT, 0 of 2 left")
+    assert third.startswith("refused, INVALID_ARGUMENT: a request of 6 bytes that cannot be read: ")
+    assert fourth.startswith("refused, INVALID_ARGUMENT: a request of 1 bytes that cannot be read")
+
+
+async def test_callers_cannot_write_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever a caller's text holds, its decision is one short line of plain characters."""
+    caplog.set_level(logging.DEBUG)
+    asking = Asking(tmp_path, RULES)
+    nasty = "a\nERROR all is lost\x1b[2J\x9b2J\u2028\u202e\ud7ff"
+
+    await asking.ask(f"user={nasty}", domain=nasty)
+    await asking.ask(*[f"user={'x' * 1_000}"] * 50)
+
+    assert len(lines(caplog)) == 2
+    for line in lines(caplog):
+        assert line.isprintable()
+        assert line.isascii()
+        assert len(line) < 5_000
+
+
+async def test_lines_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Only so many lines are written a second; how many were left out is told afterwards."""
+    caplog.set_level(logging.DEBUG)
+    asking = Asking(tmp_path, RULES)
+    now = [SECOND_US]
+    asking.service._decisions = DecisionLog(lambda: now[0])
+
+    for _ in range(LINES_A_SECOND + 7):
+        await asking.ask(descriptor("user=bob"))
+    now[0] += SECOND_US
+    await asking.ask(descriptor("user=bob"))
+
+    *first, told, last = lines(caplog)
+    assert len(first) == LINES_A_SECOND
+    assert told == "7 more decisions were not written"
+    assert last.startswith("decided OVER_LIMIT")
+
+
+async def test_decisions_cost_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Above level debug nothing is written, and nothing stands between a decision and its end."""
+    caplog.set_level(logging.INFO)
+    asking = Asking(tmp_path, RULES)
+
+    await asking.ask("user=bob")
+
+    assert lines(caplog) == []
+    assert asking.service._decisions is None
