@@ -9,7 +9,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-compiled run lint format test test-compiled check bench bench-stalls \
-	faults proto tools
+	faults abuse proto tools
 
 help:
 	@echo "make install   $(VENV) with the package and its command, $(BIN)/ratelimit"
@@ -22,6 +22,7 @@ help:
 	@echo "make check     lint and both tests: what a change must pass"
 	@echo "make bench     measure against other servers, in one run (docs/benchmarks.md)"
 	@echo "make faults    break Redis in every way under load, and hold answers against counters"
+	@echo "make abuse     attack it in all known ways beside an honest client, and hold it to bounds"
 	@echo "make bench-stalls   look for whatever holds the process up, and how much memory it takes"
 	@echo "make format    put the code into shape"
 	@echo "make proto     generate ratelimit_service/wire/generated from proto/"
@@ -69,6 +70,9 @@ bench: $(VENV)/.developing $(COMPILED)/.compiled tools
 
 faults: $(VENV)/.developing tools
 	@$(BIN)/python -m benchmarks.faults
+
+abuse: $(VENV)/.developing tools
+	@$(BIN)/python -m benchmarks.abuse $(ARGS)
 
 bench-stalls: $(VENV)/.developing tools
 	@$(BIN)/python -m benchmarks.stalls

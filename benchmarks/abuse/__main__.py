@@ -1,0 +1,361 @@
+"""Attacks one after the other, each on a new service beside an honest client; prints a table.
+
+    .venv/bin/python -m benchmarks.abuse [--seconds S] [--only TEXT] [--on TEXT] [--runs N]
+
+docs/benchmarks.md tells the method. Ends with 1 if a bound is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import trustme
+
+from benchmarks.abuse.attacks import ATTACKS, TLS, Attack
+from benchmarks.run import (
+    COMPILED,
+    LOAD_CORE,
+    RATELIMIT,
+    SERVER_CORE,
+    free_port,
+    resident_bytes,
+    running,
+    told,
+    wait_for,
+)
+from benchmarks.timing import TURN
+
+SECONDS = 4.0
+LATE_SECONDS = 0.02
+WARM_SECONDS = 1.0
+LOOK_SECONDS = 0.05
+AFTER_SECONDS = 1.0
+"""How long after an attack it may still keep somebody waiting."""
+
+START_SECONDS = 2.0
+"""How long a Python process takes to be ready, on a busy machine."""
+
+MAX_TURN_MS = 5.0
+MAX_GROWTH_BYTES = 256 << 20
+MAX_LOG_BYTES = 65_536
+MAX_STOP_SECONDS = 5.0
+"""Clients being gone, there is nothing to wait for."""
+
+
+class Program(NamedTuple):
+    """What is attacked."""
+
+    name: str
+    command: str
+    redis: bool
+
+
+class Phase(NamedTuple):
+    """What was seen in some seconds: of the honest client, and of the service's processes."""
+
+    calls: int
+    late: int
+    failed: int
+    turns: int
+    """How many were above the bound."""
+    turn_ms: float
+    callback_ms: float
+    cause: str
+
+
+class Result(NamedTuple):
+    """What an attack has come to."""
+
+    control: Phase
+    attacked: Phase
+    grown_bytes: int
+    log_bytes: int
+    stop_seconds: float
+    killed: bool
+    report: dict[str, object]
+
+    @property
+    def late(self) -> int:
+        return max(0, self.attacked.late - self.control.late)
+
+    @property
+    def failed(self) -> int:
+        return max(0, self.attacked.failed - self.control.failed)
+
+
+class Service:
+    """A service that is watched: its processes, their memory, their long turns, its log."""
+
+    def __init__(self, program: Program, attack: Attack, redis_port: int, home: Path) -> None:
+        self.grpc_port, self.http_port = free_port(), free_port()
+        self.turns, self._log = home / "turns", home / "log"
+        self.authority: str | None = None
+        command = [program.command, "serve", "--rules", str(Path(__file__).with_name("rules.yaml"))]
+        command += ["--grpc", f"127.0.0.1:{self.grpc_port}"]
+        command += ["--http", f"127.0.0.1:{self.http_port}", "--log-level", "info"]
+        if program.redis:
+            command += ["--store", f"redis://127.0.0.1:{redis_port}/0", "--workers", "2"]
+            command += ["--store-timeout", "1s"]
+        self._workers = 2 if program.redis else 0
+        if attack.flags == TLS:
+            command += self._certificates(home)
+        environment = {
+            **os.environ,
+            "ABUSE_RECORD": str(self.turns),
+            "PYTHONPATH": str(Path(__file__).with_name("site")),
+        }
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                ["taskset", "-c", SERVER_CORE, *command],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=home,
+            )
+        wait_for(self.grpc_port)
+        wait_for(self.http_port)
+        self.pids = self.processes()
+        for _ in range(200):
+            if len(self.pids) == self._workers + 1:
+                break
+            time.sleep(0.05)
+            self.pids = self.processes()
+
+    def _certificates(self, home: Path) -> list[str]:
+        authority = trustme.CA()
+        made = authority.issue_cert("localhost")
+        cert, key, trusted = home / "cert.pem", home / "key.pem", home / "ca.pem"
+        made.private_key_pem.write_to_path(str(key))
+        cert.write_bytes(b"".join(each.bytes() for each in made.cert_chain_pems))
+        authority.cert_pem.write_to_path(str(trusted))
+        self.authority = str(trusted)
+        return ["--tls-cert", str(cert), "--tls-key", str(key)]
+
+    def processes(self) -> list[int]:
+        """The pids of what serves; of what is attacked this cannot be asked in time."""
+        if not self._workers:
+            return [self.process.pid]
+        url = f"http://127.0.0.1:{self.http_port}/processes"
+        with suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
+            found = json.load(answer)["workers"]
+            return [
+                self.process.pid,
+                *(each["pid"] for each in found if each["state"] == "serving"),
+            ]
+        return []
+
+    def resident(self) -> int:
+        found = 0
+        for pid in self.pids:
+            with suppress(OSError, IndexError):  # gone: others see to that
+                found += resident_bytes(pid)
+        return found
+
+    @property
+    def log_bytes(self) -> int:
+        return self._log.stat().st_size
+
+    def lives(self) -> bool:
+        """Whether the processes are those of the start."""
+        if self.process.poll() is not None:
+            return False
+        return not self._workers or self.processes() == self.pids
+
+    def stop(self) -> float:
+        """Ends it; returns how long that took."""
+        began = time.perf_counter()
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(40)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        return time.perf_counter() - began
+
+
+def attacked(program: Program, name: str, redis_port: int, seconds: float, home: Path) -> Result:
+    """One attack on a new service."""
+    attack = ATTACKS[name]
+    lasts = max(seconds, attack.seconds)
+    service = Service(program, attack, redis_port, home)
+    record = home / "honest"
+    ports = [str(service.grpc_port), str(service.http_port)]
+    trust = ["--authority", service.authority] if service.authority else []
+    module = ["taskset", "-c", LOAD_CORE, sys.executable, "-m"]
+    begins = time.perf_counter() + START_SECONDS + WARM_SECONDS + seconds
+    ends = begins + lasts + AFTER_SECONDS
+    caller = [*module, "benchmarks.abuse.honest", ports[0], *trust]
+    caller += ["--until", str(ends), "--record", str(record)]
+    honest = subprocess.Popen(caller)
+    attacking = [*module, "benchmarks.abuse.attacks", name, *ports, *trust]
+    attacking += ["--begins", str(begins), "--seconds", str(lasts)]
+    # The attacker must not take from the honest client what the service is to be blamed for.
+    attacker = subprocess.Popen(["nice", "-n", "10", *attacking], stdout=subprocess.PIPE)
+    memory: list[tuple[float, int]] = []
+    logged = 0
+    while (now := time.perf_counter()) < ends:
+        memory.append((now, service.resident()))
+        if now < begins:
+            logged = service.log_bytes
+        time.sleep(LOOK_SECONDS)
+    said, _ = attacker.communicate(timeout=60)
+    honest.wait(60)
+    killed = not service.lives()
+    log_bytes = service.log_bytes - logged
+    stop_seconds = service.stop()
+    answers = pickle.loads(record.read_bytes())
+    turns = [json.loads(line) for line in service.turns.read_text().splitlines()]
+    before = [size for when, size in memory if when < begins]
+    after = [size for when, size in memory if when >= begins]
+    # What is late in the control is held against as long an attack, and no shorter one.
+    control = phase(answers, turns, begins - seconds, begins)
+    return Result(
+        control._replace(late=round(control.late * (lasts + AFTER_SECONDS) / seconds)),
+        phase(answers, turns, begins, ends),
+        max(after) - max(before),
+        log_bytes,
+        stop_seconds,
+        killed,
+        json.loads(said) if said else {"ends": {}, "findings": ["no report"], "faults": []},
+    )
+
+
+def phase(
+    answers: list[tuple[float, float, bool]],
+    turns: list[tuple[float, float, float, str]],
+    begins: float,
+    ends: float,
+) -> Phase:
+    """What was seen between two moments."""
+    mine = [each for each in answers if begins <= each[0] < ends]
+    long = [each for each in turns if begins <= each[0] < ends]
+    whole = [each[1] for each in long if each[3] == TURN]
+    parts = [(each[1], each[3]) for each in long if each[3] != TURN]
+    callback_ms, cause = max(parts, default=(0.0, ""))
+    return Phase(
+        len(mine),
+        sum(waited > LATE_SECONDS for _, waited, _ in mine),
+        sum(not answered for _, _, answered in mine),
+        sum(cpu > MAX_TURN_MS for cpu in whole),
+        max(whole, default=0.0),
+        callback_ms,
+        cause,
+    )
+
+
+def broken(attack: Attack, result: Result) -> list[str]:
+    """The bounds that were not held."""
+    found = []
+    if result.late or result.failed:
+        found.append("honest answers")
+    if result.attacked.turns > result.control.turns:
+        found.append("turn")
+    if result.grown_bytes > MAX_GROWTH_BYTES:
+        found.append("memory")
+    if result.log_bytes > MAX_LOG_BYTES:
+        found.append("log")
+    if result.stop_seconds > MAX_STOP_SECONDS:
+        found.append("stop")
+    if result.killed:
+        found.append("killed")
+    ends, faults = result.report["ends"], result.report["faults"]
+    assert isinstance(ends, dict)
+    assert isinstance(faults, list)
+    if attack.kept and set(ends) != {"still open"}:
+        found.append("cut off")
+    if attack.ends and "still open" in ends:
+        found.append("held")
+    return found + faults
+
+
+def row(name: str, result: Result, wrong: list[str]) -> str:
+    """A line of the table."""
+    ends, findings = result.report["ends"], result.report["findings"]
+    assert isinstance(ends, dict)
+    assert isinstance(findings, list)
+    ended = [f"{number:,} times {how}" if number > 1 else how for how, number in ends.items()]
+    if result.killed:
+        ended.append("a process died")
+    cells = [
+        name,
+        f"{result.late}",
+        f"{result.failed}",
+        f"{result.attacked.calls}",
+        f"{result.attacked.turn_ms:.1f} ({result.control.turn_ms:.1f})",
+        f"{result.attacked.callback_ms:.1f} {result.attacked.cause}",
+        f"{result.grown_bytes / 1e6:.0f}",
+        f"{result.log_bytes / 1e3:.0f}",
+        f"{result.stop_seconds:.1f}",
+        ", ".join([*ended, *findings]),
+        ", ".join(wrong) or "held",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+HEAD = """
+| attack | late | failed | of | worst turn, ms of CPU (control) | worst callback | MB grown \
+| KB logged | s to stop | how it ended | bounds |
+|---|---|---|---|---|---|---|---|---|---|---|"""
+
+
+def programs() -> list[Program]:
+    builds = {"interpreted": RATELIMIT}
+    if COMPILED.exists():
+        builds["compiled"] = str(COMPILED)
+    return [
+        Program(f"{build}, {store}", command, store != "memory")
+        for build, command in builds.items()
+        for store in ("memory", "Redis with two workers")
+        if store == "memory" or shutil.which("redis-server")
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="Of an attack at least.")
+    parser.add_argument("--only", default="", help="Attacks with this in their name.")
+    parser.add_argument("--on", default="", help="Programs with this in their name.")
+    parser.add_argument(
+        "--runs", type=int, default=3, help="Tries of an attack to hold its bounds."
+    )
+    arguments = parser.parse_args()
+    failed = 0
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+        redis_port = free_port()
+        if shutil.which("redis-server"):
+            command = ["redis-server", "--port", str(redis_port), "--save", "", "--dir", directory]
+            stack.enter_context(running(LOAD_CORE, command, redis_port))
+        for program in programs():
+            if arguments.on not in program.name:
+                continue
+            print(f"\n{program.name}\n{HEAD}", flush=True)
+            for name, attack in ATTACKS.items():
+                if arguments.only not in name:
+                    continue
+                found: list[tuple[Result, list[str]]] = []
+                while len(found) < arguments.runs and (not found or found[-1][1]):
+                    with tempfile.TemporaryDirectory() as home:
+                        result = attacked(program, name, redis_port, arguments.seconds, Path(home))
+                    found.append((result, broken(attack, result)))
+                best, wrong = min(found, key=lambda each: (len(each[1]), each[0].late))
+                failed += bool(wrong)
+                print(row(name, best, wrong), flush=True)
+    told(f"{failed} attacks broke a bound" if failed else "all bounds were held")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,495 @@
+"""What an attacker does, one function an attack. All of it is bytes; nothing waits for leave.
+
+Run by the driver as a process of its own (`python -m benchmarks.abuse.attacks NAME ...`); prints
+one line of JSON: how its connections ended, and what else it found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gzip
+import json
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+import uvloop
+
+from benchmarks.abuse.wire import DEFAULT_WINDOW, H2, Aim, Wire
+from benchmarks.load import BLOCK, NO_TABLE, body, body_of
+from ratelimit_service.model import Descriptor, Entry, Request
+from ratelimit_service.transport.h2 import frames
+from ratelimit_service.transport.h2.frames import (
+    END_HEADERS,
+    END_STREAM,
+    MAX_FRAME_SIZE,
+    ErrorCode,
+    FrameType,
+    Setting,
+)
+from ratelimit_service.transport.h2.headers import literal
+from ratelimit_service.wire import METHOD, SERVICE, encode_request
+
+Act = Callable[[Aim], Awaitable[None]]
+
+
+class Attack(NamedTuple):
+    """One of them. `seconds` is how long it takes at least to show anything."""
+
+    act: Act
+    seconds: float = 0.0
+    flags: tuple[str, ...] = ()
+    """What the service is started with."""
+    kept: bool = False
+    """Whether the client is honest after all, so that no connection may be ended."""
+    ends: bool = False
+    """Whether every connection must be ended."""
+
+
+MAX_PAGE_BYTES = 16_000_000
+
+ATTACKS: dict[str, Attack] = {}
+TLS = ("--tls",)
+
+
+def attack(
+    name: str,
+    *,
+    seconds: float = 0.0,
+    flags: tuple[str, ...] = (),
+    kept: bool = False,
+    ends: bool = False,
+) -> Callable[[Act], Act]:
+    """Puts a function into the table."""
+
+    def put(act: Act) -> Act:
+        ATTACKS[name] = Attack(act, seconds, flags, kept, ends)
+        return act
+
+    return put
+
+
+# The bytes
+
+
+def head(path: str, *more: tuple[bytes, bytes]) -> bytes:
+    """A header block of a gRPC call."""
+    fields = (
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", path.encode()),
+        (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+        *more,
+    )
+    return NO_TABLE + b"".join(literal(*each) for each in fields)
+
+
+def headers(stream_id: int, block: bytes, *, end: bool = False) -> bytes:
+    """A HEADERS frame."""
+    flags = END_HEADERS | (END_STREAM if end else 0)
+    return frames.frame(FrameType.HEADERS, flags, stream_id, block)
+
+
+def call(stream_id: int, message: bytes, block: bytes = BLOCK) -> bytes:
+    """A whole call of a message that has its prefix."""
+    parts = [headers(stream_id, block)]
+    for at in range(0, len(message), MAX_FRAME_SIZE):
+        last = END_STREAM if at + MAX_FRAME_SIZE >= len(message) else 0
+        part = message[at : at + MAX_FRAME_SIZE]
+        parts.append(frames.frame(FrameType.DATA, last, stream_id, part))
+    return b"".join(parts)
+
+
+def prefixed(message: bytes, *, packed: bool = False) -> bytes:
+    """A message with gRPC's prefix."""
+    return bytes((packed,)) + len(message).to_bytes(4, "big") + message
+
+
+def request(*descriptors: Descriptor) -> bytes:
+    return prefixed(encode_request(Request("bench", descriptors)))
+
+
+async def settled(aim: Aim, **options: int) -> H2:
+    """A connection after its first two calls, from which on header blocks stand for themselves."""
+    wire = await aim.h2(**options)
+    for number in (1, 2):
+        wire.write(call(wire.next_stream(), body(1, 1)))
+        await aim.until_true(lambda number=number: wire.answered >= number)
+    return wire
+
+
+async def flood(aim: Aim, rate: float, make: Callable[[H2], bytes]) -> None:
+    """Writes what `make` makes at such a rate; connects anew when it is thrown out."""
+    wire = await settled(aim)
+    async for number in aim.due(rate):
+        if not wire.open:
+            wire = await settled(aim)
+        wire.write(b"".join(make(wire) for _ in range(min(number, 1_000))))
+        await wire.written()
+
+
+# HTTP/2
+
+
+MANY_SETTINGS = frames.frame(
+    FrameType.SETTINGS,
+    0,
+    0,
+    b"".join(
+        Setting.INITIAL_WINDOW_SIZE.to_bytes(2, "big") + (65_535 + at % 2).to_bytes(4, "big")
+        for at in range(2_730)
+    ),
+)
+
+
+async def many_settings(aim: Aim, rate: float) -> None:
+    """1,000 open streams, and then settings that change the windows of all of them."""
+    wire: Wire | None = None
+    async for _ in aim.due(rate):
+        if wire is None or not wire.open:
+            opened = wire = await settled(aim)
+            wire.write(b"".join(headers(opened.next_stream(), BLOCK) for _ in range(1_000)))
+        wire.write(MANY_SETTINGS)
+        await wire.written()
+
+
+@attack("SETTINGS of 2,730 windows, one a second")
+async def settings_each_second(aim: Aim) -> None:
+    await many_settings(aim, 1)
+
+
+@attack("SETTINGS of 2,730 windows, 200 a second")
+async def settings_sustained(aim: Aim) -> None:
+    await many_settings(aim, 200)
+
+
+@attack("header lists of 16,100 indexed fields, 4 a second")
+async def header_lists(aim: Aim) -> None:
+    # 0x90 is `accept-encoding: gzip, deflate`, a byte each.
+    block = BLOCK + b"\x90" * (MAX_FRAME_SIZE - len(BLOCK))
+    await flood(aim, 4, lambda wire: call(wire.next_stream(), body(1, 1), block))
+
+
+@attack("Huffman paths of 15 KB, 10 a second")
+async def huffman_paths(aim: Aim) -> None:
+    def make(wire: H2) -> bytes:
+        stream_id = wire.next_stream()
+        number = 0
+        for digit in f"{stream_id:08d}":  # 5 bits each: no two paths are alike
+            number = number << 5 | int(digit)
+        path = bytes(15_000) + number.to_bytes(5, "big")
+        coded = b"\x04\xff" + bytes((0x80 | (15_005 - 127) & 0x7F, (15_005 - 127) >> 7)) + path
+        return call(stream_id, body(1, 1), NO_TABLE + b"\x83\x86" + coded)
+
+    await flood(aim, 10, make)
+
+
+@attack("CONTINUATION without end, 20,000 a second")
+async def continuations(aim: Aim) -> None:
+    started: set[H2] = set()
+
+    def make(wire: H2) -> bytes:
+        if wire not in started:
+            started.add(wire)
+            return frames.frame(FrameType.HEADERS, 0, wire.next_stream(), BLOCK)
+        return frames.frame(FrameType.CONTINUATION, 0, wire.stream_id, b"")
+
+    await flood(aim, 20_000, make)
+
+
+@attack("PING, 50,000 a second")
+async def pings(aim: Aim) -> None:
+    await flood(aim, 50_000, lambda _: frames.ping(b"12345678", ack=False))
+
+
+@attack("rapid reset, 20,000 a second")
+async def rapid_reset(aim: Aim) -> None:
+    def make(wire: H2) -> bytes:
+        stream_id = wire.next_stream()
+        return call(stream_id, body(1, 1)) + frames.rst_stream(stream_id, ErrorCode.CANCEL)
+
+    await flood(aim, 20_000, make)
+
+
+@attack("MadeYouReset, 20,000 a second")
+async def made_you_reset(aim: Aim) -> None:
+    malformed = NO_TABLE + literal(b"connection", b"close") + BLOCK[1:]
+
+    def make(wire: H2) -> bytes:
+        stream_id = wire.next_stream()
+        if stream_id % 4 == 1:
+            return headers(stream_id, malformed)
+        more = frames.frame(FrameType.DATA, 0, stream_id, b"more")
+        return call(stream_id, body(1, 1)) + more
+
+    await flood(aim, 20_000, make)
+
+
+@attack("1-byte WINDOW_UPDATE on 900 blocked answers, 1,500 a second")
+async def window_updates(aim: Aim) -> None:
+    wire: H2 | None = None
+    async for number in aim.due(1_500):
+        if wire is None or not wire.open:
+            wire = await blocked(aim)
+        wire.write(frames.window_update(0, 1) * number)
+        await wire.written()
+
+
+async def blocked(aim: Aim) -> H2:
+    """A connection whose window is used up, on which 900 answers wait."""
+    wire = await settled(aim, open_connection=False)
+    size = wire.data_bytes // wire.answered
+    while wire.open and aim.left > 0 and wire.data_bytes + size <= DEFAULT_WINDOW:
+        number = min(200, (DEFAULT_WINDOW - wire.data_bytes) // size)
+        until = wire.answered + number
+        wire.write(b"".join(call(wire.next_stream(), body(1, 1)) for _ in range(number)))
+        await aim.until_true(lambda until=until: wire.answered >= until)
+    wire.write(b"".join(call(wire.next_stream(), body(1, 1)) for _ in range(900)))
+    return wire
+
+
+@attack("a slow reader, 100 bytes a second", seconds=36.0, kept=True)
+async def slow_reader(aim: Aim) -> None:
+    wire = await blocked(aim)
+    async for _ in aim.due(1):
+        wire.write(frames.window_update(0, 100))
+
+
+# Calls that cost
+
+
+@attack("bodies of 60 KB, 200 a second")
+async def large_bodies(aim: Aim) -> None:
+    def make(wire: H2) -> bytes:
+        value = f"{wire.stream_id:08d}" + "x" * 60_000
+        return call(wire.next_stream(), request(Descriptor((Entry("route", value),))))
+
+    await flood(aim, 200, make)
+
+
+@attack("32 calls of 256 descriptors, each second")
+async def many_descriptors(aim: Aim) -> None:
+    def make(wire: H2) -> bytes:
+        first = wire.stream_id << 8
+        keys = [("user", first + number) for number in range(256)]
+        return call(wire.next_stream(), body_of(keys))
+
+    await flood(aim, 1, lambda wire: b"".join(make(wire) for _ in range(32)))
+
+
+@attack("32 calls of 3,200 entries, each second")
+async def many_entries(aim: Aim) -> None:
+    def make(wire: H2) -> bytes:
+        entries = tuple(Entry("route", f"{wire.stream_id + number}") for number in range(3_200))
+        return call(wire.next_stream(), request(Descriptor(entries)))
+
+    await flood(aim, 1, lambda wire: b"".join(make(wire) for _ in range(32)))
+
+
+@attack("gzip messages of 64 KB in 100 bytes, 1,000 a second")
+async def packed(aim: Aim) -> None:
+    message = prefixed(gzip.compress(bytes(65_536), 9), packed=True)
+    block = head(f"/{SERVICE}/{METHOD}", (b"grpc-encoding", b"gzip"))
+    await flood(aim, 1_000, lambda wire: call(wire.next_stream(), message, block))
+
+
+REFLECTION = head("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+
+
+@attack("reflection behind a zero window, 17 MB")
+async def reflection(aim: Aim) -> None:
+    # file_containing_symbol: 44 bytes ask for the file's 4.9 KB.
+    asked = prefixed(b"\x22" + bytes((len(SERVICE),)) + SERVICE.encode())
+    chunk = asked * (MAX_FRAME_SIZE // len(asked))
+    wire = await aim.h2(window=0)
+    streams = [wire.next_stream() for _ in range(10)]
+    wire.write(b"".join(headers(stream_id, REFLECTION) for stream_id in streams))
+    sent, most = 0, 17_000_000
+    rate = most / len(chunk) / max(0.5, aim.left * 0.8)
+    async for number in aim.due(rate):
+        for _ in range(number):
+            stream_id = streams[sent // len(chunk) % len(streams)]
+            if wire.open and sent < most and wire.room(stream_id) >= len(chunk):
+                wire.data(stream_id, chunk)
+                sent += len(chunk)
+        await wire.written()
+    aim.findings.append(f"{sent / 1e6:.1f} MB taken")
+
+
+@attack("10 connections with 1,000 unfinished messages each")
+async def unfinished(aim: Aim) -> None:
+    part = (65_536).to_bytes(5, "big") + bytes(65_000)
+
+    async def one() -> None:
+        wire = await settled(aim)
+        for _ in range(1_000):
+            stream_id = wire.next_stream()
+            wire.write(headers(stream_id, BLOCK))
+            await aim.until_true(lambda: not wire.open or wire.windows[0] > len(part))
+            if not wire.open:
+                break
+            wire.data(stream_id, part)
+            await wire.written()
+
+    await asyncio.wait([asyncio.create_task(one()) for _ in range(10)], timeout=max(0.1, aim.left))
+    await aim.rest()
+
+
+@attack("two bytes of garbage to health, 100 a second", kept=True)
+async def garbage(aim: Aim) -> None:
+    block = head("/grpc.health.v1.Health/Check")
+    await flood(aim, 100, lambda wire: call(wire.next_stream(), prefixed(b"\xff\xff"), block))
+
+
+@attack("two bytes of garbage to reflection, 100 a second", kept=True)
+async def garbage_to_reflection(aim: Aim) -> None:
+    await flood(aim, 100, lambda wire: call(wire.next_stream(), prefixed(b"\xff\xff"), REFLECTION))
+
+
+@attack("paths of 16 KB that answers repeat, 100 a second")
+async def long_answers(aim: Aim) -> None:
+    block = head("/" + "\x7f" * 15_000)
+    await flood(aim, 100, lambda wire: call(wire.next_stream(), body(1, 1), block))
+
+
+# TLS
+
+
+@attack("TLS: connect and go, 500 a second", flags=TLS)
+async def tls_connect(aim: Aim) -> None:
+    made = 0
+    async for number in aim.due(500):
+        for _ in range(number):
+            wire = await aim.raw()
+            if wire.open:
+                wire.abort()
+            made += 1
+        aim.wires.clear()
+    aim.findings.append(f"{made:,} made")
+
+
+@attack("TLS: 300 handshakes of 59 KB without end", seconds=8.0, flags=TLS, ends=True)
+async def tls_slow(aim: Aim) -> None:
+    hello = b"\x01" + (59_000).to_bytes(3, "big") + b"\x03\x03" + bytes(58_000)
+    records = [
+        b"\x16\x03\x01" + len(part).to_bytes(2, "big") + part
+        for part in (hello[at : at + 16_000] for at in range(0, len(hello), 16_000))
+    ]
+    for _ in range(300):
+        wire = await aim.raw()
+        wire.write(b"".join(records))
+    await aim.rest()
+
+
+# HTTP
+
+
+def post(size: int, content: bytes) -> bytes:
+    """A POST that says so many bytes, and sends these."""
+    return (
+        b"POST /json HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % size
+    ) + content
+
+
+@attack("POST /json of 1 MiB, 10 a second")
+async def large_json(aim: Aim) -> None:
+    entry = b'{"entries":[{"key":"route","value":"checkout"}]},'
+    content = b'{"domain":"bench","descriptors":[' + entry * 21_000
+    content = content[:-1] + b"]}"
+    assert len(content) < 1 << 20
+    wires: list[Wire] = []
+    async for number in aim.due(10):
+        for _ in range(number):
+            wire = await aim.raw(http=True)
+            wire.write(post(len(content), content))
+            wires.append(wire)
+    refused = sum(b" 400 " in wire.heard or b" 413 " in wire.heard for wire in wires)
+    aim.findings.append(f"{refused} of {len(wires)} refused")
+
+
+@attack("bodies for /json that end early, 500 a second")
+async def aborted_bodies(aim: Aim) -> None:
+    made = 0
+    async for number in aim.due(500):
+        for _ in range(number):
+            wire = await aim.raw(http=True)
+            wire.write(post(60_000, b"{" + b" " * 20_000))
+            if wire.open:
+                await asyncio.sleep(0)
+                wire.abort()
+            made += 1
+        aim.wires.clear()
+    aim.findings.append(f"{made:,} made")
+
+
+@attack("slow-loris: 300 connections, a header each second", seconds=20.0, ends=True)
+async def slow_loris(aim: Aim) -> None:
+    for _ in range(300):
+        wire = await aim.raw(http=True)
+        wire.write(b"GET /healthcheck HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+    async for _ in aim.due(1):
+        for wire in aim.wires:
+            wire.write(b"X-Slow: yes\r\n")
+
+
+@attack("detailed_metric with values of 60 KB, 200 a second; then /metrics")
+async def detailed_metric(aim: Aim) -> None:
+    wire = await settled(aim)
+    async for number in aim.due(200):
+        if aim.left < 1.0:
+            break
+        for _ in range(number):
+            value = f"{wire.stream_id:08d}" + "x" * 60_000
+            wire.write(call(wire.next_stream(), request(Descriptor((Entry("detail", value),)))))
+        await wire.written()
+        if not wire.open:
+            wire = await settled(aim)
+    page = await aim.raw(http=True)
+    page.write(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+    while page.open and aim.left > -5:
+        await asyncio.sleep(0.01)
+    aim.findings.append(f"a page of {page.taken / 1e6:.1f} MB")
+    if page.taken > MAX_PAGE_BYTES:
+        aim.faults.append("a page without bound")
+
+
+async def act(name: str, aim: Aim) -> dict[str, object]:
+    await asyncio.sleep(max(0.0, aim.begins - time.perf_counter()))
+    async with aim:
+        try:
+            async with asyncio.timeout(max(1.0, aim.left + 6)):
+                await ATTACKS[name].act(aim)
+        except TimeoutError:
+            aim.findings.append("stopped: the service was too slow for it")
+        return aim.report()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name", choices=ATTACKS)
+    parser.add_argument("grpc_port", type=int)
+    parser.add_argument("http_port", type=int)
+    parser.add_argument("--begins", type=float, required=True, help="By time.perf_counter.")
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--authority", help="A file of whom to trust: the port speaks TLS.")
+    arguments = parser.parse_args()
+    context = None
+    if arguments.authority:
+        context = ssl.create_default_context(cafile=arguments.authority)
+        context.set_alpn_protocols(["h2"])
+    aim = Aim(
+        arguments.grpc_port,
+        arguments.http_port,
+        arguments.begins,
+        arguments.begins + arguments.seconds,
+        context,
+    )
+    print(json.dumps(uvloop.run(act(arguments.name, aim))))
+
+
+if __name__ == "__main__":
+    main()
