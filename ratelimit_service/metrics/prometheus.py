@@ -173,7 +173,15 @@ class Metrics:
             "ratelimit_store_errors",
             "Hits that the store gave no answer for.",
             "reason",
-            ("disconnected", "circuit_open", "timeout", "refused", "unknown", "internal"),
+            (
+                "disconnected",
+                "circuit_open",
+                "timeout",
+                "overloaded",
+                "refused",
+                "unknown",
+                "internal",
+            ),
             counters.store_errors,
         )
         yield _counter(

@@ -485,6 +485,48 @@ async def test_unread_replies_are_read_before_a_timer_is_believed(own_redis: Red
     await fixture.store.close()
 
 
+async def test_a_slow_process_is_not_the_servers_fault(own_redis: RedisServer) -> None:
+    """Turns of the loop longer than the timeout make no server sick, however much waits."""
+    fixture = Fixture(own_redis.url, timeout_us=100_000)
+    await fixture.store.start()
+    answers: list[list[Outcomes]] = []
+
+    for _ in range(8):
+        for _ in range(20):  # more than may be under way, so that the last ones are never sent
+            fixture.store.charge([[hit(limit=100_000)] for _ in range(100)], answers.append)
+        time.sleep(0.12)  # noqa: ASYNC251 -- which is to hold everything up
+        for _ in range(4):
+            await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        while len(answers) < 8 * 20:
+            await asyncio.sleep(0.001)
+
+    assert fixture.counters.store_errors["circuit_open"] == 0
+    assert fixture.counters.store_errors["timeout"] == 0
+    assert fixture.counters.store_errors["overloaded"] > 0
+    assert fixture.health.faults == {}
+    assert await fixture.hit() != [None]
+    await fixture.store.close()
+
+
+async def test_a_hung_server_is_found_by_a_slow_process(own_redis: RedisServer) -> None:
+    """A process with long turns of its own still leaves a server alone that does not answer."""
+    fixture = Fixture(own_redis.url, timeout_us=100_000)
+    await fixture.store.start()
+    own_redis.stop()
+
+    for _ in range(14):
+        fixture.store.charge([[hit()]], lambda _: None)
+        time.sleep(0.06)  # noqa: ASYNC251
+        for _ in range(4):
+            await asyncio.sleep(0)
+
+    assert fixture.counters.store_errors["circuit_open"] > 0
+    own_redis.cont()
+    assert await fixture.until(lambda outcomes: outcomes != [None])
+    await fixture.store.close()
+
+
 async def test_callers_deadline(own_redis: RedisServer) -> None:
     """A hung server costs a caller that waits for less no more than that; nothing is charged."""
     fixture = Fixture(own_redis.url)

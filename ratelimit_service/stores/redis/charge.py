@@ -37,6 +37,7 @@ class Charge:
         "counters",
         "deadline_us",
         "done",
+        "hurried",
         "missing",
         "outcomes",
         "over",
@@ -53,8 +54,12 @@ class Charge:
         wanted: Wanted,
         deadline_us: int,
         counters: Counters,
+        *,
+        hurried: bool,
     ) -> None:
+        """`hurried`: the caller waits for less time than a server is given to answer."""
         self.requests = requests
+        self.hurried = hurried
         self.done = done
         self.wanted = wanted
         self.deadline_us = deadline_us
@@ -113,10 +118,13 @@ class Charge:
             self.outcomes = [[None] * len(hits) for hits in self.requests]
             self.settled(self.missing)
 
-    def expire(self) -> None:
-        """Ends the charge: what has no outcome yet gets none."""
+    def expire(self, read_us: int) -> None:
+        """Ends the charge: what has no outcome yet gets none.
+
+        All replies that had come by `read_us` have been read.
+        """
         for part in list(self.parts):
-            part.expire()
+            part.expire(read_us)
         for spread in list(self.spreads):
             spread.finish()
 
@@ -267,8 +275,8 @@ class _Part:
         if count:
             charge.settled(count)
 
-    def expire(self) -> None:
-        """Ends what has no answer; that is the shard's fault only for what was sent, or wanted."""
+    def expire(self, read_us: int) -> None:
+        """Ends what has no answer, and has the shard look whether that is its server's fault."""
         unanswered = [place for place in range(len(self.requests)) if not self._has_answer(place)]
         late: list[int] = []
         unwanted: list[int] = []
@@ -277,8 +285,10 @@ class _Part:
             (late if wanted else unwanted).append(place)
         self.dropped(unwanted)
         if late:
-            self.failed(late, "timeout")
-            self.shard.missed()
+            # Without the server's fault it is ours: there was more to do than time.
+            hurried = self.charge.hurried and late[0] < self.sent
+            self.failed(late, "timeout" if hurried or self.shard.late(read_us) else "overloaded")
+            self.shard.missed(read_us)
 
     def _piece(self, place: int) -> tuple[_Spread, list[int]] | None:
         return self.pieces[place] if self.pieces else None

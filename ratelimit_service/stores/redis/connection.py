@@ -15,10 +15,11 @@ from typing import cast
 import hiredis
 
 from ratelimit_service.bugs import Bugs
+from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import StoreError
 from ratelimit_service.stores.redis.address import Address
 
-__all__ = ["Answered", "Command", "Connection", "Reply", "open_connection"]
+__all__ = ["Answered", "Command", "Connection", "Reply", "all_read", "open_connection"]
 
 Reply = object
 """What hiredis makes of a reply: bytes, int, a list, a ReplyError; None when there was none."""
@@ -41,15 +42,30 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader()
         self._calls: deque[Answered] = deque()
+        self._left: deque[int] = deque()
+        """When the bytes of each pending command left, for those whose bytes have."""
+        self._leaving = 0
+        """Commands written in this turn of the loop: their bytes leave at its end."""
         self._transport: asyncio.WriteTransport | None = None
         self._heard_at = 0.0
         self._bugs = Bugs()
         self.lost: asyncio.Future[str] = self._loop.create_future()
+        self.answered_left_us = 0
+        """When the command that is being answered left, by `elapsed_us`."""
 
     @property
     def silence(self) -> float:
         """Seconds for which calls have been pending without a byte from the server."""
         return self._loop.time() - self._heard_at if self._calls else 0.0
+
+    @property
+    def waiting_since_us(self) -> int | None:
+        """When the oldest pending command left, by `elapsed_us`; None if none is pending."""
+        return self._left[0] if self._left else None
+
+    def forgive(self, seconds: float) -> None:
+        """Takes time off the server's silence in which this process did not listen."""
+        self._heard_at = min(self._heard_at + seconds, self._loop.time())
 
     def send(self, commands: Sequence[Command], answered: Sequence[Answered]) -> None:
         """Sends commands in one write; each one's reply goes to its callback, in order.
@@ -65,6 +81,16 @@ class Connection(asyncio.Protocol):
             self._heard_at = self._loop.time()
         self._calls.extend(answered)
         self._transport.write(packed)
+        if not self._leaving:
+            self._loop.call_soon(self._have_left)
+        self._leaving += len(answered)
+
+    def _have_left(self) -> None:
+        """Notes when bytes left: the loop writes at the end of a turn, however long that was."""
+        now = elapsed_us()
+        for _ in range(self._leaving):
+            self._left.append(now)
+        self._leaving = 0
 
     def call(self, *command: Argument) -> asyncio.Future[Reply]:
         """As `send` of one command, for those that wait."""
@@ -106,6 +132,9 @@ class Connection(asyncio.Protocol):
         if not self._calls:
             self.close("the server sent a reply to no command")
             return
+        if self._leaving and not self._left:
+            self._have_left()
+        self.answered_left_us = self._left.popleft()
         self._tell(self._calls.popleft(), reply)
 
     def _tell(self, answered: Answered, reply: Reply) -> None:
@@ -118,8 +147,20 @@ class Connection(asyncio.Protocol):
     def _end(self, reason: str) -> None:
         if not self.lost.done():
             self.lost.set_result(reason)
+        self._left.clear()
+        self._leaving = 0
         while self._calls:
             self._tell(self._calls.popleft(), None)
+
+
+async def all_read() -> None:
+    """Returns when everything that had come before the call has been read.
+
+    A process that was held up finds its timers due and its replies unread. The loop may run
+    timers before it reads: two rounds on, it has read.
+    """
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
 
 
 async def open_connection(

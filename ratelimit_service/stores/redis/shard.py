@@ -34,6 +34,7 @@ from ratelimit_service.stores.redis.connection import (
     Command,
     Connection,
     Reply,
+    all_read,
     open_connection,
 )
 from ratelimit_service.stores.redis.part import Errand, Part
@@ -81,7 +82,8 @@ _LONGEST_BACK_OFF_SECONDS: Final = 0.5
 """The first and the longest wait between two attempts to connect."""
 
 _SICK_AFTER: Final = 5
-"""So many charges one after the other without an answer in time make a server sick."""
+"""A server is sick when it was found late so often, one time after the other, over at least the
+time that it is given to answer."""
 
 _WELL_AFTER: Final = 3
 """So many pings one after the other that are answered in time make it well."""
@@ -161,7 +163,9 @@ class Shard:
         self._sending = False
         self._in_flight = 0
         self._missed = 0
-        """Charges one after the other that had no answer in time."""
+        """How often, one time after the other, it was found late."""
+        self._missed_first_us = self._missed_last_us = 0
+        """The first and the last of these times."""
         self._sick = False
         """Whether it is left alone until it answers pings."""
         self._alarm: asyncio.Future[str] = self._loop.create_future()
@@ -253,11 +257,27 @@ class Shard:
             return self._clock()
         return now_us() if self._ahead_us is None else elapsed_us() + self._ahead_us
 
-    def missed(self) -> None:
-        """A part of a charge had no answer in time."""
-        self._missed += 1
+    def late(self, read_us: int) -> bool:
+        """Whether the server, and not this process, keeps calls waiting for too long.
+
+        Everything that had come by `read_us` has been read: what left earlier than the timeout
+        before that, and has no reply, has had its time.
+        """
+        since_us = self._connection.waiting_since_us if self._connection else None
+        return since_us is not None and read_us - since_us >= self._timeout_us
+
+    def missed(self, read_us: int) -> None:
+        """A part of a charge had no answer in time. That counts against a server that is late."""
+        if not self.late(read_us):
+            return
+        if not self._missed:
+            self._missed_first_us = read_us
+        if read_us > self._missed_last_us:
+            self._missed += 1
+            self._missed_last_us = read_us
         self._degrade(f"is slower than {self._timeout_us / 1000:g} ms")
-        if self._missed >= _SICK_AFTER and not self._sick:
+        lasted_us = read_us - self._missed_first_us
+        if self._missed >= _SICK_AFTER and lasted_us >= self._timeout_us and not self._sick:
             log.warning("Redis at %s is sick: it is left alone until it answers pings", self._place)
             self._sick = True
             self._raise_alarm()
@@ -298,6 +318,10 @@ class Shard:
         now, size = elapsed_us(), 0
         while self._queue:
             part = self._queue[0]
+            if part.deadline_us <= now:
+                self._queue.popleft()
+                self._fail(part, range(part.sent, len(part.requests)), "overloaded")
+                continue
             try:
                 size = self._take(part, calls, now, size)
             except Exception as error:
@@ -403,6 +427,8 @@ class Shard:
         try:
             found = read(reply, call.requests)
             if found is not None:
+                if connection.answered_left_us + self._timeout_us > self._missed_last_us:
+                    self._missed = 0  # it was not found late with this one
                 self._succeeded(call, found)
                 each, at_us = iter(found.outcomes), found.at_us
                 for part, places in call.places:
@@ -456,8 +482,6 @@ class Shard:
         self._learn(found.at_us, call.sent_us)
         if found.damaged:
             self._damage.note(len(found.damaged), found.damaged[0])
-        if self._missed and not all(part.over for part, _ in call.places):
-            self._missed = 0
         self._calm_down()
 
     def _calm_down(self) -> None:
@@ -551,14 +575,15 @@ class Shard:
             self._beat(connection)
             await self._hand_back()
             alarm = self._alarm = self._loop.create_future()
+            started = self._loop.time()
             await asyncio.wait(
                 [connection.lost, alarm],
                 timeout=BEAT_SECONDS,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            if connection.silence > _HUNG_SECONDS:
-                connection.close(f"no reply for {connection.silence:.1f} s")
-            elif self._sick and not connection.lost.done():
+            connection.forgive(max(0.0, self._loop.time() - started - BEAT_SECONDS))
+            await self._give_up_if_hung(connection)
+            if self._sick and not connection.lost.done():
                 await self._nurse(connection)
 
     async def _follow(self, connection: Connection, address: Address) -> None:
@@ -590,21 +615,28 @@ class Shard:
         async for requests, left_us in slowly(self._local.hand_back(self.processes, at_us)):
             self.charge(Errand(requests, deadline_us=now + left_us))
 
+    async def _give_up_if_hung(self, connection: Connection) -> None:
+        """Closes a connection on which calls have been pending in silence for too long."""
+        if connection.silence > _HUNG_SECONDS:
+            await all_read()
+        if connection.silence > _HUNG_SECONDS and not connection.lost.done():
+            connection.close(f"no reply for {connection.silence:.1f} s")
+
     async def _nurse(self, connection: Connection) -> None:
         """Pings a sick server until it is well; gives a silent one up."""
         answered = 0
         while answered < _WELL_AFTER and not connection.lost.done():
-            if connection.silence > _HUNG_SECONDS:
-                connection.close(f"no reply for {connection.silence:.1f} s")
-                return
-            sent_us = elapsed_us()
             ping = connection.call("PING")
-            await asyncio.wait([ping], timeout=_PING_SECONDS)
-            if ping.done() and elapsed_us() - sent_us <= self._timeout_us:
+            await asyncio.wait([ping], timeout=min(self._timeout_us / 1_000_000, _PING_SECONDS))
+            if not ping.done():
+                await all_read()
+            if ping.done():
                 answered += 1
                 await asyncio.sleep(_PING_SECONDS)
             else:
                 answered = 0
+                await asyncio.wait([ping], timeout=_PING_SECONDS)
+            await self._give_up_if_hung(connection)
         if not connection.lost.done():
             log.warning("Redis at %s answers pings in time again", self._place)
             self._well(connection)

@@ -110,8 +110,10 @@ class RedisStore:
             done([])
             return
         now = elapsed_us()
-        deadline_us = min(deadline_us, now + self._timeout_us)
-        charge = Charge(requests, done, wanted, deadline_us, self._counters)
+        hurried = deadline_us < now + self._timeout_us
+        if not hurried:
+            deadline_us = now + self._timeout_us
+        charge = Charge(requests, done, wanted, deadline_us, self._counters, hurried=hurried)
         if deadline_us <= now:
             charge.give_up(self._find)
             return
@@ -140,19 +142,17 @@ class RedisStore:
         self._timer = self._loop.call_later(wait, self._rung)
 
     def _rung(self) -> None:
-        # A process that was held up finds its timers due and its replies unread. The loop may
-        # run timers before it reads: two rounds on, what had come by now has been read.
-        call_soon = self._loop.call_soon
-        call_soon(lambda: call_soon(self._expire))
+        # As in `all_read`: two rounds on, what had come by now has been read.
+        self._loop.call_soon(self._loop.call_soon, self._expire, elapsed_us())
 
-    def _expire(self) -> None:
-        """Ends the charges whose time is over."""
+    def _expire(self, read_us: int) -> None:
+        """Ends the charges whose time is over; what had come by `read_us` has been read."""
         self._timer = None
         waiting, now = self._waiting, elapsed_us()
         while waiting and (waiting[0][2].over or waiting[0][0] <= now):
             _, _, charge = heapq.heappop(waiting)
             try:
-                charge.expire()
+                charge.expire(read_us)
             except Exception as error:
                 self._bugs.note("hits without an answer could not be decided", error)
                 charge.abandon()
