@@ -11,13 +11,16 @@ from typing import Final
 
 from ratelimit_service.algorithms import held
 from ratelimit_service.health import Health
-from ratelimit_service.model import Hit, Measure, Mode, Outcome
+from ratelimit_service.model import MAX_ADDEND, Hit, Measure, Mode, Outcome
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores.memory import MemoryStore
 
 __all__ = ["Local"]
 
 _MAX_COUNTERS: Final = 100_000
+
+_UNBOUNDED: Final = frozenset({"fixed_window", "sliding_window"})
+"""Algorithms whose counters can hold more than their limit."""
 
 
 class Local:
@@ -62,12 +65,19 @@ class Local:
         memory, hits = self._memory, self._hits
         self._memory, self._hits = self._empty(), {}
         for hit in hits.values():
-            share = self._share(hit.measure, processes)
+            # A share does not bound what was counted: `count_denied` goes beyond it, and there
+            # were fewer processes, so larger shares, before.
+            most = MAX_ADDEND if hit.measure.algorithm in _UNBOUNDED else hit.measure.limit
             peek = hit._replace(
-                measure=share, addend=0, mode=Mode.SHADOW, refund=False, joined=False, receipt=None
+                measure=self._share(hit.measure, processes)._replace(limit=most),
+                addend=0,
+                mode=Mode.SHADOW,
+                refund=False,
+                joined=False,
+                receipt=None,
             )
             outcome = _settled(memory, peek)
-            used = share.limit - outcome.left
+            used = most - outcome.left
             if used > 0:
                 base = peek._replace(measure=hit.measure, count_denied=True)
                 if hit.measure.algorithm == "concurrency":

@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from ratelimit_service.health import Health
-from ratelimit_service.model import FailurePolicy, Hit, Limit
+from ratelimit_service.model import FailurePolicy, Hit, Limit, Mode, Unit
 from ratelimit_service.observer import Counters
+from ratelimit_service.stores.local import Local
 from ratelimit_service.stores.redis import RedisStore
 from tests.servers.redis import RedisServer
 from tests.stores import algorithms
-from tests.stores.cases import MINUTE, charged
+from tests.stores.cases import MINUTE, T, charged
 from tests.stores.cases import hit as minutely
 
 TIMEOUT_US = 20_000
@@ -105,6 +106,58 @@ async def test_every_algorithm_counts_here_and_hands_back(
 
     await counted(store, one, limit.capacity - 2)
     await store.close()
+
+
+COUNTS_DENIED = [
+    algorithms.FIRST_HIT,
+    algorithms.UTC_MONTH,
+    algorithms.SLIDING._replace(unit=Unit.DAY),
+    algorithms.PARTS,
+]
+
+
+@pytest.mark.parametrize("limit", COUNTS_DENIED, ids=lambda limit: str(limit.measure.counts))
+@pytest.mark.parametrize("mode", [Mode.ENFORCED, Mode.QUOTA])
+async def test_all_that_was_counted_beyond_the_limit_is_handed_back(
+    own_redis: RedisServer, limit: Limit, mode: Mode
+) -> None:
+    """Of what counts although it is denied the store is told all, not only up to the limit."""
+    store = RedisStore(own_redis.url, TIMEOUT_US, Counters(), Health())
+    await store.start()
+    one = algorithms.hit(limit, mode=mode, count_denied=True)
+    one = one._replace(policy=FailurePolicy.LOCAL)
+    own_redis.stop()
+    for _ in range(5):
+        await charged(store, [[one._replace(addend=1_000)]])
+
+    own_redis.cont()
+
+    roomy = one._replace(measure=one.measure._replace(limit=10_000))
+    await counted(store, roomy, 5_000)
+    await store.close()
+
+
+HELD = [
+    algorithms.FIRST_HIT,
+    algorithms.SLIDING,
+    algorithms.PARTS,
+    algorithms.LOG._replace(requests_per_unit=6),
+    algorithms.TOKENS._replace(burst=6),
+    algorithms.METER._replace(burst=6),
+]
+
+
+@pytest.mark.parametrize("limit", HELD, ids=lambda limit: str(limit.measure.counts))
+def test_more_processes_than_when_it_was_counted(limit: Limit) -> None:
+    """What one process counted on the whole limit is handed back whole when others have come."""
+    local = Local(Counters())
+    one = algorithms.hit(limit, limit.capacity)._replace(policy=FailurePolicy.LOCAL)
+    (outcome,) = local.charge([one], 1, T)
+    assert outcome.charged == limit.capacity
+
+    ((requests, _),) = local.hand_back(3, T)
+
+    assert sum(each.addend for (each,) in requests) == limit.capacity
 
 
 async def test_lease_taken_alone_is_given_back_by_its_id(own_redis: RedisServer) -> None:
