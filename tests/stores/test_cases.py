@@ -207,6 +207,28 @@ async def test_a_log_of_denied_hits_stays_bounded(
     assert 65_536 <= redis.Redis.from_url(redis_server.url).strlen(one.key) < 66_000
 
 
+@pytest.mark.parametrize("pair", range(6))
+async def test_quotas_of_several_limits(store: Store, pair: int) -> None:
+    """A quota that is over in one limit still counts in its others, wherever these lie."""
+    leases = LEASES._replace(requests_per_unit=20)
+    taken = hit(leases, key=f"l{pair}", mode=Mode.QUOTA)
+    window = minutely(key=f"w{pair}", limit=11, mode=Mode.QUOTA)._replace(joined=True)
+    others = [minutely(key=f"o{number}", limit=1_000, mode=Mode.QUOTA) for number in range(6)]
+
+    answers = await charged(
+        store,
+        [[taken._replace(lease=b"lease%3d" % number), window, *others] for number in range(20)],
+    )
+
+    assert [[one and (one.over, one.charged) for one in each[:2]] for each in answers] == [
+        *[[(False, 1), (False, 1)]] * 11,
+        *[[(False, 1), (True, 1)]] * 9,
+    ]
+    ((peek,),) = await charged(store, [[taken._replace(addend=0, mode=Mode.SHADOW)]])
+    assert peek is not None
+    assert peek.left == 0
+
+
 async def test_batch_is_settled_in_order(store: Store) -> None:
     """Requests of one batch see each other's charges, in their order."""
     answers = await charged(store, [[minutely(2)], [minutely(2)], [minutely(2)], [minutely(1)]])

@@ -524,14 +524,17 @@ def _denied(hits: Sequence[Hit], outcomes: Outcomes) -> bool:
 
 def _piece(hits: Sequence[Hit], ats: Sequence[int]) -> list[Hit]:
     """Some hits of a request as a request: what it cannot tell alone does not deny it."""
-    piece = [hits[at] for at in ats]
     quotas = {at for at, hit in enumerate(hits) if hit.mode is Mode.QUOTA and not hit.refund}
-    if quotas - set(ats):
-        piece = [hit._replace(mode=Mode.SHADOW) if hit.mode is Mode.QUOTA else hit for hit in piece]
+    if not quotas - set(ats):
+        quotas = set()  # all of them are here, and deny as anywhere
     # What is joined to a hit that lies elsewhere begins a descriptor here.
-    first = 0
+    first, piece = 0, []
     leaders = [first := first if hit.joined else at for at, hit in enumerate(hits)]
-    return [
-        hit._replace(joined=number > 0 and leaders[at] == leaders[ats[number - 1]])
-        for number, (at, hit) in enumerate(zip(ats, piece, strict=True))
-    ]
+    for number, at in enumerate(ats):
+        if at in quotas:
+            # Not joined: a quota's limits count each by itself, those of a shadow rule together.
+            piece.append(hits[at]._replace(mode=Mode.SHADOW, joined=False))
+        else:
+            joined = number > 0 and leaders[at] == leaders[ats[number - 1]]
+            piece.append(hits[at]._replace(joined=joined))
+    return piece
