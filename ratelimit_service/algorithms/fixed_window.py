@@ -2,9 +2,12 @@
 
 Windows begin at the multiples of their length since the Unix epoch, on a calendar, or with the
 first hit after the one before is over. The state is one integer: the window's number modulo
-2^20 above, the count in the low 32 bits. Where the first hit begins the window it is `h`, its
+2^28 above, the count in the low 32 bits. Where the first hit begins the window it is `h`, its
 beginning and the count. `lua/fixed_window.lua` is the same arithmetic; one table of cases runs
 on both. No state is kept here and no time is asked for.
+
+In Redis, whose integers are doubles, numbers are taken modulo 2^20. There a state is gone a
+second after its window. In memory it may lie for longer: 2^28 windows are eight years at least.
 """
 
 from __future__ import annotations
@@ -19,7 +22,10 @@ __all__ = ["charge", "passing", "refund"]
 
 _COUNT_BITS: Final = 32
 _MAX_COUNT: Final = (1 << _COUNT_BITS) - 1
-_NUMBERS: Final = 1 << 20
+_NUMBERS: Final = 1 << 28
+"""So many windows have a number of their own. The state stays below 2^60, which is what CPython
+keeps in two digits, and mypyc in a machine word."""
+
 _FAR_AHEAD: Final = 1 << 10
 """So many windows ahead a state is not damage but from long ago, since numbers wrap."""
 

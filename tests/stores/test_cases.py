@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from ratelimit_service.health import Health
-from ratelimit_service.model import MAX_ADDEND, Hit, Limit, Mode, Receipt, Unit
+from ratelimit_service.model import MAX_ADDEND, Calendar, Hit, Limit, Mode, Receipt, Unit
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores import Outcomes, Store
 from ratelimit_service.stores.memory import MemoryStore
@@ -269,3 +269,29 @@ async def test_any_microsecond_of_this_century(store: Store, clock: Time) -> Non
     (answer,) = await charged(store, [[minutely(5)]])
 
     assert [outcome.over for outcome in answer if outcome] == [False]
+
+
+@pytest.mark.parametrize("idle", [2**20 - 1, 2**20, 2**21, 2**25, 2**28 - 2])
+@pytest.mark.parametrize("window_us", [SECOND, MINUTE])
+async def test_an_idle_counter_never_counts_again(
+    memory: MemoryStore, clock: Time, window_us: int, idle: int
+) -> None:
+    """In memory, where nothing expires by itself, a count is over after any number of windows."""
+    await charged(memory, [[minutely(5, window_us=window_us)]])
+    clock.now_us = T + window_us * idle
+
+    (answer,) = await charged(memory, [[minutely(5, window_us=window_us)]])
+
+    assert answer == [ok(0, 5, window_us)]
+
+
+async def test_an_idle_calendar_never_counts_again(memory: MemoryStore, clock: Time) -> None:
+    """The same holds for a calendar's days."""
+    one = hit(Limit(5, Unit.DAY, anchor=Calendar(Unit.DAY)), 5)
+    await charged(memory, [[one]])
+    clock.now_us += DAY * 2**20
+
+    ((outcome,),) = await charged(memory, [[one]])
+
+    assert outcome is not None
+    assert not outcome.over

@@ -3,7 +3,7 @@
 
 local MAX_COUNT = 4294967295 -- 2^32 - 1
 local COUNTS = 4294967296 -- 2^32
-local NUMBERS = 1048576 -- 2^20
+local NUMBERS = 1048576 -- 2^20: with the count below 2^52, and a state is gone long before that
 local FAR_AHEAD = 1024
 
 local fixed_window = {
