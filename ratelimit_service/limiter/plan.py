@@ -148,7 +148,7 @@ class Planner:
         domain = snapshot.domains.get(request.domain)
         if domain is None:
             terms = _NO_RULE
-            if request.domain in snapshot.unserved:
+            if snapshot.never_loaded(request.domain):
                 terms = Terms(Kind.UNSERVED, policy=settings.failure_policy)
             return [Plan(terms)] * len(request.descriptors)
         matches = [

@@ -103,7 +103,9 @@ def explain(snapshot: Snapshot, domain_name: str, descriptor: Descriptor) -> Exp
     """Tells how a descriptor without a limit of its own walks the rules."""
     domain = snapshot.domains.get(domain_name)
     if domain is None:
-        if domain_name in snapshot.unserved:
+        if not snapshot.domains:
+            why = "no domain is served: no rule file could be read"
+        elif domain_name in snapshot.unserved:
             why = f"domain {domain_name!r} is not served: its rules have errors"
         else:
             known = sorted(snapshot.domains)
@@ -150,6 +152,8 @@ def _why_not(other: Node, entry: Entry, taken: Node | None) -> str:
         return "its pattern does not match"
     if not other.pattern and other.value:
         return "its value differs"
+    if taken and other.pattern and taken.value == entry.value:
+        return "its pattern matches too, but another has exactly this value"
     if taken and other.pattern and taken.pattern:
         return "its pattern matches too, but was declared later"
     return "it is less specific"

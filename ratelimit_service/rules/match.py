@@ -1,7 +1,8 @@
 """Which rule a descriptor meets. Pure, and the same walk for deciding and explaining.
 
-Entry by entry, as envoyproxy/ratelimit: the exact value, else the first pattern declared
-that matches, else the key alone; no turning back, and the last entry's node must hold the rule.
+Entry by entry, as envoyproxy/ratelimit: the exact value (a pattern's text is one too), else the
+first pattern declared that matches, else the key alone; no turning back, and the last entry's
+node must hold the rule.
 """
 
 from __future__ import annotations

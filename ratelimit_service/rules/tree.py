@@ -129,9 +129,8 @@ class Node:
 class Level:
     """The nodes below one node, arranged for look-up: exact, then patterns, then key alone.
 
-    `exact` holds, for each key, its nodes by value; `patterns` those with a `*` in the value, as
-    declared. `nodes` are
-    all of them, as declared.
+    `exact` holds, for each key, its nodes by value as written, a pattern's too; `patterns` those
+    with a `*` in the value, as declared. `nodes` are all of them, as declared.
     """
 
     nodes: tuple[Node, ...]
@@ -162,7 +161,7 @@ class LevelBuilder:
         self._nodes.append(node)
         if node.pattern:
             self._patterns.setdefault(node.key, []).append(node)
-        elif node.value:
+        if node.value:
             self._exact.setdefault(node.key, {})[node.value] = node
         else:
             self._default[node.key] = node
@@ -210,6 +209,13 @@ class Snapshot:
     number: int
     domains: Mapping[str, Domain]
     unserved: frozenset[str] = frozenset()
+
+    def never_loaded(self, domain: str) -> bool:
+        """Whether a domain has no rules because they cannot be read, not because there are none.
+
+        Where no file could be read that holds for every domain: nobody knows what they say.
+        """
+        return domain in self.unserved or not self.domains
 
 
 _PLAIN = frozenset("*-_./:@+~")

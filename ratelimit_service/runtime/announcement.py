@@ -24,7 +24,11 @@ def announce(
         f"ratelimit serves gRPC on {place} and HTTP on port {http_port}{many}",
         f"counters in {redacted(settings.store)}"
         + (f", of seconds in {redacted(settings.second_store)}" if settings.second_store else ""),
-        f"rules from {settings.rules}: {_domains(snapshot.domains) or 'no domain'}",
+        f"rules from {settings.rules}: "
+        + (
+            _domains(snapshot.domains)
+            or f"no domain, so the failure policy decides all: {settings.failure_policy}"
+        ),
     ]
     if snapshot.unserved:
         lines.append(f"NOT served, see the errors above: {_domains(snapshot.unserved)}")

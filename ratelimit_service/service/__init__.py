@@ -240,8 +240,9 @@ class Service:
         """Plans what cannot be planned part by part; the parts may be remembered all the same."""
         plans = self._planner.plan(request, snapshot)
         asked = self._asked(plans, request if self._settings.dynamic_metadata else None)
-        if request.domain not in snapshot.domains and request.domain not in snapshot.unserved:
-            self._unknown_domain(request)
+        if request.domain not in snapshot.domains:
+            if not snapshot.never_loaded(request.domain):
+                self._unknown_domain(request)
         elif split and not asked.request and all(each.terms.independent for each in plans):
             for part, planned in zip(split.parts, plans, strict=True):
                 self._parts.put(part, snapshot.number, planned)

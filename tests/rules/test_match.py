@@ -34,6 +34,7 @@ descriptors:
   - {{key: a, value: b, {LIMIT}}}
   - {{key: a, value: w*d, {LIMIT}}}
   - {{key: a, value: w*, {LIMIT}}}
+  - {{key: a, value: w**, {LIMIT}}}
   - {{key: a, value: white}}
   - {{key: a, value: deep, {LIMIT}, descriptors: [{{key: c, {LIMIT}}}, {{key: e, value: f}}]}}
   - {{key: p, value: '*', descriptors: [{{key: q, {LIMIT}}}]}}
@@ -52,6 +53,9 @@ descriptors:
         ("a=wd", "a=w*d"),
         ("a=work", "a=w*"),
         ("a=w*", "a=w*"),
+        ("a=w*d", "a=w*d"),
+        ("a=w**", "a=w**"),
+        ("a=w*x*d", "a=w*d"),
         ("a=B", "a"),
         ("A=b", None),
         ("a=white", None),
@@ -97,6 +101,7 @@ descriptors:
       - {{key: b, {LIMIT}}}
       - {{key: b, value: y*, {LIMIT}}}
   - {{key: a, value: xact, {LIMIT}}}
+  - {{key: a, value: x1*, share_threshold: true, {LIMIT}}}
 """
 
 
@@ -105,6 +110,7 @@ descriptors:
     [
         ("a=x1", (("a", "x*", True),)),
         ("a=x*", (("a", "x*", True),)),
+        ("a=x1*", (("a", "x1*", True),)),
         ("a=xact", (("a", "xact", False),)),
         ("a=x1,b=2", (("a", "x*", True), ("b", "2", False))),
         ("a=x1,b=y2", (("a", "x*", True), ("b", "y2", False))),

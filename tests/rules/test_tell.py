@@ -86,6 +86,15 @@ no rule: stopped at pth=/login, no such key at this level; did you mean 'path'?"
 user=1: the rules end before this entry
 no rule: stopped at user=1, the rules end before this entry""",
         ),
+        (
+            "path=/*/b",
+            """path=/*/b: the pattern matches: path=/*/b at edge.yaml:8:5
+  passed over path at edge.yaml:3:5: it is less specific
+  passed over path=/a/* at edge.yaml:5:5: its pattern does not match
+  passed over path=/login at edge.yaml:9:5: its value differs
+no rule: the descriptor ends at path=/*/b, which has no rate_limit of its own; a rule applies \
+to descriptors exactly as deep as it""",
+        ),
         ("", "no rule: the descriptor has no entries"),
     ],
 )
@@ -103,6 +112,33 @@ def test_explain_unknown_domain(snapshot: Snapshot) -> None:
 
     assert str(unknown) == "no rule: there is no domain 'edg', only edge; did you mean 'edge'?"
     assert str(unserved) == "domain 'bad' is not served: its rules have errors"
+
+
+def test_explain_without_rules() -> None:
+    """If no file could be read, that is why there is no rule."""
+    explanation = explain(Snapshot(1, {}), "edge", descriptor("a=b"))
+
+    assert str(explanation) == "no domain is served: no rule file could be read"
+
+
+def test_explain_a_pattern_as_value(tmp_path: Path) -> None:
+    """A value that reads like a pattern meets that pattern, also if another is declared before."""
+    path = tmp_path / "star.yaml"
+    limit = "rate_limit: {unit: day, requests_per_unit: 1}"
+    path.write_text(
+        f"domain: star\ndescriptors:\n  - {{key: a, value: x*, {limit}}}\n"
+        f"  - {{key: a, value: x*z, {limit}}}\n"
+    )
+    rules = Rules(path, counters=Counters(), health=Health())
+    rules.load()
+
+    told = str(explain(rules.snapshot, "star", descriptor("a=x*z"))).replace(f"{tmp_path}/", "")
+
+    assert told.splitlines()[:2] == [
+        "a=x*z: the pattern matches: a=x*z at star.yaml:4:5",
+        "  passed over a=x* at star.yaml:3:5: "
+        "its pattern matches too, but another has exactly this value",
+    ]
 
 
 def test_dump(snapshot: Snapshot, tmp_path: Path) -> None:

@@ -429,6 +429,33 @@ async def test_domain_that_never_loaded(asking: Ask, policy: FailurePolicy, code
     assert decision == Decision(code, (Status(code),), metadata=told)
 
 
+@pytest.mark.parametrize(
+    ("policy", "code"), [(FailurePolicy.OPEN, OK), (FailurePolicy.CLOSED, OVER)]
+)
+async def test_no_rules_ever_loaded(
+    asking: Ask, policy: FailurePolicy, code: Code, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If no file could be read, nobody knows which domains there are: the policy decides all."""
+    service = asking("descriptors: [", settings=Settings(failure_policy=policy))
+
+    decision = await service.ask("a=b", domain="any")
+
+    told = {"by_policy": [{"descriptor": 0.0, "policy": policy}]}
+    assert decision == Decision(code, (Status(code),), metadata=told)
+    assert "its requests are allowed" not in caplog.text
+
+
+async def test_no_rules_ever_loaded_and_policy_error(asking: Ask) -> None:
+    """Under the policy `error` such a request is refused, as envoyproxy/ratelimit does."""
+    service = asking("descriptors: [", settings=Settings(failure_policy=FailurePolicy.ERROR))
+
+    answer = await service.answer(Request("any", (descriptor("a=b"),)))
+
+    assert isinstance(answer, Refusal)
+    assert answer.code is StatusCode.UNAVAILABLE
+    assert "rules of this domain have never loaded" in answer.message
+
+
 HEADERS = Settings(limit_response_headers=True)
 
 
