@@ -186,6 +186,9 @@ class Counters:
         """Workers that have ended: `died`, `hung`, `replaced`."""
         self.restarts: Counter[str] = Counter()
         """Rolling restarts: `success`, `error` (there was none, the old version serves on)."""
+        self.refused_connections: Counter[str] = Counter()
+        """gRPC connections that were not served: `handshake` (it failed, or took too long),
+        `max_connections`, `max_connections_per_peer`, `no_files`."""
         self.unknown_domains = 0
         """Descriptors that asked for a domain no rule file names."""
         self.global_shadow_mode = 0
@@ -229,4 +232,5 @@ _LABELLED: Final[tuple[str, ...]] = (
     "rule_loads",
     "worker_ends",
     "restarts",
+    "refused_connections",
 )

@@ -357,6 +357,20 @@ class Settings:
             "GRPC_MAX_CONNECTION_AGE",
         ),
     )
+    max_connections: int = field(
+        default=10_000,
+        metadata=_described(
+            "The most gRPC connections; 0 is as many as files may be open. For h2.",
+            "N",
+            _number,
+        ),
+    )
+    max_connections_per_peer: int = field(
+        default=2_500,
+        metadata=_described(
+            "The most gRPC connections from one address; 0 is no bound. For h2.", "N", _number
+        ),
+    )
     tls_cert: str = field(
         default="",
         metadata=_described(

@@ -209,6 +209,13 @@ class Metrics:
             value=counters.damaged,
         )
         yield _counter(
+            "ratelimit_refused_connections",
+            "gRPC connections that were closed before they were served.",
+            "reason",
+            ("handshake", "max_connections", "max_connections_per_peer", "no_files"),
+            counters.refused_connections,
+        )
+        yield _counter(
             "ratelimit_rule_loads",
             "Loads of changed rules; error means that something kept its last good version.",
             "result",

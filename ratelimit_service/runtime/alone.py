@@ -7,6 +7,7 @@ import os
 from contextlib import AsyncExitStack
 
 from ratelimit_service import __version__, compiled, listening
+from ratelimit_service.accepting import Guests
 from ratelimit_service.admin import Admin
 from ratelimit_service.health import Health, Phase
 from ratelimit_service.metrics import Metrics
@@ -38,7 +39,13 @@ async def serve_alone(settings: Settings) -> int:
             deciding(settings, lambda: rules.snapshot, counters, health)
         )
         grpc_server = TRANSPORTS[settings.transport](
-            settings.grpc, here.service, health, settings.max_connection_age_us, tls
+            settings.grpc,
+            here.service,
+            health,
+            settings.max_connection_age_us,
+            tls,
+            counters=counters,
+            guests=Guests(settings.max_connections, settings.max_connections_per_peer),
         )
         metrics = Metrics(counters, health, lambda: rules.snapshot, here.live_counters)
         admin = Admin(

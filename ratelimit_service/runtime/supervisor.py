@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 from ratelimit_service import __version__, compiled, listening
+from ratelimit_service.accepting import Acceptor, Guests
 from ratelimit_service.admin import Admin
 from ratelimit_service.errors import TransportError
 from ratelimit_service.health import Health, Phase
@@ -31,10 +32,6 @@ from ratelimit_service.settings import Settings
 from ratelimit_service.transport.tls import TLS
 
 __all__ = ["supervise"]
-
-_ACCEPTED_AT_ONCE = 64
-_NO_FILES_SECONDS = 0.1
-"""How long to wait for connections to close, when no more files may be open."""
 
 _CHECK_SECONDS = 60.0
 _NOTICED_SECONDS = 0.02
@@ -67,19 +64,21 @@ class _Supervisor:
             strict=settings.strict_rules,
             reloaded=self._rules_changed,
         )
+        self._guests = Guests(settings.max_connections, settings.max_connections_per_peer)
         self._workers = Workers(
             settings,
             count,
             self._counters,
             self._health,
             self._rules.book,
+            self._guests,
             self._workers_changed,
             self._other_version,
         )
         self._grpc: list[socket.socket] = []
         self._http: list[socket.socket] = []
         self._admin = self._new_admin()
-        self._accepting = False
+        self._acceptor: Acceptor | None = None
         self._restarts = 0
         self._restarting = False
         self._restart_error = ""
@@ -158,31 +157,26 @@ class _Supervisor:
         """Accepts connections as long as there is somebody to give them to."""
         if not self._workers.serving:
             self._stop_accepting()
-        elif not self._accepting and self._health.phase is not Phase.DRAINING:
-            self._accepting = bool(self._grpc)
-            for each in self._grpc:
-                self._loop.add_reader(each.fileno(), self._accept, each)
+        elif self._grpc and self._health.phase is not Phase.DRAINING:
+            if self._acceptor is None:
+                self._acceptor = Acceptor(self._loop, self._grpc, self._accepted, self._no_files)
+            self._acceptor.start()
 
     def _stop_accepting(self) -> None:
-        if self._accepting:
-            self._accepting = False
-            for each in self._grpc:
-                self._loop.remove_reader(each.fileno())
+        if self._acceptor is not None:
+            self._acceptor.stop()
 
-    def _accept(self, listener: socket.socket) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE):
-            try:
-                connection, _ = listener.accept()
-            except (BlockingIOError, ConnectionError):
-                return
-            except OSError as error:  # no more files may be open
-                log.error("no connection can be accepted: %s", error.strerror)
-                self._stop_accepting()
-                self._loop.call_later(_NO_FILES_SECONDS, self._workers_changed)
-                return
-            with connection:
-                if not self._workers.give(connection):
-                    log.warning("a connection was dropped: no worker took it")
+    def _accepted(self, connection: socket.socket, peer: str) -> None:
+        with connection:
+            refused = self._guests.admit(peer)
+            if refused:
+                self._counters.refused_connections[refused] += 1
+            elif not self._workers.give(connection, peer):
+                self._guests.leave(peer)
+                log.warning("a connection was dropped: no worker took it")
+
+    def _no_files(self) -> None:
+        self._counters.refused_connections["no_files"] += 1
 
     def _close_grpc(self) -> None:
         self._stop_accepting()

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,9 @@ class _Worker:
         self._asked = False
         """Whether somebody else than the supervisor told us to end."""
         self._taken = 0
+        self._gone: list[int] = []
+        """Connections that have ended since we last said so, by their numbers in the order in which
+        they were handed over."""
         self._telling = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -117,6 +121,7 @@ class _Worker:
                 settings.max_connection_age_us,
                 tls,
                 self._tell_soon,
+                counters=self._counters,
             )
             self._health.listen(self._tell_soon)
             self._loop.add_signal_handler(signal.SIGTERM, self._asked_to_end, settings.grace_us)
@@ -181,7 +186,7 @@ class _Worker:
         for connection in receive_connections(self._connections):
             self._taken += 1
             if server is not None:
-                server.adopt(connection)
+                server.adopt(connection, partial(self._gone.append, self._taken))
         self._tell_soon()
 
     async def _take_rules(self) -> None:
@@ -217,10 +222,13 @@ class _Worker:
 
     def _tell(self) -> None:
         self._telling = False
+        gone = self._gone.copy()
+        self._gone.clear()
         self._channel.send_json(
             Kind.BEAT,
             {
                 "taken": self._taken,
+                "gone": gone,
                 "open": self._server.connections if self._server else 0,
                 "cpu_us": time.process_time_ns() // 1_000,
                 "resident_bytes": _resident_bytes(),

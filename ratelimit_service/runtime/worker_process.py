@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 from ratelimit_service.clock import elapsed_us, now_us
 from ratelimit_service.errors import RateLimitError, StatusCode
@@ -40,6 +40,7 @@ class Inherited(TypedDict):
     open: int
     started_us: int
     leaving: bool
+    peers: NotRequired[dict[str, str]]
 
 
 class WorkerProcess:
@@ -60,6 +61,8 @@ class WorkerProcess:
         self._born_us = elapsed_us()
         self.handed = 0
         """Connections that it was given; `taken` are those that it says it has got."""
+        self.peers: dict[int, str] = {}
+        """Where its connections come from, by their numbers in the order of being handed over."""
         self.taken = self.open = self.cpu_us = self.resident_bytes = 0
         self.faults: dict[str, str] = {}
         self.silent = 0
@@ -104,6 +107,7 @@ class WorkerProcess:
         worker.version, worker.handed = inherited["version"], inherited["handed"]
         worker.taken, worker.open = inherited["taken"], inherited["open"]
         worker.leaving = inherited["leaving"]
+        worker.peers = {int(key): peer for key, peer in inherited.get("peers", {}).items()}
         worker._rest = bytes.fromhex(inherited["rest"])
         worker._started_us = inherited["started_us"]
         worker.ready.set()
@@ -136,6 +140,7 @@ class WorkerProcess:
             open=self.open,
             started_us=self._started_us,
             leaving=self.leaving,
+            peers={str(number): peer for number, peer in self.peers.items()},
         )
 
     @property

@@ -13,9 +13,10 @@ import pickle
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from ratelimit_service import __version__
+from ratelimit_service.accepting import Guests
 from ratelimit_service.errors import RateLimitError, StatusCode
 from ratelimit_service.health import Health
 from ratelimit_service.metrics import WorkerFigures
@@ -56,6 +57,18 @@ class Counts(TypedDict, total=False):
     counters: Taken
 
 
+class _Beat(TypedDict):
+    """How a worker says it is."""
+
+    taken: int
+    open: int
+    gone: NotRequired[list[int]]
+    """Connections that have ended; not said by versions before this."""
+    cpu_us: int
+    resident_bytes: int
+    faults: dict[str, str]
+
+
 class Workers:
     """So many workers of one service, at all times."""
 
@@ -66,12 +79,13 @@ class Workers:
         counters: Counters,
         health: Health,
         book: Rulebook,
+        guests: Guests,
         changed: Callable[[], None],
         other_version: Callable[[str], None],
     ) -> None:
         """What workers count is added to `counters` and the book's tallies.
 
-        Their faults go to `health`.
+        Their faults go to `health`. Whose connections have ended leaves the `guests`.
         `changed` is called when more or fewer of them take connections, `other_version` when a
         worker finds that another version is installed now.
         """
@@ -80,6 +94,7 @@ class Workers:
         self._counters = counters
         self._health = health
         self._book = book
+        self._guests = guests
         self._changed = changed
         self._other_version = other_version
         self._all: list[WorkerProcess] = []
@@ -110,7 +125,10 @@ class Workers:
         """Takes over the workers of this process's former program image."""
         self._do(self._watch_beats())
         for each in inherited:
-            await self._open(WorkerProcess.adopt(each))
+            worker = WorkerProcess.adopt(each)
+            for peer in worker.peers.values():
+                self._guests.count(peer)
+            await self._open(worker)
 
     async def hand_over(self) -> list[Inherited]:
         """Hears no worker any more, and returns what the next program image must know of them.
@@ -177,7 +195,7 @@ class Workers:
         """How many take connections."""
         return sum(worker.serves for worker in self._all)
 
-    def give(self, connection: socket.socket) -> bool:
+    def give(self, connection: socket.socket, peer: str) -> bool:
         """Hands a connection to the worker with the fewest; tells whether one took it.
 
         One that is silent, or will be replaced, gets some only if there is no other.
@@ -192,6 +210,7 @@ class Workers:
             except OSError:  # it takes none just now, or is gone
                 continue
             worker.handed += 1
+            worker.peers[worker.handed] = peer
             return True
         return False
 
@@ -281,6 +300,8 @@ class Workers:
         await worker.exited()
         self._all.remove(worker)  # before its pid can be another's
         ended = worker.bury()
+        for peer in worker.peers.values():
+            self._guests.leave(peer)
         if self._stopping:
             return
         self._sum_up_faults()
@@ -354,13 +375,7 @@ class Workers:
         elif kind == Kind.FAILED:
             worker.failure = payload.decode()
         elif kind == Kind.BEAT:
-            said = json.loads(payload)
-            worker.silent = 0
-            worker.taken, worker.open = said["taken"], said["open"]
-            worker.cpu_us, worker.resident_bytes = said["cpu_us"], said["resident_bytes"]
-            if worker.faults != said["faults"]:
-                worker.faults = said["faults"]
-                self._sum_up_faults()
+            self._hear_beat(worker, json.loads(payload))
         elif kind == Kind.COUNTS:
             self.add_counts(json.loads(payload))
         elif kind == Kind.REPORTED:
@@ -373,6 +388,17 @@ class Workers:
                 answer.set_result(Refusal(StatusCode(code), said.decode()) if code else said)
         elif kind == Kind.LEAVING:
             self._do(self._let_leave(worker))
+
+    def _hear_beat(self, worker: WorkerProcess, said: _Beat) -> None:
+        worker.silent = 0
+        worker.taken, worker.open = said["taken"], said["open"]
+        worker.cpu_us, worker.resident_bytes = said["cpu_us"], said["resident_bytes"]
+        for number in said.get("gone", ()):
+            if number in worker.peers:
+                self._guests.leave(worker.peers.pop(number))
+        if worker.faults != said["faults"]:
+            worker.faults = said["faults"]
+            self._sum_up_faults()
 
     def _greet(self, worker: WorkerProcess, version: str) -> None:
         worker.version = version

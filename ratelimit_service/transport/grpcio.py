@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator
 
 import grpc
 
+from ratelimit_service.accepting import Guests
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import BadRequestError, TransportError
 from ratelimit_service.health import Health
+from ratelimit_service.observer import Counters
 from ratelimit_service.service import NEVER, Answer, Refusal, Service
 from ratelimit_service.transport.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.transport.reflection import (
@@ -40,8 +42,14 @@ class GrpcioServer:
         health: Health,
         max_connection_age_us: int = 0,
         tls: TLS | None = None,
+        *,
+        counters: Counters | None = None,  # noqa: ARG002 -- grpcio does not say what it refuses
+        guests: Guests | None = None,  # noqa: ARG002 -- nor does it let anybody refuse
     ) -> None:
-        """`address` is `HOST:PORT` or `unix:PATH`; port 0 takes a free one. An age of 0 is any."""
+        """`address` is `HOST:PORT` or `unix:PATH`; port 0 takes a free one. An age of 0 is any.
+
+        Connections are not bounded by anybody but grpcio itself.
+        """
         self._address = address
         self._tls = tls
         self._options: list[tuple[str, object]] = [("grpc.so_reuseport", 0)]

@@ -645,6 +645,34 @@ def test_open_files(own_redis: RedisServer, start: Start) -> None:
         assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (hard, hard)
 
 
+def test_connections_per_peer(start: Start, own_redis: RedisServer) -> None:
+    """The bound for one address holds over all workers, also over a restart."""
+    service = start("--store", own_redis.url, "--workers", "2", "--max-connections-per-peer", "3")
+
+    def is_served() -> bool:
+        sockets.append(socket.create_connection(("127.0.0.1", service.grpc_port), 10))
+        try:
+            return bool(sockets[-1].recv(9))
+        except ConnectionError:
+            return False
+
+    sockets: list[socket.socket] = []
+    assert [is_served() for _ in range(5)] == [True, True, True, False, False]
+    sockets[0].close()
+    wait_until(lambda: sum(connections(service)) == 2, "one to go")
+    assert [is_served() for _ in range(2)] == [True, False]
+
+    name = 'ratelimit_refused_connections_total{reason="max_connections_per_peer"}'
+    assert metric(service, name) == 3
+    restarts = processes(service)["restarts"]
+    service.signal(signal.SIGUSR2)
+    wait_until(lambda: processes(service)["restarts"] == restarts + 1, "the restart")
+    wait_until(lambda: sum(connections(service)) == 0, "the old workers to end")
+    assert [is_served() for _ in range(4)] == [True, True, True, False]
+    for each in sockets:
+        each.close()
+
+
 def test_exact_over_workers(start: Start, own_redis: RedisServer, tmp_path: Path) -> None:
     """Of many concurrent calls to two workers, restarted meanwhile, exactly the limit passes."""
     (tmp_path / "rules" / "edge.yaml").write_text(RULES % 400)

@@ -56,11 +56,14 @@ class Protocol(asyncio.Protocol):
         self._blocked_since: float | None = None
         self._pinged_at: float | None = None
         self.connection = Connection(methods)
+        self.made = False
+        """Whether the connection was made: with TLS, when both have agreed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by asyncio."""
         # uvloop's transports are none of asyncio's classes, so the type is asyncio's word.
         self._transport = cast(asyncio.Transport, transport)
+        self.made = True
         self.flush()
 
     def data_received(self, data: bytes) -> None:

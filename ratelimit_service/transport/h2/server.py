@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import resource
 import socket
 from collections.abc import Callable
+from functools import partial
 
 from ratelimit_service import listening
+from ratelimit_service.accepting import Acceptor, Guests
 from ratelimit_service.health import Health
+from ratelimit_service.observer import Counters
 from ratelimit_service.service import Service
 from ratelimit_service.transport.h2.calls import METHODS, ServiceCalls
 from ratelimit_service.transport.h2.protocol import Protocol
@@ -21,6 +25,12 @@ __all__ = ["H2Server"]
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
+
+_FILES_KEPT = 128
+"""Files that connections leave for the HTTP port, the store and all else."""
+
+HANDSHAKE_SECONDS = 5.0
+"""How long a client may take to agree on TLS, and to take its leave."""
 
 
 class H2Server:
@@ -34,20 +44,28 @@ class H2Server:
         max_connection_age_us: int = 0,
         tls: TLS | None = None,
         changed: Callable[[], None] = lambda: None,
+        *,
+        counters: Counters | None = None,
+        guests: Guests | None = None,
     ) -> None:
         """`address` is `HOST:PORT` or `unix:PATH`; port 0 takes a free one. An age of 0 is any.
 
-        `changed` is called when there are more or fewer connections.
+        `changed` is called when there are more or fewer connections. `guests` bounds them; it is
+        for a server that accepts by itself.
         """
         self._changed = changed
+        self._counters = counters or Counters()
+        self._guests = guests or Guests()
+        self._most = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _FILES_KEPT)
         self._loop = asyncio.get_running_loop()
         self._address = address
         self._context = tls.context() if tls else None
         self._calls = ServiceCalls(service, HealthService(health))
         self._max_age = max_connection_age_us / 1_000_000
         self._protocols: dict[Protocol, float] = {}
+        """Connections, those included that are just being made, and how old each may get."""
         self._sockets: list[socket.socket] = []
-        self._servers: list[asyncio.Server] = []
+        self._acceptor: Acceptor | None = None
         self._adopting: set[asyncio.Task[None]] = set()
         self._emptied = asyncio.Event()
         self._stopping = False
@@ -56,7 +74,7 @@ class H2Server:
     @property
     def connections(self) -> int:
         """How many there are, those included that are just being made."""
-        return len(self._protocols) + len(self._adopting)
+        return len(self._protocols)
 
     async def start(self) -> int:
         """Opens the port and returns its number, which for a socket says nothing.
@@ -64,25 +82,34 @@ class H2Server:
         Raises TransportError if it cannot be opened.
         """
         self._sockets = listening.listen(self._address, "gRPC")
-        for each in self._sockets:
-            self._servers.append(
-                await self._loop.create_server(
-                    self._connected, sock=each, ssl=self._context, backlog=listening.BACKLOG
-                )
-            )
+        self._acceptor = Acceptor(self._loop, self._sockets, self._accepted, self._out_of_files)
+        self._acceptor.start()
         return listening.port_of(self._sockets)
 
-    def adopt(self, connection: socket.socket) -> None:
-        """Serves a connection that somebody else has accepted."""
-        task = self._loop.create_task(self._adopt(connection))
+    def adopt(self, connection: socket.socket, gone: Callable[[], None] = lambda: None) -> None:
+        """Serves a connection that somebody else has accepted; `gone` is called at its end."""
+        if len(self._protocols) >= self._most:
+            self._counters.refused_connections["no_files"] += 1
+            connection.close()
+            gone()
+            self._changed()
+            return
+        protocol = Protocol(self._calls, METHODS, partial(self._disconnected, gone))
+        if self._stopping:
+            protocol.connection.shut_down()
+        # Jitter, so that connections made together do not end together.
+        self._protocols[protocol] = self._max_age * random.uniform(0.9, 1.1)  # noqa: S311
+        task = self._loop.create_task(self._adopt(protocol, connection))
         self._adopting.add(task)
-        task.add_done_callback(self._adopted)
+        task.add_done_callback(self._adopting.discard)
 
     async def stop(self, grace_us: int) -> None:
         """Takes no new calls, and lets those in flight finish for at most `grace_us`."""
         listening.unlink(self._sockets)
-        for server in self._servers:
-            server.close()
+        if self._acceptor is not None:
+            self._acceptor.stop()
+        for each in self._sockets:
+            each.close()
         self._stopping = True
         for protocol in list(self._protocols):
             protocol.connection.shut_down()
@@ -99,28 +126,40 @@ class H2Server:
                     protocol.abort()
         self._looking.cancel()
 
-    async def _adopt(self, connection: socket.socket) -> None:
-        try:
-            await self._loop.connect_accepted_socket(self._connected, connection, ssl=self._context)
-        except OSError as error:  # its client has gone, or speaks no TLS
-            log.debug("a connection failed: %s", error)
+    def _accepted(self, connection: socket.socket, peer: str) -> None:
+        refused = self._guests.admit(peer)
+        if refused:
+            self._counters.refused_connections[refused] += 1
             connection.close()
-
-    def _adopted(self, task: asyncio.Task[None]) -> None:
-        self._adopting.discard(task)
+            return
+        self.adopt(connection, partial(self._guests.leave, peer))
         self._changed()
-        self._tell_if_empty()
 
-    def _connected(self) -> Protocol:
-        protocol = Protocol(self._calls, METHODS, self._disconnected)
-        if self._stopping:
-            protocol.connection.shut_down()
-        # Jitter, so that connections made together do not end together.
-        self._protocols[protocol] = self._max_age * random.uniform(0.9, 1.1)  # noqa: S311
-        return protocol
+    def _out_of_files(self) -> None:
+        self._counters.refused_connections["no_files"] += 1
 
-    def _disconnected(self, protocol: Protocol) -> None:
+    async def _adopt(self, protocol: Protocol, connection: socket.socket) -> None:
+        seconds = HANDSHAKE_SECONDS if self._context else None
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: protocol,
+                connection,
+                ssl=self._context,
+                ssl_handshake_timeout=seconds,
+                ssl_shutdown_timeout=seconds,
+            )
+        except OSError as error:  # its client has gone, is too slow, or speaks no TLS
+            log.debug("a connection failed: %s", error)
+            self._counters.refused_connections["handshake"] += 1
+        finally:
+            if not protocol.made:
+                # Nobody else will say that it is gone.
+                connection.close()
+                protocol.connection_lost(None)
+
+    def _disconnected(self, gone: Callable[[], None], protocol: Protocol) -> None:
         self._protocols.pop(protocol, None)
+        gone()
         self._changed()
         self._tell_if_empty()
 

@@ -1,0 +1,195 @@
+"""Connections from where they are made to their end: handshakes, bounds, files that run out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service.accepting import Guests
+from ratelimit_service.health import Health
+from ratelimit_service.observer import Counters
+from ratelimit_service.transport.h2 import H2Server, server
+from ratelimit_service.transport.tls import TLS
+from tests.service.asking import Asking
+from tests.transport.test_addresses import Files
+from tests.transport.test_transports import RULES
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+    assert condition(), what
+
+
+class Place:
+    """A server that accepts by itself, or one that is given connections."""
+
+    def __init__(self, tmp_path: Path, *, given: bool, tls: bool, guests: Guests | None) -> None:
+        rules = tmp_path / "rules"
+        rules.mkdir()
+        self.files = Files(tmp_path)
+        self.counters = Counters()
+        self.given = given
+        self.gone = 0
+        self.server = H2Server(
+            "127.0.0.1:0",
+            Asking(rules, RULES).service,
+            Health(),
+            0,
+            TLS(self.files.cert, self.files.key) if tls else None,
+            counters=self.counters,
+            guests=guests,
+        )
+        self.port = 0
+
+    async def client(self) -> socket.socket:
+        """A new connection to the server."""
+        if self.given:
+            ours, theirs = socket.socketpair()
+            theirs.setblocking(False)
+            self.server.adopt(theirs, self._left)
+            return ours
+        self.port = self.port or await self.server.start()
+        client = socket.socket()
+        client.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", self.port))
+        return client
+
+    def _left(self) -> None:
+        self.gone += 1
+
+
+@pytest.mark.parametrize("given", [False, True])
+async def test_closed_before_the_handshake(tmp_path: Path, given: bool) -> None:
+    """A client that connects and hangs up, as a health check may, leaves nothing behind."""
+    place = Place(tmp_path, given=given, tls=True, guests=None)
+
+    for _ in range(50):
+        (await place.client()).close()
+    await until(lambda: place.counters.refused_connections["handshake"] == 50, "50 refusals")
+
+    assert place.server.connections == 0
+    assert place.gone == (50 if given else 0)
+    await asyncio.wait_for(place.server.stop(60_000_000), 10)
+
+
+@pytest.mark.parametrize("given", [False, True])
+async def test_handshake_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: bool
+) -> None:
+    """A client that never finishes its handshake is given up after its time."""
+    monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 0.05)
+    place = Place(tmp_path, given=given, tls=True, guests=None)
+    client = await place.client()
+    client.send(b"\x16\x03\x01")
+
+    await until(lambda: place.counters.refused_connections["handshake"] == 1, "its end")
+
+    assert place.server.connections == 0
+    client.close()
+    await place.server.stop(0)
+
+
+@pytest.mark.parametrize("given", [False, True])
+async def test_handshake(tmp_path: Path, given: bool) -> None:
+    """A client that agrees on TLS is served, and forgotten when it hangs up."""
+    place = Place(tmp_path, given=given, tls=True, guests=None)
+    context = ssl.create_default_context(cafile=str(place.files.ca))
+    context.set_alpn_protocols(["h2"])
+    reader, writer = await asyncio.open_connection(
+        sock=await place.client(), ssl=context, server_hostname="localhost"
+    )
+
+    settings = await reader.readexactly(9)
+    assert settings[3] == 4
+    assert place.server.connections == 1
+    writer.close()
+
+    await until(lambda: place.server.connections == 0, "the client to be forgotten")
+    await place.server.stop(0)
+
+
+async def heard(clients: Sequence[socket.socket]) -> list[bool]:
+    """Which of the clients are spoken to, and which are hung up on."""
+    loop = asyncio.get_running_loop()
+    found = []
+    for client in clients:
+        try:
+            found.append(bool(await asyncio.wait_for(loop.sock_recv(client, 9), 10)))
+        except ConnectionError:
+            found.append(False)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("guests", "reason"),
+    [
+        (Guests(3, 0), "max_connections"),
+        (Guests(0, 3), "max_connections_per_peer"),
+        (Guests(9, 3), "max_connections_per_peer"),
+    ],
+)
+async def test_bounds(tmp_path: Path, guests: Guests, reason: str) -> None:
+    """Above its bound a connection is closed; when one goes, there is room for another."""
+    place = Place(tmp_path, given=False, tls=False, guests=guests)
+    clients = [await place.client() for _ in range(5)]
+
+    assert await heard(clients) == [True, True, True, False, False]
+    assert place.counters.refused_connections == {reason: 2}
+    clients[1].close()
+    await until(lambda: place.server.connections == 2, "one to go")
+    clients.append(await place.client())
+    assert await heard(clients[-1:]) == [True]
+
+    for client in clients:
+        client.close()
+    await place.server.stop(0)
+
+
+def test_guests() -> None:
+    """Each address has its own count; Unix sockets have none."""
+    guests = Guests(5, 2)
+
+    admitted = [guests.admit(peer) for peer in ("a", "a", "a", "b", "", "", "c")]
+
+    assert admitted == ["", "", "max_connections_per_peer", "", "", "", "max_connections"]
+    guests.leave("a")
+    assert guests.admit("a") == ""
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """No file can be opened."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spare = os.open(os.devnull, os.O_RDONLY)
+    os.close(spare)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (spare, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_no_more_files(tmp_path: Path) -> None:
+    """When no file can be opened connections wait, and are served once one can be."""
+    place = Place(tmp_path, given=False, tls=False, guests=None)
+    (await place.client()).close()
+    await until(lambda: place.server.connections == 0, "the first to go")
+    with closing(socket.socket()) as client:
+        client.setblocking(False)
+        with no_more_files():
+            await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", place.port))
+            await until(lambda: place.counters.refused_connections["no_files"] > 0, "the failure")
+            assert place.server.connections == 0
+
+        assert await heard([client]) == [True]
+    await place.server.stop(0)
