@@ -393,6 +393,15 @@ class Settings:
             "GRPC_CLIENT_TLS_CACERT",
         ),
     )
+    tls_client_san: str = field(
+        default="",
+        metadata=_described(
+            "What a caller's certificate must be for: a DNS name, an IP address or a URI.",
+            "NAME",
+            str,
+            "GRPC_CLIENT_TLS_SAN",
+        ),
+    )
     grace_us: int = field(
         default=10_000_000,
         metadata=_described(
@@ -436,7 +445,7 @@ def from_reference(environ: Mapping[str, str]) -> dict[str, str]:
     if not _switch(
         _checked("GRPC_SERVER_USE_TLS", environ.get("GRPC_SERVER_USE_TLS") or "false", _switch)
     ):
-        for name in ("tls_cert", "tls_key", "tls_client_ca"):
+        for name in ("tls_cert", "tls_key", "tls_client_ca", "tls_client_san"):
             found.pop(name, None)
     if path := environ.get("GRPC_UDS"):
         found["grpc"] = f"unix:{path}"

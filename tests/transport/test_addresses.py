@@ -16,8 +16,9 @@ from ratelimit_service.health import Health
 from ratelimit_service.model import Code, Request
 from ratelimit_service.settings import Settings
 from ratelimit_service.transport import TRANSPORTS
-from ratelimit_service.transport.tls import TLS
+from ratelimit_service.transport.tls import TLS, _is_for
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
+from tests.servers.redis import RedisServer
 from tests.servers.service import COMMAND, ServiceProcess
 from tests.service.asking import Asking, descriptor
 from tests.transport.test_transports import RULES, transport
@@ -97,6 +98,92 @@ async def test_client_certificates(files: Files, asking: Asking, transport: str)
 
 
 @pytest.mark.parametrize(
+    ("issued", "asked", "taken"),
+    [
+        (["envoy.mesh.example"], "envoy.mesh.example", True),
+        (["other.example", "envoy.mesh.example"], "Envoy.Mesh.Example", True),
+        (["*.mesh.example"], "envoy.mesh.example", True),
+        (["*.mesh.example"], "a.envoy.mesh.example", False),
+        (["*.mesh.example"], "mesh.example", False),
+        (["other.example"], "envoy.mesh.example", False),
+        (["mesh.example"], "envoy.mesh.example", False),
+        (["10.1.2.3"], "10.1.2.3", True),
+        (["10.1.2.3"], "10.1.2.4", False),
+        (["::1"], "0:0:0:0:0:0:0:1", True),
+        (["client@example.org"], "client@example.org", False),
+        (["client@example.org"], "example.org", False),
+    ],
+)
+async def test_client_certificates_for_a_name(
+    files: Files, asking: Asking, issued: list[str], asked: str, taken: bool
+) -> None:
+    """Of those whom the authorities vouch for only those call whose certificate has the name."""
+    tls = TLS(files.cert, files.key, files.ca, asked)
+    server = TRANSPORTS["h2"]("127.0.0.1:0", asking.service, Health(), 0, tls)
+    port = await server.start()
+    client = files.authority.issue_cert(*issued, common_name=asked)
+    known = grpc.ssl_channel_credentials(
+        files.ca.read_bytes(),
+        client.private_key_pem.bytes(),
+        client.cert_chain_pems[0].bytes(),
+    )
+    channel = grpc.aio.secure_channel(f"localhost:{port}", known)
+
+    if taken:
+        assert await decided(channel) is Code.OK
+    else:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await decided(channel)
+    await server.stop(0)
+
+
+def test_uris_of_certificates() -> None:
+    """A URI must be the same to the letter, as a SPIFFE identity is."""
+    uri = "spiffe://cluster.local/ns/edge/sa/envoy"
+    certificate = {"subjectAltName": (("DNS", "envoy"), ("URI", uri))}
+
+    assert _is_for(certificate, uri)
+    assert not _is_for(certificate, uri.upper())
+    assert not _is_for(certificate, uri + "2")
+    assert not _is_for({}, uri)
+
+
+@pytest.mark.parametrize("workers", [False, True], ids=["alone", "workers"])
+def test_service_for_a_name(
+    files: Files, tmp_path: Path, own_redis: RedisServer, workers: bool
+) -> None:
+    """The reference's GRPC_CLIENT_TLS_SAN names whose certificates may call."""
+    (tmp_path / "edge.yaml").write_text(RULES)
+    environment = {
+        "GRPC_SERVER_USE_TLS": "true",
+        "GRPC_SERVER_TLS_CERT": str(files.cert),
+        "GRPC_SERVER_TLS_KEY": str(files.key),
+        "GRPC_CLIENT_TLS_CACERT": str(files.ca),
+        "GRPC_CLIENT_TLS_SAN": "envoy.example",
+    }
+    flags = ["--rules", str(tmp_path / "edge.yaml")]
+    flags += ["--store", own_redis.url, "--workers", "1"] if workers else []
+    service = ServiceProcess(tmp_path, *flags, environment=environment)
+    service.start()
+
+    codes = []
+    for name in ("envoy.example", "other.example"):
+        client = files.authority.issue_cert(name)
+        client.private_key_pem.write_to_path(tmp_path / "client.key")
+        client.cert_chain_pems[0].write_to_path(tmp_path / "client.pem")
+        words = ["hit", "edge", "a=x", "--address", f"localhost:{service.grpc_port}"]
+        words += ["--tls-ca", str(files.ca), "--tls-cert", str(tmp_path / "client.pem")]
+        words += ["--tls-key", str(tmp_path / "client.key"), "--timeout", "10s"]
+        done = subprocess.run([COMMAND, *words], capture_output=True, text=True, check=False)
+        codes.append(done.returncode)
+
+    assert codes == [0, 2]
+    assert service.get("/healthcheck").status == 200
+    service.kill()
+    assert "Traceback" not in service.log
+
+
+@pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"tls_cert": "cert"}, "TLS needs both --tls-cert FILE and --tls-key FILE"),
@@ -114,6 +201,28 @@ def test_files_that_cannot_be_used(
 
     with pytest.raises(SettingsError, match=message):
         TLS.of(Settings(**named))  # type: ignore[arg-type]  # all of them are paths
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (Settings(tls_client_san="a"), "TLS needs both --tls-cert FILE and --tls-key FILE"),
+        (
+            Settings(tls_cert="c", tls_key="k", tls_client_san="a"),
+            "--tls-client-san needs --tls-client-ca FILE",
+        ),
+        (
+            Settings(
+                tls_cert="c", tls_key="k", tls_client_ca="a", tls_client_san="a", transport="grpcio"
+            ),
+            "--tls-client-san needs --transport h2",
+        ),
+    ],
+)
+def test_names_that_cannot_be_asked_for(settings: Settings, message: str) -> None:
+    """Where certificates cannot be narrowed to a name the service does not start."""
+    with pytest.raises(SettingsError, match=message):
+        TLS.of(settings)
 
 
 async def test_unix_socket(tmp_path: Path, asking: Asking, transport: str) -> None:
