@@ -15,7 +15,7 @@ import struct
 from typing import Final
 
 from ratelimit_service.algorithms.step import State, Step, step
-from ratelimit_service.model import TICKS_US, Measure, Receipt
+from ratelimit_service.model import MAX_EXACT, TICKS_US, Measure, Receipt
 
 __all__ = ["charge", "refund"]
 
@@ -73,7 +73,10 @@ class _Level:
         return -(-self.level // self.ticks)
 
     def until_us(self, level: int) -> int:
-        """From now until no more than this is used; one window if nothing ever leaks."""
+        """From now until no more than this is used; one window if nothing ever leaks.
+
+        It ends at `ends_us` at the latest, so that huge buckets at a small rate stay exact.
+        """
         rate, excess = self._measure.rate, self.level - level
         if excess <= 0:
             return 0
@@ -84,7 +87,12 @@ class _Level:
             then = (self.now // self.ticks + steps) * self.ticks
         else:
             then = self.now - -excess // rate
-        return then * self._tick_us - self._now_us
+        then_us = then * self._tick_us
+        return (then_us if then_us < MAX_EXACT else self.ends_us()) - self._now_us
+
+    def ends_us(self) -> int:
+        """The last moment, in whole ticks, that is exact as a double."""
+        return (MAX_EXACT - 1) // self._tick_us * self._tick_us
 
 
 def charge(mark: bytes, state: State | None, now_us: int, addend: int, measure: Measure) -> Step:
@@ -120,7 +128,7 @@ def refund(
     """
     level = _Level(mark, state, now_us, measure)
     given = addend * level.ticks
-    if receipt and now_us + level.until_us(0) != receipt.until_us:
+    if receipt and not now_us + level.until_us(0) == receipt.until_us < level.ends_us():
         given = 0 if measure.queue else max(0, given - level.leaked(receipt.at_us))
     given_back = min(-(-given // level.ticks), level.used())
     if given_back:

@@ -24,6 +24,9 @@ MAX_HITS: Final = 10_000
 _MAX_BYTES: Final = 1 << 16
 """In a log as long as this, where hits count in any case, only the newest entry grows."""
 
+_MAX_TOTAL: Final = 1 << 51
+"""Where hits count in any case no more than this are noted, so that all numbers stay exact."""
+
 _HEAD: Final = struct.Struct(">cddd")
 _MARK: Final = b"l"
 
@@ -101,7 +104,8 @@ def charge(
     left = limit - log.total - addend if passed else max(0, limit - log.total)
     counted = addend if passed or force else 0
     if counted:
-        log = log.with_hits(max(now_us, log.last) if log.entries else now_us, addend)
+        if noted := min(addend, _MAX_TOTAL - log.total):
+            log = log.with_hits(max(now_us, log.last) if log.entries else now_us, noted)
         state = log.state()
     return step(
         (passed, state, left, _reset_us(log, now_us, window_us), retry_us, counted, damaged)

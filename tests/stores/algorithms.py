@@ -32,6 +32,9 @@ BURST = Limit(100, Unit.SECOND, algorithm="token_bucket", burst=500)
 DAILY = Limit(200, Unit.DAY, algorithm="token_bucket")
 THIRDS = Limit(3, Unit.SECOND, algorithm="token_bucket")
 MOST_TOKENS = Limit(MAX_ADDEND, Unit.MINUTE, algorithm="token_bucket")
+HUGE_TOKENS = Limit(1, Unit.YEAR, algorithm="token_bucket", burst=MAX_ADDEND)
+HUGE_METER = HUGE_TOKENS._replace(algorithm="leaky_bucket")
+HUGE_STEPPED = HUGE_TOKENS._replace(stepped=True)
 BERLIN_DAY = Limit(2, Unit.DAY, anchor=Calendar(Unit.DAY, "Europe/Berlin"))
 YEARLY_SLIDING = Limit(MAX_ADDEND, Unit.YEAR, algorithm="sliding_window")
 YEARLY_PARTS = YEARLY_SLIDING._replace(buckets=60)
@@ -484,6 +487,8 @@ CALENDAR = [
 ]
 
 YEARLY_HITS = MAX_ADDEND - 1
+LAST_EXACT = 2**53 // (100 * SECOND) * 100 * SECOND
+"""The last moment that is exact in a bucket with ticks of 100 seconds."""
 EXACT = [
     Case(
         "the largest limit in a year is exact in a sliding window",
@@ -507,6 +512,24 @@ EXACT = [
             at(YEAR * 60, passed(0, 1, YEAR), hit(YEARLY_TOKENS)),
             at(YEAR * 60, over(0, reset_us=100 * SECOND), hit(YEARLY_TOKENS)),
             at(YEAR * 60 + YEAR // 2, passed(2**31 - 1, 0, YEAR // 2), hit(YEARLY_TOKENS, 0)),
+        ],
+    ),
+    Case(
+        "a bucket that is as new in more than 285 years is told to be so in the last exact tick",
+        [
+            at(T, passed(MAX_ADDEND - 2, 2, 2 * YEAR - 40 * SECOND), hit(HUGE_TOKENS, 2)),
+            at(T, passed(1, MAX_ADDEND - 3, LAST_EXACT - T), hit(HUGE_TOKENS, MAX_ADDEND - 3)),
+            at(T, over(1, reset_us=LAST_EXACT - T), hit(HUGE_TOKENS, 300)),
+            at(T, passed(0, 1, LAST_EXACT - T), hit(HUGE_TOKENS)),
+            at(T, over(0, reset_us=YEAR - 40 * SECOND), hit(HUGE_TOKENS)),
+            at(
+                T,
+                passed(MAX_ADDEND - 7, MAX_ADDEND - 7, 7 * YEAR - 40 * SECOND),
+                hit(HUGE_TOKENS, MAX_ADDEND - 7, refund=True),
+            ),
+            at(T + 6 * YEAR, passed(MAX_ADDEND - 1, 0, YEAR - 40 * SECOND), hit(HUGE_TOKENS, 0)),
+            at(T, passed(0, MAX_ADDEND, LAST_EXACT - T), hit(HUGE_METER, MAX_ADDEND)),
+            at(T, passed(0, MAX_ADDEND, LAST_EXACT - T), hit(HUGE_STEPPED, MAX_ADDEND)),
         ],
     ),
 ]

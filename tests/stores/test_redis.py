@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import trustme
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health
-from ratelimit_service.model import Calendar, Limit, Unit
+from ratelimit_service.model import MAX_ADDEND, Calendar, Limit, Outcome, Unit
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore
@@ -192,6 +193,66 @@ async def test_every_counter_expires(
     if limit is algorithms.SLIDING:
         life_us += MINUTE  # after its own window a count weighs in the next
     assert life_us / 1_000 < left_ms <= life_us / 1_000 + 1_001
+
+
+async def test_no_number_fails_a_script_call(redis_store: RedisStore, clock: Time) -> None:
+    """The largest numbers of rules and callers fail nothing that is counted beside them."""
+    windows = [(Unit.YEAR, 285), (Unit.YEAR, 1), (Unit.SECOND, 1)]
+    limits = [
+        limit._replace(unit=unit, multiplier=multiplier, requests_per_unit=number, burst=burst)
+        for limit in algorithms.EVERY_ALGORITHM
+        for unit, multiplier in windows
+        for number in (1, MAX_ADDEND)
+        for burst in (None, MAX_ADDEND)
+        if not isinstance(limit.anchor, Calendar)
+        and (burst is None or limit.burst is not None)
+        and (number == 1 or limit.algorithm not in {"sliding_log", "concurrency"})
+    ]
+    requests = [
+        [algorithms.hit(limit, addend, count_denied=True, refund=refund)]
+        for limit in limits
+        for refund in (False, True)
+        for addend in (1, MAX_ADDEND - 1)
+    ]
+
+    answers = await charged(redis_store, [*requests, [hit()]])
+
+    assert redis_store._counters.store_errors == {}
+    assert all(outcome and 0 <= outcome.reset_us < 2**55 for (outcome,) in answers)
+    assert answers[-1] == [Outcome(False, 4, MINUTE, 1)]
+
+
+@pytest.mark.parametrize(
+    "limit", algorithms.EVERY_ALGORITHM, ids=lambda limit: str(limit.measure.counts)
+)
+async def test_garbage_fails_no_script_call(
+    redis_store: RedisStore, redis_server: RedisServer, clock: Time, limit: Limit
+) -> None:
+    """Whatever bytes lie in a counter's key, its hits are counted, and those of its neighbours."""
+    chance = random.Random(7)
+    client = redis.Redis.from_url(redis_server.url)
+    full = algorithms.hit(limit, limit.capacity, lease=b"lease--1")
+    await charged(redis_store, [[full]])
+    state = client.get(full.key)
+    assert isinstance(state, bytes)
+    head = state[:1] if state[:1].isalpha() else b""
+    for number in range(300):
+        garbage = bytearray(state)
+        if number % 2:
+            garbage = bytearray(head + chance.randbytes(len(state) + chance.randrange(9)))
+        for _ in range(chance.randrange(3)):
+            garbage[chance.randrange(len(garbage))] = chance.choice([0, 127, 128, 255])
+        garbage[: len(head)] = head
+        client.set(full.key, bytes(garbage))
+        neighbour = hit(key=f"{limit}{number}")
+        one = full._replace(addend=chance.choice([0, 1, full.addend]), refund=chance.random() < 0.3)
+
+        (first,), (second,) = await charged(redis_store, [[one], [neighbour]])
+
+        assert second == Outcome(False, 4, MINUTE, 1), bytes(garbage)
+        assert first is not None
+        assert 0 <= first.left <= limit.capacity, bytes(garbage)
+        assert 0 <= first.reset_us < 2**55, bytes(garbage)
 
 
 @pytest.mark.parametrize("wrong_us", [-DAY, 0, DAY, 400 * DAY])

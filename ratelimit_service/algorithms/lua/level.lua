@@ -3,6 +3,7 @@
 
 local SIZE = 22
 local MAX_TICK = 12
+local MAX_EXACT = 9007199254740992 -- 2^53
 
 local function since_of(bucket, last)
   local measure = bucket.measure
@@ -39,7 +40,7 @@ local function read(mark, state, now, measure)
     return bucket
   end
   local exponent, hits, fraction, last = struct.unpack(">BI4dd", state, 2)
-  if exponent > MAX_TICK then
+  if exponent > MAX_TICK or not (fraction >= 0 and fraction < MAX_EXACT and last >= 0 and last < MAX_EXACT) then
     return bucket
   end
   if exponent > measure.tick then
@@ -65,6 +66,11 @@ local function used(bucket)
   return math.ceil(bucket.level / bucket.ticks)
 end
 
+-- The last moment, in whole ticks, that is exact as a double.
+local function ends(bucket)
+  return math.floor((MAX_EXACT - 1) / bucket.tick) * bucket.tick
+end
+
 local function until_level(bucket, level)
   local measure, excess = bucket.measure, bucket.level - level
   if excess <= 0 then
@@ -79,7 +85,7 @@ local function until_level(bucket, level)
   else
     moment = bucket.now + math.ceil(excess / measure.rate)
   end
-  return moment * bucket.tick - bucket.at
+  return math.min(moment * bucket.tick, ends(bucket)) - bucket.at
 end
 
 local level = {}
@@ -110,7 +116,7 @@ end
 function level.refund(mark, state, now, addend, measure, receipt)
   local bucket = read(mark, state, now, measure)
   local given = addend * bucket.ticks
-  if receipt and now + until_level(bucket, 0) ~= receipt.until_us then
+  if receipt and (now + until_level(bucket, 0) ~= receipt.until_us or receipt.until_us >= ends(bucket)) then
     given = measure.queue and 0 or math.max(0, given - leaked(bucket, receipt.at_us))
   end
   local given_back = math.min(math.ceil(given / bucket.ticks), used(bucket))

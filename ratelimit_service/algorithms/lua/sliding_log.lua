@@ -4,6 +4,8 @@
 local MAX_BYTES = 65536
 local HEAD = 25
 local GROUP = 128
+local MAX_EXACT = 9007199254740992 -- 2^53
+local MAX_TOTAL = 2251799813685248 -- 2^51
 
 local function coded(number)
   local groups = {}
@@ -54,6 +56,9 @@ local function read(state, now, window)
     return log
   end
   local base, last, total = struct.unpack(">ddd", state, 2)
+  if not (base >= 0 and base <= last and last < MAX_EXACT and total >= 0 and total < MAX_EXACT) then
+    return log
+  end
   if last - now >= window then
     log.damaged = true
     return log
@@ -158,7 +163,10 @@ function sliding_log.charge(state, now, addend, measure, force)
   local wait = passed and 0 or retry(log, now, addend, measure)
   if addend > 0 and (passed or force) then
     counted = addend
-    log = with_hits(log, log.entries ~= "" and math.max(now, log.last) or now, addend)
+    local noted = math.min(addend, MAX_TOTAL - log.total)
+    if noted > 0 then
+      log = with_hits(log, log.entries ~= "" and math.max(now, log.last) or now, noted)
+    end
     state = state_of(log)
   end
   return {

@@ -10,6 +10,8 @@
 -- Requests are settled one after the other, each seeing what those before have counted.
 
 local MAX_STATE = 4503599627370496 -- 2^52
+local MAX_EXACT = 9007199254740992 -- 2^53
+local MAX_WAIT = 36028797018963968 -- 2^55: three of the longest windows
 local SETTLED = 32768
 local UNDO = 3
 local NO_LEASE = string.rep("\0", 8)
@@ -44,8 +46,8 @@ local function write(key, step)
   if type(state) == "number" then
     state = string.format("%.0f", state)
   end
-  local life = math.ceil((step.life or step.reset) / 1000) + 1000
-  redis.call("SET", key, state, "PX", string.format("%.0f", life))
+  local life = math.max(0, math.min(step.life or step.reset, MAX_EXACT))
+  redis.call("SET", key, state, "PX", string.format("%.0f", math.ceil(life / 1000) + 1000))
 end
 
 local settle_hits
@@ -169,7 +171,8 @@ local function unpack_hit(key)
 end
 
 -- After the deadline nobody waits for the answer: what is given back is, nothing else changes.
-local LATE = { late = true, passed = true, left = 0, reset = 0, counted = 0 }
+local late = false
+local LATE = { late = true, passed = true, left = 0, reset = 0, retry = 0, counted = 0 }
 local function settle_late(hits)
   local refunds, steps = {}, {}
   for place, hit in ipairs(hits) do
@@ -187,7 +190,31 @@ local function settle_late(hits)
   return steps, changes
 end
 
-local late = false
+local function settled(hits)
+  local steps, changes = (late and settle_late or settle)(hits, read, now)
+  for place, step in ipairs(steps) do
+    local limit = hits[place].measure.limit
+    assert(step.left >= 0 and step.left <= limit and step.counted >= 0)
+    assert(step.reset >= 0 and step.reset < MAX_WAIT and step.retry >= 0 and step.retry < MAX_WAIT)
+  end
+  return steps, changes
+end
+
+-- Settles a request. What lies in its keys and cannot be counted with counts as new, so that it
+-- fails neither this request nor those beside it. What this call has counted is never of that kind.
+local function settle_safely(hits)
+  local found, steps, changes = pcall(settled, hits)
+  if found then
+    return steps, changes
+  end
+  for _, hit in ipairs(hits) do
+    if not changed[hit.key] then
+      states[hit.key] = false
+    end
+  end
+  return settled(hits)
+end
+
 while at <= #packed do
   local count, after
   count, at = struct.unpack(">I2", packed, at)
@@ -209,7 +236,7 @@ while at <= #packed do
       hits[number] = unpack_hit(KEYS[index + number])
     end
 
-    local steps, changes = (late and settle_late or settle)(hits, read, now)
+    local steps, changes = settle_safely(hits)
 
     for key, step in pairs(changes) do
       states[key] = step.state
