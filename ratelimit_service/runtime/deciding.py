@@ -50,13 +50,15 @@ def open_store(
             raise SettingsError("--second-store needs a --store in Redis")
         memory = MemoryStore(settings.max_counters, counters, health)
         return memory, memory.__len__
-    store: Store = RedisStore(
+    store = RedisStore(
         settings.store,
         settings.store_timeout_us,
         counters,
         health,
         second_url=settings.second_store,
     )
-    if settings.local_cache_bytes:
-        store = LocalCache(store, settings.local_cache_bytes, counters)
-    return store, None
+    if not settings.local_cache_bytes:
+        return store, None
+    cache = LocalCache(store, settings.local_cache_bytes, counters)
+    store.tell_of_give_backs(cache.given_back)
+    return cache, None

@@ -2,7 +2,9 @@
 
 A key enters when not even one hit would pass before some moment, and leaves then, or after a
 second: refunds, give-backs and changed rules reach every process within that. This process's
-own reach it at once. Nothing is ever admitted from here.
+own reach it at once: they also undo what a charge asked before them says of the key. That moment
+is told from when the store was asked, never from when it answered, so that no key is denied for
+longer than its window. Nothing is ever admitted from here.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
+from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import Clock, elapsed_us
 from ratelimit_service.model import SECOND_US, Hit, Measure, Mode, Outcome
 from ratelimit_service.observer import Counters
@@ -22,6 +25,9 @@ _ENTRY_BYTES: Final = 320
 """What a key takes beside its own length: its entry, two times, and its part of the table."""
 
 _LIFE_US: Final = SECOND_US
+
+_MAX_GIVEN_BACK: Final = 1_000
+"""For how many keys the moment of their last give-back is known."""
 
 
 class _Over(NamedTuple):
@@ -48,6 +54,11 @@ class LocalCache:
         self._clock = clock
         self._over: dict[bytes, _Over] = {}
         self._bytes = 0
+        self._bugs = Bugs()
+        self._given_back: dict[bytes, int] = {}
+        """By key when hits were given back last, the oldest first."""
+        self._asked_after_us = -1
+        """Charges asked earlier are not learned from: what was given back since is forgotten."""
 
     def __len__(self) -> int:
         return len(self._over)
@@ -68,18 +79,18 @@ class LocalCache:
         deadline_us: int = NEVER,
     ) -> None:
         """Denies what is known to be over, and has the store settle the rest."""
-        known = self._known(requests) if self._over else {}
+        asked_us = self._clock()
+        known = self._known(requests, asked_us) if self._over else {}
         counts = self._counters.local_cache
         counts["hit"] += len(known)
         counts["miss"] += len(requests) - len(known)
         if not known:
-            self._store.charge(
-                requests, partial(self._settled, requests, done), wanted, deadline_us
-            )
+            settled = partial(self._settled, requests, asked_us, done)
+            self._store.charge(requests, settled, wanted, deadline_us)
             return
         places = [place for place in range(len(requests)) if place not in known]
         asked = [requests[place] for place in places]
-        some_settled = partial(self._some_settled, asked, known, done)
+        some_settled = partial(self._some_settled, asked, asked_us, known, done)
         if asked:
             self._store.charge(asked, some_settled, partial(wanted_at, wanted, places), deadline_us)
         else:
@@ -88,28 +99,29 @@ class LocalCache:
     def _settled(
         self,
         requests: Sequence[Sequence[Hit]],
+        asked_us: int,
         done: Callable[[list[Outcomes]], None],
         outcomes: list[Outcomes],
     ) -> None:
-        self._learn(requests, outcomes)
+        self._learn(requests, outcomes, asked_us)
         done(outcomes)
 
     def _some_settled(
         self,
         asked: Sequence[Sequence[Hit]],
+        asked_us: int,
         known: dict[int, Outcomes],
         done: Callable[[list[Outcomes]], None],
         outcomes: list[Outcomes],
     ) -> None:
-        self._learn(asked, outcomes)
+        self._learn(asked, outcomes, asked_us)
         rest = iter(outcomes)
         places = range(len(asked) + len(known))
         done([known[at] if at in known else next(rest) for at in places])
 
-    def _known(self, requests: Sequence[Sequence[Hit]]) -> dict[int, Outcomes]:
+    def _known(self, requests: Sequence[Sequence[Hit]], now: int) -> dict[int, Outcomes]:
         """The outcomes of requests of which every hit is known to be over, by their place."""
         found: dict[int, Outcomes] = {}
-        now = self._clock()
         for place, hits in enumerate(requests):
             outcomes = []
             for hit in hits:
@@ -125,37 +137,65 @@ class LocalCache:
                     found[place] = outcomes
         return found
 
-    def _learn(self, requests: Sequence[Sequence[Hit]], outcomes: Sequence[Outcomes]) -> None:
+    def given_back(self, keys: Sequence[bytes]) -> None:
+        """Hits on these counters have been given back: what denied them may deny no more.
+
+        That goes for charges under way as well: they may have been settled before.
+        """
+        now, moments = self._clock(), self._given_back
+        for key in keys:
+            self._forget(key)
+            moments.pop(key, None)
+            moments[key] = now
+        while len(moments) > _MAX_GIVEN_BACK:
+            self._asked_after_us = moments.pop(next(iter(moments)))
+
+    def _learn(
+        self, requests: Sequence[Sequence[Hit]], outcomes: Sequence[Outcomes], asked_us: int
+    ) -> None:
+        try:
+            self._learn_all(requests, outcomes, asked_us)
+        except Exception as error:  # what is known here must not cost anybody an answer
+            self._bugs.note("the local cache is emptied", error)
+            self._over, self._bytes = {}, 0
+
+    def _learn_all(
+        self, requests: Sequence[Sequence[Hit]], outcomes: Sequence[Outcomes], asked_us: int
+    ) -> None:
         over = self._over
-        for place, found in enumerate(outcomes):
+        for hits, found in zip(requests, outcomes, strict=True):
             if not over:  # then there is nothing to forget, and most have nothing to remember
-                for outcome in found:
-                    if outcome is not None and outcome[0]:
+                for hit, outcome in zip(hits, found, strict=False):
+                    if outcome is not None and (outcome[0] or hit[5]):
                         break
                 else:
                     continue
-            hits = requests[place]
-            for at, outcome in enumerate(found):
-                hit = hits[at]
+            for hit, outcome in zip(hits, found, strict=False):
                 if outcome is None:
                     continue
-                if outcome.over:
-                    self._remember(hit, outcome, hits)
-                elif hit.refund or not outcome.charged:
-                    self._forget(hit.key)  # given back, or not charged: others may pass
+                if hit.refund:
+                    self.given_back([hit.key])
+                elif outcome.over:
+                    self._remember(hit, outcome, hits, asked_us)
+                elif not outcome.charged:
+                    self._forget(hit.key)  # others may pass
 
-    def _remember(self, hit: Hit, outcome: Outcome, hits: Sequence[Hit]) -> None:
+    def _remember(self, hit: Hit, outcome: Outcome, hits: Sequence[Hit], asked_us: int) -> None:
         """Takes in the key of a denied hit, if no other hit of the request can have filled it."""
         if (
             outcome.left
             or outcome.local
             or not _cached(hit)
             or sum(other.key == hit.key for other in hits) > 1
+            or asked_us <= self._given_back.get(hit.key, self._asked_after_us)
         ):
             return
-        now, passes_us = self._clock(), outcome.reset_us
+        # The store counted after it was asked: what it says of the wait holds at least so long.
+        passes_us = outcome.reset_us
         self._forget(hit.key)
-        self._over[hit.key] = _Over(now + min(passes_us, _LIFE_US), now + passes_us, hit.measure)
+        self._over[hit.key] = _Over(
+            asked_us + min(passes_us, _LIFE_US), asked_us + passes_us, hit.measure
+        )
         self._bytes += _ENTRY_BYTES + len(hit.key)
         while self._bytes > self._max_bytes:
             self._forget(next(iter(self._over)))

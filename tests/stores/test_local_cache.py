@@ -22,7 +22,19 @@ class Counting:
 
     def __init__(self, clock: Time) -> None:
         self._memory = MemoryStore(1_000, Counters(), Health(), clock)
+        self._clock = clock
         self.asked = 0
+        self.way_us = 0
+        """How long answers take to come."""
+        self.held: list[Callable[[], None]] | None = None
+
+    def hold(self) -> list[Callable[[], None]]:
+        """From now on answers are on their way until the test calls them."""
+        self.held = []
+        return self.held
+
+    def let_go(self) -> None:
+        self.held = None
 
     async def start(self) -> None: ...
 
@@ -35,8 +47,15 @@ class Counting:
         wanted: Wanted = always,
         deadline_us: int = NEVER,
     ) -> None:
+        def came(outcomes: list[Outcomes]) -> None:
+            self._clock.now_us += self.way_us
+            if self.held is None:
+                done(outcomes)
+            else:
+                self.held.append(lambda: done(outcomes))
+
         self.asked += len(requests)
-        self._memory.charge(requests, done, wanted, deadline_us)
+        self._memory.charge(requests, came, wanted, deadline_us)
 
 
 class Fixture:
@@ -84,6 +103,21 @@ async def test_no_longer_than_it_is_over(fixture: Fixture) -> None:
 
     fixture.time.now_us = T + MINUTE
 
+    assert await fixture.charge([hit()]) == [[Outcome(False, 4, MINUTE, 1)]]
+
+
+@pytest.mark.parametrize("way_us", [1, 8_000, 20_000])
+async def test_no_longer_however_slow_the_answer(fixture: Fixture, way_us: int) -> None:
+    """A key leaves when its window is over where it was counted, not by the answer's way later."""
+    fixture.time.now_us = T + MINUTE - 50_000
+    await fixture.charge([hit(5)])
+    fixture.store.way_us = way_us
+    await fixture.charge([hit()])
+    fixture.store.way_us = 0
+
+    fixture.time.now_us = T + MINUTE - 1
+    assert await fixture.reached([hit()]) == 0
+    fixture.time.now_us = T + MINUTE
     assert await fixture.charge([hit()]) == [[Outcome(False, 4, MINUTE, 1)]]
 
 
@@ -171,6 +205,67 @@ async def test_own_refund_is_known_at_once(fixture: Fixture) -> None:
     await fixture.charge([hit(refund=True)])
 
     assert await fixture.charge([hit()]) == [[Outcome(False, 0, MINUTE, 1)]]
+
+
+async def test_give_back_undoes_what_was_learned(fixture: Fixture) -> None:
+    """Once hits are given back, what has denied a key before is not believed any more."""
+    await fixture.charge([FULL], [hit()])
+
+    fixture.cache.given_back([hit().key])
+
+    assert await fixture.reached([hit()]) == 1
+
+
+async def test_denial_under_way_while_hits_are_given_back(fixture: Fixture) -> None:
+    """A denial that was settled before a give-back, and is told after it, makes no key known."""
+    await fixture.charge([FULL])
+    held = fixture.store.hold()
+    told: list[list[Outcomes]] = []
+    fixture.cache.charge([[hit()], [hit(key="b", limit=0)]], told.append)
+    fixture.time.now_us += 1
+    fixture.cache.given_back([hit().key])
+    (answer,) = held
+    fixture.store.let_go()
+
+    answer()
+
+    fixture.time.now_us += 1
+    assert [len(one) for one in told] == [2]
+    assert await fixture.reached([hit()]) == 1
+    assert await fixture.reached([hit(key="b", limit=0)]) == 0
+    assert await fixture.reached([hit()]) == 0
+
+
+async def test_refund_while_a_denial_is_under_way(fixture: Fixture) -> None:
+    """The same goes for a refund by a request of this process."""
+    await fixture.charge([FULL])
+    held = fixture.store.hold()
+    fixture.cache.charge([[hit()]], lambda _: None)
+    (answer,) = held
+    fixture.store.let_go()
+    fixture.time.now_us += 1
+    await fixture.charge([hit(refund=True)])
+
+    answer()
+
+    assert await fixture.charge([hit()]) == [[Outcome(False, 0, MINUTE - 1, 1)]]
+
+
+async def test_more_give_backs_than_are_known_by_key(fixture: Fixture) -> None:
+    """However many keys are given back meanwhile, a denial from before is never believed."""
+    await fixture.charge([FULL])
+    held = fixture.store.hold()
+    fixture.cache.charge([[hit()]], lambda _: None)
+    (answer,) = held
+    fixture.store.let_go()
+    fixture.time.now_us += 1
+    fixture.cache.given_back([hit().key])
+    for number in range(5_000):
+        fixture.cache.given_back([b"%d" % number])
+
+    answer()
+
+    assert await fixture.reached([hit()]) == 1
 
 
 async def test_changed_limit(fixture: Fixture) -> None:

@@ -14,7 +14,9 @@ from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health
 from ratelimit_service.model import FailurePolicy, Hit, Measure, Mode
 from ratelimit_service.observer import Counters
+from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.keys import CounterNames
+from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.address import parse_store
 from ratelimit_service.stores.redis.ring import fingerprint, owners, place_of
@@ -224,6 +226,56 @@ async def test_give_backs_are_never_too_late(ring: Ring) -> None:
             await asyncio.sleep(0.01)
     assert ring.count(west) == 1
     await store.close()
+
+
+async def test_late_give_backs_are_told(ring: Ring) -> None:
+    """What is given back after its request was answered is told when it is done, not before."""
+    store = ring.store(timeout_us=100_000)
+    told: list[bytes] = []
+    store.tell_of_give_backs(told.extend)
+    await store.start()
+    east, west = ring.hit("east"), ring.hit("west")._replace(policy=FailurePolicy.CLOSED)
+    await charged(store, [[east]])
+    ring.servers["west"].stop()
+    asked = asyncio.create_task(charged(store, [[east, west]]))
+    while ring.count(east) < 2:
+        await asyncio.sleep(0)
+    ring.servers["east"].stop()
+
+    await asked
+
+    assert told == []
+    ring.servers["east"].cont()
+    async with asyncio.timeout(10):
+        while not told:
+            await asyncio.sleep(0.01)
+    assert told == [east.key]
+    assert ring.count(east) == 1
+    ring.servers["west"].cont()
+    await store.close()
+
+
+async def test_charge_that_is_given_back_denies_no_longer_than_it_lasts(
+    ring: Ring, store: RedisStore
+) -> None:
+    """A key denied only by a charge that is then given back is not known to be over."""
+    cache = LocalCache(store, 1 << 20, ring.counters)
+    store.tell_of_give_backs(cache.given_back)
+    full, roomy = ring.hit("west", limit=0), ring.hit("west", limit=1_000, key="roomy")
+    keys = [ring.hit("east", limit=1, key=f"{number}:") for number in range(60)]
+    both = [request for key in keys for request in ([key, full], [key, roomy])]
+    waits = [asyncio.ensure_future(charged(cache, [request])) for request in both]
+    answers = [answer for (answer,) in await asyncio.gather(*waits)]
+    given_back = [key for key, answer in zip(keys, answers[1::2], strict=True) if _denied(answer)]
+    assert given_back
+
+    after = await charged(cache, [[key] for key in given_back])
+
+    assert [_denied(answer) for answer in after] == [False] * len(given_back)
+
+
+def _denied(outcomes: Outcomes) -> bool:
+    return any(outcome is not None and outcome.over for outcome in outcomes)
 
 
 async def test_shadow_descriptor_counts_in_all_its_limits_or_in_none(

@@ -9,7 +9,7 @@ then given back, nobody is admitted by one. What must not live here: connections
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 from ratelimit_service.algorithms import denies
@@ -27,6 +27,9 @@ Place = tuple[Shard, int]
 Find = Callable[[Hit], Place]
 """The place of a hit's counter; the same object for all that one script call may settle."""
 
+GivenBack = Callable[[Sequence[bytes]], None]
+"""Hears of counters in which hits were given back, once that is done."""
+
 _PENDING: Final[Outcomes] = ()
 
 
@@ -37,6 +40,7 @@ class Charge:
         "counters",
         "deadline_us",
         "done",
+        "given_back",
         "hurried",
         "missing",
         "outcomes",
@@ -54,11 +58,13 @@ class Charge:
         wanted: Wanted,
         deadline_us: int,
         counters: Counters,
+        given_back: GivenBack,
         *,
         hurried: bool,
     ) -> None:
         """`hurried`: the caller waits for less time than a server is given to answer."""
         self.requests = requests
+        self.given_back = given_back
         self.hurried = hurried
         self.done = done
         self.wanted = wanted
@@ -255,7 +261,7 @@ class _Part:
             spread.answered(self.shard, ats, found, at_us)
         else:
             hits, final = self.requests[place], self.charge.outcomes[self.places[place]]
-            _give_back_late(self.shard, hits, final, found, at_us)
+            _give_back_late(self.charge, self.shard, hits, final, found, at_us)
 
     def failed(self, places: Sequence[int], reason: str) -> None:
         charge, count, at_us = self.charge, 0, self.shard.now_us()
@@ -355,7 +361,7 @@ class _Spread:
             denied = self.dropped or _denied(self.hits, outcomes)
             late = [self.hits[at] for at in ats]
             final = [outcomes[at] for at in ats]
-            _give_back_late(shard, late, final, found, at_us, denied=denied)
+            _give_back_late(self.charge, shard, late, final, found, at_us, denied=denied)
             return
         if len(ats) == 1:
             outcomes[ats[0]] = found[0]
@@ -427,9 +433,12 @@ class _Spread:
             now_us = shard.now_us()
             self._undone(ats, shard.charge_here([*undone, *peeks], now_us)[count:])
             return
-        shard.charge(
-            Errand([[*undone, *peeks]], lambda found: self._undone(ats, found and found[count:]))
-        )
+        shard.charge(Errand([[*undone, *peeks]], partial(self._given_back, ats)))
+
+    def _given_back(self, ats: Sequence[int], found: Outcomes | None) -> None:
+        """The shard has given these hits back, and told what is left of them."""
+        self.charge.given_back([self.hits[at].key for at in ats])
+        self._undone(ats, found and found[len(ats) :])
 
     def _undone(self, ats: Sequence[int], peeks: Outcomes | None) -> None:
         """What was charged is given back; `peeks` tell what is left now."""
@@ -457,6 +466,7 @@ class _Spread:
 
 
 def _give_back_late(
+    charge: Charge,
     shard: Shard,
     hits: Sequence[Hit],
     final: Outcomes,
@@ -474,7 +484,12 @@ def _give_back_late(
         if outcome and _undoable(hit, outcome) and (denied or (told is not None and told.local))
     ]
     if undone:
-        shard.charge(Errand([undone]))
+        keys = [hit.key for hit in undone]
+        shard.charge(Errand([undone], partial(_given_back_late, charge.given_back, keys)))
+
+
+def _given_back_late(given_back: GivenBack, keys: Sequence[bytes], _found: Outcomes | None) -> None:
+    given_back(keys)
 
 
 def _give_back_here(shard: Shard, hits: Sequence[Hit], found: Outcomes, at_us: int) -> None:

@@ -18,7 +18,7 @@ from ratelimit_service.model import SECOND_US, Hit
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
 from ratelimit_service.stores.redis.address import Cluster, parse_store
-from ratelimit_service.stores.redis.charge import Charge, Place
+from ratelimit_service.stores.redis.charge import Charge, GivenBack, Place
 from ratelimit_service.stores.redis.cluster import ClusterOfNodes
 from ratelimit_service.stores.redis.shard import Shard
 from ratelimit_service.stores.redis.shards_file import read_shards
@@ -62,6 +62,7 @@ class RedisStore:
         self._timeout_us = timeout_us
         self._counters = counters
         self._bugs = Bugs()
+        self._given_back: GivenBack = _nobody_asks
         self._loop = asyncio.get_running_loop()
         setup = Setup(timeout_us, counters, health, clock=clock)
         self._first = _topology(url, setup)
@@ -83,6 +84,10 @@ class RedisStore:
     def shards(self) -> Sequence[Shard]:
         """All that are known now."""
         return [shard for topology in self._topologies for shard in topology.shards]
+
+    def tell_of_give_backs(self, given_back: GivenBack) -> None:
+        """Calls `given_back` with the keys of counters once hits on them have been given back."""
+        self._given_back = given_back
 
     async def start(self) -> None:
         """Tries every server once, in bounded time, and keeps trying in the background."""
@@ -113,7 +118,15 @@ class RedisStore:
         hurried = deadline_us < now + self._timeout_us
         if not hurried:
             deadline_us = now + self._timeout_us
-        charge = Charge(requests, done, wanted, deadline_us, self._counters, hurried=hurried)
+        charge = Charge(
+            requests,
+            done,
+            wanted,
+            deadline_us,
+            self._counters,
+            self._given_back,
+            hurried=hurried,
+        )
         if deadline_us <= now:
             charge.give_up(self._find)
             return
@@ -158,3 +171,6 @@ class RedisStore:
                 charge.abandon()
         if waiting:
             self._wait_until(waiting[0][0], now)
+
+
+def _nobody_asks(_keys: Sequence[bytes]) -> None: ...
