@@ -17,7 +17,7 @@ import struct
 from typing import Final
 
 from ratelimit_service.algorithms.step import State, Step, step
-from ratelimit_service.model import MAX_ADDEND, MAX_EXACT, Measure, Receipt
+from ratelimit_service.model import MAX_ADDEND, Measure, Receipt
 
 __all__ = ["charge", "refund"]
 
@@ -96,9 +96,7 @@ class _TwoCounters:
         return self._before * (ticks - self._elapsed) // ticks + self._now
 
     def add(self, addend: int) -> None:
-        # What no limit can reach need not be told apart, and times the window it must be exact.
-        most = min(MAX_ADDEND, (MAX_EXACT - 1) // self._measure.window_ticks)
-        self._now = min(self._now + addend, most)
+        self._now = min(self._now + addend, MAX_ADDEND)
 
     def take_off(self, addend: int) -> int:
         given_back = min(self._now, addend)

@@ -80,7 +80,7 @@ class Limit(NamedTuple):
         rate = self.requests_per_unit if self.algorithm in BUCKETS else 0
         tick = 0
         if rate or self.algorithm == "sliding_window":
-            tick = tick_exponent(self.window_us, hard + (rate or hard))
+            tick = tick_exponent(self.window_us, max(2, hard + (rate or hard)))
         return Measure(
             self.algorithm,
             hard,

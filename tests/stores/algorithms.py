@@ -18,6 +18,7 @@ from ratelimit_service.model import (
 from tests.stores.cases import DAY, HOUR, MINUTE, SECOND, YEAR, Case, Charge, T, over
 from tests.stores.cases import ok as passed
 
+BUDGET = Limit(1_000, Unit.YEAR, algorithm="sliding_window")
 FIRST_HIT = Limit(5, Unit.MINUTE, anchor=Anchor.FIRST_HIT)
 SLIDING = Limit(7, Unit.MINUTE, algorithm="sliding_window")
 PARTS = Limit(6, Unit.MINUTE, algorithm="sliding_window", buckets=6)
@@ -183,6 +184,23 @@ SLIDING_WINDOW = [
             at(T, over(7, 9), hit(SLIDING, 9, count_denied=True)),
             at(T, over(0, reset_us=MINUTE + 6_666_667), hit(SLIDING, 0)),
             at(T + MINUTE + 30 * SECOND, passed(3, 0, 30 * SECOND), hit(SLIDING, 0)),
+        ],
+    ),
+    Case(
+        "a sliding window with count_denied keeps what is far above its limit, to be given back",
+        [
+            at(YEAR * 60, over(1_000, 5_000, YEAR), hit(BUDGET, 5_000, count_denied=True)),
+            at(YEAR * 60, passed(500, 4_500, YEAR), hit(BUDGET, 4_500, refund=True)),
+            at(
+                YEAR * 61 - 1,
+                over(500, MAX_ADDEND, YEAR),
+                hit(BUDGET, MAX_ADDEND, count_denied=True),
+            ),
+            # 4,294,967,295 of the year before weigh 1,001 until 7,349,889.7 us before its end.
+            at(YEAR * 61, over(0, reset_us=YEAR - 7_349_880), hit(BUDGET, 0)),
+            at(YEAR * 62 - 7_349_890, over(0, reset_us=10), hit(BUDGET, 0)),
+            at(YEAR * 62 - 7_349_880, passed(0, 0, 7_349_880), hit(BUDGET, 0)),
+            at(YEAR * 62 - 3_675_000, passed(500, 0, 3_675_000), hit(BUDGET, 0)),
         ],
     ),
     Case(

@@ -19,6 +19,23 @@ local function after(window, ticks)
   return math.max(0, ticks - window.elapsed) * window.tick + window.ahead
 end
 
+-- How much of this count weighs with so many ticks left, rounded down. Where the product is too
+-- large to be exact, it is made and divided bit by bit.
+local function weight(count, left, ticks)
+  if count < MAX_EXACT / ticks then
+    return math.floor(count * left / ticks)
+  end
+  local weighed, rest, bit = 0, 0, 2 ^ 31
+  while bit >= 1 do
+    weighed, rest = weighed * 2, rest * 2
+    if count >= bit then
+      count, rest = count - bit, rest + left
+    end
+    weighed, rest, bit = weighed + math.floor(rest / ticks), rest % ticks, bit / 2
+  end
+  return weighed
+end
+
 local two = {}
 
 function two.read(state, now, measure)
@@ -49,12 +66,11 @@ function two.state(window)
 end
 
 function two.count(window)
-  return math.floor(window.before * (window.ticks - window.elapsed) / window.ticks) + window.now
+  return weight(window.before, window.ticks - window.elapsed, window.ticks) + window.now
 end
 
 function two.add(window, addend)
-  local most = math.min(MAX_COUNT, math.floor((MAX_EXACT - 1) / window.ticks))
-  window.now = math.min(window.now + addend, most)
+  window.now = math.min(window.now + addend, MAX_COUNT)
 end
 
 function two.take_off(window, addend)
