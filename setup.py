@@ -19,7 +19,7 @@ COMPILED = """
     stores/keys stores/damage stores/memory stores/local stores/local_cache
     stores/redis/script stores/redis/part stores/redis/charge stores/redis/shard
     stores/redis/connection stores/redis/store
-    limiter/plan limiter/answer limiter/headers limiter/tally
+    limiter/plan limiter/answer limiter/headers limiter/tally limiter/plain
     wire/request wire/response
     service/__init__ service/memo
     transport/h2/frames transport/h2/headers transport/h2/connection transport/h2/protocol

@@ -2,6 +2,7 @@
 
 from ratelimit_service.limiter.answer import answer
 from ratelimit_service.limiter.headers import lease_header, takes_lease
+from ratelimit_service.limiter.plain import tally_plain, verdict
 from ratelimit_service.limiter.plan import LEASE_BYTES, Plan, Planner, Stem, Terms
 from ratelimit_service.limiter.tally import tally, tally_within
 
@@ -15,5 +16,7 @@ __all__ = [
     "lease_header",
     "takes_lease",
     "tally",
+    "tally_plain",
     "tally_within",
+    "verdict",
 ]

@@ -11,7 +11,7 @@ from ratelimit_service.model import Code, Decision, Outcome
 from ratelimit_service.observer import Counters, Tally
 from ratelimit_service.settings import Settings
 
-__all__ = ["tally", "tally_within"]
+__all__ = ["add", "tally", "tally_within"]
 
 
 def tally_within(plans: Sequence[Plan], outcomes: Sequence[Outcome]) -> None:
@@ -42,7 +42,7 @@ def tally(
             continue
         spoken = shown(planned, each)
         if terms.tally is not None:
-            _add(planned, spoken, terms.tally)
+            add(planned, spoken, terms.tally)
         if by_policy(planned, spoken):
             counters.policy_decisions[terms.policy] += 1
         if spoken is not None and not planned.refund:
@@ -51,8 +51,8 @@ def tally(
         counters.global_shadow_mode += 1
 
 
-def _add(planned: Plan, spoken: Shown | None, tally: Tally) -> None:
-    """Several limits of a descriptor are tallied as the one that speaks for them."""
+def add(planned: Plan, spoken: Shown | None, tally: Tally) -> None:
+    """Adds one descriptor to a tally; several limits count as the one that speaks for them."""
     terms, hits, _ = planned
     if terms.kind is Kind.UNLIMITED:
         tally.hits += hits

@@ -320,6 +320,10 @@ class Service:
                 limiter.tally_within(asked.plans, outcomes)
                 self._counters.decisions["ok"] += 1
                 return answer
+            if asked.limits is not None:
+                answer = self._plain_answer(asked, asked.limits, outcomes)
+                if answer:
+                    return answer
             in_order = iter(outcomes)
             each = [list(islice(in_order, len(planned.hits))) for planned in asked.plans]
             decision = limiter.answer(asked.request, asked.plans, each, self._settings, asked.lease)
@@ -334,6 +338,24 @@ class Service:
             return Refusal(StatusCode.UNAVAILABLE, str(error))
         except Exception as error:
             return self.bug(error)
+        return answer
+
+    def _plain_answer(self, asked: _Asked, limits: Sequence[bytes], outcomes: Outcomes) -> bytes:
+        """The answer to a request of plain descriptors; nothing if it takes the long way."""
+        found = limiter.verdict(asked.plans, outcomes)
+        if found is None:
+            return b""
+        header = b""
+        if asked.lease and not found.denied:
+            for hit, outcome in zip(asked.hits, outcomes, strict=True):
+                if outcome is not None and not outcome.over and limiter.takes_lease(hit, outcome):
+                    header = wire.encode_request_header(limiter.lease_header(asked.lease))
+        answer = wire.encode_plain(
+            found.denied, found.statuses, limits, outcomes, found.by_policy, header
+        )
+        limiter.tally_plain(asked.plans, outcomes, found, self._counters)
+        if found.by_policy:
+            self._by_policy()
         return answer
 
     def _unknown_domain(self, request: Request) -> None:

@@ -16,6 +16,7 @@ from ratelimit_service.wire.response import (
     decode_decision,
     encode_decision,
     encode_limit,
+    encode_plain,
     encode_request_header,
     encode_within,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "describe",
     "encode_decision",
     "encode_limit",
+    "encode_plain",
     "encode_request",
     "encode_request_header",
     "encode_within",

@@ -29,6 +29,7 @@ __all__ = [
     "decode_decision",
     "encode_decision",
     "encode_limit",
+    "encode_plain",
     "encode_request_header",
     "encode_within",
 ]
@@ -84,6 +85,47 @@ def encode_within(limits: Sequence[bytes], outcomes: Sequence[Outcome]) -> bytes
     return b"".join(parts)
 
 
+def encode_plain(
+    denied: bool,
+    statuses: Sequence[int],
+    limits: Sequence[bytes],
+    outcomes: Sequence[Outcome | None],
+    by_policy: tuple[tuple[int, str], ...],
+    request_header: bytes,
+) -> bytes:
+    """The same bytes for any request of plain descriptors.
+
+    `statuses` says for each descriptor: 0 allowed, 1 over its limit; 2 and 3 the same without a
+    count. `by_policy` lists the descriptors of the latter with their policies. `request_header`
+    is one as `encode_request_header` gives it, or nothing.
+    """
+    parts = [_OVER if denied else _OK]
+    for place, status in enumerate(statuses):
+        outcome = outcomes[place]
+        if status >= _UNCOUNTED or outcome is None:
+            parts.append(_WITHOUT_COUNT[status & 1])
+            continue
+        limit, remaining = limits[place], b""
+        if status:
+            limit = _OVER + limit[len(_OK) :]
+        elif outcome[1]:
+            remaining = b"\x18" + _varint(outcome[1])
+        reset = _reset(outcome[2])
+        parts.append(b"\x12" + _varint(len(limit) + len(remaining) + len(reset)))
+        parts.append(limit + remaining + reset)
+    parts.append(request_header)
+    if by_policy:
+        parts.append(_policies(by_policy))
+    return b"".join(parts)
+
+
+@lru_cache(maxsize=1024)
+def _policies(by_policy: tuple[tuple[int, str], ...]) -> bytes:
+    """The metadata that says which descriptors were decided by policy, tag and all."""
+    listed = [{"descriptor": place, "policy": policy} for place, policy in by_policy]
+    return _field(b"\x32", _struct({"by_policy": listed}))
+
+
 def encode_limit(limit: Limit) -> bytes:
     """What does not change in the statuses of descriptors within this limit."""
     return _OK + _limit(limit)
@@ -93,6 +135,10 @@ _CODES: Final = {code: b"\x08%c" % code for code in Code}
 """A code as field 1, which it is in the response and in a status."""
 
 _OK: Final = _CODES[Code.OK]
+_OVER: Final = _CODES[Code.OVER_LIMIT]
+_UNCOUNTED: Final = 2
+_WITHOUT_COUNT: Final = [b"\x12%c%b" % (len(code), code) for code in (_OK, _OVER)]
+"""Statuses that say nothing but their code."""
 
 
 @lru_cache(maxsize=4096)
