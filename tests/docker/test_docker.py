@@ -105,6 +105,7 @@ def test_image_commands(tmp_path: Path, own_redis: RedisServer) -> None:
 
     health = http(f"http://127.0.0.1:{http_port}/healthcheck")
     process.kill()
+    assert not list((opt / "bin").glob("pip*"))
     assert (answer.status, health.text) == (200, "OK")
     assert '"limitRemaining": 4' in answer.text
 
@@ -136,6 +137,15 @@ def test_compose_envoy() -> None:
     )
 
     assert done.returncode == 0, done.stderr
+
+
+def test_compose_drops_privileges() -> None:
+    """The service has a file system that it cannot write, no capability, and gets none."""
+    ratelimit = compose()["ratelimit"]
+
+    assert ratelimit["read_only"] is True
+    assert ratelimit["cap_drop"] == ["ALL"]
+    assert ratelimit["security_opt"] == ["no-new-privileges:true"]
 
 
 def test_compose_mounts_what_is_there() -> None:

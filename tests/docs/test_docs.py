@@ -183,6 +183,23 @@ def test_systemd_unit(tmp_path: Path) -> None:
         assert "ratelimit.service" not in done.stderr
 
 
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is missing")
+def test_systemd_unit_drops_privileges() -> None:
+    """What the unit leaves to the service is at most 2.0 of 10 by systemd's own measure."""
+    unit = str(TOP / "docs" / "ratelimit.service")
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", unit],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "unrecognized option" in done.stderr:
+        pytest.skip("this systemd is older than 250")
+
+    (exposure,) = re.findall(r"Overall exposure level for ratelimit.service: (\S+)", done.stdout)
+    assert float(exposure) <= 2.0
+
+
 def test_make_lists_its_verbs() -> None:
     """`make` alone lists every verb."""
     listed = subprocess.run(["make"], cwd=TOP, capture_output=True, text=True, check=True).stdout
