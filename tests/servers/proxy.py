@@ -26,6 +26,9 @@ class Proxy:
         self.delay_seconds = 0.0
         self.hold = False
         self.cut = False
+        self.surplus = b""
+        """What the client gets before the next reply, once."""
+        self.last_reply = b""
 
     async def start(self, port: int = 0) -> int:
         """Listens; returns the port."""
@@ -87,6 +90,9 @@ class Proxy:
                     data = b""
                 if not data:
                     return
+                if replies:
+                    self.last_reply = data
+                    data, self.surplus = self.surplus + data, b""
                 writer.write(data)
         finally:
             reading.cancel()

@@ -13,6 +13,7 @@ from ratelimit_service.model import FailurePolicy, Hit
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis.script import fits, read
 from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer
 from tests.stores.cases import MINUTE, charged
@@ -108,3 +109,87 @@ async def test_reset_in_the_middle_of_a_reply(fixture: Fixture) -> None:
     assert fixture.counters.store_errors == {"unknown": 1}
     await fixture.until(answered)
     assert fixture.count() == 3
+
+
+NUMBER = b":%d\r\n"
+SURPLUS = {
+    "a number": NUMBER % 1,
+    "a word": b"+OK\r\n",
+    "nothing": b"$-1\r\n",
+    "an error": b"-ERR of somebody else\r\n",
+    "no integers": b"*0\r\n",
+    "integers of another form": b"*6\r\n" + NUMBER % 7 * 6,
+    "words for integers": b"*6\r\n" + b"+7\r\n" * 6,
+    "integers in a list in a list": b"*1\r\n*6\r\n" + NUMBER % 7 * 6,
+    "below zero": b"*6\r\n" + NUMBER % -1 * 6,
+    "no Redis": b"HTTP/1.1 200 OK\r\n\r\n",
+    "the last reply again": b"",
+}
+
+
+@pytest.mark.parametrize("surplus", SURPLUS.values(), ids=SURPLUS)
+async def test_surplus_reply(fixture: Fixture, surplus: bytes) -> None:
+    """However replies get out of step, nobody is given another's; then counting goes on."""
+    await fixture.start(timeout_us=5_000_000)
+    await fixture.until(answered)
+    ((rich,),) = await charged(fixture.store, [[hit(key="rich")]])
+    assert rich is not None
+    fixture.proxy.surplus = surplus or fixture.proxy.last_reply
+    calls = []
+    for number in range(50):
+        one = hit(key=f"{number}", limit=number + 2)
+        calls.append(asyncio.ensure_future(charged(fixture.store, [[one]])))
+        await asyncio.sleep(0)
+
+    answers = [(await call)[0][0] for call in calls]
+
+    lefts = [(place, outcome.left) for place, outcome in enumerate(answers) if outcome]
+    assert lefts == [(place, place + 1) for place, _ in lefts]
+    assert len(lefts) < 50
+    await fixture.until(answered)
+    ((after,),) = await charged(fixture.store, [[hit(key="rich")]])
+    assert after == rich._replace(left=rich.left - 1, reset_us=after.reset_us if after else 0)
+
+
+@pytest.mark.parametrize("surplus", [b"*0\r\n", b"*2\r\n+x\r\n+y\r\n", b"+PONG\r\n", b":7\r\n"])
+async def test_surplus_reply_while_nothing_is_charged(fixture: Fixture, surplus: bytes) -> None:
+    """A reply that a beat gets instead of its own ends the connection; the next one is well."""
+    await fixture.start(timeout_us=5_000_000)
+    await fixture.until(answered)
+    (shard,) = fixture.store.shards
+    first = shard._connection
+
+    fixture.proxy.surplus = surplus
+    async with asyncio.timeout(10):
+        while shard._connection is first:
+            await asyncio.sleep(0.01)
+
+    await fixture.until(answered)
+    assert shard.processes == 1
+
+
+@pytest.mark.parametrize(
+    "surplus",
+    [b"*2\r\n+x\r\n+y\r\n", b":7\r\n", b"*1\r\n:1\r\n", b"$-1\r\n", b"*-1\r\n", b"-ERR no\r\n"],
+)
+async def test_surplus_reply_to_a_greeting(fixture: Fixture, surplus: bytes) -> None:
+    """What a new connection is told out of step is a fault to live with: it is tried again."""
+    fixture.proxy.surplus = surplus
+    await fixture.start(timeout_us=5_000_000)
+
+    await fixture.until(answered)
+
+    assert fixture.health.faults == {}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [(1, -1), (1, 8), (2, -1), (2, 1 << 40), (3, -1), (4, -1), (3, b"7"), (4, None), (2, [7])],
+)
+def test_reply_with_values_that_cannot_be(field: int, value: object) -> None:
+    """A reply of the right form that says what no counter can say is no answer."""
+    reply: list[object] = [1_700_000_000_000_000, 0, 5, 5, 1, 77]
+    reply[field] = value
+
+    assert fits(reply, [[hit()]], 77)
+    assert read(reply, [[hit()]]) is None

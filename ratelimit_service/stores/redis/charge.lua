@@ -4,9 +4,9 @@
 -- if it is settled at once; 0 leads the deadline of the requests behind it, which 0 lifts),
 -- for each hit limit, window, addend, algorithm, and mode with flags;
 -- then, by the flags, the rest of its measure, the periods of its calendar, its receipt, its lease
--- (script.py).
+-- (script.py). Then the number of this call.
 -- Returns flat integers: now, then for each hit its marks (1 over, 2 damaged, 4 late), left, the wait
--- until it is as new or, where it is over, passes, and counted.
+-- until it is as new or, where it is over, passes, and counted; then the number of the call.
 -- Requests are settled one after the other, each seeing what those before have counted.
 
 local MAX_STATE = 4503599627370496 -- 2^52
@@ -253,4 +253,5 @@ for key, step in pairs(changed) do
   write(key, step)
 end
 
+reply[#reply + 1] = tonumber(ARGV[3])
 return reply

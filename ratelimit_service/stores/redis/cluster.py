@@ -30,6 +30,7 @@ __all__ = ["ClusterOfNodes", "slot_of"]
 log = logging.getLogger(__name__)
 
 _SLOTS = 1 << 14
+_MOST_PORT = 65_535
 _TAG = slice(1, 9)
 _QUICK_HOPS = 4
 _MOST_HOPS = 1_000
@@ -122,13 +123,15 @@ class ClusterOfNodes:
             return True
         if part.over or hops >= _MOST_HOPS:
             return False
-        slot, _, address = rest.partition(" ")
-        host, _, port = address.rpartition(":")
-        target = self._node(host or self._host_of(node), int(port), start=True)
+        moved = _moved(rest)
+        if moved is None:
+            return False
+        slot, host, port = moved
+        target = self._node(host or self._host_of(node), port, start=True)
         again = _Again(part, places, hops + 1)
         send = target.ask if word == "ASK" else target.charge
         if word == "MOVED":
-            self._places[int(slot)] = target, int(slot)
+            self._places[slot] = target, slot
             self._stale.set()
         if hops >= _QUICK_HOPS:  # nodes that disagree for a moment must not be kept busy
             asyncio.get_running_loop().call_later(_AGAIN_SECONDS, send, again)
@@ -185,7 +188,7 @@ class ClusterOfNodes:
 
     def _learn(self, reply: Reply, host: str) -> bool:
         """Takes over what CLUSTER SLOTS says; `host` is who says it."""
-        ranges = list(_ranges(reply, host))
+        ranges = _ranges(reply, host)
         if not ranges:
             return False
         masters = set()
@@ -211,14 +214,32 @@ class ClusterOfNodes:
         task.add_done_callback(self._ending.discard)
 
 
-def _ranges(reply: Reply, asked: str) -> Iterator[tuple[int, int, tuple[str, int]]]:
-    """First slot, last slot, and host and port of the master of each range."""
+def _moved(text: str) -> tuple[int, str, int] | None:
+    """The slot, host and port that an error names; None if it names none."""
+    slot, _, address = text.partition(" ")
+    host, _, port = address.rpartition(":")
+    if not (slot.isdecimal() and port.isdecimal() and int(slot) < _SLOTS):
+        return None
+    return (int(slot), host, int(port)) if 0 < int(port) <= _MOST_PORT else None
+
+
+def _ranges(reply: Reply, asked: str) -> list[tuple[int, int, tuple[str, int]]]:
+    """First slot, last slot, and host and port of the master of each range.
+
+    Nothing if the reply is none to CLUSTER SLOTS.
+    """
     if not isinstance(reply, list):
-        return
-    for entry in reply:
-        first, last, (host, port, *_), *_replicas = entry
-        name = host.decode() if isinstance(host, bytes) else ""
-        yield int(first), int(last), (name or asked, int(port))
+        return []
+    found = []
+    try:
+        for first, last, (host, port, *_), *_ in reply:
+            name = host.decode() if isinstance(host, bytes) else ""
+            if not (0 <= first <= last < _SLOTS and 0 < port <= _MOST_PORT):
+                return []
+            found.append((int(first), int(last), (name or asked, int(port))))
+    except (TypeError, ValueError):
+        return []
+    return found
 
 
 class _Again:

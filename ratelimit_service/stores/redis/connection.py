@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from secrets import token_hex
 from typing import cast
 
 import hiredis
@@ -103,6 +105,21 @@ class Connection(asyncio.Protocol):
         self.send([command], [answered])
         return future
 
+    def ping(self) -> asyncio.Future[Reply]:
+        """Asks for a word that only the reply to this ping has."""
+        word = token_hex(8)
+        ping = self.call("PING", word)
+        ping.add_done_callback(partial(self._ponged, word.encode()))
+        return ping
+
+    def distrust(self) -> None:
+        """Closes the connection: a reply was none to its call, so the next are not either."""
+        self.close("a reply was none to its command")
+
+    def _ponged(self, word: bytes, ping: asyncio.Future[Reply]) -> None:
+        if not ping.cancelled() and ping.result() not in (None, word):
+            self.distrust()
+
     def close(self, reason: str = "closed") -> None:
         """Drops the connection at once; pending calls get None."""
         self._end(reason)
@@ -119,7 +136,7 @@ class Connection(asyncio.Protocol):
         self._heard_at = self._loop.time()
         self._reader.feed(data)
         try:
-            while (reply := self._reader.gets()) is not False:
+            while not self.lost.done() and (reply := self._reader.gets()) is not False:
                 self._answer(reply)
         except hiredis.ProtocolError as error:
             self.close(f"not a Redis server: {error}")
@@ -208,3 +225,7 @@ def _expect(reply: Reply, command: Command, address: Address, connection: Connec
         raise StoreError(f"Redis at {address} hung up: {connection.lost.result()}")
     if isinstance(reply, Exception):
         raise StoreError(f"Redis at {address} refused {command[0]!s}: {reply}")
+    if not isinstance(reply, bytes):  # OK, or what a script is called
+        raise StoreError(
+            f"Redis at {address} does not answer to {command[0]!s}, but something else"
+        )

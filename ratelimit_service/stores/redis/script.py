@@ -11,9 +11,9 @@ from itertools import repeat
 from typing import Final, NamedTuple
 
 from ratelimit_service.algorithms import ALGORITHMS
-from ratelimit_service.model import Anchor, Calendar, Hit, Measure, Outcome
+from ratelimit_service.model import MAX_ADDEND, Anchor, Calendar, Hit, Measure, Outcome
 
-__all__ = ["SCRIPT", "SHA", "Found", "Section", "arguments", "read", "weight"]
+__all__ = ["SCRIPT", "SHA", "Found", "Section", "arguments", "fits", "read", "weight"]
 
 _UNDO: Final = 3
 """In place of a refund's mode: its receipt follows."""
@@ -48,6 +48,7 @@ _NUMBERS: Final = {name: number for number, name in enumerate(ALGORITHMS)}
 _OVER: Final = 1
 _DAMAGED: Final = 2
 _LATE: Final = 4
+_MOST_MARKS: Final = 2 * _LATE - 1
 _OVERS: Final = [bool(mark & _OVER) for mark in range(2 * _LATE)]
 
 _CLOCKED_WEIGHT: Final = 2
@@ -236,9 +237,31 @@ class Found(NamedTuple):
     """Whether any came after its deadline."""
 
 
+def fits(reply: object, requests: Sequence[Sequence[Hit]], number: int) -> bool:
+    """Whether a reply that is no error is the one to the call of this number, by its form.
+
+    It then loses the number, as `read` wants it.
+    """
+    return (
+        isinstance(reply, list)
+        and len(reply) == 2 + 4 * sum(map(len, requests))
+        and reply.pop() == number
+    )
+
+
+def _integers(reply: list[int]) -> bool:
+    """Whether all of what should be integers are some: a sum is the quickest way to tell."""
+    try:
+        return type(sum(reply)) is int
+    except TypeError:
+        return False
+
+
 def read(reply: object, requests: Sequence[Sequence[Hit]]) -> Found | None:
-    """Reads the script's reply for these requests; None if it is anything else."""
-    if not isinstance(reply, list) or len(reply) != 1 + 4 * sum(map(len, requests)):
+    """Reads the script's reply for these requests; None for what it can never say."""
+    if not isinstance(reply, list) or not _integers(reply) or min(reply) < 0:
+        return None
+    if max(reply[1::4], default=0) > _MOST_MARKS or max(reply[2::4], default=0) > MAX_ADDEND:
         return None
     marks = reply[1::4]
     fields = map(_OVERS.__getitem__, marks), reply[2::4], reply[3::4], reply[4::4]

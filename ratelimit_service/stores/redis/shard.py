@@ -14,6 +14,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from secrets import randbits
 from typing import Final, NamedTuple, Protocol
 
 import hiredis
@@ -52,6 +53,7 @@ from ratelimit_service.stores.redis.script import (
     Found,
     Section,
     arguments,
+    fits,
     read,
     weight,
 )
@@ -114,6 +116,8 @@ class _Call(NamedTuple):
     requests: list[Sequence[Hit]]
     places: list[tuple[Part, list[int]]]
     sent_us: int
+    number: int
+    """By which its reply is known."""
 
 
 class Shard:
@@ -161,6 +165,8 @@ class Shard:
         self._held: deque[Part] = deque(maxlen=_MAX_HELD)
         """What has no deadline and waits for the server to come back."""
         self._sending = False
+        self._number = randbits(48)
+        """Of the last script call; not the same as in another process."""
         self._in_flight = 0
         self._missed = 0
         """How often, one time after the other, it was found late."""
@@ -372,7 +378,8 @@ class Shard:
         """Adds requests of a part to the call of their slot."""
         call = calls.get(slot)
         if call is None:
-            call = calls[slot] = _Call([], [], [], now_us)
+            self._number += 1
+            call = calls[slot] = _Call([], [], [], now_us, self._number)
         call.places.append((part, places))
         call.requests.extend(requests)
         call.sections.append((self._not_after(part.deadline_us), requests))
@@ -401,7 +408,8 @@ class Shard:
                 if asking:
                     commands.append(["ASKING"])
                     replied.append(_ignore)
-                commands.append([*script, *arguments(call.sections, now, judge=judge)])
+                words = arguments(call.sections, now, judge=judge)
+                commands.append([*script, *words, call.number])
                 replied.append(partial(self._replied, connection, call, under_way, asking))
             connection.send(commands, replied)
         except Exception as error:
@@ -425,6 +433,13 @@ class Shard:
             return
         self._landed(under_way, 1)
         try:
+            if not (
+                reply is None
+                or isinstance(reply, hiredis.ReplyError)
+                or fits(reply, call.requests, call.number)
+            ):
+                connection.distrust()
+                reply = None
             found = read(reply, call.requests)
             if found is not None:
                 if connection.answered_left_us + self._timeout_us > self._missed_last_us:
@@ -555,9 +570,11 @@ class Shard:
         sent_us = elapsed_us()
         reply = await connection.call("TIME")
         self._ahead_us = None
-        if isinstance(reply, list) and len(reply) == 2:
-            seconds, micros = map(int, reply)
-            self._learn(seconds * 1_000_000 + micros, sent_us)
+        try:
+            seconds, micros = map(int, reply)  # type: ignore[call-overload]
+        except (TypeError, ValueError) as error:
+            raise StoreError(f"Redis at {self._place} does not tell its time") from error
+        self._learn(seconds * 1_000_000 + micros, sent_us)
 
     def _well(self, connection: Connection) -> None:
         """The server serves from now on, and first what has waited for it."""
@@ -598,7 +615,9 @@ class Shard:
 
         def heard(reply: Reply) -> None:
             beats = others(reply)
-            if beats is not None:
+            if beats is not None and self._process not in beats:
+                connection.distrust()
+            elif beats is not None:
                 self._calm_down()
                 self.processes = max(1, len(beats))
                 self._heard(self.name, beats)
@@ -626,7 +645,7 @@ class Shard:
         """Pings a sick server until it is well; gives a silent one up."""
         answered = 0
         while answered < _WELL_AFTER and not connection.lost.done():
-            ping = connection.call("PING")
+            ping = connection.ping()
             await asyncio.wait([ping], timeout=min(self._timeout_us / 1_000_000, _PING_SECONDS))
             if not ping.done():
                 await all_read()
