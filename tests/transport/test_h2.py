@@ -117,6 +117,7 @@ VALUES = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20
 EXTRA = st.lists(st.tuples(NAMES, VALUES), max_size=6)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(EXTRA, st.integers(0, 4_096), st.booleans()), max_size=12))
 def test_headers_against_the_oracle(
     blocks: list[tuple[list[tuple[str, str]], int, bool]],
@@ -143,6 +144,7 @@ def test_headers_against_the_oracle(
         )
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_any_block_without_table(block: bytes) -> None:
     """Arbitrary bytes are a header block or an error, the same as for the oracle."""
@@ -357,6 +359,109 @@ def test_header_bomb() -> None:
     assert client.goaway == ErrorCode.COMPRESSION_ERROR
 
 
+def refused(client: Client) -> dict[int, str]:
+    """The status with which each call was refused since."""
+    decoder = hpack.Decoder()
+    found = {}
+    for kind, _, stream_id, payload in client.said():
+        if kind == FrameType.HEADERS:
+            status = dict(decoder.decode(payload, raw=True)).get(b"grpc-status")
+            if status:
+                found[stream_id] = status.decode()
+    return found
+
+
+def large(client: Client, extra: Sequence[tuple[str, str]], *, huffman: bool) -> bytes:
+    """The frames of a call with many headers, whose block is cut into pieces."""
+    client.stream_id += 2
+    block = client.encoder.encode([*HEADERS, *extra], huffman=huffman)
+    pieces = [block[at : at + 16_000] for at in range(0, len(block), 16_000)]
+    kinds = [FrameType.HEADERS] + [FrameType.CONTINUATION] * (len(pieces) - 1)
+    flags = [0] * (len(pieces) - 1) + [END_HEADERS]
+    return b"".join(
+        frames.frame(kind, flag, client.stream_id, piece)
+        for kind, flag, piece in zip(kinds, flags, pieces, strict=True)
+    )
+
+
+@pytest.mark.parametrize("huffman", [False, True])
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        [("x-large", "x" * 20_000)],
+        [("grpc-timeout", "x" * 20_000)],
+        [(f"x-{number}", "x" * 1_000) for number in range(20)],
+        [(f"x-{number}", "y") for number in range(500)],
+        [("x", "")] * 500,
+    ],
+    ids=["value", "value that matters", "values", "names", "repeated"],
+)
+def test_call_with_too_many_headers(
+    extra: list[tuple[str, str]], settled: bool, huffman: bool
+) -> None:
+    """A call with more headers than announced is refused; its neighbours' are read as before."""
+    client = Client()
+    if settled:
+        client.settle()
+    before = client.headers([("x-before", "1")]) + client.data()
+    call = large(client, extra, huffman=huffman) + client.data()
+    after = client.headers([("x-before", "1"), ("x-0", "x" * 1_000)]) + client.data()
+
+    handed_on = messages(client.connection.receive(before + call + after))
+
+    assert [stream_id for stream_id, _ in handed_on] == [
+        client.stream_id - 4,
+        client.stream_id,
+    ]
+    assert refused(client) == {client.stream_id - 2: "8"}
+    assert not client.connection.closing
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_block_without_end(settled: bool) -> None:
+    """A header block above all measure ends the connection before it is read."""
+    client = Client()
+    if settled:
+        client.settle()
+
+    client.connection.receive(large(client, [("x", "x" * 70_000)], huffman=False))
+
+    assert client.goaway == ErrorCode.ENHANCE_YOUR_CALM
+
+
+BLOCKS = {
+    "indexed fields": (b"\x82" * 16_100, 4_000),
+    "dynamic fields": (b"\x40\x01x\x01y" + b"\xbe" * 16_000, 4_000),
+    "a Huffman path": (b"\x04\xff\x81\x7c" + b"\xaa" * 16_000, 2),
+    "Huffman names": ((b"\x00\xfe" + b"\x1f" * 126 + b"\x00") * 120, 120),
+}
+
+
+@pytest.mark.parametrize(("block", "most"), BLOCKS.values(), ids=BLOCKS)
+@pytest.mark.parametrize("settled", [False, True])
+def test_cost_of_a_block(block: bytes, most: int, settled: bool) -> None:
+    """The fields that are read, and the Huffman codes that are decoded, have bounds for any block.
+
+    The bound is what 5 ms of CPU allow.
+    """
+    reader = HeaderReader()
+    if settled:
+        reader.without_table()
+        reader.read(b"\x20")
+
+    try:
+        head = reader.read(block)
+    except BlockError:
+        pass
+    else:
+        assert head.oversized or head.malformed
+
+    assert reader._fields.count <= (min(most, 400) if settled else most)
+    assert reader._fields.unhuffed <= 32_768
+    assert reader.cost_us <= 5_000
+
+
 def test_graceful_end() -> None:
     """Calls that are under way when the end is told are served, and then the connection closes.
 
@@ -394,7 +499,7 @@ FRAME = st.builds(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=500, deadline=None)
 @given(st.lists(FRAME | st.binary(max_size=20), max_size=20), st.booleans())
 def test_any_frames(stream: list[bytes], settled: bool) -> None:
     """Whatever frames come in whatever order, nothing is raised, and what is open stays bounded."""
@@ -430,7 +535,7 @@ PIECES = st.one_of(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=500, deadline=None)
 @given(st.lists(PIECES, max_size=12))
 def test_calls_at_once_and_in_pieces(stream: list[bytes]) -> None:
     """A call means the same in one read, byte by byte, or where reading stops at each frame."""

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.transport.h2 import frames
+from ratelimit_service.transport.h2.fields import MAX_LIST_BYTES
 from ratelimit_service.transport.h2.frames import (
     ACK,
     END_HEADERS,
@@ -34,7 +35,6 @@ from ratelimit_service.transport.h2.frames import (
 )
 from ratelimit_service.transport.h2.headers import (
     ENCODINGS,
-    MAX_BLOCK_BYTES,
     BlockError,
     Head,
     HeaderReader,
@@ -54,6 +54,10 @@ _CONNECTION_WINDOW: Final = 16_777_216
 _DEFAULT_WINDOW: Final = 65_535
 _DEFAULT_TABLE_BYTES: Final = 4_096
 _PREFIX_BYTES: Final = 5
+_MAX_BLOCK_BYTES: Final = 65_536
+"""A header block that is coded in more bytes ends the connection; its call alone is refused if its
+list is above what is announced."""
+
 _MAX_CONTINUATIONS: Final = 32
 _MAX_UNREQUITED: Final = 2_000
 """Frames that cost us and bring nothing (PING, SETTINGS, RST_STREAM, empty DATA, …), less what
@@ -244,7 +248,7 @@ class Connection:
                 {
                     Setting.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
                     Setting.INITIAL_WINDOW_SIZE: _STREAM_WINDOW,
-                    Setting.MAX_HEADER_LIST_SIZE: MAX_BLOCK_BYTES,
+                    Setting.MAX_HEADER_LIST_SIZE: MAX_LIST_BYTES,
                 }
             ),
             frames.window_update(0, _CONNECTION_WINDOW - _DEFAULT_WINDOW),
@@ -584,7 +588,7 @@ class Connection:
             raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "CONTINUATION of nothing")
         block.append(payload)
         self._block_bytes += len(payload)
-        if self._block_bytes > MAX_BLOCK_BYTES or len(block) > _MAX_CONTINUATIONS:
+        if self._block_bytes > _MAX_BLOCK_BYTES or len(block) > _MAX_CONTINUATIONS:
             raise _ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, "a header block without end")
         if flags & END_HEADERS:
             self._block = None
@@ -610,6 +614,14 @@ class Connection:
         if len(self._streams) >= MAX_STREAMS:
             self._requite()
             self._reset(stream_id, ErrorCode.REFUSED_STREAM)
+            return
+        if head.oversized:
+            stream = _Stream(head, self._initial_send_window, self._methods)
+            stream.ended = flags & END_STREAM != 0
+            stream.readable = _Readable.ENOUGH
+            self._streams[stream_id] = stream
+            text = f"the call has more headers than the {MAX_LIST_BYTES} bytes that are announced"
+            self.finish(stream_id, StatusCode.RESOURCE_EXHAUSTED, text)
             return
         if head.malformed or head.trailers:
             self._reset(stream_id, ErrorCode.PROTOCOL_ERROR)

@@ -1,26 +1,20 @@
-"""Header blocks: from HPACK (RFC 7541) to what a gRPC server must know of a request.
+"""Header blocks: from fields (`fields`) to what a gRPC server must know of a request.
 
 After its first call a client is told to use no dynamic table. Once it has said that it does so,
-no block depends on another: a block is walked field by field, only what matters is decoded, and
-equal blocks are remembered by their bytes. Until then the `hpack` package decodes everything; in
-tests it is the oracle. Some clients acknowledge the setting but keep their table (grpc-java's
-okhttp transport); their blocks are decoded with that table for as long as they use it.
+no block depends on another: equal blocks are remembered by their bytes. Some clients acknowledge
+the setting but keep their table (grpc-java's okhttp transport); their blocks are read with that
+table for as long as they use it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, Final
 
-import hpack
-from hpack.huffman_table import decode_huffman
-from hpack.table import HeaderTable
+from ratelimit_service.transport.h2.fields import WANTED, BlockError, Field, FieldReader
 
-__all__ = ["ENCODINGS", "MAX_BLOCK_BYTES", "BlockError", "Head", "HeaderReader", "literal"]
-
-MAX_BLOCK_BYTES: Final = 16_384
-"""The largest header block, coded, and the largest list of headers, decoded."""
+__all__ = ["ENCODINGS", "BlockError", "Head", "HeaderReader", "literal"]
 
 ENCODINGS: Final = frozenset({b"", b"identity", b"gzip"})
 """What `grpc-encoding` may say."""
@@ -28,26 +22,11 @@ ENCODINGS: Final = frozenset({b"", b"identity", b"gzip"})
 _MAX_REMEMBERED: Final = 1_024
 _MAX_LEARNT_BYTES: Final = 1_024
 
-_STATIC: Final[tuple[tuple[bytes, bytes], ...]] = HeaderTable.STATIC_TABLE
 _PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
 _REQUIRED: Final = frozenset({b":method", b":scheme", b":path"})
 _CONNECTION: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
-_WANTED: Final = frozenset(
-    {
-        b":method",
-        b":path",
-        b"content-type",
-        b"content-length",
-        b"te",
-        b"grpc-timeout",
-        b"grpc-encoding",
-    }
-)
-"""Headers whose values matter."""
-
-_UNREAD: Final = b""
 _NAME_CHARACTERS: Final = frozenset(b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz")
 _TIMEOUT_UNITS_US: Final = {
     b"H": 3_600_000_000,
@@ -57,10 +36,6 @@ _TIMEOUT_UNITS_US: Final = {
     b"u": 1,
     b"n": 0,
 }
-
-
-class BlockError(Exception):
-    """A header block cannot be decoded: the connection's tables may differ from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +54,10 @@ class Head:
     encoding: bytes = b""
     trailers: bool = False
     malformed: str = ""
+    oversized: bool = False
+    """There are more headers than is announced; nothing else is known of them."""
     plain: bool = False
     """A gRPC call with nothing unusual: what follows is its message."""
-
-
-class _Field(NamedTuple):
-    """A field of a walked block; `value_at` is where its value's length stands.
-
-    The value is "" if it does not matter: then `value_at` is set, and it may be anything.
-    """
-
-    name: bytes
-    value: bytes
-    start: int
-    stop: int
-    value_at: int = 0
 
 
 class _Likeness:
@@ -128,7 +92,7 @@ class _Likeness:
             return None
         return self._head if block[at:] == last else None
 
-    def learn(self, block: bytes, fields: Sequence[_Field], head: Head) -> Head:
+    def learn(self, block: bytes, fields: Sequence[Field], head: Head) -> Head:
         """Compares a block with the one before; returns its head, the same one if they agree."""
         raw = [block[field.start : field.stop] for field in fields]
         differing = [
@@ -161,12 +125,14 @@ class HeaderReader:
     depend on nothing."""
 
     def __init__(self) -> None:
-        self._decoder = hpack.Decoder(max_header_list_size=MAX_BLOCK_BYTES)
+        self._fields = FieldReader()
         self._tableless = False
         self._independent = False
         """Whether no block depends on another."""
         self._likeness = _Likeness()
         self._heads = HeaderReader.remembered
+        self.cost_us = 0
+        """What the last block that was read has cost."""
 
     def without_table(self) -> None:
         """The client knows that it should use no table.
@@ -184,34 +150,28 @@ class HeaderReader:
 
     def read(self, block: bytes) -> Head:
         """Reads a complete header block. Raises BlockError."""
-        if not self._independent:
-            decoded = self._decode(block)
-            self._independent = self._tableless and not self._decoder.header_table_size
-            return decoded
-        return self.recall(block) or self._walked(block)
+        self.cost_us = 0
+        return self.recall(block) or self._read(block)
 
-    def _walked(self, block: bytes) -> Head:
-        try:
-            fields = list(_walk(block))
-        except IndexError as error:
-            raise BlockError("the block ends within a field") from error
-        head = self._likeness.learn(
-            block, fields, _judged((field.name, field.value) for field in fields)
-        )
+    def _read(self, block: bytes) -> Head:
+        reader = self._fields
+        fields = reader.read(block)
+        self.cost_us = reader.cost_us
+        independent = self._independent
+        if self._tableless and not independent and not reader.table_bytes:
+            self._independent = True
+            reader.seal()
+        if reader.oversized:
+            return _OVERSIZED
+        head = _judged((field.name, field.value) for field in fields)
+        if not independent:
+            return head
+        head = self._likeness.learn(block, fields, head)
         if len(block) <= _MAX_LEARNT_BYTES and not self._likeness.head_of(block):
             if len(self.remembered) >= _MAX_REMEMBERED:
                 self.remembered.clear()
             self.remembered[block] = head
         return head
-
-    def _decode(self, block: bytes) -> Head:
-        try:
-            fields = self._decoder.decode(block, raw=True)
-        except hpack.HPACKError as error:
-            raise BlockError(str(error)) from error
-        except (IndexError, ValueError) as error:
-            raise BlockError("the block ends within a field") from error
-        return _judged((bytes(name), bytes(value)) for name, value in fields)
 
 
 def literal(name: bytes, value: bytes) -> bytes:
@@ -230,89 +190,7 @@ def _length(number: int) -> bytes:
     return bytes([*coded, number])
 
 
-def _walk(block: bytes) -> Iterator[_Field]:
-    """The fields of a block that uses no dynamic table; values that do not matter are "".
-
-    Raises IndexError where the block ends too early, BlockError for other mistakes.
-    """
-    at, end = 0, len(block)
-    started = False
-    while at < end:
-        start, byte = at, block[at]
-        if byte & 0x80:
-            index, at = _integer(block, at, 0x7F)
-            if not 0 < index <= len(_STATIC):
-                raise BlockError("an index outside of the tables")
-            started = True
-            yield _Field(*_STATIC[index - 1], start, at)
-            continue
-        if byte & 0xE0 == 0x20:
-            size, at = _integer(block, at, 0x1F)
-            if size or started:
-                raise BlockError("a change of the table's size that is not allowed")
-            continue
-        index, at = _integer(block, at, 0x3F if byte & 0x40 else 0x0F)
-        if index:
-            if index > len(_STATIC):
-                raise BlockError("an index outside of the tables")
-            name = _STATIC[index - 1][0]
-        else:
-            coded = block[at] & 0x80
-            length, at = _integer(block, at, 0x7F)
-            name = block[at : at + length]
-            at += length
-            if coded:
-                name = _name(name)
-        value_at = at
-        coded = block[at] & 0x80
-        length, at = _integer(block, at, 0x7F)
-        value = block[at : at + length]
-        at += length
-        if at > end:
-            raise BlockError("the block ends within a field")
-        started = True
-        if name in _WANTED:
-            yield _Field(name, _text(value) if coded else value, start, at)
-        else:
-            yield _Field(name, _UNREAD, start, at, value_at)
-
-
-def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
-    """An integer with a prefix (RFC 7541, section 5.1), and where it ends."""
-    number = block[at] & mask
-    at += 1
-    if number < mask:
-        return number, at
-    shift = 0
-    while True:
-        byte = block[at]
-        at += 1
-        number += (byte & 0x7F) << shift
-        if not byte & 0x80:
-            return number, at
-        shift += 7
-        if shift > 28:
-            raise BlockError("an integer of more than 32 bits")
-
-
-_names: Final[dict[bytes, bytes]] = {}
-"""Names by their Huffman codes: there are few, and decoding is slow."""
-
-
-def _name(coded: bytes) -> bytes:
-    name = _names.get(coded)
-    if name is None:
-        name = _text(coded)
-        if len(_names) < _MAX_REMEMBERED:
-            _names[coded] = name
-    return name
-
-
-def _text(coded: bytes) -> bytes:
-    try:
-        return decode_huffman(coded)
-    except hpack.HPACKError as error:
-        raise BlockError(str(error)) from error
+_OVERSIZED: Final = Head(oversized=True)
 
 
 def _judged(fields: Iterable[tuple[bytes, bytes]]) -> Head:
@@ -334,7 +212,7 @@ def _judged(fields: Iterable[tuple[bytes, bytes]]) -> Head:
                 malformed = "a header name that is no lower-case token"
             elif name in _CONNECTION or (name == b"te" and value != b"trailers"):
                 malformed = "a header of connections"
-        if name in _WANTED:
+        if name in WANTED:
             found[name] = value
     if pseudo and (not pseudo >= _REQUIRED or not found[b":path"]):
         malformed = malformed or "a pseudo-header is missing"
