@@ -182,6 +182,8 @@ class Counters:
         """Counters that started anew, their state being from the future."""
         self.rule_loads: Counter[str] = Counter()
         """Loads of the rules: `success`, `error` (a file or domain kept its last good version)."""
+        self.http_closed: Counter[str] = Counter()
+        """Connections of the HTTP port that were closed for their client: `slow`, `crowded`."""
         self.worker_ends: Counter[str] = Counter()
         """Workers that have ended: `died`, `hung`, `replaced`."""
         self.restarts: Counter[str] = Counter()
@@ -230,6 +232,7 @@ _LABELLED: Final[tuple[str, ...]] = (
     "local_cache",
     "evictions",
     "rule_loads",
+    "http_closed",
     "worker_ends",
     "restarts",
     "refused_connections",

@@ -246,6 +246,27 @@ class Settings:
             "Where /healthcheck, /metrics, /json and /rlconfig are.", "HOST:PORT", _address
         ),
     )
+    http_hosts: str = field(
+        default="",
+        metadata=_described(
+            "Public names by which callers reach the HTTP port, beside addresses and names of a "
+            "private network; * for any.",
+            "NAME,…",
+            str,
+        ),
+    )
+    no_json: bool = field(
+        default=False,
+        metadata=_described("Make no decisions over HTTP: no /json.", "", _switch),
+    )
+    json_refunds: bool = field(
+        default=False,
+        metadata=_described("Take refunds over HTTP too: isNegativeHits in /json.", "", _switch),
+    )
+    no_reflection: bool = field(
+        default=False,
+        metadata=_described("Do not tell gRPC callers what there is to call.", "", _switch),
+    )
     workers: int = field(
         default=0,
         metadata=_described(

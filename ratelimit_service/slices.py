@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Generator, Iterable
 from typing import TypeVar
 
-__all__ = ["SLICE", "slowly"]
+__all__ = ["SLICE", "slowly", "stepwise"]
 
 SLICE = 50
 """Rules that are looked at, written out or freed at once: a millisecond's worth or less."""
@@ -20,3 +20,14 @@ async def slowly(items: Iterable[_T]) -> AsyncIterator[_T]:
         yield item
         if number % SLICE == 0:
             await asyncio.sleep(0)
+
+
+async def stepwise(work: Generator[None, None, _T]) -> _T:
+    """What a generator returns, with a pause for requests after each of its steps."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            result: _T = done.value
+            return result
+        await asyncio.sleep(0)

@@ -1,14 +1,20 @@
-"""The HTTP endpoints over aiohttp. They show and pass on; nothing is decided here."""
+"""The HTTP endpoints over aiohttp. They show and pass on; nothing is decided here.
+
+Who may ask is `origin`'s business, how long a connection may take that of `doors`.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from aiohttp import web
 
 from ratelimit_service import listening
+from ratelimit_service.admin.doors import BODY_SECONDS, WRITE_SECONDS, Doors
 from ratelimit_service.admin.faults import faults_log
+from ratelimit_service.admin.origin import is_ours
 from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.health import Health
 from ratelimit_service.model import Code
@@ -16,13 +22,20 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service import Answer, Refusal
-from ratelimit_service.slices import SLICE, slowly
+from ratelimit_service.settings import Settings
+from ratelimit_service.slices import SLICE, slowly, stepwise
 from ratelimit_service.wire import decision_to_json, decode_decision, request_from_json
 
 __all__ = ["Admin"]
 
-_MAX_BODY_BYTES = 1 << 20
-"""JSON is wordier than protobuf; the message itself is held to its own bound."""
+_MAX_BODY_BYTES = 1 << 17
+"""JSON is wordier than protobuf; the message itself is held to its own bound, half of this."""
+
+_MAX_SHOWN = 200
+"""Characters of a caller's text that an answer repeats."""
+
+_LINGER_SECONDS = 1.0
+"""How long what is left of a refused body is read, so that its sender sees the answer."""
 
 _LAST_SECONDS = 1.0
 """How long answers under way may take when the port is closed."""
@@ -39,6 +52,7 @@ class Admin:
 
     def __init__(
         self,
+        settings: Settings,
         decide: Callable[[Sequence[bytes]], Awaitable[list[Answer]]],
         health: Health,
         counters: Counters,
@@ -51,14 +65,19 @@ class Admin:
         `render_metrics` makes content type and page for a scraper's Accept header, `processes`
         what `/processes` shows.
         """
+        self._settings = settings
+        self._hosts = frozenset(
+            name.strip().lower() for name in settings.http_hosts.split(",") if name.strip()
+        )
         self._decide = decide
         self._health = health
         self._counters = counters
         self._snapshot = snapshot
         self._render_metrics = render_metrics
         self._processes = processes
-        app = web.Application(client_max_size=_MAX_BODY_BYTES)
-        app.router.add_route("*", "/json", self._json)
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._at_the_door])
+        if not settings.no_json:
+            app.router.add_route("*", "/json", self._json)
         app.router.add_get("/healthcheck", self._healthcheck)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/rlconfig", self._rlconfig)
@@ -70,22 +89,63 @@ class Admin:
             logger=faults_log(),
             handle_signals=False,
             shutdown_timeout=_LAST_SECONDS,
+            lingering_time=_LINGER_SECONDS,
+            auto_decompress=False,
         )
+        self._servers: list[asyncio.Server] = []
 
     async def start(self, sockets: Sequence[socket.socket]) -> None:
         """Serves on sockets that listen already."""
         await self._runner.setup()
+        make = self._runner.server
+        assert make is not None  # noqa: S101 -- it was just set up
+        self.doors = Doors(make, self._counters.http_closed)
+        self.doors.watch()
+        loop = asyncio.get_running_loop()
         for each in sockets:
-            await web.SockSite(self._runner, each, backlog=listening.BACKLOG).start()
+            self._servers.append(
+                await loop.create_server(self.doors.door, sock=each, backlog=listening.BACKLOG)
+            )
 
     async def close(self) -> None:
         """Closes the sockets and their connections."""
+        for server in self._servers:
+            server.close()
+        if self._servers:
+            self.doors.close()
+        self._servers = []
         await self._runner.cleanup()
+
+    @web.middleware
+    async def _at_the_door(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        """Lets in who names this service; tells the door when a request begins and ends."""
+        self.doors.begin(request.protocol)
+        try:
+            host = request.headers.get("Host", "")
+            if request.path != "/healthcheck" and not is_ours(host, self._hosts):
+                why = f"{_shown(host)} is no known name of this service: see --http-hosts"
+                return _refused(421, why)
+            return await handler(request)
+        finally:
+            self.doors.finish(request.protocol)
 
     async def _json(self, request: web.Request) -> web.Response:
         """One decision: 200 OK, 429 over limit, 400 a bad request, 503 the policy `error`."""
+        if refusal := _why_not_json(request):
+            return refusal
         try:
-            body = request_from_json(await request.read())
+            async with asyncio.timeout(BODY_SECONDS):
+                text = await request.read()
+            refunds = self._settings.json_refunds
+            body = await stepwise(request_from_json(text, refunds=refunds))
+        except TimeoutError:
+            return _refused(408, f"the body did not come within {BODY_SECONDS:g} s")
+        except web.HTTPRequestEntityTooLarge:
+            return _too_large()
         except BadRequestError as error:
             self._counters.refusals[error.reason] += 1
             return web.Response(status=400, text=f"{error}\n")
@@ -99,7 +159,7 @@ class Admin:
         over = decode_decision(answer).code is Code.OVER_LIMIT
         return web.Response(
             status=429 if over else 200,
-            body=decision_to_json(answer),
+            body=await stepwise(decision_to_json(answer)),
             content_type="application/json",
         )
 
@@ -133,8 +193,9 @@ class Admin:
         yield "".join(lines).encode()
 
     async def _not_found(self, request: web.Request) -> web.Response:
-        paths = "/healthcheck /json /metrics /rlconfig /processes"
-        return web.Response(status=404, text=f"{request.path} is not here: {paths} are\n")
+        json = "" if self._settings.no_json else "/json "
+        paths = f"/healthcheck {json}/metrics /rlconfig /processes"
+        return web.Response(status=404, text=f"{_shown(request.path)} is not here: {paths} are\n")
 
 
 async def _streamed(
@@ -143,7 +204,43 @@ async def _streamed(
     """An answer that may be megabytes, written part by part."""
     response = web.StreamResponse(headers={"Content-Type": content_type})
     await response.prepare(request)
-    async for part in parts:
-        await response.write(part)
-    await response.write_eof()
+    try:
+        async for part in parts:
+            async with asyncio.timeout(WRITE_SECONDS):
+                await response.write(part)
+        async with asyncio.timeout(WRITE_SECONDS):
+            await response.write_eof()
+    except TimeoutError as error:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("the reader does not read") from error
+    return response
+
+
+def _why_not_json(request: web.Request) -> web.Response | None:
+    """Why a request for a decision is refused before its body is read; None if it is not."""
+    if "Origin" in request.headers:
+        return _refused(403, "web pages cannot ask for decisions: this has an Origin header")
+    if request.content_type != "application/json":
+        return _refused(415, "send the request as Content-Type: application/json")
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        return _refused(415, "send the body as it is, without Content-Encoding")
+    if (request.content_length or 0) > _MAX_BODY_BYTES:
+        return _too_large()
+    return None
+
+
+def _shown(text: str) -> str:
+    """What a caller has sent, fit for an answer."""
+    return ascii(text[:_MAX_SHOWN])[1:-1]
+
+
+def _too_large() -> web.Response:
+    return _refused(413, f"the body is too large: at most {_MAX_BODY_BYTES} bytes are read")
+
+
+def _refused(status: int, why: str) -> web.Response:
+    """An answer after which the connection closes: a body that is not read costs nothing."""
+    response = web.Response(status=status, text=f"{why}\n")
+    response.force_close()
     return response

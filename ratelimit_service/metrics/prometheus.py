@@ -117,7 +117,10 @@ class Metrics:
 
         Rules by the thousand are written a few at a time, so that no request waits for them.
         """
-        encode, content_type = choose_encoder(accept)
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (ValueError, TypeError):  # a version or an escaping that is none
+            encode, content_type = choose_encoder("")
         return content_type, self._pages(encode)
 
     async def _pages(self, encode: Callable[[Collector], bytes]) -> AsyncIterator[bytes]:
@@ -221,6 +224,13 @@ class Metrics:
             "result",
             ("success", "error"),
             counters.rule_loads,
+        )
+        yield _counter(
+            "ratelimit_http_closed_connections",
+            "Connections of the HTTP port that were closed for being slow or too many.",
+            "reason",
+            ("slow", "crowded"),
+            counters.http_closed,
         )
         yield CounterMetricFamily(
             "ratelimit_unknown_domain",

@@ -46,9 +46,11 @@ async def serve_alone(settings: Settings) -> int:
             tls,
             counters=counters,
             guests=Guests(settings.max_connections, settings.max_connections_per_peer),
+            reflection=not settings.no_reflection,
         )
         metrics = Metrics(counters, health, lambda: rules.snapshot, here.live_counters)
         admin = Admin(
+            settings,
             here.service.decide,
             health,
             counters,

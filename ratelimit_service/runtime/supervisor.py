@@ -265,6 +265,7 @@ class _Supervisor:
             return content_type, self._collected(pages)
 
         return Admin(
+            self._settings,
             self._workers.decide,
             self._health,
             self._counters,

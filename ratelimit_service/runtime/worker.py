@@ -122,6 +122,7 @@ class _Worker:
                 tls,
                 self._tell_soon,
                 counters=self._counters,
+                reflection=not settings.no_reflection,
             )
             self._health.listen(self._tell_soon)
             self._loop.add_signal_handler(signal.SIGTERM, self._asked_to_end, settings.grace_us)

@@ -45,6 +45,7 @@ class GrpcioServer:
         *,
         counters: Counters | None = None,  # noqa: ARG002 -- grpcio does not say what it refuses
         guests: Guests | None = None,  # noqa: ARG002 -- nor does it let anybody refuse
+        reflection: bool = True,
     ) -> None:
         """`address` is `HOST:PORT` or `unix:PATH`; port 0 takes a free one. An age of 0 is any.
 
@@ -52,6 +53,7 @@ class GrpcioServer:
         """
         self._address = address
         self._tls = tls
+        self._reflected = REFLECTION_SERVICES if reflection else ()
         self._options: list[tuple[str, object]] = [("grpc.so_reuseport", 0)]
         if max_connection_age_us:
             age_ms = max(1, max_connection_age_us // 1_000)
@@ -86,7 +88,7 @@ class GrpcioServer:
                 ),
                 *(
                     grpc.method_handlers_generic_handler(each, {REFLECTION_METHOD: reflection})
-                    for each in REFLECTION_SERVICES
+                    for each in self._reflected
                 ),
             )
         )

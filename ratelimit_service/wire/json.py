@@ -1,34 +1,110 @@
-"""The same two messages as proto3 JSON, for `/json`."""
+"""The same two messages as proto3 JSON, for `/json`: read and written a little at a time.
+
+protobuf takes some seven microseconds a field in JSON, so that a large request or answer would
+hold the process for tens of milliseconds. These are generators: each step is a millisecond's work
+or less, and what they return is the result (`slices.stepwise`).
+"""
 
 from __future__ import annotations
 
-from google.protobuf.json_format import MessageToJson, Parse, ParseError
+import json
+from collections.abc import Generator
+
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+from google.protobuf.message import Message
 
 from ratelimit_service.errors import BadRequestError
-from ratelimit_service.wire.messages import POOL, RateLimitRequest, RateLimitResponse
+from ratelimit_service.wire.messages import (
+    POOL,
+    RateLimitDescriptor,
+    RateLimitRequest,
+    RateLimitResponse,
+)
+from ratelimit_service.wire.request import MAX_DESCRIPTORS
 
 __all__ = ["decision_to_json", "request_from_json"]
 
+_ITEMS = 32
+"""Entries or statuses in one step."""
 
-def request_from_json(text: bytes) -> bytes:
+
+def request_from_json(text: bytes, *, refunds: bool) -> Generator[None, None, bytes]:
     """A RateLimitRequest in proto3 JSON, serialized.
 
-    Raises BadRequestError for anything else, and for fields that the message does not have.
+    Raises BadRequestError for anything else, for fields that the message does not have, and for
+    refunds unless these are allowed.
     """
     if not text.strip():
         raise BadRequestError("json", "the body is empty: send a RateLimitRequest in JSON")
     message = RateLimitRequest()
     try:
-        Parse(text.decode(), message, descriptor_pool=POOL)
-    except (ParseError, UnicodeDecodeError, RecursionError) as error:
+        found = json.loads(text.decode(), object_pairs_hook=_object)
+        yield
+        yield from _request(found, message)
+    except (ParseError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise BadRequestError(
             "json", f"the body is no RateLimitRequest in JSON: {reason}"
         ) from error
+    if not refunds and any(each.is_negative_hits for each in message.descriptors):
+        raise BadRequestError(
+            "refund",
+            "refunds (isNegativeHits) are taken over gRPC: --json-refunds allows them here",
+        )
+    yield
     return message.SerializeToString()
 
 
-def decision_to_json(body: bytes) -> bytes:
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ParseError("a name stands twice in one object")
+    return found
+
+
+def _request(found: object, message: RateLimitRequest) -> Generator[None, None, None]:
+    if not isinstance(found, dict):
+        raise ParseError("it must be an object")
+    descriptors = found.pop("descriptors", None) or []
+    _parse(found, message)
+    if not isinstance(descriptors, list):
+        raise ParseError("descriptors must be a list")
+    if len(descriptors) > MAX_DESCRIPTORS:
+        raise BadRequestError(
+            "too_many_descriptors",
+            f"descriptors has {len(descriptors)}: at most {MAX_DESCRIPTORS} are allowed",
+        )
+    for descriptor in descriptors:
+        if not isinstance(descriptor, dict):
+            raise ParseError("each of descriptors must be an object")
+        entries = descriptor.pop("entries", None) or []
+        if not isinstance(entries, list):
+            raise ParseError("entries must be a list")
+        added = message.descriptors.add()
+        _parse(descriptor, added)
+        for start in range(0, len(entries), _ITEMS):
+            some = RateLimitDescriptor()  # parsing a list into a message that has it replaces it
+            _parse({"entries": entries[start : start + _ITEMS]}, some)
+            added.MergeFrom(some)
+            yield
+        yield
+
+
+def _parse(found: dict[str, object], message: Message) -> None:
+    ParseDict(found, message, descriptor_pool=POOL)
+
+
+def decision_to_json(body: bytes) -> Generator[None, None, bytes]:
     """A serialized RateLimitResponse in proto3 JSON: lowerCamelCase, zero fields left out."""
     message = RateLimitResponse.FromString(body)
-    return MessageToJson(message, indent=None, descriptor_pool=POOL).encode()
+    statuses = []
+    for number, status in enumerate(message.statuses, 1):
+        statuses.append(MessageToDict(status, descriptor_pool=POOL))
+        if number % _ITEMS == 0:
+            yield
+    del message.statuses[:]
+    shown = MessageToDict(message, descriptor_pool=POOL)
+    if statuses:
+        shown["statuses"] = statuses
+    yield
+    return json.dumps(shown).encode()

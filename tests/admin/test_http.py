@@ -37,6 +37,7 @@ class Site:
         self.asking = asking = Asking(directory, RULES, settings=settings, store=store)
         metrics = Metrics(asking.counters, asking.health, lambda: asking.rules.snapshot, lambda: 7)
         self.admin = Admin(
+            settings,
             asking.service.decide,
             asking.health,
             asking.counters,
@@ -151,7 +152,7 @@ async def said(site: Site, data: bytes) -> bytes:
     return answer
 
 
-POST = b"POST /json HTTP/1.1\r\nHost: a\r\n"
+POST = b"POST /json HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 
 
 @pytest.mark.parametrize(

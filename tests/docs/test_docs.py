@@ -115,7 +115,7 @@ def test_readme_hits_as_the_command_does(tmp_path: Path) -> None:
     service = ServiceProcess(tmp_path, "--rules", str(TOP / "rules"))
     service.start()
     command, shown = shown_in_readme("hit")
-    body, answer = re.findall(r"curl -d '(.*?)' .*\n    (.*)\n", README.read_text())[0]
+    body, answer = re.findall(r"curl --json '(.*?)' .*\n    (.*)\n", README.read_text())[0]
 
     hit = subprocess.run(
         [COMMAND, *command.split()[1:], "--address", service.address],

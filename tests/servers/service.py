@@ -19,7 +19,8 @@ COMMAND = str(Path(sys.executable).with_name("ratelimit"))
 def http(url: str, body: object = None, headers: Mapping[str, str] | None = None) -> HTTPAnswer:
     """One HTTP request; error statuses are answers as well."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, dict(headers or {}))
+    sent = {"Content-Type": "application/json", **(headers or {})} if data else dict(headers or {})
+    request = urllib.request.Request(url, data, sent)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=30) as response:

@@ -235,6 +235,25 @@ async def test_health_watch(server: Server, phase: Phase, last: list[int]) -> No
     assert told == [HealthStatus.SERVING, *last]
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_no_reflection(tmp_path: Path, transport: str) -> None:
+    """Without reflection its methods are unknown, and all others are served."""
+    asking = Asking(tmp_path, RULES)
+    server = TRANSPORTS[transport]("127.0.0.1:0", asking.service, Health(), reflection=False)
+    port = await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        for version in ("v1", "v1alpha"):
+            reflect: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+                f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+            )
+            assert await reflect(b"").code() is grpc.StatusCode.UNIMPLEMENTED
+        check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            "/grpc.health.v1.Health/Check"
+        )
+        assert await check(b"")
+    await server.stop(0)
+
+
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
 async def test_reflection(server: Server, version: str) -> None:
     """A client without proto files learns services, methods and messages from the server."""

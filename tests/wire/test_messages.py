@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Generator
+from contextlib import suppress
 
 import pytest
 from envoy.service.ratelimit.v3 import rls_pb2
+from google.protobuf.json_format import MessageToDict, ParseDict
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,7 +39,7 @@ from ratelimit_service.wire import (
     request_from_json,
     split_request,
 )
-from ratelimit_service.wire.messages import RateLimitRequest
+from ratelimit_service.wire.messages import POOL, RateLimitRequest, RateLimitResponse
 
 ADDEND = st.integers(0, MAX_ADDEND)
 NUMBERS = st.tuples(ADDEND, st.sampled_from(Unit), st.integers(1, 200))
@@ -206,7 +209,16 @@ def test_any_bytes(body: bytes) -> None:
 
 def one(**descriptor: object) -> bytes:
     """A request with one descriptor in proto3 JSON, serialized."""
-    return request_from_json(json.dumps({"domain": "d", "descriptors": [descriptor]}).encode())
+    text = json.dumps({"domain": "d", "descriptors": [descriptor]}).encode()
+    return result_of(request_from_json(text, refunds=True))
+
+
+def result_of(work: Generator[None, None, bytes]) -> bytes:
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            return bytes(done.value)
 
 
 UNITS = "allowed are 1 (second), 2 (minute), 3 (hour), 4 (day), 5 (month), 6 (year) and 7 (week)"
@@ -330,7 +342,7 @@ def test_json_decision() -> None:
     """/json answers in proto3 JSON: lowerCamelCase, names of enums, zero fields left out."""
     status = Status(Code.OVER_LIMIT, Limit(5, Unit.WEEK, 1, "n"), 0, 35_000_000)
 
-    body = decision_to_json(encode_decision(Decision(Code.OVER_LIMIT, (status,))))
+    body = result_of(decision_to_json(encode_decision(Decision(Code.OVER_LIMIT, (status,)))))
 
     assert json.loads(body) == {
         "overallCode": "OVER_LIMIT",
@@ -359,7 +371,52 @@ def test_json_decision() -> None:
 def test_json_that_is_no_request(text: bytes, message: str) -> None:
     """JSON that is no request is refused on one line that says why."""
     with pytest.raises(BadRequestError) as refused:
-        request_from_json(text)
+        result_of(request_from_json(text, refunds=True))
 
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_large_json_is_read_and_written_in_steps() -> None:
+    """A request or an answer of any size is worked on for a few dozen of its parts at a time."""
+    entries = [{"key": "k", "value": str(number)} for number in range(1_000)]
+    text = {"domain": "d", "hitsAddend": 2, "descriptors": [{"entries": entries}, *[{}] * 200]}
+    steps = list(request_from_json(json.dumps(text).encode(), refunds=True))
+    body = result_of(request_from_json(json.dumps(text).encode(), refunds=True))
+
+    assert len(steps) > 1_000 / 32 + 200
+    whole = RateLimitRequest()
+    ParseDict(text, whole, descriptor_pool=POOL)
+    assert body == whole.SerializeToString()
+    status = Status(Code.OK, Limit(5, Unit.WEEK, 1, "n"), 3, 35_000_000)
+    answer = encode_decision(Decision(Code.OK, (status,) * 256))
+    assert len(list(decision_to_json(answer))) > 256 / 32
+    shown = MessageToDict(RateLimitResponse.FromString(answer), descriptor_pool=POOL)
+    assert json.loads(result_of(decision_to_json(answer))) == shown
+
+
+def test_json_with_too_many_descriptors_is_refused_first() -> None:
+    """More descriptors than are allowed are refused before one of them is read."""
+    text = json.dumps({"domain": "d", "descriptors": [{"kye": 1}] * 257}).encode()
+
+    with pytest.raises(BadRequestError, match="descriptors has 257: at most 256 are allowed"):
+        result_of(request_from_json(text, refunds=True))
+
+
+_NAMES = [
+    *("domain", "descriptors", "hitsAddend", "hits_addend", "entries", "key", "value", "limit"),
+    *("requestsPerUnit", "unit", "isNegativeHits", "unitMultiplier", "x"),
+]
+_VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_NAMES), inner, max_size=4)
+    ),
+)
+
+
+@given(st.builds(json.dumps, _VALUES) | st.text(max_size=50))
+def test_any_json(text: str) -> None:
+    """Whatever JSON comes, it is a request or a refusal."""
+    with suppress(BadRequestError):
+        result_of(request_from_json(text.encode("utf-8", "surrogatepass"), refunds=False))

@@ -23,13 +23,14 @@ from ratelimit_service.transport.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.transport.reflection import REFLECTION_PATHS, reflect
 from ratelimit_service.wire import METHOD, SERVICE
 
-__all__ = ["METHODS", "ServiceCalls"]
+__all__ = ["METHODS", "METHODS_UNREFLECTED", "ServiceCalls"]
 
 _DECIDE: Final = f"/{SERVICE}/{METHOD}".encode()
 _CHECK: Final = f"/{HEALTH_SERVICE}/Check".encode()
 _WATCH: Final = f"/{HEALTH_SERVICE}/Watch".encode()
 
 METHODS: Final = Methods(frozenset({_DECIDE, _CHECK, _WATCH}), REFLECTION_PATHS)
+METHODS_UNREFLECTED: Final = Methods(METHODS.unary, frozenset())
 
 
 class ServiceCalls:

@@ -15,7 +15,7 @@ from ratelimit_service.accepting import Acceptor, Guests
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Counters
 from ratelimit_service.service import Service
-from ratelimit_service.transport.h2.calls import METHODS, ServiceCalls
+from ratelimit_service.transport.h2.calls import METHODS, METHODS_UNREFLECTED, ServiceCalls
 from ratelimit_service.transport.h2.protocol import Protocol
 from ratelimit_service.transport.health import HealthService
 from ratelimit_service.transport.tls import TLS
@@ -47,6 +47,7 @@ class H2Server:
         *,
         counters: Counters | None = None,
         guests: Guests | None = None,
+        reflection: bool = True,
     ) -> None:
         """`address` is `HOST:PORT` or `unix:PATH`; port 0 takes a free one. An age of 0 is any.
 
@@ -61,6 +62,7 @@ class H2Server:
         self._address = address
         self._context = tls.context() if tls else None
         self._calls = ServiceCalls(service, HealthService(health))
+        self._methods = METHODS if reflection else METHODS_UNREFLECTED
         self._max_age = max_connection_age_us / 1_000_000
         self._protocols: dict[Protocol, float] = {}
         """Connections, those included that are just being made, and how old each may get."""
@@ -94,7 +96,7 @@ class H2Server:
             gone()
             self._changed()
             return
-        protocol = Protocol(self._calls, METHODS, partial(self._disconnected, gone))
+        protocol = Protocol(self._calls, self._methods, partial(self._disconnected, gone))
         if self._stopping:
             protocol.connection.shut_down()
         # Jitter, so that connections made together do not end together.

@@ -1,0 +1,155 @@
+"""What a connection to the HTTP port may take: time, and room beside others.
+
+aiohttp waits for a request for as long as a client likes. Here each connection has a deadline for
+what it is to do next, and there are so many of them at most. What requests mean is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from math import inf
+
+__all__ = ["BODY_SECONDS", "MOST", "MOST_OF_PEER", "WRITE_SECONDS", "Doors"]
+
+HEAD_SECONDS = 10.0
+"""From a connection, or from the first byte of another request, to the end of its head."""
+
+BODY_SECONDS = 10.0
+"""From a request's head to the end of its body."""
+
+IDLE_SECONDS = 75.0
+"""From an answer to the next request's first byte; scrapers come once a minute or more often."""
+
+WRITE_SECONDS = 30.0
+"""How long a part of an answer may wait for its reader."""
+
+CLOSE_SECONDS = 5.0
+"""How long a closed connection may take to hand over what is left of its answer."""
+
+_LOOK_SECONDS = 1.0
+
+MOST = 512
+MOST_OF_PEER = 128
+"""How many connections there may be, in all and of one address."""
+
+
+class Doors:
+    """The connections of the HTTP port."""
+
+    def __init__(self, make: Callable[[], asyncio.Protocol], closed: Counter[str]) -> None:
+        """`make` gives each connection its protocol; `closed` counts those ended here, by reason.
+
+        The reasons are `slow` and `crowded`.
+        """
+        self._make = make
+        self._closed = closed
+        self._open: dict[asyncio.Protocol, _Door] = {}
+        self._looking: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def door(self) -> asyncio.Protocol:
+        """The protocol of the next connection."""
+        return _Door(self, self._make())
+
+    def watch(self) -> None:
+        """Looks for what is late, now and every second from now on, until `close`."""
+        loop = asyncio.get_running_loop()
+        self.look(loop.time())
+        self._looking = loop.call_later(_LOOK_SECONDS, self.watch)
+
+    def close(self) -> None:
+        """Stops looking; closes nothing."""
+        if self._looking is not None:
+            self._looking.cancel()
+
+    def look(self, now: float) -> None:
+        """Closes what is late at this time of the event loop."""
+        for door in list(self._open.values()):
+            if door.transport.is_closing():
+                door.deadline = min(door.deadline, now + CLOSE_SECONDS)
+            if now >= door.deadline:
+                self._end(door, "slow")
+
+    def begin(self, inner: asyncio.Protocol) -> None:
+        """A request's head has come on the connection of this protocol."""
+        if (door := self._open.get(inner)) is not None:
+            door.busy, door.idle, door.deadline = True, False, inf
+
+    def finish(self, inner: asyncio.Protocol) -> None:
+        """The request has its answer."""
+        if (door := self._open.get(inner)) is not None:
+            door.busy, door.idle = False, True
+            door.deadline = asyncio.get_running_loop().time() + IDLE_SECONDS
+
+    def opened(self, door: _Door) -> bool:
+        """Whether there is room; of too many that one goes which waits longest for a request."""
+        crowd = [each for each in self._open.values() if each.peer == door.peer]
+        if len(crowd) < MOST_OF_PEER:
+            crowd = list(self._open.values()) if len(self._open) >= MOST else []
+        if crowd:
+            waiting = next((each for each in crowd if not each.busy), door)
+            self._end(waiting, "crowded")
+            if waiting is door:
+                return False
+        self._open[door.inner] = door  # in the order of their coming
+        return True
+
+    def lost(self, door: _Door) -> None:
+        """The connection is gone."""
+        self._open.pop(door.inner, None)
+
+    def _end(self, door: _Door, reason: str) -> None:
+        self._closed[reason] += 1
+        self.lost(door)
+        door.transport.abort()
+
+
+class _Door(asyncio.Protocol):
+    """One connection: passes everything on to the protocol within."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, doors: Doors, inner: asyncio.Protocol) -> None:
+        self._doors = doors
+        self._loop = asyncio.get_running_loop()
+        self.inner = inner
+        self.peer = ""
+        self.busy = False
+        """Whether a request is being answered."""
+        self.idle = False
+        """Whether nothing has come since the last answer."""
+        self.deadline = self._loop.time() + HEAD_SECONDS
+        self._let_in = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.transport = transport
+        address = transport.get_extra_info("peername")
+        self.peer = str(address[0]) if address else ""
+        self._let_in = self._doors.opened(self)
+        if self._let_in:
+            self.inner.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.idle:
+            self.idle = False
+            self.deadline = self._loop.time() + HEAD_SECONDS
+        if self._let_in:
+            self.inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self.inner.eof_received() if self._let_in else None
+
+    def pause_writing(self) -> None:
+        self.inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.inner.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._doors.lost(self)
+        if self._let_in:
+            self.inner.connection_lost(exc)
