@@ -5,8 +5,13 @@ kept in hits, not in time, so that a rule with other numbers goes on from the sa
 fraction is an integer: of as many parts of a hit as a window has ticks, so that one tick lets
 exactly `rate` of them leak and nothing is ever rounded away.
 
-The state is the bucket's letter, the tick's exponent, the hits, the fraction and the time of
-the last change in ticks. `lua/level.lua` is the same arithmetic.
+The state is the bucket's letter, the tick's exponent, the hits, the fraction, the time of the
+last change in ticks, and the rate that was the rule's then. `lua/level.lua` is the same arithmetic.
+
+A rule's new rate counts from the last change on. So a lower rate can find used what by the old one
+had long leaked away: a state is kept for as long as it could tell at a rate of 1, but no longer
+than `_KEPT_US` if it was as new by its own rate. After that it counts for nothing, also where it
+has been kept.
 """
 
 from __future__ import annotations
@@ -19,7 +24,9 @@ from ratelimit_service.model import MAX_EXACT, TICKS_US, Measure, Receipt
 
 __all__ = ["charge", "refund"]
 
-_STATE: Final = struct.Struct(">cBIdd")
+_STATE: Final = struct.Struct(">cBIddI")
+
+_KEPT_US: Final = 600_000_000
 
 
 class _Level:
@@ -33,8 +40,10 @@ class _Level:
         self.now, self.level, self.damaged = now_us // self._tick_us, 0, False
         if not (isinstance(state, bytes) and state[:1] == mark and len(state) == _STATE.size):
             return
-        _, tick, hits, fraction, last = _STATE.unpack(state)
+        _, tick, hits, fraction, last, rate = _STATE.unpack(state)
         if tick >= len(TICKS_US):
+            return
+        if rate != measure.rate and now_us >= _forgotten_us(state, measure):
             return
         if tick != measure.tick:
             # The rule has another number: the same level in other parts, rounded up.
@@ -66,7 +75,8 @@ class _Level:
 
     def state(self) -> State:
         hits, fraction = divmod(self.level, self.ticks)
-        return _STATE.pack(self.mark, self._measure.tick, hits, fraction, self.now)
+        measure = self._measure
+        return _STATE.pack(self.mark, measure.tick, hits, fraction, self.now, measure.rate)
 
     def used(self) -> int:
         """In hits, rounded up."""
@@ -93,6 +103,24 @@ class _Level:
     def ends_us(self) -> int:
         """The last moment, in whole ticks, that is exact as a double."""
         return (MAX_EXACT - 1) // self._tick_us * self._tick_us
+
+
+def _forgotten_us(state: bytes, measure: Measure) -> int:
+    """From when on a state counts for nothing at another rate."""
+    tick: int
+    hits: int
+    last: float
+    rate: int
+    _, tick, hits, fraction, last, rate = _STATE.unpack(state)
+    if not rate:
+        return MAX_EXACT
+    ticks = -(-measure.window_us // TICKS_US[tick])
+    level, then = hits * ticks + int(fraction), int(last)
+    if measure.stepped:
+        then = (then // ticks - -level // (rate * ticks)) * ticks
+    else:
+        then -= -level // rate
+    return max(then * TICKS_US[tick], int(last) * TICKS_US[tick] + _KEPT_US)
 
 
 def charge(mark: bytes, state: State | None, now_us: int, addend: int, measure: Measure) -> Step:

@@ -294,6 +294,8 @@ class MemoryStore:
         for key in table:
             counter = table.pop(key)
             measure = counter.measure
+            if measure[3] > 1:
+                measure = measure._replace(rate=1)  # what may yet be its rule's
             peek = _CHARGE[measure[0]](counter.get(), then, 0, measure, False, b"")
             if peek.left < measure[1] or not peek.passed or peek.damaged:
                 table[key] = counter

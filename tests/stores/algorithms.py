@@ -30,6 +30,9 @@ QUEUE = Limit(6, Unit.MINUTE, algorithm="leaky_bucket", max_wait_us=30_000_000)
 LEASES = Limit(3, Unit.MINUTE, algorithm="concurrency")
 MANY_PARTS = PARTS._replace(requests_per_unit=MAX_ADDEND)
 BURST = Limit(100, Unit.SECOND, algorithm="token_bucket", burst=500)
+PER_SECOND = Limit(100, Unit.SECOND, algorithm="token_bucket")
+BURST_1000 = PER_SECOND._replace(burst=1_000)
+STEPS_1000 = BURST_1000._replace(stepped=True)
 DAILY = Limit(200, Unit.DAY, algorithm="token_bucket")
 THIRDS = Limit(3, Unit.SECOND, algorithm="token_bucket")
 MOST_TOKENS = Limit(MAX_ADDEND, Unit.MINUTE, algorithm="token_bucket")
@@ -396,6 +399,57 @@ BUCKETS = [
             ),
             at(T + 5 * SECOND, over(0, reset_us=10 * SECOND), hit(TOKENS)),
             at(T + 5 * SECOND, passed(MAX_ADDEND - 3, 0, 100), hit(MOST_TOKENS, 0)),
+        ],
+    ),
+    *(
+        Case(
+            f"a {limit.algorithm} whose rate was lowered goes on from its last hit",
+            [
+                at(T, passed(0, 100, SECOND), hit(limit, 100)),
+                at(
+                    T + 2_200_000,
+                    passed(2, 0, 98 * SECOND - 200_000 * (not limit.stepped)),
+                    hit(limit._replace(requests_per_unit=1, burst=100), 0),
+                ),
+            ],
+        )
+        for limit in (PER_SECOND, PER_SECOND._replace(algorithm="leaky_bucket"))
+    ),
+    *(
+        Case(
+            f"a lower rate is that of the last ten minutes at most ({name})",
+            [
+                at(T, passed(0, 1_000, 10 * SECOND), hit(limit, 1_000)),
+                at(T + 10 * MINUTE - 1, passed(599, 0, 400 * SECOND + 1), hit(slow, 0)),
+                at(T + 10 * MINUTE, passed(1_000, 0, 0), hit(slow, 0)),
+                at(T + 10 * MINUTE, passed(0, 1_000, 1_000 * SECOND), hit(slow, 1_000)),
+                at(T + 20 * MINUTE, over(600, reset_us=100 * SECOND), hit(slow, 700)),
+                at(T + 20 * MINUTE, passed(1_000, 0, 0), hit(limit, 0)),
+            ],
+        )
+        for name, limit, slow in (
+            ("a token bucket", BURST_1000, BURST_1000._replace(requests_per_unit=1)),
+            (
+                "a leaky bucket",
+                BURST_1000._replace(algorithm="leaky_bucket"),
+                BURST_1000._replace(algorithm="leaky_bucket", requests_per_unit=1),
+            ),
+        )
+    ),
+    Case(
+        "a lower rate of a stepped bucket is that of the last ten minutes at most",
+        [
+            at(T, passed(0, 1_000, 10 * SECOND), hit(STEPS_1000, 1_000)),
+            at(
+                T + 10 * MINUTE - 1,
+                passed(599, 0, 401 * SECOND - 999_999),
+                hit(STEPS_1000._replace(requests_per_unit=1), 0),
+            ),
+            at(
+                T + 10 * MINUTE,
+                passed(1_000, 0, 0),
+                hit(STEPS_1000._replace(requests_per_unit=1), 0),
+            ),
         ],
     ),
 ]

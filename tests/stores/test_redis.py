@@ -192,6 +192,8 @@ async def test_every_counter_expires(
     life_us = outcome.reset_us
     if limit is algorithms.SLIDING:
         life_us += MINUTE  # after its own window a count weighs in the next
+    elif limit in {algorithms.TOKENS, algorithms.METER}:
+        life_us = MINUTE  # the hit is used for as long if the rule's rate falls to one a minute
     assert life_us / 1_000 < left_ms <= life_us / 1_000 + 1_001
 
 
@@ -253,6 +255,19 @@ async def test_garbage_fails_no_script_call(
         assert first is not None
         assert 0 <= first.left <= limit.capacity, bytes(garbage)
         assert 0 <= first.reset_us < 2**55, bytes(garbage)
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+async def test_a_bucket_outlives_its_refill(
+    redis_store: RedisStore, redis_server: RedisServer, stepped: bool
+) -> None:
+    """A bucket is kept until one hit a unit would have come back, or ten minutes."""
+    client = redis.Redis.from_url(redis_server.url)
+    for used, least_s in ((1, 0), (100, 99), (5_000, 600)):
+        limit = Limit(5_000, Unit.SECOND, algorithm="token_bucket", stepped=stepped)
+        one = algorithms.hit(limit, used, key=f"{used}")
+        await charged(redis_store, [[one]])
+        assert least_s * 1_000 - 500 < client.pttl(one.key) <= (least_s + 2) * 1_000
 
 
 @pytest.mark.parametrize("wrong_us", [-DAY, 0, DAY, 400 * DAY])

@@ -1,7 +1,8 @@
 -- What is in a bucket: the same arithmetic as level.py; see there. A state is a string, or false
 -- for a new counter. No redis.call here.
 
-local SIZE = 22
+local SIZE = 26
+local KEPT = 600000000
 local MAX_TICK = 12
 local MAX_EXACT = 9007199254740992 -- 2^53
 
@@ -32,6 +33,21 @@ local function leak(bucket, last, level)
   end
 end
 
+local function forgotten(exponent, hits, fraction, last, rate, measure)
+  if rate == 0 then
+    return MAX_EXACT
+  end
+  local tick = 10 ^ exponent
+  local ticks = math.ceil(measure.window / tick)
+  local level, moment = hits * ticks + fraction, last
+  if measure.stepped then
+    moment = (math.floor(last / ticks) + math.ceil(level / (rate * ticks))) * ticks
+  else
+    moment = last + math.ceil(level / rate)
+  end
+  return math.max(moment * tick, last * tick + KEPT)
+end
+
 local function read(mark, state, now, measure)
   local tick = 10 ^ measure.tick
   local bucket = { mark = mark, tick = tick, at = now, level = 0, measure = measure }
@@ -39,8 +55,11 @@ local function read(mark, state, now, measure)
   if not (type(state) == "string" and #state == SIZE and string.sub(state, 1, 1) == mark) then
     return bucket
   end
-  local exponent, hits, fraction, last = struct.unpack(">BI4dd", state, 2)
+  local exponent, hits, fraction, last, rate = struct.unpack(">BI4ddI4", state, 2)
   if exponent > MAX_TICK or not (fraction >= 0 and fraction < MAX_EXACT and last >= 0 and last < MAX_EXACT) then
+    return bucket
+  end
+  if rate ~= measure.rate and now >= forgotten(exponent, hits, fraction, last, rate, measure) then
     return bucket
   end
   if exponent > measure.tick then
@@ -59,7 +78,8 @@ end
 local function state_of(bucket)
   local hits = math.floor(bucket.level / bucket.ticks)
   local fraction = bucket.level - hits * bucket.ticks
-  return struct.pack(">c1BI4dd", bucket.mark, bucket.measure.tick, hits, fraction, bucket.now)
+  local measure = bucket.measure
+  return struct.pack(">c1BI4ddI4", bucket.mark, measure.tick, hits, fraction, bucket.now, measure.rate)
 end
 
 local function used(bucket)
@@ -71,21 +91,26 @@ local function ends(bucket)
   return math.floor((MAX_EXACT - 1) / bucket.tick) * bucket.tick
 end
 
-local function until_level(bucket, level)
+local function until_level(bucket, level, rate)
   local measure, excess = bucket.measure, bucket.level - level
   if excess <= 0 then
     return 0
-  elseif measure.rate == 0 then
+  elseif rate == 0 then
     return measure.window
   end
   local moment
   if measure.stepped then
-    local steps = math.ceil(excess / (measure.rate * bucket.ticks))
+    local steps = math.ceil(excess / (rate * bucket.ticks))
     moment = (math.floor(bucket.now / bucket.ticks) + steps) * bucket.ticks
   else
-    moment = bucket.now + math.ceil(excess / measure.rate)
+    moment = bucket.now + math.ceil(excess / rate)
   end
   return math.min(moment * bucket.tick, ends(bucket)) - bucket.at
+end
+
+-- How long a state matters: to a rule whose rate is lowered for longer than to this one.
+local function life_of(bucket, reset)
+  return math.max(reset, math.min(until_level(bucket, 0, 1), KEPT))
 end
 
 local level = {}
@@ -97,16 +122,18 @@ function level.charge(mark, state, now, addend, measure)
   local passed, retry = addend <= left, 0
   if not passed then
     local room = addend <= limit and limit - addend or 0
-    retry = until_level(bucket, room * bucket.ticks)
+    retry = until_level(bucket, room * bucket.ticks, measure.rate)
   elseif addend > 0 then
     bucket.level = bucket.level + addend * bucket.ticks
     state = state_of(bucket)
   end
+  local reset = until_level(bucket, 0, measure.rate)
   return {
     passed = passed,
     state = state,
     left = passed and left - addend or math.max(0, left),
-    reset = until_level(bucket, 0),
+    reset = reset,
+    life = life_of(bucket, reset),
     retry = retry,
     counted = passed and addend or 0,
     damaged = bucket.damaged,
@@ -116,7 +143,8 @@ end
 function level.refund(mark, state, now, addend, measure, receipt)
   local bucket = read(mark, state, now, measure)
   local given = addend * bucket.ticks
-  if receipt and (now + until_level(bucket, 0) ~= receipt.until_us or receipt.until_us >= ends(bucket)) then
+  local before = now + until_level(bucket, 0, measure.rate)
+  if receipt and (before ~= receipt.until_us or before >= ends(bucket)) then
     given = measure.queue and 0 or math.max(0, given - leaked(bucket, receipt.at_us))
   end
   local given_back = math.min(math.ceil(given / bucket.ticks), used(bucket))
@@ -124,11 +152,13 @@ function level.refund(mark, state, now, addend, measure, receipt)
     bucket.level = math.max(0, bucket.level - given)
     state = state_of(bucket)
   end
+  local reset = until_level(bucket, 0, measure.rate)
   return {
     passed = true,
     state = state,
     left = math.max(0, measure.limit - used(bucket)),
-    reset = until_level(bucket, 0),
+    reset = reset,
+    life = life_of(bucket, reset),
     retry = 0,
     counted = given_back,
     damaged = bucket.damaged,
