@@ -1,22 +1,28 @@
-"""`ratelimit restart`: asks a service on this machine to replace its workers, and waits for it."""
+"""`ratelimit restart`: asks a service on this machine to replace its workers, and waits for it.
+
+A signal goes to no process but the one that has answered: `peer` makes sure of that.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection, HTTPException
 from typing import TypedDict
 
 from ratelimit_service.errors import RateLimitError
+from ratelimit_service.runtime.peer import check_peer
 from ratelimit_service.runtime.signals import RESTART
+from ratelimit_service.settings import split_address
 
 __all__ = ["restart"]
 
 _LOOK_SECONDS = 0.1
 _ANSWER_SECONDS = 5.0
+_MOST_BYTES = 1 << 20
 
 
 class _Process(TypedDict):
@@ -24,8 +30,8 @@ class _Process(TypedDict):
     pid: int
 
 
-class _Processes(TypedDict, total=False):
-    """What `/processes` shows, as far as it is needed here."""
+class _Processes(TypedDict):
+    """What `/processes` shows of a service with workers, as far as it is needed here."""
 
     pid: int
     version: str
@@ -40,24 +46,17 @@ def restart(http: str, timeout_us: int) -> Iterator[str]:
 
     Raises RateLimitError if there is no such service, or it cannot or does not restart.
     """
-    before = _asked(http)
-    if not before["workers"]:
-        raise RateLimitError(
-            f"the service at {http} is one process, with its counters in memory or over grpcio: "
-            "there is nobody to take over; stop it and start it again"
-        )
-    if before["restarting"]:
-        raise RateLimitError(f"the service at {http} is restarting already")
-    try:
+    with closing(_connection(http)) as connection:
+        before = _asked(http, connection)
+        if not before["workers"]:
+            raise RateLimitError(
+                f"the service at {http} is one process, with its counters in memory or over "
+                "grpcio: there is nobody to take over; stop it and start it again"
+            )
+        if before["restarting"]:
+            raise RateLimitError(f"the service at {http} is restarting already")
+        check_peer(connection.sock, before["pid"])
         os.kill(before["pid"], RESTART)
-    except ProcessLookupError as error:
-        raise RateLimitError(
-            f"process {before['pid']} is not on this machine: run this where the service runs"
-        ) from error
-    except PermissionError as error:
-        raise RateLimitError(
-            f"process {before['pid']} is another user's: run this as that user"
-        ) from error
     yield from _followed(http, before, time.monotonic() + timeout_us / 1_000_000)
 
 
@@ -67,7 +66,8 @@ def _followed(http: str, before: _Processes, until: float) -> Iterator[str]:
     while time.monotonic() < until:
         time.sleep(_LOOK_SECONDS)
         try:
-            now = _asked(http)
+            with closing(_connection(http)) as connection:
+                now = _asked(http, connection)
         except RateLimitError:  # for a moment nobody answers
             continue
         begun = begun or now["restarting"]
@@ -84,14 +84,42 @@ def _followed(http: str, before: _Processes, until: float) -> Iterator[str]:
     raise RateLimitError(f"the service at {http} is still restarting: see its log")
 
 
-def _asked(http: str) -> _Processes:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def _connection(http: str) -> HTTPConnection:
+    return HTTPConnection(*split_address(http), timeout=_ANSWER_SECONDS)
+
+
+def _asked(http: str, connection: HTTPConnection) -> _Processes:
+    """What the service says of its processes."""
     try:
-        with opener.open(f"http://{http}/processes", timeout=_ANSWER_SECONDS) as answer:
-            processes: _Processes = json.load(answer)
-    except (OSError, ValueError) as error:
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        connection.request("GET", "/processes")
+        said = json.loads(connection.getresponse().read(_MOST_BYTES))
+    except OSError as error:
         raise RateLimitError(
-            f"no service answers at http://{http}: {reason}; name its HTTP port with --http"
+            f"no service answers at http://{http}: {error}; name its HTTP port with --http"
         ) from error
+    except (HTTPException, ValueError) as error:
+        raise RateLimitError(_OTHER.format(http=http)) from error
+    if not _is_whole(said):
+        raise RateLimitError(_OTHER.format(http=http))
+    processes: _Processes = said
     return processes
+
+
+_OTHER = (
+    "what answers at http://{http} is no rate limit service: "
+    "name its HTTP port with --http HOST:PORT"
+)
+
+
+def _is_whole(said: object) -> bool:
+    """Whether that is what a service says; one of a single process says less."""
+    if not isinstance(said, dict) or type(said.get("pid")) is not int:
+        return False
+    workers = said.get("workers")
+    if not isinstance(workers, list):
+        return False
+    fits = all(
+        isinstance(worker, dict) and {"worker", "pid"} <= worker.keys() for worker in workers
+    )
+    rest = {"version", "restarts", "restarting", "restart_error"}
+    return fits and (not workers or rest <= said.keys())

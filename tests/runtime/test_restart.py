@@ -1,0 +1,149 @@
+"""`ratelimit restart`: whom it signals, and whom it does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from ratelimit_service.errors import RateLimitError
+from ratelimit_service.runtime.restart import restart
+from tests.runtime.conftest import Start
+from tests.servers.process import free_port
+from tests.servers.redis import RedisServer
+from tests.servers.service import COMMAND
+
+
+class Impostor:
+    """An HTTP server that answers everything with the same JSON."""
+
+    def __init__(self, said: object) -> None:
+        body = json.dumps(said).encode()
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.place = f"127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Impostor:
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def service(pid: object) -> dict[str, object]:
+    """What a service with one worker shows, with a pid that may not be its own."""
+    told: dict[str, object] = {"pid": pid, "version": "1", "restarts": 0, "restarting": False}
+    return {**told, "restart_error": "", "workers": [{"worker": 1, "pid": 7}]}
+
+
+@pytest.fixture
+def signalled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The pids that were to get a signal; none does, for what a test finds may be any process."""
+    pids: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, _: pids.append(pid))
+    return pids
+
+
+OTHERS: dict[str, Callable[[], int]] = {
+    "everybody": lambda: -1,
+    "the group": lambda: 0,
+    "another group": lambda: -os.getppid(),
+    "init": lambda: 1,
+    "the parent": os.getppid,
+    "nobody": lambda: 1 << 22,
+}
+
+
+@pytest.mark.parametrize("pid", OTHERS.values(), ids=OTHERS.keys())
+def test_nobody_else_is_signalled(signalled: list[int], pid: Callable[[], int]) -> None:
+    """Whatever pid an HTTP port names, only a process that holds its end of the call is signalled.
+
+    Its own pid is one: then it may as well be the service.
+    """
+    with (
+        Impostor(service(pid())) as impostor,
+        pytest.raises(RateLimitError, match=r"run this where the service runs|another user's"),
+    ):
+        list(restart(impostor.place, 0))
+    assert signalled == []
+
+    with (
+        Impostor(service(os.getpid())) as impostor,
+        pytest.raises(RateLimitError, match="is still restarting"),
+    ):
+        list(restart(impostor.place, 0))
+    assert signalled == [os.getpid()]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        7,
+        [],
+        {},
+        {"pid": 7},
+        {"pid": "7", "workers": []},
+        {"pid": True, "workers": []},
+        {"pid": 7, "workers": [{"worker": 1, "pid": 7}]},
+        {**service(7), "workers": [7]},
+    ],
+)
+def test_something_else_answers(signalled: list[int], said: object) -> None:
+    """What answers otherwise than a service is told to be none."""
+    with (
+        Impostor(said) as impostor,
+        pytest.raises(RateLimitError, match=f"at http://{impostor.place} is no rate limit service"),
+    ):
+        list(restart(impostor.place, 0))
+    assert signalled == []
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("listens", "asked"),
+    [
+        ("0.0.0.0", "127.0.0.1"),
+        ("0.0.0.0", "localhost"),
+        pytest.param("[::]", "127.0.0.1", marks=pytest.mark.skipif(not has_ipv6(), reason="IPv6")),
+        pytest.param("[::]", "[::1]", marks=pytest.mark.skipif(not has_ipv6(), reason="IPv6")),
+    ],
+)
+def test_over_any_address(start: Start, own_redis: RedisServer, listens: str, asked: str) -> None:
+    """The service is known for the one that answers over IPv4, IPv6, and sockets for both."""
+    port = free_port()
+    start("--store", own_redis.url, "--workers", "1", "--http", f"{listens}:{port}")
+    command = [COMMAND, "restart", "--http", f"{asked}:{port}"]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].startswith("restarted: version ")
