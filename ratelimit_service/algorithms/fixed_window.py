@@ -88,6 +88,8 @@ def refund(
     if given_back:
         window.count -= given_back
         state = window.state()
+        if not window.count and measure.anchor is Anchor.FIRST_HIT:
+            window.reset_us = 0  # the next hit begins another
     left = max(0, measure.limit - window.count)
     return Step(True, state, left, window.reset_us, 0, given_back, window.damaged)
 

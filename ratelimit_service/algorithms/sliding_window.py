@@ -99,6 +99,8 @@ class _TwoCounters:
         self._now = min(self._now + addend, MAX_ADDEND)
 
     def take_off(self, addend: int) -> int:
+        if not self.count():
+            return 0  # what weighs nothing is as good as gone
         given_back = min(self._now, addend)
         self._now -= given_back
         older = min(self._before, addend - given_back)

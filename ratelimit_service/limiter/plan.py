@@ -390,6 +390,8 @@ def _counted(
         )
         return _plan((terms, addend, (_hit(hit),)))
     hits = []
+    # A quota's limits count each by itself, also where it cannot deny.
+    together = terms.mode is terms.hit_mode or terms.mode is not Mode.QUOTA
     for place, counted in enumerate(terms.limits):
         # Who gives back a lease gives back no hits of the other limits.
         given = addend if not lease or counted.measure.algorithm == "concurrency" else 0
@@ -402,7 +404,7 @@ def _counted(
                 counted.count_denied,
                 refund,
                 lease,
-                joined=place > 0,
+                joined=together and place > 0,
                 policy=terms.policy,
             )
         )
@@ -418,21 +420,24 @@ def _with_quotas(plans: Sequence[Plan], settings: Settings) -> list[Plan]:
     """Takes the sting from the request's quotas where one is known to pass without counting.
 
     That is a quota in shadow mode and, under the global quota mode, a descriptor that no rule
-    limits (envoyproxy/ratelimit counts both as passed).
+    limits (envoyproxy/ratelimit counts both as passed). Their limits count each by itself still.
     """
     passed = any(
-        (settings.quota_mode and terms.kind is Kind.NO_RULE)
+        (settings.quota_mode and planned.terms.kind is Kind.NO_RULE)
         or (
-            terms.mode is Mode.SHADOW
-            and terms.rule is not None
-            and (settings.quota_mode or terms.rule.quota_mode)
+            planned.terms.mode is Mode.SHADOW
+            and planned.terms.rule is not None
+            and (settings.quota_mode or planned.terms.rule.quota_mode)
+            and not planned.refund
         )
-        for terms, _, _ in plans
+        for planned in plans
     )
     if not passed:
         return list(plans)
     return [
-        planned._replace(hits=tuple(hit._replace(mode=Mode.SHADOW) for hit in planned.hits))
+        planned._replace(
+            hits=tuple(hit._replace(mode=Mode.SHADOW, joined=False) for hit in planned.hits)
+        )
         if planned.terms.mode is Mode.QUOTA
         else planned
         for planned in plans

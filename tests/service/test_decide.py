@@ -303,6 +303,50 @@ async def test_global_quota_mode(asking: Ask, asked: list[str], code: Code) -> N
     assert codes(decision)[0] is OVER
 
 
+SEVERAL = """
+domain: edge
+descriptors:
+  - key: job
+    {mode}: true
+    rate_limits:
+      - {{unit: minute, requests_per_unit: 5, algorithm: concurrency}}
+      - {{unit: minute, requests_per_unit: 0}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "settings"),
+    [
+        ("quota_mode", Settings(quota_mode=True)),
+        ("quota_mode", Settings(shadow_mode=True)),
+        ("detailed_metric", Settings(quota_mode=True)),
+    ],
+    ids=["beside a descriptor without rule", "global shadow mode", "global quota mode"],
+)
+async def test_quota_that_cannot_deny_counts_every_limit(
+    asking: Ask, mode: str, settings: Settings
+) -> None:
+    """A quota takes what has room in each of its limits, also where it cannot deny."""
+    service = asking(SEVERAL.format(mode=mode), settings=settings)
+
+    await service.ask("job=a", "unknown=x")
+    decision = await service.ask("job=a", "unknown=x")
+
+    assert decision.code is OK
+    assert decision.metadata is not None
+    assert [limit["remaining"] for limit in decision.metadata["limits"]] == [3, 0]  # type: ignore[attr-defined]
+
+
+async def test_refund_is_no_quota(asking: Ask) -> None:
+    """What gives back hits of a quota in shadow lets no other quota pass."""
+    service = asking(quota_rules("qQ"))
+    await service.ask("k0=x")
+
+    decision = await service.ask("k0=x", descriptor("k1=x", refund=True))
+
+    assert decision.code is OVER
+
+
 async def test_token_budget(asking: Ask) -> None:
     """With count_denied, a limit of 1000 and uses of 300, the fifth peek is over."""
     service = asking(

@@ -123,6 +123,15 @@ FIXED = [
         ],
     ),
     Case(
+        "a window whose hits are all given back is as one that has not begun",
+        [
+            at(T, passed(3, 2), hit(FIRST_HIT, 2)),
+            at(T + SECOND, passed(5, 2, 0), hit(FIRST_HIT, 2, refund=True)),
+            at(T + SECOND, passed(5, 0, 0), hit(FIRST_HIT, 0)),
+            at(T + SECOND, passed(4), hit(FIRST_HIT)),
+        ],
+    ),
+    Case(
         "a window that the first hit begins goes on when the clock steps back by less than it",
         [
             at(T, passed(0, 5), hit(FIRST_HIT, 5)),
@@ -171,6 +180,15 @@ SLIDING_WINDOW = [
             at(T + MINUTE, passed(1), hit(SLIDING)),
             at(T + MINUTE, passed(4, 3), hit(SLIDING, 3, refund=True)),
             at(T + MINUTE, passed(7, 3), hit(SLIDING, 9, refund=True)),
+        ],
+    ),
+    Case(
+        "of the window before nothing is given back that weighs nothing",
+        [
+            at(T, passed(6), hit(SLIDING)),
+            at(T + MINUTE, passed(7, 1), hit(SLIDING, refund=True)),
+            at(T + MINUTE, passed(6), hit(SLIDING)),
+            at(T + 2 * MINUTE + 1, passed(7, 0, MINUTE - 1), hit(SLIDING, refund=True)),
         ],
     ),
     Case(

@@ -123,6 +123,9 @@ function fixed_window.refund(state, now, addend, measure, _, receipt)
   end
   if given_back > 0 then
     state = packed(found, found.count - given_back)
+    if given_back == found.count and measure.first_hit then
+      found.reset = 0 -- the next hit begins another
+    end
   end
   return {
     passed = true,

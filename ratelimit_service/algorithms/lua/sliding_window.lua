@@ -74,6 +74,9 @@ function two.add(window, addend)
 end
 
 function two.take_off(window, addend)
+  if two.count(window) == 0 then
+    return 0 -- what weighs nothing is as good as gone
+  end
   local given_back = math.min(window.now, addend)
   local older = math.min(window.before, addend - given_back)
   window.now, window.before = window.now - given_back, window.before - older
