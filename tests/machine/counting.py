@@ -1,0 +1,536 @@
+"""What the documents say of counting: one class for each way, with exact fractions.
+
+Written from `docs/rules.md` alone, and slow on purpose: a wait is not worked out but searched
+for, by asking what is used at a later time. Nothing of the service's own arithmetic is used.
+Times are integer microseconds, what is used is an integer or a Fraction.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from zoneinfo import ZoneInfo
+
+SECOND = 1_000_000
+UNIT_SECONDS = {
+    "second": 1,
+    "minute": 60,
+    "hour": 3_600,
+    "day": 86_400,
+    "week": 604_800,
+    "month": 30 * 86_400,
+    "year": 365 * 86_400,
+}
+"""`month` has 30 days, `year` 365."""
+
+BUCKETS = ("token_bucket", "leaky_bucket")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A limit as a rule file writes it."""
+
+    requests_per_unit: int
+    unit: str
+    algorithm: str = "fixed_window"
+    first_hit: bool = False
+    time_zone: str = ""
+    burst: int | None = None
+    stepped: bool = False
+    parts: int = 0
+    max_wait_us: int = 0
+    soft_percent: int = 0
+    count_denied: bool = False
+    name: str = ""
+
+    @property
+    def window_us(self) -> int:
+        return UNIT_SECONDS[self.unit] * SECOND
+
+    @property
+    def spans_us(self) -> tuple[int, int]:
+        """The shortest and the longest that a window can be, which differ on a calendar only."""
+        slack = {"day": 3_600, "week": 3_600, "month": 2 * 86_400, "year": 86_400}
+        longer = slack[self.unit] * SECOND if self.time_zone else 0
+        return self.window_us - longer, self.window_us + longer
+
+    @property
+    def capacity(self) -> int:
+        """What `remaining` counts down from.
+
+        "A bucket holds `burst` tokens (by default `requests_per_unit`)"; "With `max_wait` it is a
+        queue: the bucket holds what leaks in that time".
+        """
+        if self.max_wait_us:
+            return self.max_wait_us * self.requests_per_unit // self.window_us
+        return self.requests_per_unit if self.burst is None else self.burst
+
+    @property
+    def soft(self) -> int:
+        """`soft: 10%` lets a tenth more pass. "Buckets grow their burst, not their rate."."""
+        return self.capacity * self.soft_percent // 100
+
+    @property
+    def hard(self) -> int:
+        return self.capacity + self.soft
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What of it is part of a counter's name.
+
+        "A counter is what it counts: [...] the window (with its anchor, calendar, zone and parts)
+        and the algorithm. Neither the rule's place nor its numbers are part of it".
+        """
+        return self.algorithm, self.unit, self.first_hit, self.time_zone, self.parts, self.stepped
+
+
+def first_moment(holds: Callable[[int], bool], start: int) -> int:
+    """The first moment from `start` on at which something holds that holds for ever after."""
+    if holds(start):
+        return start
+    step = 1
+    while not holds(start + step):
+        step *= 2
+    low, high = start + step // 2, start + step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+class Counter:
+    """One counter. Time is an argument; a clock that stepped back finds what was there.
+
+    "A clock that steps back by less than a window loses nothing: counters go on from where they
+    were. What was last used further in the future is damage: it starts anew."
+    """
+
+    resets_with_window = False
+    """Whether the reset is the end of a window, "else [...] the time until [...] as new"."""
+
+    takes_only_what_fits = False
+    """"buckets and leases take only what has room"."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        """The limit by which it was last judged."""
+        self.changed: int | None = None
+        """The latest moment at which it changed."""
+        self.touched = False
+        """Whether it has changed since it was last put away."""
+        self.forget()
+
+    def copy(self) -> Counter:
+        return copy.copy(self)
+
+    def forget(self) -> None:
+        """A new counter."""
+        self.changed = None
+
+    def used(self, terms: Terms, at: int) -> Fraction | int:
+        """What counts at a moment, if nothing comes until then."""
+        raise NotImplementedError
+
+    def end(self, terms: Terms, now: int) -> int:
+        """When the window ends that counts now."""
+        raise NotImplementedError
+
+    def _take(self, terms: Terms, now: int, hits: int, lease: str) -> None:
+        raise NotImplementedError
+
+    def _give(self, terms: Terms, now: int, hits: int, lease: str) -> int:
+        raise NotImplementedError
+
+    def look(self, now: int) -> None:
+        """Starts anew if the clock is more than the longest step back from the last change."""
+        if self.changed is not None and now <= self.changed - 2 * self.terms.spans_us[1]:
+            self.forget()
+
+    def unclear(self, now: int, latest: int) -> bool:
+        """Whether the documents do not say what a clock that steps back to `now` finds.
+
+        By what is "last used" a window may be meant that began before; and what was over for a
+        second may have been put out ("A key lives a second longer than its window").
+        """
+        if self.changed is None:
+            return False
+        shortest, longest = self.terms.spans_us
+        if self.changed - 2 * longest < now <= self.changed - shortest:
+            return True
+        if now >= latest and now >= self.changed:
+            return False
+        over = self.over_at()
+        return now < over <= latest - SECOND // 2 or now < over == self.changed
+
+    def over_at(self) -> int:
+        """From when on nothing counts any more."""
+        return first_moment(lambda at: not self.used(self.terms, at), self.changed or 0)
+
+    def left(self, terms: Terms, now: int) -> int:
+        """`remaining` is how many single hits would pass now."""
+        return max(0, (terms.hard - self.used(terms, now)).__floor__())
+
+    def passes(self, terms: Terms, now: int, hits: int) -> bool:
+        """Rule: "more hits than are left are denied whole"; a peek exceeds the limit or passes."""
+        return self.used(terms, now) + hits <= terms.hard
+
+    def wait(self, terms: Terms, now: int, hits: int) -> int:
+        """Over the limit the reset is the wait until these same hits pass.
+
+        "(if they never can, one window, or for buckets until they are as new)".
+        """
+        if hits > terms.hard:
+            return self.whole(terms, now)
+        return first_moment(lambda at: self.passes(terms, at, hits), now) - now
+
+    def whole(self, terms: Terms, now: int) -> int:
+        """One window."""
+        return terms.window_us
+
+    def reset(self, terms: Terms, now: int) -> int:
+        """Rule: "else the end of the window, or the time until [they] are as new"."""
+        if self.resets_with_window:
+            return self.end(terms, now) - now
+        return first_moment(lambda at: not self.used(terms, at), now) - now
+
+    def take(self, terms: Terms, now: int, hits: int, lease: str) -> None:
+        if hits:
+            self._take(terms, now, hits, lease)
+            self._note(now)
+
+    def give(self, terms: Terms, now: int, hits: int, lease: str) -> int:
+        """Rule: "the newest first: never below 0, to what still counts only"."""
+        given = self._give(terms, now, hits, lease) if hits else 0
+        if given:
+            self._note(now)
+        return given
+
+    def _note(self, now: int) -> None:
+        self.touched = True
+        self.changed = now if self.changed is None else max(self.changed, now)
+
+
+class FixedWindow(Counter):
+    """Counts from the beginning of a window. "Windows begin at the multiples of their length"."""
+
+    resets_with_window = True
+
+    def forget(self) -> None:
+        super().forget()
+        self.start, self.stop, self.count = 0, 0, 0
+
+    def used(self, terms: Terms, at: int) -> int:
+        return self.count if at < self.stop else 0
+
+    def end(self, terms: Terms, now: int) -> int:
+        return self.stop if self._goes_on(now) else period(terms, now)[1]
+
+    def whole(self, terms: Terms, now: int) -> int:
+        start, stop = period(terms, now)
+        return stop - start
+
+    def _goes_on(self, now: int) -> bool:
+        return self.changed is not None and now < self.stop
+
+    def _take(self, terms: Terms, now: int, hits: int, lease: str) -> None:
+        if not self._goes_on(now):
+            (self.start, self.stop), self.count = period(terms, now), 0
+        self.count += hits
+
+    def _give(self, terms: Terms, now: int, hits: int, lease: str) -> int:
+        given = min(hits, self.used(terms, now))
+        self.count -= given
+        return given
+
+
+class FirstHit(FixedWindow):
+    """A window begins with the first hit after the one before is over."""
+
+    resets_with_window = False
+
+    def whole(self, terms: Terms, now: int) -> int:
+        return terms.window_us
+
+    def _take(self, terms: Terms, now: int, hits: int, lease: str) -> None:
+        if not self.used(terms, now):
+            self.start, self.stop, self.count = now, now + terms.window_us, 0
+        self.count += hits
+
+
+class TwoCounters(Counter):
+    """This window's hits and the share of the one before that is still within, rounded down."""
+
+    resets_with_window = True
+
+    def forget(self) -> None:
+        super().forget()
+        self.start, self.before, self.count = 0, 0, 0
+
+    def _at(self, terms: Terms, at: int) -> tuple[int, int, int]:
+        """The beginning of the window at a moment, its hits and those before."""
+        window = terms.window_us
+        start = at // window * window
+        if self.changed is None:
+            return start, 0, 0
+        if start <= self.start:
+            return self.start, self.count, self.before
+        if start == self.start + window:
+            return start, 0, self.count
+        return start, 0, 0
+
+    def used(self, terms: Terms, at: int) -> int:
+        start, count, before = self._at(terms, at)
+        still_within = terms.window_us - (max(at, start) - start)
+        return before * still_within // terms.window_us + count
+
+    def end(self, terms: Terms, now: int) -> int:
+        return self._at(terms, now)[0] + terms.window_us
+
+    def _take(self, terms: Terms, now: int, hits: int, lease: str) -> None:
+        self.start, self.count, self.before = self._at(terms, now)
+        self.count += hits
+
+    def _give(self, terms: Terms, now: int, hits: int, lease: str) -> int:
+        if not self.used(terms, now):
+            return 0
+        self.start, self.count, self.before = self._at(terms, now)
+        newest = min(hits, self.count)
+        older = min(hits - newest, self.before)
+        self.count -= newest
+        self.before -= older
+        return newest + older
+
+
+class Parts(Counter):
+    """The window is counted in n parts, and the oldest, partly covered one counts whole."""
+
+    def forget(self) -> None:
+        super().forget()
+        self.counts: dict[int, int] = {}
+
+    def copy(self) -> Counter:
+        copied = copy.copy(self)
+        copied.counts = dict(self.counts)
+        return copied
+
+    def _part(self, terms: Terms) -> int:
+        return -(-terms.window_us // terms.parts)
+
+    def _newest(self, terms: Terms, at: int) -> int:
+        return max([at // self._part(terms), *self.counts])
+
+    def used(self, terms: Terms, at: int) -> int:
+        oldest = self._newest(terms, at) - terms.parts
+        return sum(hits for number, hits in self.counts.items() if number >= oldest)
+
+    def _drop(self, terms: Terms, now: int) -> int:
+        newest = self._newest(terms, now)
+        self.counts = {n: hits for n, hits in self.counts.items() if n >= newest - terms.parts}
+        self.counts.setdefault(newest, 0)
+        return newest
+
+    def _take(self, terms: Terms, now: int, hits: int, lease: str) -> None:
+        newest = self._drop(terms, now)
+        self.counts[newest] += hits
+
+    def _give(self, terms: Terms, now: int, hits: int, lease: str) -> int:
+        if not self.used(terms, now):
+            return 0
+        self._drop(terms, now)
+        rest = hits
+        for number in sorted(self.counts, reverse=True):
+            given = min(rest, self.counts[number])
+            self.counts[number] -= given
+            rest -= given
+        return hits - rest
+
+
+@dataclass
+class Entry:
+    time: int
+    hits: int
+    lease: str = ""
+
+
+class Log(Counter):
+    """Keeps the time of every hit: "at no moment have more than the limit passed"."""
+
+    def forget(self) -> None:
+        super().forget()
+        self.entries: list[Entry] = []
+
+    def copy(self) -> Counter:
+        copied = copy.copy(self)
+        copied.entries = [copy.copy(entry) for entry in self.entries]
+        return copied
+
+    def _counting(self, terms: Terms, at: int) -> list[Entry]:
+        newest = max([at, *(entry.time for entry in self.entries)])
+        return [entry for entry in self.entries if entry.time + terms.window_us > newest]
+
+    def used(self, terms: Terms, at: int) -> int:
+        return sum(entry.hits for entry in self._counting(terms, at))
+
+    def _take(self, terms: Terms, now: int, hits: int, lease: str) -> None:
+        self.entries = self._counting(terms, now)
+        moment = max([now, *(entry.time for entry in self.entries)])
+        self.entries.append(Entry(moment, hits, lease))
+
+    def _give(self, terms: Terms, now: int, hits: int, lease: str) -> int:
+        counting = self._counting(terms, now)
+        given = _give_back(list(reversed(counting)), hits)
+        if given:
+            self.entries = [entry for entry in counting if entry.hits]
+        return given
+
+
+class Leases(Log):
+    """An admitted hit takes a lease; "the window is how long one that is never given back counts".
+
+    "An id that is not known gives back nothing; without the entry the oldest lease is given
+    back."
+    """
+
+    takes_only_what_fits = True
+
+    def _give(self, terms: Terms, now: int, hits: int, lease: str) -> int:
+        counting = self._counting(terms, now)
+        given = _give_back([e for e in counting if not lease or e.lease == lease], hits)
+        if given:
+            self.entries = [entry for entry in counting if entry.hits]
+        return given
+
+
+def _give_back(entries: list[Entry], hits: int) -> int:
+    rest = hits
+    for entry in entries:
+        given = min(rest, entry.hits)
+        entry.hits -= given
+        rest -= given
+    return hits - rest
+
+
+class Bucket(Counter):
+    """What is used of a bucket: "`requests_per_unit` come back evenly over each unit".
+
+    "Fractions of a token are never lost." "With `refill: stepped` all of a unit's tokens come
+    back at once, with each multiple of the unit."
+    """
+
+    takes_only_what_fits = True
+
+    def forget(self) -> None:
+        super().forget()
+        self.level, self.at = Fraction(0), 0
+        self.rate, self.as_new = 0, 0
+        """The rule's rate at the last change, and when the bucket is as new by it."""
+
+    def used(self, terms: Terms, at: int) -> Fraction:
+        window = terms.window_us
+        now = max(at, self.at)
+        if terms.requests_per_unit != self.rate and at >= self._forgotten():
+            return Fraction(0)
+        since = (
+            now // window - self.at // window if terms.stepped else Fraction(now - self.at, window)
+        )
+        return max(Fraction(0), self._most(terms) - since * terms.requests_per_unit)
+
+    def wait(self, terms: Terms, now: int, hits: int) -> int:
+        if hits > terms.hard:
+            return self.reset(terms, now)
+        return self._until(terms, now, terms.hard - hits)
+
+    def reset(self, terms: Terms, now: int) -> int:
+        return self._until(terms, now, 0)
+
+    def _until(self, terms: Terms, now: int, most: int) -> int:
+        """From now until no more than this is used; a search is too slow with fractions."""
+        level = self._most(terms)
+        if self.used(terms, now) <= most:
+            return 0
+        refills = (level - most) / terms.requests_per_unit
+        if terms.stepped:
+            return (self.at // terms.window_us + refills.__ceil__()) * terms.window_us - now
+        return self.at + (refills * terms.window_us).__ceil__() - now
+
+    def over_at(self) -> int:
+        return self.at + self._until(self.terms, self.at, 0)
+
+    def _forgotten(self) -> int:
+        """When a state counts no more by another rate.
+
+        "a bucket that nobody has used for ten minutes, and that would be as new by its old rate,
+        is as new."
+        """
+        return max(self.as_new, self.at + 600 * SECOND)
+
+    def _changed(self, terms: Terms) -> None:
+        self.rate, self.as_new = terms.requests_per_unit, self.at
+        self.as_new = self.at + self._until(terms, self.at, 0)
+
+    def unclear(self, now: int, latest: int) -> bool:
+        since = (self.as_new, self._forgotten())
+        over = any(now < each <= latest - SECOND // 2 for each in since)
+        return super().unclear(now, latest) or (self.changed is not None and over)
+
+    def _most(self, terms: Terms) -> Fraction:
+        """Of what is used above a lowered `burst` at most `requests_per_unit` counts."""
+        most = terms.hard + terms.requests_per_unit
+        whole = self.level.__floor__()
+        return min(whole, most) + self.level - whole
+
+    def _take(self, terms: Terms, now: int, hits: int, lease: str) -> None:
+        self.level, self.at = self.used(terms, now) + hits, max(now, self.at)
+        self._changed(terms)
+
+    def _give(self, terms: Terms, now: int, hits: int, lease: str) -> int:
+        used = self.used(terms, now)
+        given = min(hits, used.__ceil__())
+        if given:
+            self.level, self.at = max(Fraction(0), used - hits), max(now, self.at)
+            self._changed(terms)
+        return given
+
+
+def counter_of(terms: Terms) -> Counter:
+    """A new counter of a limit."""
+    if terms.algorithm in BUCKETS:
+        return Bucket(terms)
+    if terms.algorithm == "sliding_window":
+        return Parts(terms) if terms.parts else TwoCounters(terms)
+    if terms.algorithm == "sliding_log":
+        return Log(terms)
+    if terms.algorithm == "concurrency":
+        return Leases(terms)
+    return FirstHit(terms) if terms.first_hit else FixedWindow(terms)
+
+
+def period(terms: Terms, now: int) -> tuple[int, int]:
+    """The window of the clock, or of the calendar, that a moment is in.
+
+    "days, weeks, months or years as people have them, in a `time_zone`"; weeks begin on Monday.
+    """
+    if not terms.time_zone:
+        start = now // terms.window_us * terms.window_us
+        return start, start + terms.window_us
+    zone = ZoneInfo(terms.time_zone)
+    today = datetime.datetime.fromtimestamp(now // SECOND, zone).date()
+    if terms.unit == "day":
+        first, after = today, today + datetime.timedelta(days=1)
+    elif terms.unit == "week":
+        first = today - datetime.timedelta(days=today.weekday())
+        after = first + datetime.timedelta(days=7)
+    elif terms.unit == "month":
+        first = today.replace(day=1)
+        after = (first + datetime.timedelta(days=31)).replace(day=1)
+    else:
+        first, after = today.replace(month=1, day=1), datetime.date(today.year + 1, 1, 1)
+    return _midnight(first, zone), _midnight(after, zone)
+
+
+def _midnight(day: datetime.date, zone: ZoneInfo) -> int:
+    moment = datetime.datetime.combine(day, datetime.time(), zone)
+    return int(moment.timestamp()) * SECOND

@@ -1,0 +1,449 @@
+"""The independent model: what a request comes to by the documents, and by nothing else.
+
+Each rule stands beside the sentence of `docs/rules.md` that it comes from. Nothing of the
+service is imported: rules are the mappings that are written into rule files, requests are
+`Asked`, and counting is `counting`'s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tests.machine.counting import Counter, Terms, counter_of
+
+Rule = Mapping[str, Any]
+"""A descriptor of a rule file, as YAML has it."""
+
+UNLIMITED = 2**32 - 1
+WAITS_US = {"ms": 1_000, "s": 1_000_000, "m": 60_000_000}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The switches of `ratelimit serve` that change what is counted."""
+
+    count_denied: bool = False
+    quota_mode: bool = False
+    shadow_mode: bool = False
+
+
+class Asked(NamedTuple):
+    """One descriptor of a request."""
+
+    entries: tuple[tuple[str, str], ...]
+    addend: int | None = None
+    negative: bool = False
+    limit: tuple[int, str] | None = None
+    """An override: `requests_per_unit` and `unit`."""
+
+
+class Counted(NamedTuple):
+    """What one limit of a descriptor comes to; `left` counts the soft part in, None if over."""
+
+    over: bool
+    left: int | None
+    reset_us: int
+    counted: int
+
+
+class Shown(NamedTuple):
+    """One of the `limits` in the metadata."""
+
+    descriptor: int
+    remaining: int
+    reset_seconds: int
+    over: bool
+
+
+class Status(NamedTuple):
+    over: bool
+    requests_per_unit: int | None = None
+    remaining: int = 0
+    reset_seconds: int | None = None
+
+
+class Answer(NamedTuple):
+    over: bool
+    statuses: tuple[Status, ...]
+    limits: tuple[Shown, ...]
+    soft: bool
+    delay_ms: int | None
+    leased: bool
+    counted: tuple[Counted, ...]
+    """Of every limit of every descriptor, in order."""
+
+
+def terms_of(limit: Mapping[str, Any]) -> Terms:
+    """A limit from its mapping."""
+    wait = re.fullmatch(r"(\d+)(ms|s|m)", limit.get("max_wait", ""))
+    calendar = limit.get("per") == "calendar"
+    return Terms(
+        limit["requests_per_unit"],
+        limit["unit"],
+        limit.get("algorithm", "fixed_window"),
+        limit.get("anchor") == "first_hit",
+        limit.get("time_zone", "UTC") if calendar else "",
+        limit.get("burst"),
+        limit.get("refill") == "stepped",
+        limit.get("buckets", 0),
+        int(wait[1]) * WAITS_US[wait[2]] if wait else 0,
+        int(limit.get("soft", "0%").removesuffix("%")),
+        limit.get("count_denied", False),
+        limit.get("name", ""),
+    )
+
+
+def limits_of(rule: Rule) -> list[Mapping[str, Any]]:
+    return rule["rate_limits"] if "rate_limits" in rule else [rule["rate_limit"]]
+
+
+Identity = tuple[object, ...]
+
+
+@dataclass
+class Meant:
+    """A descriptor with the rule that it meets."""
+
+    rule: Rule | None = None
+    terms: list[Terms] = field(default_factory=list)
+    counters: list[Identity] = field(default_factory=list)
+    hits: list[int] = field(default_factory=list)
+    unlimited: bool = False
+    shadow: bool = False
+    quota: bool = False
+    refund: bool = False
+    lease: str = ""
+    results: list[Counted] = field(default_factory=list)
+    delays: list[int] = field(default_factory=list)
+    """Of each limit, how long what was in front of the hits takes to leak."""
+
+    @property
+    def over(self) -> bool:
+        return any(result.over for result in self.results)
+
+    @property
+    def without_rule(self) -> bool:
+        return not self.terms and not self.unlimited
+
+
+class Model:
+    """All counters, and the rules that hold now."""
+
+    def __init__(self, domain: str, settings: Settings) -> None:
+        self.domain = domain
+        self.settings = settings
+        self.rules: Sequence[Rule] = ()
+        self.counters: dict[Identity, Counter] = {}
+        self.latest = 0
+        """The latest time that any request came at."""
+
+    def load(self, rules: Sequence[Rule]) -> None:
+        """Rule: "Changes are picked up by themselves [...]. Counters and metrics go on"."""
+        self.rules = rules
+
+    def may_be(self, now: int) -> bool:
+        """Whether the documents say what each counter does at a time that may be back."""
+        return not any(counter.unclear(now, self.latest) for counter in self.counters.values())
+
+    def decide(
+        self, now: int, descriptors: Sequence[Asked], hits: int = 0, lease: str = ""
+    ) -> Answer:
+        """Settles one request; `lease` is the id that its leases get."""
+        self.latest = max(self.latest, now)
+        meant = [self._meant(asked, hits) for asked in descriptors]
+        self._replace(meant)
+        denied = self._settle(meant, now, lease)
+        return self._answer(meant, denied, now)
+
+    def named(self, descriptors: Sequence[Asked], at: int) -> str:
+        """One of the counters of a request, for its reader."""
+        meant = [self._meant(asked, 0) for asked in descriptors]
+        self._replace(meant)
+        names = [name for one in meant for name in one.counters]
+        found = self.counters.get(names[at])
+        return f"{names[at]}: {vars(found) if found else None}"
+
+    # What a descriptor means.
+
+    def _meant(self, asked: Asked, hits: int) -> Meant:
+        """Rule: "1 hit in each descriptor, or its `hits_addend`, or the descriptor's own"."""
+        addend = asked.addend if asked.addend is not None else hits or 1
+        entries, lease = asked.entries, ""
+        meant = Meant(refund=asked.negative)
+        if asked.limit:
+            # "A descriptor may bring its own `limit`. The rules are not asked then [...]. It
+            # counts on the counter that a rule with the same entries and window would use."
+            meant.terms = [Terms(*asked.limit)]
+            meant.quota = self.settings.quota_mode
+            names: Identity = entries
+        else:
+            path = None
+            if asked.negative and len(entries) > 1 and entries[-1][0] == "lease":
+                # "a negative hit whose descriptor ends with the entry `lease` gives it back. That
+                # entry is not matched, and of several ids in it the last counts."
+                path = self._path(entries[:-1])
+                if path and any(
+                    each.get("algorithm") == "concurrency" for each in limits_of(path[-1])
+                ):
+                    lease = entries[-1][1].rpartition(",")[2].strip() or "none"
+                    entries = entries[:-1]
+                else:
+                    path = None
+            path = path or self._path(entries)
+            if path is None:
+                return meant
+            meant.rule = rule = path[-1]
+            meant.shadow = rule.get("shadow_mode", False)
+            meant.quota = rule.get("quota_mode", False) or self.settings.quota_mode
+            if any(limit.get("unlimited") for limit in limits_of(rule)):
+                meant.unlimited = True
+                return meant
+            meant.terms = [terms_of(limit) for limit in limits_of(rule)]
+            # "Without `share_threshold` each value has its own counter, also under a pattern."
+            names = tuple(
+                (key, node["value"], "shared") if node.get("share_threshold") else (key, value)
+                for node, (key, value) in zip(path, entries, strict=True)
+            )
+        for terms in meant.terms:
+            # "A counter is what it counts: the domain, the descriptor's entries, the window
+            # (with its anchor, calendar, zone and parts) and the algorithm."
+            meant.counters.append((names, terms.identity))
+            # Who gives back a lease gives back no hits of the rule's other limits.
+            meant.hits.append(addend if not lease or terms.algorithm == "concurrency" else 0)
+        meant.lease = lease
+        return meant
+
+    def _path(self, entries: Sequence[tuple[str, str]]) -> list[Rule] | None:
+        """The nodes that a descriptor goes along, if the last one has a limit.
+
+        "At each level an entry goes to the node with its key and exactly its value, else the
+        first declared node with its key and a pattern that matches its value, else the node with
+        its key and no value. The last entry's node must have a `rate_limit` [...]."
+        """
+        level, path = self.rules, []
+        for key, value in entries:
+            same = [node for node in level if node["key"] == key]
+            node = next((n for n in same if n.get("value") == value), None)
+            node = node or next((n for n in same if _matches(n.get("value", ""), value)), None)
+            node = node or next((n for n in same if "value" not in n), None)
+            if node is None:
+                return None
+            path.append(node)
+            level = node.get("descriptors", ())
+        return path if "rate_limit" in path[-1] or "rate_limits" in path[-1] else None
+
+    def _replace(self, meant: Sequence[Meant]) -> None:
+        """Takes replaced rules out of a request.
+
+        "A replaced rule is as no rule. Its own `replaces` still count; unlimited rules replace and
+        cannot be replaced." It "takes the place of all of a descriptor's limits if it names one".
+        """
+        named = {
+            each["name"]
+            for one in meant
+            if one.rule is not None
+            for limit in limits_of(one.rule)
+            for each in limit.get("replaces", ())
+        }
+        for one in meant:
+            if one.rule and not one.unlimited and named & {terms.name for terms in one.terms}:
+                one.rule = None
+                one.terms, one.counters, one.hits = [], [], []
+
+    # What is counted.
+
+    def _always(self, one: Meant, terms: Terms) -> bool:
+        """Whether hits of a denied request count too.
+
+        "Rules with `quota_mode: true` count every hit (as with `count_denied`; buckets and leases
+        take only what has room)"; "`--count-denied` does this to every rule".
+        """
+        return (
+            terms.count_denied or one.quota or self.settings.count_denied
+        ) and terms.algorithm != "concurrency"
+
+    def _settle(self, meant: Sequence[Meant], now: int, lease: str) -> bool:
+        scratch: dict[Identity, Counter] = {}
+
+        def counter(name: Identity, terms: Terms) -> Counter:
+            if name not in scratch:
+                known = self.counters.get(name)
+                scratch[name] = known.copy() if known else counter_of(terms)
+            scratch[name].terms = terms
+            scratch[name].look(now)
+            return scratch[name]
+
+        # "With `is_negative_hits` the hits are given back [...] always answered OK, and applied
+        # before and even if the rest of the request is denied."
+        for one in meant:
+            if one.refund:
+                for name, terms, hits in zip(one.counters, one.terms, one.hits, strict=True):
+                    at = counter(name, terms)
+                    given = at.give(terms, now, hits, one.lease)
+                    one.results.append(
+                        Counted(False, at.left(terms, now), at.reset(terms, now), given)
+                    )
+        committed = {name: each.copy() for name, each in scratch.items()}
+
+        charging = [one for one in meant if not one.refund and one.terms]
+        for one in charging:
+            before = {name: each.copy() for name, each in scratch.items()}
+            for name, terms, hits in zip(one.counters, one.terms, one.hits, strict=True):
+                at = counter(name, terms)
+                one.delays.append(at.reset(terms, now) if terms.max_wait_us else 0)
+                passed = at.passes(terms, now, hits)
+                left = at.left(terms, now)
+                wait = 0 if passed else at.wait(terms, now, hits)
+                counted = hits if passed or (self._always(one, terms) and _any(at)) else 0
+                at.take(terms, now, counted, lease)
+                if passed:
+                    one.results.append(Counted(False, left - hits, at.reset(terms, now), counted))
+                else:
+                    one.results.append(Counted(True, None, wait, counted))
+            if one.over and (one.shadow or (self.settings.shadow_mode and not one.quota)):
+                # Limits of one descriptor "are charged all or none", and a shadow denies nothing.
+                # "A rule that is both is a shadow"; other quotas "count every hit".
+                scratch.clear()
+                scratch.update(before)
+                self._only_always([one], counter, now, lease)
+        denied = self._denied(meant)
+        if denied and not self.settings.shadow_mode:
+            # "A denied request charges nothing, in any descriptor", unless the rule says
+            # `count_denied`.
+            scratch.clear()
+            scratch.update(committed)
+            self._only_always(charging, counter, now, lease)
+        for name, each in scratch.items():
+            if each.touched:
+                each.touched = False
+                self.counters[name] = each
+            elif name in self.counters:
+                self.counters[name].terms = each.terms
+        return denied and not self.settings.shadow_mode
+
+    def _only_always(
+        self,
+        ones: Sequence[Meant],
+        counter: Callable[[Identity, Terms], Counter],
+        now: int,
+        lease: str,
+    ) -> None:
+        """Counts what counts in any case; what then is left is what is shown."""
+        counted = {}
+        for number, one in enumerate(ones):
+            for place, (name, terms, hits) in enumerate(
+                zip(one.counters, one.terms, one.hits, strict=True)
+            ):
+                at = counter(name, terms)
+                taken = self._always(one, terms) and (at.passes(terms, now, hits) or _any(at))
+                at.take(terms, now, hits if taken else 0, lease)
+                counted[number, place] = hits if taken else 0
+        for number, one in enumerate(ones):
+            for place, (name, terms) in enumerate(zip(one.counters, one.terms, strict=True)):
+                result = one.results[place]._replace(counted=counted[number, place])
+                if not result.over:
+                    at = counter(name, terms)
+                    result = result._replace(
+                        left=at.left(terms, now), reset_us=at.reset(terms, now)
+                    )
+                one.results[place] = result
+
+    def _denied(self, meant: Sequence[Meant]) -> bool:
+        """Whether the request is denied.
+
+        "Rules with `quota_mode: true` [...] deny a request only when all quota rules that it meets
+        are over. Other rules deny alone." "A rule that is both is a shadow: it counts as a quota
+        that passed. What gives back hits is no quota beside others." Under `--quota-mode`
+        "descriptors that meet no rule count as quotas that passed, those of unlimited rules not
+        at all".
+        """
+        if any(one.over and not one.shadow and not one.quota for one in meant):
+            return True
+        quotas = [
+            one.over and not one.shadow
+            for one in meant
+            if one.quota and one.terms and not one.refund
+        ]
+        quotas += [False for one in meant if self.settings.quota_mode and one.without_rule]
+        return bool(quotas) and all(quotas)
+
+    # What is told.
+
+    def _answer(self, meant: Sequence[Meant], denied: bool, now: int) -> Answer:
+        limits = tuple(
+            Shown(place, shown(result, terms), seconds(result.reset_us), result.over)
+            for place, one in enumerate(meant)
+            if len(one.terms) > 1
+            for terms, result in zip(one.terms, one.results, strict=True)
+        )
+        passing = [
+            (terms, result, delay)
+            for one in meant
+            if not one.refund and not denied
+            for terms, result, delay in zip(one.terms, one.results, one.delays, strict=True)
+            if not result.over
+        ]
+        # "the code is OK, and answers above the limit have the header x-ratelimit-warning"
+        soft = any((result.left or 0) < terms.soft for terms, result, _ in passing)
+        # "an admitted hit has a delay, until what was before it has leaked"
+        delays = [-(-delay // 1_000) for terms, _, delay in passing if terms.max_wait_us]
+        leased = any(
+            terms.algorithm == "concurrency" and result.counted for terms, result, _ in passing
+        )
+        return Answer(
+            denied,
+            tuple(map(status, meant)),
+            limits,
+            soft,
+            max(delays) if delays else None,
+            leased,
+            tuple(result for one in meant for result in one.results),
+        )
+
+
+def _any(counter: Counter) -> bool:
+    """Whether hits without room can be counted at all."""
+    return not counter.takes_only_what_fits
+
+
+def _matches(pattern: str, value: str) -> bool:
+    """Each `*` in it stands for any characters or none."""
+    parts = map(re.escape, pattern.split("*"))
+    return "*" in pattern and re.fullmatch(".*".join(parts), value, re.DOTALL) is not None
+
+
+def seconds(reset_us: int) -> int:
+    """Whole seconds, rounded up, and never 0."""
+    return max(1, -(-reset_us // 1_000_000))
+
+
+def shown(result: Counted, terms: Terms) -> int:
+    """Rule: "`remaining` counts down to the limit and stays 0"."""
+    return 0 if result.left is None else max(0, result.left - terms.soft)
+
+
+def status(one: Meant) -> Status:
+    """What a descriptor is told.
+
+    "The descriptor has one status: that of the limit that denies, of several the one with the
+    longest wait; else that of the limit with the fewest hits left; else the first."
+    """
+    if one.unlimited:
+        return Status(over=False, remaining=UNLIMITED)
+    if not one.terms:
+        return Status(over=False)
+    pairs = list(zip(one.terms, one.results, strict=True))
+    over = [pair for pair in pairs if pair[1].over]
+    if over:
+        terms, result = max(over, key=lambda pair: pair[1].reset_us)
+    else:
+        terms, result = min(pairs, key=lambda pair: shown(pair[1], pair[0]))
+    return Status(
+        result.over and not one.shadow,
+        terms.requests_per_unit,
+        shown(result, terms),
+        seconds(result.reset_us),
+    )

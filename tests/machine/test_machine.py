@@ -1,0 +1,210 @@
+"""Random walks over every store, step by step against the model of the documents.
+
+`MACHINE_STEPS` is how many steps each store walks, `MACHINE_SEED` where chance begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import closing
+
+import hypothesis
+import pytest
+from hypothesis import HealthCheck, Phase
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tests.machine import walk
+from tests.machine.model import Answer, Asked, Model, Rule, Settings
+from tests.machine.world import DOMAIN, InCluster, InRedis, InRing, Memory, Told, World
+from tests.servers.cluster import RedisCluster
+from tests.servers.redis import RedisServer
+
+pytestmark = pytest.mark.timeout(0)
+
+STEPS = int(os.environ.get("MACHINE_STEPS", "600"))
+SEED = int(os.environ.get("MACHINE_SEED", "1"))
+SHRINK = os.environ.get("MACHINE_SHRINK", "1") == "1"
+STEPS_A_WALK = 50
+
+
+class Machine(RuleBasedStateMachine):
+    """A walk over one world."""
+
+    world: World
+
+    @initialize(settings=walk.settings, rules=walk.rules)
+    def begin(self, settings: Settings, rules: list[Rule]) -> None:
+        self.world.begin(settings)
+        self.model = Model(DOMAIN, settings)
+        self.names: dict[bytes, object] = {}
+        self.leases: list[str] = []
+        self.edges: list[int] = []
+        self.fresh = 0
+        self.load(rules)
+
+    def load(self, rules: list[Rule]) -> None:
+        self.written = rules
+        self.model.load(rules)
+        for process in self.world.processes:
+            process.load(rules)
+
+    @property
+    def now(self) -> int:
+        return self.world.clock.now_us
+
+    @rule(requests=walk.requests, process=st.integers(0, 9))
+    def ask(self, requests: list[tuple[list[walk.Wish], int]], process: int) -> None:
+        """Requests one after the other."""
+        for wishes, hits in requests:
+            self.decide([([self.asked(wish) for wish in wishes], hits)], process)
+
+    @rule(requests=walk.requests, process=st.integers(0, 9))
+    def ask_at_once(self, requests: list[tuple[list[walk.Wish], int]], process: int) -> None:
+        """Requests in one batch."""
+        if self.world.settles_in_order:
+            batch = [([self.asked(wish) for wish in wishes], hits) for wishes, hits in requests]
+            self.decide(batch, process)
+
+    def asked(self, wish: walk.Wish) -> Asked:
+        value = wish.value
+        if value == "new":
+            self.fresh += 1
+            value = f"new-{self.fresh}"
+        node = self.written[wish.rule % len(self.written)]
+        entries = [(node["key"], value)]
+        if wish.deeper:
+            entries.append(("deep", value))
+        negative = wish.addend is not None and wish.addend < 0
+        if negative and wish.lease and self.leases:
+            entries.append(("lease", self.leases[wish.lease % len(self.leases)]))
+        addend = abs(wish.addend) if wish.addend is not None else None
+        return Asked(tuple(entries), addend, negative, wish.limit)
+
+    def decide(self, batch: list[tuple[list[Asked], int]], number: int) -> None:
+        process = self.world.processes[number % len(self.world.processes)]
+        told = self.world.run(process.decide(batch))
+        self.world.asked(told)
+        for (descriptors, hits), one in zip(batch, told, strict=True):
+            expected = self.model.decide(self.now, descriptors, hits, one.lease)
+            self.compare(descriptors, one, expected)
+            if one.lease:
+                self.leases.append(one.lease)
+            self.edges = [self.now + each.reset_us for each in one.answer.counted]
+        if not self.model.may_be(self.now):
+            self.set_clock(self.model.latest)
+
+    def compare(self, descriptors: list[Asked], one: Told, expected: Answer) -> None:
+        """Holds an answer against the model's."""
+        if one.answer == expected:
+            return
+        lines = ["", *map(str, descriptors), *map(str, expected.statuses)]
+        keys = {key for asked in descriptors for key, _ in asked.entries}
+        lines += [str(rule) for rule in self.written if rule["key"] in keys]
+        for name, got, want in zip(Answer._fields, one.answer, expected, strict=True):
+            if not isinstance(want, tuple) or not isinstance(got, tuple) or len(got) != len(want):
+                if got != want:
+                    lines.append(f"{name}: got {got}, want {want}")
+                continue
+            for at, pair in enumerate(zip(got, want, strict=True)):
+                if pair[0] != pair[1]:
+                    lines.append(f"{name} {at}:\n   got  {pair[0]}\n   want {pair[1]}")
+                    if name == "counted":
+                        hit = one.hits[at]
+                        lines.append(f"   of {hit}\n   in {self.model.named(descriptors, at)}")
+        raise AssertionError("\n".join(lines))
+
+    @rule(pause=walk.pauses)
+    def wait(self, pause: int) -> None:
+        """Time goes on."""
+        self.set_clock(self.now + pause)
+
+    @precondition(lambda self: self.edges)
+    @rule(edge=st.integers(0, 9), beside=st.sampled_from([-1, 0, 1]))
+    def wait_for_edge(self, edge: int, beside: int) -> None:
+        """Time goes on to where something just asked for ends, or to beside that."""
+        then = self.edges[edge % len(self.edges)] + beside
+        if then > self.now:
+            self.set_clock(then)
+
+    @rule(back=walk.steps_back)
+    def step_back(self, back: int) -> None:
+        """The clock is set back, or less far where the documents say nothing of that."""
+        while not self.set_clock(self.now - back):
+            back //= 10
+
+    def set_clock(self, now: int) -> bool:
+        """Sets the clock, if the documents say what then holds."""
+        if now != self.now and not self.model.may_be(now):
+            return False
+        self.world.clock.now_us = now
+        self.world.moved()
+        return True
+
+    @rule(choice=walk.choices)
+    def reload(self, choice: walk.Choice) -> None:
+        """A rule gets other numbers, or another mode."""
+        self.load(walk.changed(self.written, choice))
+
+
+def run(world: World, machine: type[Machine] = Machine) -> None:
+    """Walks `STEPS` steps."""
+
+    @hypothesis.seed(SEED)
+    class Walk(machine):  # type: ignore[valid-type, misc]
+        pass
+
+    Walk.world = world
+    run_state_machine_as_test(
+        Walk,
+        settings=hypothesis.settings(
+            max_examples=max(1, STEPS // STEPS_A_WALK),
+            stateful_step_count=STEPS_A_WALK,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.generate] + [Phase.shrink] * SHRINK,
+            print_blob=False,
+            report_multiple_bugs=False,
+        ),
+    )
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+def test_memory(loop: asyncio.AbstractEventLoop) -> None:
+    """In memory every answer of a walk is the model's."""
+    run(Memory(loop))
+
+
+def test_redis(loop: asyncio.AbstractEventLoop, redis_server: RedisServer) -> None:
+    """In one Redis, which two processes share, every answer of a walk is the model's."""
+    with closing(InRedis(loop, redis_server.url, [redis_server.url])) as world:
+        run(world)
+
+
+def test_ring(loop: asyncio.AbstractEventLoop, redis_server: RedisServer, ring_url: str) -> None:
+    """In a ring, which two processes share, every answer of a walk is the model's."""
+    shards = [redis_server.url.removesuffix("0") + str(number) for number in range(3)]
+    with closing(InRing(loop, ring_url, shards)) as world:
+        run(world)
+
+
+def test_cluster(loop: asyncio.AbstractEventLoop, redis_cluster: RedisCluster) -> None:
+    """In a cluster, which two processes share, every answer of a walk is the model's."""
+    nodes = [server.url for server in redis_cluster.servers]
+    with closing(InCluster(loop, redis_cluster.url, nodes)) as world:
+        run(world)

@@ -1,0 +1,271 @@
+"""What the machine acts on: a service over a real store, and what was seen at its seams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import redis
+
+from ratelimit_service import wire
+from ratelimit_service.health import Health
+from ratelimit_service.model import Code, Descriptor, Entry, Hit, Limit, Request, Unit
+from ratelimit_service.observer import Counters
+from ratelimit_service.rules.build import Version, build
+from ratelimit_service.rules.rulebook import Rulebook
+from ratelimit_service.service import Refusal, Service
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores import NEVER, Outcomes, Store, Wanted, always
+from ratelimit_service.stores.memory import MemoryStore
+from ratelimit_service.stores.redis import RedisStore
+from tests.machine import model
+from tests.machine.model import Answer, Asked, Counted, Rule, Shown, Status
+from tests.servers.cluster import SLOTS, RedisCluster
+from tests.stores.cases import T
+
+DOMAIN = "m"
+
+
+class Time:
+    """A clock that stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.now_us = T
+
+    def __call__(self) -> int:
+        return self.now_us
+
+
+class Recorder:
+    """A store that notes what the one behind it was asked and has answered."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.noted: list[tuple[Sequence[Hit], Outcomes]] = []
+
+    async def start(self) -> None:
+        await self.store.start()
+
+    async def close(self) -> None:
+        await self.store.close()
+
+    def charge(
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Callable[[list[Outcomes]], None],
+        wanted: Wanted = always,
+        deadline_us: int = NEVER,
+    ) -> None:
+        def answered(found: list[Outcomes]) -> None:
+            self.noted += zip(requests, found, strict=True)
+            done(found)
+
+        self.store.charge(requests, answered, wanted, deadline_us)
+
+
+class Told(NamedTuple):
+    """What the service has answered, and what its store was asked for it."""
+
+    answer: Answer
+    lease: str
+    hits: Sequence[Hit]
+
+
+class Process:
+    """One process: its rules, its service, and its way to the store."""
+
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self.recorder = Recorder(store)
+        self.counters = Counters()
+        self._book = Rulebook()
+        self._service = Service(lambda: self._book.snapshot, self.recorder, settings, self.counters)
+
+    def load(self, rules: Sequence[Rule]) -> None:
+        """Takes over other rules, as a changed file's; JSON is YAML."""
+        text = json.dumps({"domain": DOMAIN, "descriptors": rules})
+        version = Version("rules.yaml", text.encode(), None)
+        built = build([version], self._book.tallies_of, strict=False)
+        assert not built.never_good, built.files
+        self._book.swap(built.domains, frozenset())
+
+    async def decide(self, requests: Sequence[tuple[Sequence[Asked], int]]) -> list[Told]:
+        """Asks for a batch."""
+        self.recorder.noted.clear()
+        bodies = [
+            wire.encode_request(Request(DOMAIN, tuple(map(_descriptor, asked)), hits))
+            for asked, hits in requests
+        ]
+        answers = await self._service.decide(bodies)
+        noted = iter(list(self.recorder.noted))
+        return [_told(answer, noted) for answer in answers]
+
+
+def _told(answer: bytes | Refusal, noted: Iterator[tuple[Sequence[Hit], Outcomes]]) -> Told:
+    """Reads an answer; what is not limited was not asked of the store."""
+    assert not isinstance(answer, Refusal), answer
+    decision = wire.decode_decision(answer)
+    headers = {header.key: header.value for header in decision.request_headers}
+    metadata: Mapping[str, Any] = decision.metadata or {}
+    statuses = tuple(
+        Status(
+            status.code is Code.OVER_LIMIT,
+            status.limit.requests_per_unit if status.limit else None,
+            status.remaining,
+            status.reset_us // 1_000_000 if status.reset_us is not None else None,
+        )
+        for status in decision.statuses
+    )
+    limits = tuple(
+        Shown(
+            int(one["descriptor"]),
+            int(one["remaining"]),
+            int(one["resetSeconds"]),
+            one["overLimit"],
+        )
+        for one in metadata.get("limits", ())
+    )
+    counted = any(status.requests_per_unit is not None for status in statuses)
+    hits, outcomes = next(noted) if counted else ((), ())
+    results = tuple(
+        Counted(each.over, None if each.over else each.left, each.reset_us, each.charged)
+        for each in outcomes
+        if each is not None
+    )
+    delay, lease = headers.get("x-ratelimit-delay-ms"), headers.get("x-ratelimit-lease", "")
+    shown = Answer(
+        decision.code is Code.OVER_LIMIT,
+        statuses,
+        limits,
+        headers.get("x-ratelimit-warning") == "soft",
+        int(delay) if delay is not None else None,
+        bool(lease),
+        results,
+    )
+    return Told(shown, lease, hits)
+
+
+def _descriptor(asked: Asked) -> Descriptor:
+    limit = None
+    if asked.limit:
+        number, unit = asked.limit
+        limit = Limit(number, Unit[unit.upper()])
+    entries = tuple(Entry(key, value) for key, value in asked.entries)
+    return Descriptor(entries, limit, asked.addend, asked.negative)
+
+
+def service_settings(settings: model.Settings) -> Settings:
+    return Settings(
+        count_denied=settings.count_denied,
+        quota_mode=settings.quota_mode,
+        shadow_mode=settings.shadow_mode,
+    )
+
+
+class World:
+    """One store with its processes, used by one walk after the other."""
+
+    settles_in_order = True
+    """Whether requests of one batch see each other's charges, and nothing that is given back."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.clock = Time()
+        self.processes: list[Process] = []
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.run_until_complete(work)
+
+    def begin(self, settings: model.Settings) -> None:
+        """Empties the store, for a walk from the start."""
+        self.clock.now_us = T
+        self.processes = [Process(store, service_settings(settings)) for store in self.stores()]
+
+    def stores(self) -> Sequence[Store]:
+        """The stores of the processes, empty."""
+        raise NotImplementedError
+
+    def moved(self) -> None:
+        """The clock was set."""
+
+    def asked(self, told: Sequence[Told]) -> None:
+        """Something was charged."""
+
+    def close(self) -> None:
+        """Lets go of everything."""
+
+
+class Memory(World):
+    """In memory, with room for all."""
+
+    def stores(self) -> list[Store]:
+        return [MemoryStore(10_000, Counters(), Health(), self.clock)]
+
+
+class InRedis(World):
+    """In Redis: two processes, and keys that expire by the walk's clock instead of the server's."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, url: str, servers: Sequence[str]) -> None:
+        super().__init__(loop)
+        self._clients = [redis.Redis.from_url(server) for server in servers]
+        self._expires: dict[bytes, int] = {}
+        self._stores: Sequence[RedisStore] = self.run(self._open(url))
+
+    async def _open(self, url: str) -> list[RedisStore]:
+        stores = [RedisStore(url, 10_000_000, Counters(), Health(), self.clock) for _ in range(2)]
+        for store in stores:
+            await store.start()
+        return stores
+
+    def stores(self) -> Sequence[Store]:
+        for client in self._clients:
+            client.flushdb()
+        self._expires.clear()
+        return self._stores
+
+    def place(self, key: bytes) -> redis.Redis:
+        """The server in which a key is."""
+        return self._clients[0]
+
+    def asked(self, told: Sequence[Told]) -> None:
+        """Takes from the server's clock what expires, and notes when it does by the walk's."""
+        for key in {hit.key for one in told for hit in one.hits}:
+            pipeline = self.place(key).pipeline(transaction=False)
+            pipeline.pttl(key)
+            pipeline.persist(key)
+            left_ms, _ = pipeline.execute()
+            if left_ms > 0:
+                self._expires[key] = self.clock.now_us + left_ms * 1_000
+            elif left_ms == -2:
+                self._expires.pop(key, None)
+
+    def moved(self) -> None:
+        for key, expires_us in list(self._expires.items()):
+            if expires_us <= self.clock.now_us:
+                self.place(key).delete(key)
+                del self._expires[key]
+
+    def close(self) -> None:
+        for store in self._stores:
+            self.run(store.close())
+        for client in self._clients:
+            client.close()
+
+
+class InRing(InRedis):
+    """In a ring of databases of one server."""
+
+    settles_in_order = False
+
+    def place(self, key: bytes) -> redis.Redis:
+        return next((client for client in self._clients if client.exists(key)), self._clients[0])
+
+
+class InCluster(InRedis):
+    """In a cluster of three, each of which has a third of the slots."""
+
+    settles_in_order = False
+
+    def place(self, key: bytes) -> redis.Redis:
+        return self._clients[RedisCluster.slot(key) * 3 // SLOTS]
