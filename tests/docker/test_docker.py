@@ -106,6 +106,9 @@ def test_image_commands(tmp_path: Path, own_redis: RedisServer) -> None:
     health = http(f"http://127.0.0.1:{http_port}/healthcheck")
     process.kill()
     assert not list((opt / "bin").glob("pip*"))
+    (metadata,) = opt.glob("lib/*/site-packages/ratelimit_service-*.dist-info/METADATA")
+    assert "License-Expression: Apache-2.0\n" in metadata.read_text()
+    assert (metadata.parent / "licenses" / "LICENSE").exists()
     assert (answer.status, health.text) == (200, "OK")
     assert '"limitRemaining": 4' in answer.text
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import textwrap
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from tests.servers.service import COMMAND, ServiceProcess, http
 
 TOP = Path(__file__).parents[2]
 README = TOP / "README.md"
-DOCUMENTS = [README, *sorted((TOP / "docs").glob("*.md"))]
+DOCUMENTS = [README, TOP / "SECURITY.md", *sorted((TOP / "docs").glob("*.md"))]
 
 
 def table(name: str) -> list[list[str]]:
@@ -198,6 +199,21 @@ def test_systemd_unit_drops_privileges() -> None:
 
     (exposure,) = re.findall(r"Overall exposure level for ratelimit.service: (\S+)", done.stdout)
     assert float(exposure) <= 2.0
+
+
+APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
+"""SHA-256 of the licence's text as it is published."""
+
+
+def test_licence() -> None:
+    """LICENSE is the Apache License 2.0 to the letter, with the authors' name where one belongs."""
+    text = (TOP / "LICENSE").read_text()
+    blank = text.replace(
+        "Copyright 2026 The ratelimit-service authors", "Copyright [yyyy] [name of copyright owner]"
+    )
+
+    assert blank != text
+    assert sha256(blank.encode()).hexdigest() == APACHE_2
 
 
 def test_make_lists_its_verbs() -> None:
