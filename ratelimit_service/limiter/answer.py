@@ -156,15 +156,23 @@ def _by_policies(plans: Sequence[Plan], spoken: Sequence[Shown | None]) -> dict[
 def _limits(
     plans: Sequence[Plan], outcomes: Sequence[Sequence[Outcome | None]]
 ) -> dict[str, object]:
-    """All limits of the descriptors that have several, of which a status shows one."""
+    """What a status does not show: all limits of a descriptor that has several.
+
+    And any limit that denies several hits of which fewer would pass.
+    """
     listed = [
         _limit(index, Shown(counted, outcome))
         for index, (planned, each) in enumerate(zip(plans, outcomes, strict=True))
-        if len(planned.hits) > 1
+        if len(planned.hits) > 1 or any(map(_partly, each))
         for counted, outcome in zip(planned.terms.limits, each, strict=True)
         if outcome is not None and not outcome.local
     ]
     return {"limits": listed} if listed else {}
+
+
+def _partly(outcome: Outcome | None) -> bool:
+    """Whether hits were denied, and not counted, of which fewer would pass."""
+    return outcome is not None and outcome.over and outcome.left > 0 and not outcome.charged
 
 
 def _limit(index: int, one: Shown) -> dict[str, object]:
@@ -175,7 +183,7 @@ def _limit(index: int, one: Shown) -> dict[str, object]:
         "requestsPerUnit": limit.requests_per_unit,
         "unit": limit.unit.name,
         "unitMultiplier": limit.multiplier,
-        "remaining": 0 if outcome.over else _left(one),
+        "remaining": 0 if outcome.over and not _partly(outcome) else _left(one),
         "resetSeconds": whole_seconds(outcome.reset_us),
         "overLimit": outcome.over,
     }

@@ -266,6 +266,22 @@ async def test_several_limits_are_one_status(service: Asking, clock: Time) -> No
     assert steady.statuses[0].reset_us == HOUR - (T + 20 * SECOND) % HOUR
 
 
+async def test_what_is_left_when_several_hits_are_denied(service: Asking) -> None:
+    """A status over its limit says 0 left; the metadata say how many hits would pass."""
+    await service.ask(descriptor("burst", addend=460))
+
+    denied = await service.ask(descriptor("burst", addend=60))
+    passed = await service.ask(descriptor("burst", addend=40))
+    empty = await service.ask(descriptor("burst"))
+
+    assert (denied.code, denied.statuses[0].remaining) == (Code.OVER_LIMIT, 0)
+    (limit,) = limits_of(denied)
+    assert (limit["descriptor"], limit["remaining"], limit["overLimit"]) == (0, 40, True)
+    assert (passed.code, passed.statuses[0].remaining) == (Code.OK, 0)
+    assert empty.code is Code.OVER_LIMIT
+    assert (passed.metadata, empty.metadata) == (None, None)
+
+
 async def test_several_limits_are_charged_all_or_none(service: Asking) -> None:
     """What one limit denies is counted on none of the others; metadata lists them all."""
     await service.ask(descriptor("several", addend=2))
