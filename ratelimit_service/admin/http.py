@@ -132,6 +132,8 @@ class Admin:
             return await handler(request)
         finally:
             self.doors.finish(request.protocol)
+            if error := request.content.exception():  # it is kept, and with it all that it passed
+                error.__traceback__ = None
 
     async def _json(self, request: web.Request) -> web.Response:
         """One decision: 200 OK, 429 over limit, 400 a bad request, 503 the policy `error`."""
@@ -146,6 +148,8 @@ class Admin:
             return _refused(408, f"the body did not come within {BODY_SECONDS:g} s")
         except web.HTTPRequestEntityTooLarge:
             return _too_large()
+        except ConnectionError:
+            return _refused(400, "the caller has gone")
         except BadRequestError as error:
             self._counters.refusals[error.reason] += 1
             return web.Response(status=400, text=f"{error}\n")

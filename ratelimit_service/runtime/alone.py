@@ -16,7 +16,7 @@ from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.watch import watched
 from ratelimit_service.runtime.announcement import announce
 from ratelimit_service.runtime.deciding import deciding
-from ratelimit_service.runtime.process import collect_young, spare_the_old
+from ratelimit_service.runtime.process import collect, spare_the_old
 from ratelimit_service.runtime.signals import Signals, log
 from ratelimit_service.settings import Settings
 from ratelimit_service.transport import TRANSPORTS
@@ -65,7 +65,7 @@ async def serve_alone(settings: Settings) -> int:
         await stack.enter_async_context(watched(rules))
 
         signals = Signals(rules.reload, _cannot_restart)
-        collect_young()
+        collect()
         health.enter(Phase.SERVING)
         announce(settings, rules.snapshot, grpc_port, listening.port_of(http), 0)
         await signals.ended()

@@ -13,9 +13,16 @@ try:
 except ImportError:  # not built for this platform: asyncio's own loop does as well, only slower
     uvloop = None  # type: ignore[assignment]
 
-__all__ = ["collect_young", "raise_file_limit", "run", "spare_the_old"]
+__all__ = ["collect", "raise_file_limit", "run", "spare_the_old"]
 
 _COLLECT_SECONDS = 0.01
+
+_MIDDLE_EVERY = 10
+_OLD_EVERY = 500
+"""After how many collections of what is young older objects have their turn."""
+
+_AT_ONCE = 8_000
+"""The most objects looked at in a collection that is not of the young: some three milliseconds."""
 
 _T = TypeVar("_T")
 
@@ -28,23 +35,39 @@ def run(main: Coroutine[Any, Any, _T]) -> _T:
 
 
 def spare_the_old() -> None:
-    """Takes the garbage collector in hand: it sees young objects only, a few at a time.
+    """Takes the garbage collector in hand: from now on it runs in bounded steps only, `collect`.
 
-    A full collection over a million counters and plans stops the process for tens of
-    milliseconds, in which Envoy lets requests through. The hot path makes no cycles; those of
-    the libraries die young, or are so few that they may stay. Left to itself the collector
-    counts new objects less dropped ones, so where plans replace each other it waits for long
-    and then has as much to do: hence the clock, `collect_young`.
+    A full collection over all remembered plans stops the process for a hundred milliseconds, in
+    which Envoy lets requests through. What the start has made stays as it is.
     """
     gc.collect()
     gc.freeze()
     gc.disable()
 
 
-def collect_young() -> None:
-    """Collects what is young, now and every few milliseconds from now on."""
+def collect(turn: int = 0) -> None:
+    """Collects what is young, now and every ten milliseconds from now on; now and then more.
+
+    The hot path makes no cycles, foreign code makes some: most die young, those of a slow
+    connection later. So what outlives a collection is looked at again, ten times a second, and
+    what outlives that every five seconds, each time if it is no more than `_AT_ONCE` objects. Where
+    more were made to stay (plans, by thousands of new keys a second), these are set aside unseen:
+    a count of them costs little, and they go when they are dropped, as all that is in no cycle.
+    """
     gc.collect(0)
-    asyncio.get_running_loop().call_later(_COLLECT_SECONDS, collect_young)
+    if turn % _MIDDLE_EVERY == 0:
+        _collect_older(1)
+    if turn % _OLD_EVERY == 0:
+        _collect_older(2)
+    asyncio.get_running_loop().call_later(_COLLECT_SECONDS, collect, turn + 1)
+
+
+def _collect_older(generation: int) -> None:
+    seen = sum(len(gc.get_objects(generation=each)) for each in range(generation + 1))
+    if seen <= _AT_ONCE:
+        gc.collect(generation)
+    else:
+        gc.freeze()
 
 
 def raise_file_limit() -> None:

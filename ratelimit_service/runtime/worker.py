@@ -30,7 +30,7 @@ from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.runtime import logs
 from ratelimit_service.runtime.channel import Channel, Kind, receive_connections
 from ratelimit_service.runtime.deciding import deciding
-from ratelimit_service.runtime.process import collect_young, run, spare_the_old
+from ratelimit_service.runtime.process import collect, run, spare_the_old
 from ratelimit_service.service import Refusal, Service
 from ratelimit_service.settings import Settings
 from ratelimit_service.transport import H2Server
@@ -126,7 +126,7 @@ class _Worker:
             )
             self._health.listen(self._tell_soon)
             self._loop.add_signal_handler(signal.SIGTERM, self._asked_to_end, settings.grace_us)
-            collect_young()
+            collect()
             self._health.enter(Phase.SERVING)
             self._loop.add_reader(self._connections.fileno(), self._take_connections)
             self._tell()  # faults are known before it serves

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import json
 import socket
@@ -11,6 +12,7 @@ from math import inf
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from ratelimit_service import wire
 from ratelimit_service.admin import doors
@@ -302,6 +304,33 @@ async def test_connections_are_bounded_in_all(site: Site, monkeypatch: pytest.Mo
     assert await (await Caller.of(site)).ended()
     await busy.send(body=b"{}       ")
     assert await busy.status() == 400
+
+
+async def test_aborted_bodies_leave_nothing(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """Who hangs up within a body leaves nothing in memory, even if no garbage is collected."""
+
+    async def abort() -> None:
+        caller = await Caller.of(site)
+        await caller.send("POST /json HTTP/1.1", "Host: a", TYPED, "Content-Length: 9", "")
+        async with asyncio.timeout(30):
+            while not any(door.busy for door in site.admin.doors._open.values()):
+                await asyncio.sleep(0.001)
+        caller.close()
+        await until_open(site, 0)
+
+    await abort()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            await abort()
+        async with asyncio.timeout(30):
+            while requests := [each for each in gc.get_objects() if isinstance(each, web.Request)]:
+                requests.clear()
+                await asyncio.sleep(0.001)
+    finally:
+        gc.enable()
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,93 @@
+"""Garbage in cycles is freed, whoever makes it and however long it lived, in bounded steps."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from ratelimit_service.runtime import process
+
+
+class Knot:
+    """An object that nothing but the collector can free."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
+    steps = Steps()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: steps)
+    process.spare_the_old()
+    gc.callbacks.append(steps.collecting)
+    process.collect()
+    yield steps
+    gc.callbacks.remove(steps.collecting)
+    gc.unfreeze()
+    gc.enable()
+    gc.collect()
+
+
+class Steps:
+    """Stands for the event loop: turns come when they are asked for."""
+
+    def __init__(self) -> None:
+        self.largest = 0
+        """The most objects that a collection of older generations had to look at."""
+
+    def call_later(self, seconds: float, callback: object, turn: int) -> None:
+        assert callback is process.collect
+        assert seconds == 0.01
+        self._turn = turn
+
+    def take(self, seconds: float) -> None:
+        for _ in range(round(seconds / 0.01)):
+            process.collect(self._turn)
+
+    def collecting(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and (oldest := info["generation"]):
+            seen = sum(len(gc.get_objects(generation=each)) for each in range(oldest + 1))
+            self.largest = max(self.largest, seen)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.05, 0.5, 20.0])
+def test_garbage_is_freed_whatever_its_age(steps: Steps, seconds: float) -> None:
+    """A cycle that has lived for a moment or for long is freed some seconds after its end."""
+    knots = [Knot() for _ in range(1_000)]
+    living = weakref.WeakSet(knots)
+    steps.take(seconds)
+    assert len(living) == 1_000
+
+    knots.clear()
+    steps.take(6.0)
+
+    assert len(living) == 0
+
+
+def test_memory_stays_flat(steps: Steps) -> None:
+    """Cycles that live for a second each leave nothing behind, however many there were."""
+    living: weakref.WeakSet[Knot] = weakref.WeakSet()
+    for _ in range(20):
+        knots = [Knot() for _ in range(500)]
+        living.update(knots)
+        steps.take(1.0)
+        knots.clear()
+    steps.take(6.0)
+
+    assert len(living) == 0
+
+
+def test_no_collection_is_large(steps: Steps) -> None:
+    """What is made to stay by the hundred thousand is never looked at in one go."""
+    kept: list[list[object]] = []
+    for _ in range(100):
+        kept += [[[]] for _ in range(2_000)]
+        steps.take(0.02)
+    steps.take(12.0)
+
+    assert 0 < steps.largest <= process._AT_ONCE
