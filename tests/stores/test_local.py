@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 
 import pytest
+import redis
 
 from ratelimit_service.health import Health
 from ratelimit_service.model import FailurePolicy, Hit, Limit, Mode, Unit
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores.local import Local
 from ratelimit_service.stores.redis import RedisStore
+from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer
 from tests.stores import algorithms
-from tests.stores.cases import MINUTE, T, charged
+from tests.stores.cases import MINUTE, SECOND, T, charged
 from tests.stores.cases import hit as minutely
 
 TIMEOUT_US = 20_000
@@ -204,3 +207,118 @@ async def test_denied_beside_another_policy_counts_nowhere(own_redis: RedisServe
 
     assert await admitted(store, hit(), 20) == 10
     await store.close()
+
+
+class Behind:
+    """A store behind a proxy, one process alone."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+        self.proxy = Proxy(server.port)
+        self.counters = Counters()
+
+    async def start(self) -> None:
+        port = await self.proxy.start()
+        url = f"redis://127.0.0.1:{port}/0"
+        self.store = RedisStore(url, TIMEOUT_US, self.counters, Health())
+        await self.store.start()
+        (self.shard,) = self.store.shards
+
+    async def close(self) -> None:
+        await self.store.close()
+        await self.proxy.close()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    async def outage(self) -> None:
+        """Lets nothing through any more, until charges are counted here at once."""
+        self.proxy.hold = True
+        while self.shard.available:
+            await charged(self.store, [[hit(key="probe")]])
+
+    def counts(self, keys: Sequence[str]) -> list[int]:
+        """What each counter holds in Redis."""
+        with redis.Redis(port=self.server.port) as client:
+            states = client.mget([hit(key=key).key for key in keys])
+        return [int(state or 0) & 0xFFFFFFFF for state in states]
+
+
+@pytest.fixture
+async def behind(own_redis: RedisServer) -> AsyncIterator[Behind]:
+    behind = Behind(own_redis)
+    await behind.start()
+    yield behind
+    await behind.close()
+
+
+@pytest.mark.parametrize("fault", ["hold", "cut", "slow"])
+async def test_server_that_turns_sick_again_while_it_is_told(behind: Behind, fault: str) -> None:
+    """Whatever happens while a server is told what was counted without it, it hears of all."""
+    keys = [f"{number}" for number in range(3_000)]
+    await behind.outage()
+    answers = await charged(behind.store, [[hit(3, key=key)] for key in keys])
+    assert [outcome.charged for (outcome,) in answers if outcome] == [3] * 3_000
+
+    for _ in range(2):
+        before = sum(behind.counts(keys))
+        behind.proxy.clear()
+        await behind.until(partial(_more, behind, keys, before))
+        if fault == "cut":
+            behind.proxy.cut = True
+            await behind.until(lambda: not behind.proxy.cut)
+        elif fault == "hold":
+            await behind.outage()
+        else:
+            behind.proxy.delay_seconds = 0.1
+            while behind.shard.available:
+                await charged(behind.store, [[hit(key="probe")]])
+    behind.proxy.clear()
+
+    await behind.until(lambda: min(behind.counts(keys)) >= 3)
+    if fault != "cut":  # where the server has counted and could not say so, it is told again
+        assert set(behind.counts(keys)) == {3}
+
+
+def _more(behind: Behind, keys: Sequence[str], before: int) -> bool:
+    return sum(behind.counts(keys)) > before
+
+
+async def test_what_is_over_is_told_to_nobody(behind: Behind) -> None:
+    """What was counted in a window that is over when the server is back is not told any more."""
+    one = minutely(3, key="a", window_us=2 * SECOND)._replace(policy=FailurePolicy.LOCAL)
+    last = minutely(3, key="b", window_us=600 * MINUTE)._replace(policy=FailurePolicy.LOCAL)
+    await behind.outage()
+    await charged(behind.store, [[one], [last]])
+    ends = asyncio.get_running_loop().time() + 2.1
+    await behind.until(lambda: asyncio.get_running_loop().time() > ends)
+
+    behind.proxy.clear()
+
+    await behind.until(lambda: behind.counts(["b"]) == [3])
+    assert behind.counts(["a"]) == [0]
+
+
+async def test_many_leases_do_not_make_the_server_sick(behind: Behind) -> None:
+    """However heavy what a server is told, charges come between and are answered by it."""
+    leases = algorithms.LEASES._replace(requests_per_unit=10_000, unit=Unit.DAY)
+    one = algorithms.hit(leases)._replace(policy=FailurePolicy.LOCAL)
+    await behind.outage()
+    await charged(behind.store, [[one._replace(lease=b"%8d" % number)] for number in range(400)])
+    behind.proxy.clear()
+    await behind.until(lambda: behind.shard.available)
+    behind.counters.store_errors.clear()
+
+    async with asyncio.timeout(40):
+        left = 10_000
+        while left > 9_600:
+            ((outcome,),) = await charged(behind.store, [[one._replace(addend=0)]])
+            assert behind.shard.available
+            assert sum(len(part.requests) - part.sent for part in behind.shard._queue) <= 1
+            if outcome and not outcome.local:
+                left = outcome.left
+            await asyncio.sleep(0.01)
+
+    assert left == 9_600

@@ -209,9 +209,15 @@ class ClusterOfNodes:
         log.info("%s has no slots of the cluster any more", node.name)
         for part in node.leftovers():
             self._charge_home(part)
-        task = asyncio.create_task(node.retire())
+        task = asyncio.create_task(self._end(node))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
+
+    async def _end(self, node: Shard) -> None:
+        """Disconnects from a node; what it was still to be told is told to those that have it."""
+        await node.retire()
+        for requests, over_us in node.debts():
+            self.find(requests[0][0])[0].owe(requests, over_us)
 
 
 def _moved(text: str) -> tuple[int, str, int] | None:

@@ -11,7 +11,7 @@ from typing import Protocol
 from ratelimit_service.model import Hit
 from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
 
-__all__ = ["Errand", "Part"]
+__all__ = ["Debt", "Errand", "Part"]
 
 
 class Part(Protocol):
@@ -82,3 +82,65 @@ class Errand:
         """Tells that there are none."""
         for _ in places:
             self._told(None)
+
+
+class Debt:
+    """What was counted while a server was away and is to be told to it, until that is over."""
+
+    __slots__ = (
+        "_missing",
+        "_settled",
+        "deadline_us",
+        "over",
+        "over_us",
+        "places",
+        "requests",
+        "sent",
+        "untold",
+        "wanted",
+        "weight",
+    )
+
+    def __init__(
+        self,
+        requests: Sequence[Sequence[Hit]],
+        weight: int,
+        over_us: int,
+        settled: Callable[[Debt], None],
+    ) -> None:
+        """`settled` is called once all of it was told, or `untold` has what was not.
+
+        From `over_us` on nobody need know, by `elapsed_us`.
+        """
+        self.requests = requests
+        self.weight = weight
+        self.over_us = over_us
+        self.deadline_us = over_us
+        """Until when it may be counted if it is sent now: whoever tells it sets it."""
+        self.places = range(len(requests))
+        self.wanted: Wanted = always
+        self.over = False
+        self.sent = 0
+        self.untold: list[Sequence[Hit]] = []
+        self._missing = len(requests)
+        self._settled = settled
+
+    def dropped(self, places: Sequence[int]) -> None:
+        """Never: it is always wanted."""
+
+    def answered(self, places: Sequence[int], found: Iterator[Outcomes], _at_us: int) -> None:
+        """The server has counted these."""
+        for _ in places:
+            next(found)
+        self._less(len(places))
+
+    def failed(self, places: Sequence[int], reason: str) -> None:
+        """The server has not counted these, or has not said so."""
+        if reason != "internal":  # that would only happen again
+            self.untold += [self.requests[place] for place in places]
+        self._less(len(places))
+
+    def _less(self, count: int) -> None:
+        self._missing -= count
+        if not self._missing:
+            self._settled(self)

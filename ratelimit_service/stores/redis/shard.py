@@ -38,7 +38,7 @@ from ratelimit_service.stores.redis.connection import (
     all_read,
     open_connection,
 )
-from ratelimit_service.stores.redis.part import Errand, Part
+from ratelimit_service.stores.redis.part import Debt, Part
 from ratelimit_service.stores.redis.processes import (
     BEAT_SECONDS,
     PROCESSES,
@@ -91,6 +91,12 @@ _WELL_AFTER: Final = 3
 """So many pings one after the other that are answered in time make it well."""
 
 _PING_SECONDS: Final = 0.05
+
+_MAX_OWED: Final = 200_000
+"""How many batches of what was counted without a server wait for it; then the oldest are lost."""
+
+_TELL_US: Final = 1_000_000
+"""How long the server has to count what it is told; later it is told again."""
 
 _MAX_HELD: Final = 10_000
 """How many give-backs wait for a server that is away."""
@@ -164,6 +170,12 @@ class Shard:
         self._queue: deque[Part] = deque()
         self._held: deque[Part] = deque(maxlen=_MAX_HELD)
         """What has no deadline and waits for the server to come back."""
+        self._owed: deque[Debt] = deque()
+        """What was counted without the server and it has not been told yet."""
+        self._telling = 0
+        """What that weighs of which it is being told."""
+        self._telling_since_us = 0
+        self._overflowing = False
         self._sending = False
         self._number = randbits(48)
         """Of the last script call; not the same as in another process."""
@@ -250,12 +262,58 @@ class Shard:
         return self._connection is not None and not self._sick
 
     def leftovers(self) -> Iterator[Part]:
-        """What is still to be told to a server that will not come back, a request each."""
+        """What is still to be given back in a server that will not come back, a request each."""
         while self._held:
             yield self._held.popleft()
+
+    def debts(self) -> Iterator[tuple[Sequence[Sequence[Hit]], int]]:
+        """What such a server was still to be told, by counters, and when that is over."""
+        while self._owed:
+            debt = self._owed.popleft()
+            yield debt.requests, debt.over_us
         at_us, now = self.now_us(), elapsed_us()
         for requests, left_us in self._local.hand_back(self.processes, at_us):
-            yield Errand(requests, deadline_us=now + left_us)
+            yield requests, now + left_us
+
+    def owe(self, requests: Sequence[Sequence[Hit]], over_us: int) -> None:
+        """Takes what the server is to be told as soon as it can be, until it is over."""
+        start, weighs = 0, 0
+        for at, hits in enumerate(requests):
+            added = weight(hits)
+            if at > start and weighs + added > _MAX_BATCH_WEIGHT:
+                self._owed.append(Debt(requests[start:at], weighs, over_us, self._told))
+                start, weighs = at, 0
+            weighs += added
+        self._owed.append(Debt(requests[start:], weighs, over_us, self._told))
+        while len(self._owed) > _MAX_OWED:
+            self._owed.popleft()
+            if not self._overflowing:
+                log.warning(
+                    "Redis at %s will not be told of all that was counted here", self._place
+                )
+            self._overflowing = True
+
+    def _tell(self) -> None:
+        """Tells the server what it is owed: one batch at a time, so that charges come between."""
+        now = elapsed_us()
+        while self._owed and self.available and self._telling < _MAX_BATCH_WEIGHT:
+            debt = self._owed.popleft()
+            if debt.over_us > now:
+                # Once the connection is given up it must not be counted any more: it is told anew.
+                debt.deadline_us = min(debt.over_us, now + _TELL_US)
+                self._telling += debt.weight
+                self._telling_since_us = now
+                self.charge(debt)
+
+    def _told(self, debt: Debt) -> None:
+        """A debt is settled; what is left of it is told again by and by."""
+        self._telling -= debt.weight
+        if debt.untold:
+            self.owe(debt.untold, debt.over_us)
+        elif self._owed and not self._telling:
+            # The server has as long for others as it took.
+            took = (elapsed_us() - self._telling_since_us) / 1_000_000
+            self._loop.call_later(took, self._tell)
 
     def now_us(self) -> int:
         """The server's time, as far as it is known."""
@@ -628,11 +686,11 @@ class Shard:
 
     async def _hand_back(self) -> None:
         """Tells the server what was counted here while it was away."""
-        if not len(self._local):
-            return
-        at_us, now = self.now_us(), elapsed_us()
-        async for requests, left_us in slowly(self._local.hand_back(self.processes, at_us)):
-            self.charge(Errand(requests, deadline_us=now + left_us))
+        if len(self._local):
+            at_us, now = self.now_us(), elapsed_us()
+            async for requests, left_us in slowly(self._local.hand_back(self.processes, at_us)):
+                self.owe(requests, now + left_us)
+        self._tell()
 
     async def _give_up_if_hung(self, connection: Connection) -> None:
         """Closes a connection on which calls have been pending in silence for too long."""
