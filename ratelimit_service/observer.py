@@ -14,6 +14,8 @@ from typing import Final, TypedDict
 __all__ = [
     "LATENCY_BOUNDS_US",
     "MAX_SERIES",
+    "MAX_VALUES_BYTES",
+    "MAX_VALUE_BYTES",
     "OTHER",
     "Counters",
     "Histogram",
@@ -25,8 +27,12 @@ __all__ = [
 MAX_SERIES: Final = 1_000
 """The most values one rule may have series of its own for."""
 
+MAX_VALUE_BYTES: Final = 1_024
+MAX_VALUES_BYTES: Final = 65_536
+"""How long one value may be, and all values of a rule together, to have series of their own."""
+
 OTHER: Final = "other"
-"""The value under which a rule counts what comes after its first `MAX_SERIES` values."""
+"""The value under which a rule counts all others."""
 
 LATENCY_BOUNDS_US: Final[tuple[int, ...]] = (
     100,
@@ -98,23 +104,32 @@ _TALLIED: Final[tuple[str, ...]] = (
 class Tallies:
     """The tallies of one rule: one, or one for each value where the rule opts in.
 
-    Bounded: after `MAX_SERIES` values all others share one tally. `domain` and `path` name the
+    Bounded in number and bytes: all values beyond share one tally. `domain` and `path` name the
     rule.
     """
 
-    __slots__ = ("_by_value", "domain", "path")
+    __slots__ = ("_by_value", "_bytes", "domain", "path")
 
     def __init__(self, domain: str = "", path: str = "") -> None:
         self.domain = domain
         self.path = path
         self._by_value: dict[str, Tally] = {}
+        self._bytes = 0
+        """Of all values."""
 
     def of(self, value: str = "") -> Tally:
         """The tally for a value; "" is the rule's own."""
         tally = self._by_value.get(value)
         if tally is None:
-            if len(self._by_value) >= MAX_SERIES and value:
+            size = len(value.encode("utf-8", "surrogatepass"))
+            if value and (
+                len(self._by_value) >= MAX_SERIES
+                or size > MAX_VALUE_BYTES
+                or self._bytes + size > MAX_VALUES_BYTES
+            ):
                 value = OTHER
+            elif value not in self._by_value:
+                self._bytes += size
             tally = self._by_value.setdefault(value, Tally())
         return tally
 
