@@ -343,7 +343,7 @@ def main() -> None:
                 continue
             print(f"\n{program.name}\n{HEAD}", flush=True)
             for name, attack in ATTACKS.items():
-                if arguments.only not in name:
+                if arguments.only.lower() not in name.lower():
                     continue
                 found: list[tuple[Result, list[str]]] = []
                 while len(found) < arguments.runs and (not found or found[-1][1]):
