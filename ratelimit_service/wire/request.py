@@ -26,6 +26,8 @@ __all__ = [
 
 MAX_BODY_BYTES: Final = 65_536
 MAX_DESCRIPTORS: Final = 256
+MAX_ENTRIES: Final = 4_096
+"""Of all descriptors together: a request is decided in one go, while all others wait."""
 
 MAX_WINDOW_US: Final = 2**53
 """Windows stay below what a double holds exactly, since Lua has nothing else."""
@@ -68,6 +70,12 @@ def decode_request(body: bytes) -> Request:
             "too_many_descriptors",
             f"descriptors has {len(message.descriptors)}: at most {MAX_DESCRIPTORS} are allowed",
         )
+    entries = sum([len(descriptor.entries) for descriptor in message.descriptors])
+    if entries > MAX_ENTRIES:
+        raise BadRequestError(
+            "too_many_entries",
+            f"descriptors have {entries} entries together: at most {MAX_ENTRIES} are allowed",
+        )
     descriptors = tuple(
         [_descriptor(descriptor, index) for index, descriptor in enumerate(message.descriptors)]
     )
@@ -109,8 +117,8 @@ def split_request(body: bytes) -> Split | None:
         length, at = _varint(body, 1)
         at += length
         domain, tail, addend = body[:at], b"", 0
-        spans = []
-        while at < size and body[at] == 0x12:
+        spans: list[tuple[int, int]] = []
+        while at < size and body[at] == 0x12 and len(spans) <= MAX_DESCRIPTORS:
             start = at
             length = body[at + 1]
             at += 2

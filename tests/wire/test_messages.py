@@ -239,6 +239,11 @@ A = {"key": "a", "value": "b"}
             "descriptors has 257: at most 256 are allowed",
         ),
         (
+            one(entries=[A] * 4_097),
+            "too_many_entries",
+            "descriptors have 4097 entries together: at most 4096 are allowed",
+        ),
+        (
             one(entries=[A, {"value": "x"}]),
             "no_key",
             "descriptors[0].entries[1].key is empty: every entry needs a key",

@@ -1,0 +1,210 @@
+"""A server in this process, and what an attacker's bytes cost it: CPU of a turn, bytes held.
+
+A turn is what the event loop does in one go, by the CPU time of its thread: what others keep the
+machine busy with is not counted. Of several tries the cheapest counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import time
+import tracemalloc
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+import hpack
+
+from ratelimit_service.health import Health
+from ratelimit_service.model import Descriptor, Request
+from ratelimit_service.observer import Counters
+from ratelimit_service.stores.memory import MemoryStore
+from ratelimit_service.transport.h2 import frames
+from ratelimit_service.transport.h2.frames import (
+    ACK,
+    END_HEADERS,
+    END_STREAM,
+    MAX_FRAME_SIZE,
+    PREFACE,
+    FrameType,
+    Setting,
+)
+from ratelimit_service.transport.h2.server import H2Server
+from ratelimit_service.wire import METHOD, SERVICE, encode_request
+from tests.service.asking import Asking
+
+MAX_TURN_MS = 5.0
+TRIES = 4
+READ_BYTES = 262_144
+IDLE_MS = 0.2
+QUIET_TURNS = 100
+"""After so many turns in which nothing was done the server has done all that it will do."""
+
+RULES = """
+domain: edge
+descriptors:
+  - {key: user, rate_limit: {unit: day, requests_per_unit: 1000000000}}
+"""
+DECIDE = f"/{SERVICE}/{METHOD}"
+REFLECT = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+
+
+def head(path: str, *more: tuple[str, str]) -> bytes:
+    """A header block for a server that has been told to use no table."""
+    encoder = hpack.Encoder()
+    encoder.header_table_size = 0
+    fields = [(":method", "POST"), (":scheme", "http"), (":path", path), ("te", "trailers")]
+    return bytes(encoder.encode([*fields, ("content-type", "application/grpc"), *more]))
+
+
+def prefixed(message: bytes) -> bytes:
+    return b"\0" + len(message).to_bytes(4, "big") + message
+
+
+def request(*descriptors: Descriptor) -> bytes:
+    return prefixed(encode_request(Request("edge", descriptors)))
+
+
+class Attacker:
+    """A client after two answered calls, from which on header blocks stand for themselves."""
+
+    def __init__(self, server: H2Server) -> None:
+        self._socket, its = socket.socketpair()
+        for each in (self._socket, its):
+            each.setblocking(False)
+        server.adopt(its)
+        self._rest = b""
+        self.stream_id = -1
+        self.worst_ms = 0.0
+        self.closed = False
+        self.goaway: int | None = None
+        """The error code with which the server has ended the connection."""
+        self.stalled = False
+        """Whether the server reads no more."""
+
+    async def settle(self, settings: dict[Setting, int]) -> None:
+        ack = frames.frame(FrameType.SETTINGS, ACK, 0, b"")
+        hello = request(Descriptor(()))
+        await self.send(PREFACE + frames.settings({}) + ack + self.call(hello))
+        await self.send(ack + self.call(hello))
+        await self.send(frames.settings(settings))
+        assert not self.closed
+        self.worst_ms = 0.0
+
+    def headers(self, block: bytes = head(DECIDE), *, end: bool = False) -> bytes:
+        self.stream_id += 2
+        flags = END_HEADERS | (END_STREAM if end else 0)
+        return frames.frame(FrameType.HEADERS, flags, self.stream_id, block)
+
+    def call(self, message: bytes, block: bytes = head(DECIDE), *, end: bool = True) -> bytes:
+        parts = [self.headers(block)]
+        for at in range(0, len(message), MAX_FRAME_SIZE):
+            last = END_STREAM if end and at + MAX_FRAME_SIZE >= len(message) else 0
+            part = message[at : at + MAX_FRAME_SIZE]
+            parts.append(frames.frame(FrameType.DATA, last, self.stream_id, part))
+        return b"".join(parts)
+
+    async def send(self, data: bytes) -> None:
+        """Sends as fast as the server reads; then waits until it has nothing left to do."""
+        at = quiet = 0
+        while quiet < QUIET_TURNS and not self.closed:
+            sent = 0
+            with suppress(OSError):
+                sent = self._socket.send(data[at : at + READ_BYTES]) if at < len(data) else 0
+            at += sent
+            busy = await self._turn()
+            quiet = 0 if sent or busy else quiet + 1
+        self.stalled = at < len(data)
+
+    async def _turn(self) -> bool:
+        """Lets the loop turn once; returns whether anything was done."""
+        started = time.thread_time()
+        await asyncio.sleep(0)
+        passed_ms = (time.thread_time() - started) * 1000
+        self.worst_ms = max(self.worst_ms, passed_ms)
+        return self._hear() or passed_ms > IDLE_MS
+
+    def _hear(self) -> bool:
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        self.closed = not data
+        data, at = self._rest + data, 0
+        while len(data) - at >= 9:
+            stop = at + 9 + int.from_bytes(data[at : at + 3], "big")
+            if stop > len(data):
+                break
+            if data[at + 3] == FrameType.GOAWAY:
+                self.goaway = int.from_bytes(data[at + 13 : at + 17], "big")
+            at = stop
+        self._rest = data[at:]
+        return True
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+Attack = Callable[["Attacker"], Awaitable[None]]
+
+
+class Siege:
+    """One service, attacked again and again."""
+
+    def __init__(self, directory: Path) -> None:
+        counters, health = Counters(), Health()
+        store = MemoryStore(1_000_000, counters, health)
+        service = Asking(directory, RULES, store=store).service
+        self._server = H2Server("127.0.0.1:0", service, health)
+        self._attackers: list[Attacker] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for attacker in self._attackers:
+            attacker.close()
+        await self._server.stop(0)
+
+    async def attacker(self, settings: dict[Setting, int] | None = None) -> Attacker:
+        attacker = Attacker(self._server)
+        self._attackers.append(attacker)
+        await attacker.settle(settings or {})
+        return attacker
+
+    async def worst_turn_ms(
+        self, attack: Attack, settings: dict[Setting, int] | None = None
+    ) -> float:
+        """The CPU of an attack's most expensive turn, by the cheapest of several tries."""
+        found = []
+        gc.collect()
+        gc.disable()  # as the service does; a full collection is the tests' own
+        try:
+            for _ in range(TRIES):
+                attacker = await self.attacker(settings)
+                await attack(attacker)
+                attacker.close()
+                found.append(attacker.worst_ms)
+                if found[-1] < MAX_TURN_MS:
+                    break
+        finally:
+            gc.enable()
+        return min(found)
+
+    async def held_bytes(self, attack: Attack, settings: dict[Setting, int] | None = None) -> int:
+        """What the service holds after an attack, less what it held before."""
+        attacker = await self.attacker(settings)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            await attack(attacker)
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+            attacker.close()
+        return held

@@ -1,0 +1,100 @@
+"""What one client sends costs others no long wait: no turn of the event loop is long."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service.model import Descriptor, Entry
+from ratelimit_service.transport.h2 import frames
+from ratelimit_service.transport.h2.frames import ErrorCode, Setting
+from tests.abuse.siege import DECIDE, MAX_TURN_MS, Attacker, Siege, head, request
+
+Attack = Callable[[Attacker], Awaitable[None]]
+
+ATTACKS: dict[str, tuple[Attack, dict[Setting, int]]] = {}
+
+
+def attack(name: str, settings: dict[Setting, int] | None = None) -> Callable[[Attack], Attack]:
+    def put(act: Attack) -> Attack:
+        ATTACKS[name] = act, settings or {}
+        return act
+
+    return put
+
+
+def users(count: int, first: int = 0) -> bytes:
+    return request(
+        *(Descriptor((Entry("user", f"customer-{first + number:09d}"),)) for number in range(count))
+    )
+
+
+@attack("header lists of 16,000 fields")
+async def header_lists(attacker: Attacker) -> None:
+    for number in range(8):
+        await attacker.send(attacker.call(users(1), head(DECIDE) + b"\x90" * (16_000 + number)))
+
+
+@attack("long paths in Huffman's code")
+async def huffman_paths(attacker: Attacker) -> None:
+    await attacker.send(
+        b"".join(
+            attacker.call(users(1), head("/" + "0" * 25_000 + f"{number:09d}"))
+            for number in range(8)
+        )
+    )
+
+
+@attack("calls of as many entries as there is room for")
+async def most_entries(attacker: Attacker) -> None:
+    entries = (Entry("u", "") for _ in range(11_000))
+    message = request(Descriptor(tuple(entries)))
+    for _ in range(4):
+        await attacker.send(attacker.call(message))
+
+
+@attack("calls of as many empty descriptors as there is room for")
+async def empty_descriptors(attacker: Attacker) -> None:
+    message = request(*(Descriptor(()) for _ in range(32_000)))
+    for _ in range(4):
+        await attacker.send(attacker.call(message))
+
+
+@attack("many large messages")
+async def large_messages(attacker: Attacker) -> None:
+    calls = [
+        attacker.call(request(Descriptor((Entry("user", f"{number}" + "x" * 60_000),))))
+        for number in range(64)
+    ]
+    await attacker.send(b"".join(calls))
+
+
+@attack("calls that are reset at once")
+async def rapid_reset(attacker: Attacker) -> None:
+    await attacker.send(
+        b"".join(
+            attacker.call(users(1)) + frames.rst_stream(attacker.stream_id, ErrorCode.CANCEL)
+            for _ in range(5_000)
+        )
+    )
+
+
+@attack("calls that make the server reset them")
+async def made_you_reset(attacker: Attacker) -> None:
+    await attacker.send(
+        b"".join(
+            attacker.call(users(1)) + frames.window_update(attacker.stream_id, 0)
+            for _ in range(5_000)
+        )
+    )
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+async def test_turns(tmp_path: Path, name: str) -> None:
+    """No turn takes longer than 5 ms of CPU, whatever one client sends."""
+    act, announced = ATTACKS[name]
+
+    async with Siege(tmp_path) as siege:
+        assert await siege.worst_turn_ms(act, announced) < MAX_TURN_MS
