@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote
 
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.model import FailurePolicy
@@ -84,16 +84,21 @@ def unix_path(address: str) -> str | None:
 
 
 def redacted(url: str) -> str:
-    """A store URL fit for a log: without its passwords."""
-    parts = urlsplit(url)
-    query = _PASSWORD_OPTION.sub(r"\1***", parts.query)
-    login, at, place = parts.netloc.rpartition("@")
-    if at:
-        parts = parts._replace(netloc=f"{login.partition(':')[0]}:***@{place}")
-    return urlunsplit(parts._replace(query=query))
+    """A store URL fit for a log: without its passwords, also where they are not encoded."""
+    scheme, slashes, rest = url.partition("://")
+    head, mark, query = rest.partition("?")
+    login, at, place = head.rpartition("@")
+    if not at and "@" in query and "=" not in query.partition("@")[0]:  # it is in the password
+        login, at, place = rest.rpartition("@")
+        place, mark, query = place.partition("?")
+    user, colon, _ = login.partition(":")
+    options = "&".join(map(_without_password, query.split("&")))
+    return f"{scheme}{slashes}{user}{colon and ':***'}{at}{place}{mark}{options}"
 
 
-_PASSWORD_OPTION = re.compile(r"(password=)[^&]*")
+def _without_password(option: str) -> str:
+    name, equals, _ = option.partition("=")
+    return f"{name}=***" if equals and unquote(name).endswith("password") else option
 
 
 def _address(text: str) -> str:

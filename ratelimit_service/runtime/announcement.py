@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import sys
@@ -12,6 +13,8 @@ from ratelimit_service.rules.tree import Level, Node, Snapshot
 from ratelimit_service.settings import Settings, redacted
 
 __all__ = ["announce"]
+
+log = logging.getLogger(__name__)
 
 
 def announce(
@@ -42,6 +45,14 @@ def announce(
         lines += ["make a decision with", command]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
+    for flag, url in (("store", settings.store), ("second-store", settings.second_store)):
+        if redacted(url) != url and any(url in word for word in sys.argv):
+            log.warning(
+                "the password in --%s is seen by all who may list processes: give the URL in "
+                "RATELIMIT_%s, or the password in a file, by the URL's option password_file",
+                flag,
+                flag.upper().replace("-", "_"),
+            )
 
 
 def _domains(names: Iterable[str]) -> str:

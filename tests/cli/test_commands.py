@@ -262,6 +262,26 @@ def test_hit_says_which_policy_decided(tmp_path: Path, rules: Path, own_redis: R
     )
 
 
+def test_password_on_the_command_line(
+    tmp_path: Path, rules: Path, redis_server: RedisServer
+) -> None:
+    """A password that others can list is hinted at once, and shown nowhere; elsewhere it may be."""
+    url = redis_server.url.replace("//", "//:hunter2@")
+    flags = ("--rules", str(rules), "--workers", "1")
+    listed = ServiceProcess(tmp_path, *flags, "--store", url)
+    hidden = ServiceProcess(tmp_path, *flags, environment={"RATELIMIT_STORE": url})
+    for service in (listed, hidden):
+        service.start()
+
+    shown = listed.log + listed.get("/healthcheck").text
+    hints = [service.log.count("the password in --store is seen") for service in (listed, hidden)]
+    for service in (listed, hidden):
+        service.kill()
+
+    assert hints == [1, 0]
+    assert "hunter2" not in shown
+
+
 def test_hit_at_another_port(service: ServiceProcess) -> None:
     """A port that speaks something else is told as what it is, with what to name instead."""
     at_http = Ran("hit", "demo", "user=a", "--address", f"127.0.0.1:{service.http_port}")

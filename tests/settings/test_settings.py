@@ -61,6 +61,11 @@ def test_no_addresses(text: str) -> None:
         ("redis://h:1/0", "redis://h:1/0"),
         ("redis://user:secret@h:1/0", "redis://user:***@h:1/0"),
         ("redis://:se@cret@h:1/0", "redis://:***@h:1/0"),
+        ("redis://user@h:1/0", "redis://user@h:1/0"),
+        ("redis://user:se/cr#et@h:1/0", "redis://user:***@h:1/0"),
+        ("redis://user:sec?ret@h:1/0?db=1", "redis://user:***@h:1/0?db=1"),
+        ("redis://h/0?p%61ssword=secret", "redis://h/0?p%61ssword=***"),
+        ("redis://h/0?password_file=/run/a@b", "redis://h/0?password_file=/run/a@b"),
         (
             "redis+sentinel://h/n?sentinel_password=secret&db=1",
             "redis+sentinel://h/n?sentinel_password=***&db=1",

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import redis
@@ -389,6 +390,33 @@ async def test_refused_password_is_told_without_it(own_redis: RedisServer) -> No
     assert "refused AUTH" in fixture.health.faults["store"]
     assert "hunter2" not in fixture.health.faults["store"]
     await fixture.store.close()
+
+
+@pytest.mark.parametrize("password", ["hunter2", "a long one of which only a part is shown" * 4])
+async def test_password_that_redis_says_again(
+    password: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error in which a server says the password again, or its beginning, is told without it."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1 << 16)
+        text = f"ERR unknown command 'AUTH', with args beginning with: '{password[:100]}'"
+        writer.write(f"-{text}\r\n".encode())
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    fixture = Fixture(f"redis://:{quote(password)}@127.0.0.1:{port}/0")
+    await fixture.store.start()
+
+    assert await fixture.hit() == [None]
+
+    for text in (fixture.health.faults["store"], caplog.text):
+        assert "with args beginning with: '***'" in text
+        assert password[:8] not in text
+    await fixture.store.close()
+    server.close()
 
 
 async def test_unix_socket(tmp_path: Path) -> None:

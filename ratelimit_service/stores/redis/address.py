@@ -14,7 +14,17 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ratelimit_service.errors import SettingsError, StoreError
 
-__all__ = ["Address", "Cluster", "Login", "Member", "Ring", "Sentinels", "TLSFiles", "parse_store"]
+__all__ = [
+    "Address",
+    "Cluster",
+    "Login",
+    "Member",
+    "Ring",
+    "Sentinels",
+    "TLSFiles",
+    "parse_store",
+    "without",
+]
 
 SCHEMES = (
     "redis://host:port/db, rediss://host:port/db, redis+unix:///path?db=0, "
@@ -25,6 +35,18 @@ _SENTINEL_PORT = 26379
 _LOGIN = ("username", "password", "password_file")
 _TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _SENTINEL = ("sentinel_username", "sentinel_password", "sentinel_password_file")
+
+
+_LEAST_SHOWN = 8
+"""So many characters of a password, cut off by a server, are still one to be hidden."""
+
+
+def without(password: str, text: str) -> str:
+    """A text that a server has sent, without the password or the beginning that it cut it to."""
+    for size in range(len(password), min(len(password), _LEAST_SHOWN) - 1, -1):
+        if size and password[:size] in text:
+            return text.replace(password[:size], "***")
+    return text
 
 
 @dataclass(frozen=True, slots=True)

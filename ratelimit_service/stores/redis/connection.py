@@ -19,7 +19,7 @@ import hiredis
 from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import StoreError
-from ratelimit_service.stores.redis.address import Address
+from ratelimit_service.stores.redis.address import Address, without
 
 __all__ = ["Answered", "Command", "Connection", "Reply", "all_read", "open_connection"]
 
@@ -51,6 +51,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._heard_at = 0.0
         self._bugs = Bugs()
+        self.password = ""
+        """With which it was opened: an error can say it again."""
         self.lost: asyncio.Future[str] = self._loop.create_future()
         self.answered_left_us = 0
         """When the command that is being answered left, by `elapsed_us`."""
@@ -111,6 +113,10 @@ class Connection(asyncio.Protocol):
         ping = self.call("PING", word)
         ping.add_done_callback(partial(self._ponged, word.encode()))
         return ping
+
+    def shown(self, reply: Reply) -> str:
+        """What an error says, fit for the log: without the password."""
+        return without(self.password, str(reply))
 
     def distrust(self) -> None:
         """Closes the connection: a reply was none to its call, so the next are not either."""
@@ -202,6 +208,7 @@ async def open_connection(
             )
     except (OSError, ValueError) as error:  # a host name that cannot be encoded is a ValueError
         raise StoreError(f"cannot connect to Redis at {address}: {error}") from error
+    connection.password = password
     commands: list[Command] = []
     if password:
         user = (address.login.username,) if address.login.username else ()
@@ -224,7 +231,7 @@ def _expect(reply: Reply, command: Command, address: Address, connection: Connec
     if reply is None:
         raise StoreError(f"Redis at {address} hung up: {connection.lost.result()}")
     if isinstance(reply, Exception):
-        raise StoreError(f"Redis at {address} refused {command[0]!s}: {reply}")
+        raise StoreError(f"Redis at {address} refused {command[0]!s}: {connection.shown(reply)}")
     if not isinstance(reply, bytes):  # OK, or what a script is called
         raise StoreError(
             f"Redis at {address} does not answer to {command[0]!s}, but something else"

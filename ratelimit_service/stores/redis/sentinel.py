@@ -12,7 +12,7 @@ from redis.asyncio.sentinel import Sentinel
 from redis.exceptions import RedisError
 
 from ratelimit_service.errors import StoreError
-from ratelimit_service.stores.redis.address import Address, Sentinels
+from ratelimit_service.stores.redis.address import Address, Sentinels, without
 
 __all__ = ["find", "moved"]
 
@@ -74,5 +74,6 @@ async def _master(sentinel: Sentinel, place: Sentinels) -> Address:
     try:
         host, port = await sentinel.discover_master(place.name)
     except (RedisError, OSError) as error:
-        raise StoreError(f"no address for {place}: {error}") from error
+        told = without(place.login.read(), str(error))
+        raise StoreError(f"no address for {place}: {told}") from error
     return replace(place.master, host=host, port=int(port))

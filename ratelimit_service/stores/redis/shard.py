@@ -545,9 +545,11 @@ class Shard:
         if reply is None:
             self._degrade(f"is away: {connection.lost.result()}")
         else:
-            self._degrade(f"answers: {reply!s:.200}")
+            self._degrade(f"answers: {connection.shown(reply):.200}")
         if error.startswith(_TO_BE_LEFT):
-            connection.close(f"it answers {error:.100}")  # who is the master is asked anew
+            connection.close(
+                f"it answers {connection.shown(reply):.100}"
+            )  # who is the master is asked anew
         for part, places in left:
             part.failed(places, "unknown" if reply is None else "refused")
 
