@@ -96,6 +96,56 @@ async def test_random_walk(redis_store: RedisStore, redis_server: RedisServer, c
         pipeline.execute()
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("max_counters", [8, 1_000], ids=["full", "roomy"])
+async def test_random_walk_of_keys_that_come_and_go(
+    redis_store: RedisStore, redis_server: RedisServer, clock: Time, max_counters: int
+) -> None:
+    """Memory forgets nothing that still counts, but the live counters that it says it put out."""
+    chance = random.Random(20261122)
+    counters = Counters()
+    memory = MemoryStore(max_counters, counters, Health(), clock)
+    client = redis.Redis.from_url(redis_server.url)
+    limits = [*WALKED, *(limit._replace(unit=Unit.SECOND) for limit in WALKED if not _dated(limit))]
+    names, back_us = "abcdefgh", SECOND - 1
+    if max_counters == 8:
+        # What is over makes room at once: also for a clock that steps back, or a lower rate.
+        back_us = 0
+        limits = [limit for limit in limits if limit.requests_per_unit not in {7, 600, MAX_ADDEND}]
+    asked: dict[bytes, Hit] = {}
+    forgotten, put_out, latest_us = 0, 0, clock.now_us
+    for _ in range(STEPS // 50):
+        pause_us = chance.choice([*PAUSES_US, SECOND, -1, -999_999])
+        clock.now_us = max(clock.now_us + pause_us, latest_us - back_us)
+        latest_us = max(latest_us, clock.now_us)
+        hits = _random_hits(chance, limits, names)
+
+        expected = await charged(memory, [hits])
+
+        assert await charged(redis_store, [hits]) == expected
+        asked |= {one.key: one for one in hits}
+        for key in {one.key for one in hits}:
+            client.persist(key)  # Redis' expiry runs by a clock that is not the walk's
+        gone = [one for key, one in asked.items() if memory.state(key) is None]
+        peeks = [[Hit(one.key, one.measure, 0, Mode.SHADOW)] for one in gone]
+        answers = await charged(redis_store, peeks)
+        for one, (outcome,) in zip(gone, answers, strict=True):
+            assert outcome is not None
+            del asked[one.key]
+            if outcome.over or outcome.left < one.measure.limit:
+                put_out += client.delete(one.key)
+            else:
+                forgotten += client.exists(one.key)
+        assert put_out <= counters.evictions.get("live", 0)
+
+    assert forgotten > STEPS // 1_000
+    assert (put_out > 0) == (max_counters == 8)
+
+
+def _dated(limit: Limit) -> bool:
+    return isinstance(limit.anchor, Calendar)
+
+
 def _undone(
     requests: Sequence[Sequence[Hit]], outcomes: Sequence[Outcomes], now_us: int
 ) -> Iterator[Hit]:
@@ -107,7 +157,9 @@ def _undone(
                 yield one._replace(refund=True, receipt=receipt, joined=False)
 
 
-def _random_hits(chance: random.Random) -> list[Hit]:
+def _random_hits(
+    chance: random.Random, limits: Sequence[Limit] = WALKED, names: str = "ab"
+) -> list[Hit]:
     hits: list[Hit] = []
     for _ in range(chance.choice([1, 1, 2, 3, 5])):
         refund = chance.random() < 0.1
@@ -116,9 +168,9 @@ def _random_hits(chance: random.Random) -> list[Hit]:
         if joined:
             mode = hits[-1].mode
         one = hit(
-            chance.choice(WALKED),
+            chance.choice(limits),
             chance.choice([0, 1, 1, 1, 2, 3, 7, 400]),
-            key=chance.choice("ab"),
+            key=chance.choice(names),
             mode=mode,
             count_denied=mode is Mode.QUOTA or chance.random() < 0.2,
             refund=refund,
