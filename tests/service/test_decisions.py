@@ -9,7 +9,7 @@ import pytest
 
 from ratelimit_service.model import SECOND_US, Request
 from ratelimit_service.service.decisions import LINES_A_SECOND, DecisionLog
-from tests.service.asking import Asking, descriptor
+from tests.service.asking import Asking, Away, descriptor
 
 RULES = """
 domain: edge
@@ -40,6 +40,19 @@ async def test_decisions_are_written(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert second.startswith("decided OVER_LIMIT: edge: user=bob OVER_LIMIT, 0 of 2 left")
     assert third.startswith("refused, INVALID_ARGUMENT: a request of 6 bytes that cannot be read: ")
     assert fourth.startswith("refused, INVALID_ARGUMENT: a request of 1 bytes that cannot be read")
+
+
+async def test_decisions_by_policy_are_marked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A decision that no count has made says so."""
+    caplog.set_level(logging.DEBUG)
+    asking = Asking(tmp_path, RULES, store=Away())
+
+    await asking.ask("user=bob")
+
+    (line,) = lines(caplog)
+    assert line == "decided OK, by failure policy: edge: user=bob OK, not counted"
 
 
 async def test_callers_cannot_write_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
