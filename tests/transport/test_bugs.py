@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -9,14 +10,18 @@ from pathlib import Path
 import grpc
 import pytest
 
+from ratelimit_service import listening
+from ratelimit_service.admin import Admin
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.health import Health
+from ratelimit_service.metrics import Metrics
 from ratelimit_service.model import Code, Hit, Outcome, Request
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service import Refusal
 from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
 from ratelimit_service.transport import TRANSPORTS
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
+from tests.servers.service import http
 from tests.service.asking import Asking, Away, descriptor
 
 RULES = """
@@ -200,3 +205,32 @@ async def test_same_connection_goes_on(
 
     assert states == [grpc.StatusCode.INTERNAL] * 3
     assert channel.get_state() is grpc.ChannelConnectivity.READY
+
+
+@pytest.mark.parametrize("seam", REFUSED)
+async def test_json_goes_on(asking: Asking, broken: Broken, seam: str) -> None:
+    """Over /json the request ends with 500 and a sentence, and the next one is decided."""
+    metrics = Metrics(asking.counters, asking.health, lambda: asking.rules.snapshot, lambda: 0)
+    admin = Admin(
+        asking.settings,
+        asking.service.decide,
+        asking.health,
+        asking.counters,
+        lambda: asking.rules.snapshot,
+        metrics.render,
+        dict,
+    )
+    sockets = listening.listen("127.0.0.1:0", "HTTP")
+    await admin.start(sockets)
+    url = f"http://127.0.0.1:{listening.port_of(sockets)}/json"
+    body = {"domain": "edge", "descriptors": [{"entries": [{"key": "a", "value": "x"}]}]}
+
+    broken.seam = seam
+    refused = await asyncio.to_thread(http, url, body)
+    broken.seam = ""
+    decided = await asyncio.to_thread(http, url, body)
+
+    assert refused.status == 500
+    assert refused.text == "the service failed to decide this request: see its log\n"
+    assert decided.status == 200
+    await admin.close()
