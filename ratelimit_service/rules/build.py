@@ -29,6 +29,8 @@ class Version(NamedTuple):
     name: str
     newest: bytes
     good: bytes | None
+    vanished: bool = False
+    """The file is not there any more: where others contradict it, it goes."""
 
 
 class FileReport(NamedTuple):
@@ -54,6 +56,8 @@ class Built(NamedTuple):
     conflicts: tuple[Problem, ...]
     rules: dict[str, int]
     """How many rules each of the domains has."""
+    let_go: frozenset[str] = frozenset()
+    """Vanished files whose rules others have now, as after a renaming."""
 
 
 def build(versions: Iterable[Version], tallies: TalliesOf, *, strict: bool) -> Built:
@@ -65,7 +69,10 @@ def build(versions: Iterable[Version], tallies: TalliesOf, *, strict: bool) -> B
     reports: list[FileReport] = []
     good: dict[str, list[RuleFile]] = {}
     never_good = set()
+    vanished = set()
     for version in sorted(versions):
+        if version.vanished:
+            vanished.add(version.name)
         file = parse(version.name, version.newest, tallies)
         bad = fatal(file.problems)
         reports.append(FileReport(file.name, file.domain, file.problems, bad))
@@ -77,8 +84,15 @@ def build(versions: Iterable[Version], tallies: TalliesOf, *, strict: bool) -> B
             continue
         good.setdefault(file.domain, []).append(file)
     domains, contradicting, conflicts = {}, set(), []
-    for name, files in good.items():
+    let_go: set[str] = set()
+    for name, each in good.items():
+        files = each
         nodes, problems = merge(files)
+        there = [file for file in files if file.name not in vanished]
+        if fatal(problems) and len(there) < len(files):
+            let_go |= {file.name for file in files} & vanished
+            files = there
+            nodes, problems = merge(files)
         conflicts += problems
         if fatal(problems):
             contradicting.add(name)
@@ -93,6 +107,7 @@ def build(versions: Iterable[Version], tallies: TalliesOf, *, strict: bool) -> B
         frozenset(contradicting),
         tuple(conflicts),
         {name: sum(1 for _ in domain.rules) for name, domain in domains.items()},
+        frozenset(let_go),
     )
 
 

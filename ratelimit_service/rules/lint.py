@@ -7,9 +7,10 @@ from pathlib import Path
 
 from ratelimit_service.errors import RulesError
 from ratelimit_service.rules.build import merge
-from ratelimit_service.rules.load import rule_files
+from ratelimit_service.rules.files import read_rule_files
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.schema import RuleFile, parse
+from ratelimit_service.text import printable
 
 __all__ = ["lint"]
 
@@ -23,11 +24,11 @@ def lint(paths: Sequence[Path]) -> list[Problem]:
     problems: list[Problem] = []
     for path in paths:
         domains: dict[str, list[RuleFile]] = {}
-        for name in rule_files(path):
-            try:
-                file = parse(str(name), name.read_bytes())
-            except OSError as error:
-                raise RulesError(f"{name} cannot be read: {error.strerror}") from error
+        found = read_rule_files(path)
+        for name, why in found.unread.items():
+            raise RulesError(f"{printable(name)} cannot be read: {why}")
+        for name, data in found.files.items():
+            file = parse(name, data)
             problems += file.problems
             domains.setdefault(file.domain, []).append(file)
         for files in domains.values():

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,41 +18,17 @@ from ratelimit_service.health import Health
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.build import Built, FileReport, Version, build
 from ratelimit_service.rules.child import build_in_child
+from ratelimit_service.rules.files import Found, read_rule_files
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.rulebook import Rulebook
-from ratelimit_service.rules.tree import Domain, Snapshot
+from ratelimit_service.rules.tree import Domain, Snapshot, Source
+from ratelimit_service.text import printable
 
-__all__ = ["Rules", "rule_files"]
+__all__ = ["Rules"]
 
 log = logging.getLogger(__name__)
 
-
-def rule_files(path: Path) -> list[Path]:
-    """The files of a rule path, in path order: all below a directory but dot files.
-
-    Symbolic links are followed, so that a mounted Kubernetes ConfigMap counts once. Raises
-    RulesError if there is nothing to read.
-    """
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise RulesError(f"{path}: there is no such file or directory")
-    found = sorted(_walk(path))
-    if not found:
-        raise RulesError(f"{path}: there is no rule file in this directory")
-    return found
-
-
-def _walk(directory: Path) -> Iterator[Path]:
-    seen = set()
-    for parent, directories, files in os.walk(directory, followlinks=True):
-        real = Path(parent).resolve()
-        if real in seen:  # a link to a directory above
-            directories.clear()
-            continue
-        seen.add(real)
-        directories[:] = [name for name in directories if not name.startswith(".")]
-        yield from (Path(parent, name) for name in files if not name.startswith("."))
+_READ_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +63,9 @@ class Rules:
         self._strict = strict
         self._files: dict[str, _File] = {}
         self._conflicts: tuple[Problem, ...] = ()
+        self._missing: tuple[Problem, ...] = ()
+        """Of files and directories that cannot be read, or have vanished."""
+        self._reading: asyncio.Future[Found] | None = None
         self._sizes: dict[str, int] = {}
         """How many rules each domain has that is served."""
         self._lock = asyncio.Lock()
@@ -104,25 +82,31 @@ class Rules:
         return self.book.snapshot
 
     def load(self) -> None:
-        """The first load. Raises RulesError if there is nothing to serve.
+        """The first load. Raises RulesError if there is nothing to serve, or something unreadable.
 
         With `strict`, any problem is an error; else bad files leave their domains unserved.
         """
-        versions = self._read()
+        found = self._read()
+        for name, why in found.unread.items():
+            raise RulesError(f"{printable(name)} cannot be read: {why}")
+        versions, _ = self._versions(found, keep_vanished=False)
         self._take_over(build(versions, self.book.tallies_of, strict=self._strict), versions)
         problems = self._fatal_problems()
         if self._strict and problems:
             lines = "\n".join(f"  {problem}" for problem in problems)
             raise RulesError(f"--strict-rules: {len(problems)} problems in the rules\n{lines}")
 
-    async def reload(self) -> None:
+    async def reload(self, *, keep_vanished: bool = False) -> None:
         """Loads again what has changed, beside the running requests; never raises.
 
-        What cannot be loaded is in the log, the counters and health, and changes nothing.
+        What cannot be loaded is in the log, the counters and health, and changes nothing. With
+        `keep_vanished` that goes for files that are not there any more, too.
         """
         async with self._lock:
             try:
-                versions = await asyncio.to_thread(self._read)
+                found = await self._read_in_time()
+                versions, missing = self._versions(found, keep_vanished=keep_vanished)
+                self._note_missing(missing)
                 if changed := self._changed(versions):
                     before = self._numbers()
                     built = await build_in_child(
@@ -139,21 +123,61 @@ class Rules:
                 self._counters.rule_loads["error"] += 1
                 self._health.degrade("rules", f"{error}; the last good rules stay")
 
-    def _read(self) -> list[Version]:
-        """Reads all files. Raises RulesError for one that cannot be read."""
+    def watched_by(self, fault: str) -> None:
+        """Says whether changes are seen at once: "", or why they are not."""
+        if fault:
+            self._health.degrade("watch", fault)
+        else:
+            self._health.recover("watch")
+
+    def _read(self) -> Found:
+        """Reads all files. Raises RulesError if there are none."""
         try:
-            paths = rule_files(self._path)
+            return read_rule_files(self._path)
         except RulesError as error:
             raise RulesError(f"{error}; name another with --rules PATH") from error
+
+    async def _read_in_time(self) -> Found:
+        """Raises RulesError if reading takes too long, as from a network that is away.
+
+        It may go on all the same, and is then waited for the next time.
+        """
+        reading = self._reading or asyncio.ensure_future(asyncio.to_thread(self._read))
+        self._reading = reading
+        await asyncio.wait([reading], timeout=_READ_SECONDS)
+        if not reading.done():
+            raise RulesError(f"reading the rule files takes more than {_READ_SECONDS:g} s")
+        self._reading = None
+        return reading.result()
+
+    def _versions(
+        self, found: Found, *, keep_vanished: bool
+    ) -> tuple[list[Version], list[Problem]]:
+        """What is to be built, and what is missing of it: that stands in its last version."""
         versions = []
-        for path in paths:
-            try:
-                data = path.read_bytes()
-            except OSError as error:
-                raise RulesError(f"{path} cannot be read: {error.strerror}") from error
-            known = self._files.get(str(path))
-            versions.append(Version(str(path), data, known.good if known else None))
-        return versions
+        missing = [
+            Problem(Source(name), "", f"this cannot be read: {why}; what was good stays", "unread")
+            for name, why in found.unread.items()
+        ]
+        for name, data in found.files.items():
+            known = self._files.get(name)
+            versions.append(Version(name, data, known.good if known else None))
+        for name, file in self._files.items():
+            if name in found.files:
+                continue
+            unread = found.unread_above(name)
+            if unread or keep_vanished:
+                versions.append(Version(name, file.data, file.good, vanished=not unread))
+            if keep_vanished and not unread:
+                message = "this file has vanished: what was good stays until SIGHUP or a restart"
+                missing.append(Problem(Source(name), "", message, "vanished"))
+        return versions, missing
+
+    def _note_missing(self, missing: Sequence[Problem]) -> None:
+        if new := [problem for problem in missing if problem not in self._missing]:
+            self._counters.rule_loads["error"] += 1
+            self._log(new)
+        self._missing = tuple(missing)
 
     def _changed(self, versions: Sequence[Version]) -> int:
         """How many files have come, gone or changed."""
@@ -179,7 +203,12 @@ class Rules:
         told = {name: file.data for name, file in self._files.items()}
         read = {version.name: version for version in versions}
         self._files = {}
+        self._missing = tuple(
+            each for each in self._missing if each.source.file not in built.let_go
+        )
         for report in built.files:
+            if report.name in built.let_go:
+                continue
             version = read[report.name]
             good = version.good if report.bad else version.newest
             self._files[report.name] = _File(version.newest, report, good)
@@ -225,7 +254,7 @@ class Rules:
 
     def _problems(self) -> list[Problem]:
         of_files = [problem for file in self._files.values() for problem in file.report.problems]
-        return sorted([*of_files, *self._conflicts])
+        return sorted([*of_files, *self._conflicts, *self._missing])
 
     def _fatal_problems(self) -> list[Problem]:
         return [problem for problem in self._problems() if self._fatal(problem)]

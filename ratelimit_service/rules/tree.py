@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ratelimit_service.model import FailurePolicy, Limit
 from ratelimit_service.observer import Tallies
+from ratelimit_service.text import printable
 
 __all__ = [
     "Domain",
@@ -35,7 +36,8 @@ class Source(NamedTuple):
     column: int = 0
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+        file = printable(self.file)
+        return f"{file}:{self.line}:{self.column}" if self.line else file
 
 
 _NOWHERE = Source("")
@@ -234,4 +236,4 @@ def path_text(entries: Sequence[tuple[str, str]]) -> str:
 def _quoted(text: str) -> str:
     if text and all(c.isalnum() or c in _PLAIN for c in text):
         return text
-    return json.dumps(text, ensure_ascii=False)
+    return printable(json.dumps(text, ensure_ascii=False))

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from watchfiles import awatch
 
 from ratelimit_service.rules.load import Rules
+from ratelimit_service.text import printable
 
 __all__ = ["watch", "watched"]
 
@@ -34,9 +35,17 @@ async def watch(rules: Rules) -> None:
             async for _ in awatch(
                 target, watch_filter=None, rust_timeout=_LOOK_MS, yield_on_timeout=True
             ):
-                await rules.reload()
+                rules.watched_by("")
+                await rules.reload(keep_vanished=True)
         except FileNotFoundError:
-            await rules.reload()
+            await rules.reload(keep_vanished=True)
+        except Exception as error:  # the system's means can end in many ways; rules must not freeze
+            rules.watched_by(
+                f"the system does not tell of changed rules, looking every {_LOOK_MS // 1_000} s: "
+                f"{printable(str(error) or type(error).__name__)}"
+            )
+            await rules.reload(keep_vanished=True)
+            await asyncio.sleep(_LOOK_MS / 1_000 - _RETRY_SECONDS)
         await asyncio.sleep(_RETRY_SECONDS)
 
 

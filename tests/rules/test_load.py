@@ -251,7 +251,7 @@ async def until(directory: Directory, domains: dict[str, list[str]]) -> None:
 
 
 async def test_watch(directory: Directory) -> None:
-    """Edits, replacements, additions in sub-directories and removals are all seen."""
+    """Edits, replacements and additions in sub-directories are seen; of removals health says so."""
     directory.write(a=file_of("one", "x")).load()
     watching = asyncio.create_task(watch(directory.rules))
     await asyncio.sleep(0)
@@ -266,8 +266,12 @@ async def test_watch(directory: Directory) -> None:
     (directory.path / "sub" / "b").write_text(file_of("two", "x"))
     await until(directory, {"one": ["replaced"], "two": ["x"]})
     (directory.path / "a.yaml").unlink()
-    await until(directory, {"two": ["x"]})
+    async with asyncio.timeout(30):
+        while "rules" not in directory.health.faults:
+            await asyncio.sleep(0.01)
 
+    assert "a.yaml: this file has vanished" in directory.health.faults["rules"]
+    assert directory.domains == {"one": ["replaced"], "two": ["x"]}
     assert not watching.done()
     watching.cancel()
 

@@ -1,0 +1,94 @@
+"""Rule files on disk: which there are, and their bytes.
+
+Only regular files of a bounded size are read, so that nothing that lies in a rules directory (a
+pipe, a device, gigabytes) can hold up who reads it. What files say is not known here.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+from ratelimit_service.errors import RulesError
+
+__all__ = ["MAX_FILE_BYTES", "Found", "read_rule_files"]
+
+MAX_FILE_BYTES = 1 << 24
+"""The largest rule file: 16 MiB, some hundred thousand rules."""
+
+
+class Found(NamedTuple):
+    """The files that could be read, in path order; and what could not, with the reason.
+
+    Among the latter are directories, whose files are then not known.
+    """
+
+    files: dict[str, bytes]
+    unread: dict[str, str]
+
+    def unread_above(self, name: str) -> bool:
+        """Whether a file was not looked for, since it or a directory above it cannot be read."""
+        return any(Path(name).is_relative_to(each) for each in self.unread)
+
+
+def read_rule_files(path: Path) -> Found:
+    """A rule file, or all files below a directory but dot files.
+
+    Symbolic links are followed, so that a mounted Kubernetes ConfigMap counts once. Raises
+    RulesError if there is nothing at all.
+    """
+    try:
+        is_directory = stat.S_ISDIR(path.stat().st_mode)
+    except FileNotFoundError as error:
+        raise RulesError(f"{path}: there is no such file or directory") from error
+    except OSError as error:
+        raise RulesError(f"{path} cannot be read: {error.strerror}") from error
+    unread: dict[str, str] = {}
+    paths = _walk(path, unread) if is_directory else [str(path)]
+    if not paths and not unread:
+        raise RulesError(f"{path}: there is no rule file in this directory")
+    files = {}
+    for name in paths:
+        try:
+            files[name] = _read(name)
+        except OSError as error:
+            unread[name] = error.strerror or str(error)
+        except _NoRuleFileError as error:
+            unread[name] = str(error)
+    return Found(files, unread)
+
+
+class _NoRuleFileError(Exception):
+    """Something else than a rule file; the text says what."""
+
+
+def _walk(directory: Path, unread: dict[str, str]) -> list[str]:
+    def failed(error: OSError) -> None:
+        unread[str(error.filename)] = error.strerror or str(error)
+
+    found, seen = [], set()
+    for parent, directories, files in os.walk(directory, onerror=failed, followlinks=True):
+        real = os.path.realpath(parent)
+        if real in seen:  # a link to a directory above
+            directories.clear()
+            continue
+        seen.add(real)
+        directories[:] = [name for name in directories if not name.startswith(".")]
+        found += [Path(parent, name) for name in files if not name.startswith(".")]
+    return [str(each) for each in sorted(found)]
+
+
+def _read(name: str) -> bytes:
+    if not stat.S_ISREG(Path(name).stat().st_mode):  # opening a device can do something
+        raise _NoRuleFileError("it is no regular file")
+    descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            raise _NoRuleFileError("it is no regular file")
+        data = file.read(MAX_FILE_BYTES + 1) if about.st_size <= MAX_FILE_BYTES else None
+    if data is None or len(data) > MAX_FILE_BYTES:
+        raise _NoRuleFileError(f"it has more than {MAX_FILE_BYTES >> 20} MiB")
+    return data

@@ -1,0 +1,236 @@
+"""What lies in a rules directory that is no rule file, cannot be read, or is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service.errors import RulesError
+from ratelimit_service.rules import files, watch
+from ratelimit_service.rules.lint import lint
+from tests.rules.test_load import Directory, file_of
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Directory:
+    return Directory(tmp_path)
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(3 << 30)
+
+
+def link_to_nothing(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+def link_to_itself(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+ODD = [
+    (pipe, "it is no regular file"),
+    (device, "it is no regular file"),
+    (huge, "it has more than 16 MiB"),
+    (link_to_nothing, "No such file or directory"),
+    (link_to_itself, "Too many levels of symbolic links"),
+]
+each_odd = pytest.mark.parametrize(
+    ("make", "why"), ODD, ids=lambda each: getattr(each, "__name__", "")
+)
+
+
+@each_odd
+def test_what_is_no_rule_file_at_start(directory: Directory, make: object, why: str) -> None:
+    """It is an error that names it, at the start and in lint, and nobody waits for it."""
+    assert callable(make)
+    make(directory.write(a=file_of("one", "x")).path / "odd")
+
+    for read in (directory.load, lambda: lint([directory.path])):
+        with pytest.raises(RulesError, match=f"odd cannot be read: {why}"):
+            read()
+
+
+@each_odd
+async def test_file_that_turns_into_something_else(
+    directory: Directory, make: object, why: str
+) -> None:
+    """Its last good version stays, other files go on changing, and health says why."""
+    directory.write(a=file_of("one", "x"), b=file_of("two", "x")).load()
+    assert callable(make)
+    (directory.path / "a.yaml").unlink()
+    make(directory.path / "a.yaml")
+
+    await directory.reload(b=file_of("two", "y"))
+
+    assert directory.domains == {"one": ["x"], "two": ["y"]}
+    assert f"a.yaml: this cannot be read: {why}" in directory.health.faults["rules"]
+    assert directory.counters.rule_loads["error"] > 0
+    (directory.path / "a.yaml").unlink()
+    await directory.reload(a=file_of("one", "z"))
+    assert directory.domains == {"one": ["z"], "two": ["y"]}
+    assert directory.health.faults == {}
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A directory that will not be read; the system would let a superuser."""
+    path = tmp_path / "closed"
+    scandir = os.scandir
+
+    def closing(of: object = ".") -> object:
+        if of == str(path) and not (path / ".open").exists():
+            raise PermissionError(errno.EACCES, "Permission denied", of)
+        return scandir(of)  # type: ignore[call-overload]
+
+    path.mkdir()
+    (path / ".open").touch()
+    monkeypatch.setattr(os, "scandir", closing)
+    return path
+
+
+async def test_directory_that_closes(directory: Directory, closed: Path) -> None:
+    """The files of a directory that cannot be read keep their rules, also after SIGHUP."""
+    (closed / "b.yaml").write_text(file_of("two", "x"))
+    directory.write(a=file_of("one", "x")).load()
+    (closed / ".open").unlink()
+
+    for _ in range(2):
+        await directory.reload(a=file_of("one", "y"))
+
+    assert directory.domains == {"one": ["y"], "two": ["x"]}
+    assert "closed: this cannot be read: Permission denied" in directory.health.faults["rules"]
+    with pytest.raises(RulesError, match="closed cannot be read: Permission denied"):
+        Directory(directory.path).load()
+    (closed / ".open").touch()
+    await directory.rules.reload()
+    assert directory.health.faults == {}
+
+
+async def test_file_that_vanishes(directory: Directory) -> None:
+    """Its rules stay and health says so, until it is back or somebody says that it is meant."""
+    directory.write(a=file_of("one", "x"), b=file_of("two", "x")).load()
+    (directory.path / "a.yaml").unlink()
+
+    for _ in range(2):
+        await directory.rules.reload(keep_vanished=True)
+        assert directory.domains == {"one": ["x"], "two": ["x"]}
+        assert "a.yaml: this file has vanished" in directory.health.faults["rules"]
+    assert directory.counters.rule_loads["error"] == 1
+    directory.write(a=file_of("one", "y"))
+    await directory.rules.reload(keep_vanished=True)
+    assert directory.domains == {"one": ["y"], "two": ["x"]}
+    assert directory.health.faults == {}
+
+    (directory.path / "a.yaml").unlink()
+    await directory.rules.reload()
+    assert directory.domains == {"two": ["x"]}
+    assert directory.health.faults == {}
+
+
+async def test_file_that_is_renamed(directory: Directory) -> None:
+    """Where other files now say what the vanished one said, they hold, and nothing is wrong."""
+    directory.write(a=file_of("one", "x", "y")).load()
+    (directory.path / "a.yaml").rename(directory.path / "b.yaml")
+    directory.write(b=file_of("one", "y", "z"))
+
+    await directory.rules.reload(keep_vanished=True)
+
+    assert directory.domains == {"one": ["y", "z"]}
+    assert directory.health.faults == {}
+
+
+async def test_one_file_of_a_domain_vanishes(directory: Directory) -> None:
+    """A part of a domain's rules does not vanish either."""
+    directory.write(a=file_of("one", "x"), b=file_of("one", "y")).load()
+    (directory.path / "a.yaml").unlink()
+    directory.write(b=file_of("one", "z"))
+
+    await directory.rules.reload(keep_vanished=True)
+
+    assert directory.domains == {"one": ["x", "z"]}
+    assert "vanished" in directory.health.faults["rules"]
+
+
+async def test_reading_that_takes_for_ever(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that does not answer degrades health; the look after its return goes on."""
+    directory.write(a=file_of("one", "x")).load()
+    pipes = os.pipe()
+    read = files._read
+
+    def waiting(name: str) -> bytes:
+        os.read(pipes[0], 1)
+        return read(name)
+
+    monkeypatch.setattr(files, "_read", waiting)
+    monkeypatch.setattr("ratelimit_service.rules.load._READ_SECONDS", 0.01)
+    for _ in range(2):
+        await directory.reload(a=file_of("one", "y"))
+        assert "takes more than" in directory.health.faults["rules"]
+
+    os.write(pipes[1], b"x")
+    async with asyncio.timeout(30):
+        while directory.health.faults:
+            await directory.rules.reload()
+    assert directory.domains == {"one": ["y"]}
+    for each in pipes:
+        os.close(each)
+
+
+async def test_watcher_that_dies(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Health says so, changes are looked for all the same, and watching begins anew."""
+    deaths = ["no space left for\nwatches", "", None]
+
+    async def dying(*_: object, **__: object) -> AsyncIterator[set[object]]:
+        death = deaths.pop(0) if deaths else None
+        if death is not None:
+            raise OSError(death)
+        yield set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(watch, "awatch", dying)
+    monkeypatch.setattr(watch, "_LOOK_MS", 1)
+    monkeypatch.setattr(watch, "_RETRY_SECONDS", 0.001)
+    faults: list[str] = []
+    directory.health.listen(lambda: faults.extend(directory.health.faults.values()))
+    directory.write(a=file_of("one", "x")).load()
+    directory.write(a=file_of("one", "y"))
+    watching = asyncio.create_task(watch.watch(directory.rules))
+
+    async with asyncio.timeout(30):
+        while directory.domains != {"one": ["y"]} or deaths or directory.health.faults:
+            await asyncio.sleep(0.001)
+
+    assert any("does not tell of changed rules" in fault for fault in faults)
+    assert all("\n" not in fault for fault in faults)
+    assert not watching.done()
+    watching.cancel()
+
+
+def test_odd_names(directory: Directory) -> None:
+    """A file's name reaches no log and no terminal raw."""
+    name = b"a\n\x1b[31m\xff\xe2\x80\xae.yaml"
+    Path(os.fsdecode(os.fsencode(directory.path) + b"/" + name)).write_text("domain: [")
+
+    (problem,) = lint([directory.path])
+    directory.write(b=file_of("one", "x")).load()
+
+    assert "a\\n\\x1b[31m\\udcff\\u202e.yaml" in str(problem)
+    assert str(problem).isprintable()
+    assert directory.health.faults["rules"].isprintable()
