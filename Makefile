@@ -9,7 +9,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-compiled run lint format test test-compiled check bench bench-stalls \
-	faults abuse proto tools
+	faults abuse clients proto tools
 
 help:
 	@echo "make install   $(VENV) with the package and its command, $(BIN)/ratelimit"
@@ -23,6 +23,7 @@ help:
 	@echo "make bench     measure against other servers, in one run (docs/benchmarks.md)"
 	@echo "make faults    break Redis in every way under load, and hold answers against counters"
 	@echo "make abuse     attack it in all known ways beside an honest client, and hold it to bounds"
+	@echo "make clients   let gRPC clients in Go, Rust, Java, Node.js and Python call; ARGS=\"tonic\" for some"
 	@echo "make bench-stalls   look for whatever holds the process up, and how much memory it takes"
 	@echo "make format    put the code into shape"
 	@echo "make proto     generate ratelimit_service/wire/generated from proto/"
@@ -73,6 +74,10 @@ faults: $(VENV)/.developing tools
 
 abuse: $(VENV)/.developing tools
 	@$(BIN)/python -m benchmarks.abuse $(ARGS)
+
+clients: $(VENV)/.developing tools
+	@sh benchmarks/clients/get-tools.sh
+	@$(BIN)/python -m benchmarks.clients $(ARGS)
 
 bench-stalls: $(VENV)/.developing tools
 	@$(BIN)/python -m benchmarks.stalls
