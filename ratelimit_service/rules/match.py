@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ratelimit_service.model import Entry
+from ratelimit_service.observer import MAX_VALUE_BYTES, OTHER
 from ratelimit_service.rules.tree import Domain, Level, Node, Rule, path_text
 
 __all__ = ["Match", "find", "match", "match_any_value"]
@@ -106,4 +107,6 @@ def _special(rule: Rule, nodes: Sequence[Node], entries: Sequence[Entry]) -> Mat
         # An exact value is in the rule's path already.
         if rule.detailed_metric or (node.value_to_metric and (node.pattern or not node.value))
     ]
+    if sum([len(key) + len(value) for key, value in shown]) > MAX_VALUE_BYTES:
+        return Match(rule, identity, shared, OTHER)  # as it would be counted, but cheaper
     return Match(rule, identity, shared, path_text(shown) if shown else "")

@@ -47,6 +47,7 @@ RULES = """
 domain: edge
 descriptors:
   - {key: user, rate_limit: {unit: day, requests_per_unit: 1000000000}}
+  - {key: shown, detailed_metric: true, rate_limit: {unit: day, requests_per_unit: 1000000000}}
 """
 DECIDE = f"/{SERVICE}/{METHOD}"
 REFLECT = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"

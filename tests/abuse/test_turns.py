@@ -62,6 +62,13 @@ async def empty_descriptors(attacker: Attacker) -> None:
         await attacker.send(attacker.call(message))
 
 
+@attack("long values that metrics would show")
+async def shown_values(attacker: Attacker) -> None:
+    for number in range(8):
+        entry = Entry("shown", f"{number}" + "x" * 60_000)
+        await attacker.send(attacker.call(request(Descriptor((entry,)))))
+
+
 @attack("many large messages")
 async def large_messages(attacker: Attacker) -> None:
     calls = [

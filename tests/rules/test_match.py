@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratelimit_service.observer import MAX_VALUE_BYTES, OTHER
 from ratelimit_service.rules.match import Match, match
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Pattern, path_text
@@ -155,6 +156,14 @@ descriptors:
 def test_metric_value(asked: str, value: str) -> None:
     """Only rules that opt in show runtime values, and never those that share a counter."""
     assert match(domain(METRICS), descriptor(asked).entries).metric_value == value
+
+
+def test_metric_value_that_is_too_long() -> None:
+    """What is too long for a series of its own is counted with all others, whatever it says."""
+    for key in ("all", "value"):
+        entries = descriptor(f"{key}=" + "x" * MAX_VALUE_BYTES).entries
+
+        assert match(domain(METRICS), entries).metric_value == OTHER
 
 
 @given(st.lists(st.text("ab", max_size=2), min_size=2, max_size=5).map("*".join), st.text("ab"))
