@@ -38,6 +38,7 @@ from ratelimit_service.settings import (
     settings,
     split_address,
 )
+from ratelimit_service.text import printable
 
 if TYPE_CHECKING:
     from ratelimit_service.rules.explain import Explanation
@@ -72,8 +73,14 @@ def main() -> None:
 _GROUP_OPTIONS = {"--help", "-h", "--version"}
 
 
+def _say(text: str, *, err: bool = False) -> None:
+    """Prints lines; of what others have written nothing reaches the terminal that acts there."""
+    for line in text.split("\n"):
+        click.echo(printable(line), err=err)
+
+
 def _fail(message: str) -> int:
-    click.echo(f"ratelimit: {message}", err=True)
+    _say(f"ratelimit: {message}", err=True)
     return _ERROR
 
 
@@ -131,7 +138,7 @@ def _serve(*, only_check: bool, **values: object) -> int:
     settings = Settings(**values)  # type: ignore[arg-type]  # each was read by its parser
     if only_check:
         check(settings)
-        click.echo("it would start")
+        _say("it would start")
         return 0
     return serve(settings)
 
@@ -210,7 +217,7 @@ def restart(http: str, timeout: str) -> int:
 
     split_address(http)
     for line in restarted(http, parse_duration(timeout)):
-        click.echo(line)
+        _say(line)
     return 0
 
 
@@ -232,12 +239,12 @@ def lint(paths: Sequence[Path]) -> int:
 
     found = problems_in(paths)
     for problem in found:
-        click.echo(str(problem))
+        _say(str(problem))
     problems = [problem for problem in found if not problem.hint]
     if problems:
-        click.echo(f"{_count(len(problems), 'problem')} found", err=True)
+        _say(f"{_count(len(problems), 'problem')} found", err=True)
         return 1
-    click.echo("no problems found", err=True)
+    _say("no problems found", err=True)
     return 0
 
 
@@ -279,9 +286,9 @@ def explain(domain: str, descriptors: Sequence[str], rules: Path, as_json: bool)
         if as_json:
             click.echo(json.dumps(_explained(explanation, keys)))
         else:
-            click.echo(str(explanation))
+            _say(str(explanation))
             for key in keys:
-                click.echo(f"counter {key}")
+                _say(f"counter {key}")
     return 0
 
 
@@ -409,9 +416,9 @@ def hit(
                 click.echo(json.dumps(_as_json(decision, why)))
                 continue
             for line in _lines(request, decision, why):
-                click.echo(line)
+                _say(line)
     if repeat > 1 and not as_json:
-        click.echo(f"{repeat - over} allowed, {over} over limit")
+        _say(f"{repeat - over} allowed, {over} over limit")
     return 1 if over else 0
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from ratelimit_service.model import WEEKDAYS, Anchor, Calendar, Limit, Unit
 from ratelimit_service.rules.tree import Domain, Node, Rule, Snapshot, path_text
+from ratelimit_service.text import printable
 
 __all__ = ["dump"]
 
@@ -20,9 +21,9 @@ def dump(snapshot: Snapshot) -> Iterator[str]:
     for name in sorted(snapshot.domains):
         domain = snapshot.domains[name]
         for way in _ways(domain.root.nodes):
-            yield _line(domain, way) + "\n"
+            yield printable(_line(domain, way)) + "\n"
     for name in sorted(snapshot.unserved):
-        yield f"{name}: not served, its rules never loaded\n"
+        yield printable(f"{name}: not served, its rules never loaded") + "\n"
 
 
 def _ways(nodes: Iterable[Node], above: tuple[Node, ...] = ()) -> Iterator[tuple[Node, ...]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ratelimit_service.rules.tree import Level, Node, Snapshot
 from ratelimit_service.settings import Settings, redacted
+from ratelimit_service.text import printable
 
 __all__ = ["announce"]
 
@@ -43,7 +44,7 @@ def announce(
     command = _example(snapshot, sys.argv[0], options)
     if command:
         lines += ["make a decision with", command]
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
     sys.stdout.flush()
     for flag, url in (("store", settings.store), ("second-store", settings.second_store)):
         if redacted(url) != url and any(url in word for word in sys.argv):

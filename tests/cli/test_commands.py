@@ -419,3 +419,23 @@ def test_descriptors_are_written_as_they_are_read(entries: list[Entry]) -> None:
 def test_descriptors(text: str, entries: list[tuple[str, str]]) -> None:
     """A descriptor is typed key=value,key=value."""
     assert parse_descriptor(text).entries == tuple(entries)
+
+
+def test_nothing_of_others_acts_on_the_terminal(tmp_path: Path) -> None:
+    """Names in files and arguments are shown with all escaped that does not print."""
+    path = tmp_path / "odd.yaml"
+    path.write_text(
+        'domain: "a\\e[2J\\n\\u202e"\n'
+        'descriptors: [{key: "k\\e[31m\\u202e", rate_limit: {unit: day}}]\n'
+    )
+    shown = [
+        Ran("lint", str(path)),
+        Ran("explain", "a\x1b[2J\n\u202e", "k\x1b[31m\u202e=v", "--rules", str(path)),
+        Ran("explain", "none\x1b[2J", "k=v", "--rules", str(path)),
+        Ran("lint", "none\x1b[2J"),
+    ]
+
+    for each in shown:
+        text = each.out + each.err
+        assert text
+        assert all(line.isprintable() for line in text.split("\n"))

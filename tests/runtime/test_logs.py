@@ -1,0 +1,82 @@
+"""What callers choose and cause does no harm in the log."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from ratelimit_service.runtime import logs
+
+EVIL = "a\r\n2026-01-01 00:00:00,000 ERROR forged \x1b[2J \u202e\u2028 \x00 \udcff"
+HARMLESS = "a\\r\\n2026-01-01 00:00:00,000 ERROR forged \\x1b[2J \\u202e\\u2028 \\x00 \\udcff"
+
+log = logging.getLogger("ratelimit_service.tests")
+
+
+def fail() -> None:
+    raise ValueError(EVIL)
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    root, ours = logging.getLogger(), logging.getLogger("ratelimit_service")
+    before = root.handlers[:], root.level, ours.level
+    yield
+    root.handlers, root.level, level = before
+    ours.setLevel(level)
+
+
+def test_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """A message is one line of what prints; below it a traceback is indented."""
+    logs.configure("info", "text", 3)
+
+    log.warning("no rule file has the domain %s", EVIL)
+    try:
+        fail()
+    except ValueError:
+        log.exception("a fault")
+
+    first, second, *rest = capsys.readouterr().err.splitlines()
+    assert first.endswith(f" WARNING worker 3: no rule file has the domain {HARMLESS}")
+    assert second.endswith(" ERROR worker 3: a fault")
+    assert rest[0] == "  Traceback (most recent call last):"
+    assert all(line.startswith("  ") and line.isprintable() for line in rest)
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """As JSON every event is one line of ASCII."""
+    logs.configure("info", "json")
+
+    log.warning("no rule file has the domain %s", EVIL)
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.isascii()
+    assert json.loads(line)["@message"].endswith(HARMLESS)
+
+
+def test_lines_are_bounded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One place writes a thousand lines and then ten a second, which say what was left out."""
+    now_us = 0
+    monkeypatch.setattr(logs, "elapsed_us", lambda: now_us)
+    logs.configure("info", "text")
+
+    def write(number: int) -> None:
+        for _ in range(number):
+            log.warning("again")
+
+    write(1_500)
+    log.warning("something else")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1_001
+    assert lines[-1].endswith("something else")
+    now_us += 1_000_000
+    write(100)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 10
+    assert lines[0].endswith("again (500 more like this were left out)")
+    assert lines[1].endswith("again")
