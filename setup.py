@@ -24,6 +24,7 @@ COMPILED = """
     service/__init__ service/memo
     transport/h2/costs transport/h2/frames transport/h2/fields transport/h2/headers
     transport/h2/connection transport/h2/protocol transport/h2/calls
+    transport/h2/turns transport/h2/overload
 """
 """The modules that a request goes through, and what they share."""
 

@@ -187,6 +187,9 @@ class Counters:
         """Statuses decided by failure policy instead of count, by policy."""
         self.store_errors: Counter[str] = Counter()
         """Hits that a store gave no answer for, by reason."""
+        self.overloaded: Counter[str] = Counter()
+        """Calls that there was no time to count: `hurried` (decided without asking the store),
+        `unanswered`."""
         self.local_cache: Counter[str] = Counter()
         """Requests by what the local cache knew of them: `hit`, `miss`."""
         self.given_back = 0
@@ -244,6 +247,7 @@ _LABELLED: Final[tuple[str, ...]] = (
     "refusals",
     "policy_decisions",
     "store_errors",
+    "overloaded",
     "local_cache",
     "evictions",
     "rule_loads",

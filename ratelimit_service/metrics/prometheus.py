@@ -173,6 +173,13 @@ class Metrics:
             counters.policy_decisions,
         )
         yield _counter(
+            "ratelimit_overloaded_calls",
+            "Calls that there was no time to count.",
+            "answer",
+            ("hurried", "unanswered"),
+            counters.overloaded,
+        )
+        yield _counter(
             "ratelimit_store_errors",
             "Hits that the store gave no answer for.",
             "reason",

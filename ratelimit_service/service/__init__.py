@@ -25,9 +25,9 @@ from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.service.decisions import DecisionLog
 from ratelimit_service.service.memo import Memo
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import NEVER, Outcomes, Store, Wanted, always, wanted_at
+from ratelimit_service.stores import AT_ONCE, NEVER, Outcomes, Store, Wanted, always, wanted_at
 
-__all__ = ["NEVER", "Answer", "Refusal", "Service"]
+__all__ = ["AT_ONCE", "NEVER", "Answer", "Refusal", "Service"]
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +147,8 @@ class Service:
         `done` is called once, before this returns or later; nothing is raised. Each request is
         settled atomically by itself, all against the same rules. A request that is not `wanted`
         any more when its turn comes to be sent to the store is not charged, nor is one after the
-        deadline: the moment, by `clock.elapsed_us`, at which the callers stop waiting.
+        deadline: the moment, by `clock.elapsed_us`, at which the callers stop waiting. With the
+        deadline `AT_ONCE` a request is decided without waiting for a store.
         """
         if self._decisions is not None:
             done = self._decisions.before(done, bodies)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from ratelimit_service.model import Hit, Outcome
 
-__all__ = ["NEVER", "Outcomes", "Store", "Wanted", "always", "wanted_at"]
+__all__ = ["AT_ONCE", "NEVER", "Outcomes", "Store", "Wanted", "always", "wanted_at"]
 
 Outcomes = Sequence[Outcome | None]
 """One for each hit of a request, in order; None where the store gave no answer in time.
@@ -19,8 +19,11 @@ Wanted = Callable[[int], bool]
 """Whether the caller still waits for the answer to a request, by its place among those charged."""
 
 
-NEVER = 1 << 62
+NEVER: Final = 1 << 62
 """The deadline of what has none."""
+
+AT_ONCE: Final = 0
+"""The deadline of what there is no time for: a store that would have to wait is not asked."""
 
 
 def always(_place: int) -> bool:

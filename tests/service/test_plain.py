@@ -66,7 +66,14 @@ class Given(Away):
         wanted: Wanted = always,
         deadline_us: int = NEVER,
     ) -> None:
-        done([[self.outcomes[at] for at in range(len(hits))] for hits in requests])
+        done([[self.outcome(at, hit) for at, hit in enumerate(hits)] for hits in requests])
+
+    def outcome(self, at: int, hit: Hit) -> Outcome | None:
+        """What passes alone is charged in full, as every store does it."""
+        outcome = self.outcomes[at]
+        if outcome is None or any(each is None or each.over for each in self.outcomes):
+            return outcome
+        return outcome._replace(charged=hit.addend)
 
 
 def told(

@@ -18,9 +18,9 @@ from ratelimit_service.transport.h2.protocol import (
     BLOCKED_SECONDS,
     GREETING_SECONDS,
     PING_SECONDS,
-    TURN_SECONDS,
     Protocol,
 )
+from ratelimit_service.transport.h2.turns import TURN_US, Turns
 from tests.service.asking import Asking
 from tests.transport.test_h2 import Client, messages
 
@@ -79,15 +79,24 @@ class Wire(asyncio.Transport):
 class Ends:
     """Both ends of a connection, at a time that the test chooses."""
 
-    def __init__(self, *, greeted: bool = True, seconds: float = 0.0) -> None:
+    def __init__(
+        self, *, greeted: bool = True, seconds: float = 0.0, turns: Turns | None = None
+    ) -> None:
         self.wire = Wire()
         self.calls = Calls(seconds)
-        self.protocol = Protocol(self.calls, METHODS, lambda _: None)
+        self.turns = turns or Turns()
+        self.protocol = Protocol(self.calls, METHODS, self.turns, lambda _: None)
         self.started = asyncio.get_running_loop().time()
         self.protocol.connection_made(self.wire)
         if greeted:
-            self.protocol.data_received(PREFACE + frames.settings({}) + Client.ack())
+            self.receive(PREFACE + frames.settings({}) + Client.ack())
         self.wire.kinds()
+
+    def receive(self, data: bytes) -> None:
+        """Bytes come, and are handled."""
+        self.protocol.data_received(data)
+        while self.turns._waiting:
+            self.turns._turn()
 
     def look(self, after: float, max_age: float = 0.0) -> list[int]:
         """What is said when so many seconds have passed."""
@@ -95,22 +104,57 @@ class Ends:
         return self.wire.kinds()
 
 
-async def test_large_reads_take_turns() -> None:
-    """What a client sends at once is handled in turns, in order; meanwhile it is not read from."""
-    ends, client = Ends(seconds=TURN_SECONDS), Client()
-    sent = [b"%100d" % number for number in range(900)]
-    turns = 0
+TURN_SECONDS = TURN_US / 1_000_000
 
-    ends.protocol.data_received(b"".join(client.headers() + client.data(each) for each in sent))
+
+def many(client: Client, count: int, size: int = 100) -> bytes:
+    messages = [b"%0*d" % (size, each) for each in range(count)]
+    return b"".join(client.headers() + client.data(each) for each in messages)
+
+
+async def test_large_reads_take_turns() -> None:
+    """What a client sends at once is handled in turns, in order, and meanwhile others are heard."""
+    turns = Turns()
+    ends, other = Ends(seconds=TURN_SECONDS, turns=turns), Ends(turns=turns)
+    client = Client()
+
+    ends.protocol.data_received(many(Client(), 900))
+    other.protocol.data_received(client.headers() + client.data(b"of another"))
+    turns._turn()
     first = len(ends.calls.messages)
-    assert not ends.wire.reading
-    while not ends.wire.reading:
-        turns += 1
+    turns._turn()
+
+    assert 0 < first < 100
+    assert other.calls.messages == [b"of another"]
+    assert len(ends.calls.messages) < 200
+    while turns._waiting:
+        turns._turn()
+    assert ends.calls.messages == [b"%0100d" % each for each in range(900)]
+
+
+async def test_turns_end_by_themselves() -> None:
+    """What was read is handled without anything more being read."""
+    ends = Ends()
+
+    ends.protocol.data_received(many(Client(), 900))
+    while turns := len(ends.calls.messages) < 900:
         await asyncio.sleep(0)
 
-    assert 0 < first < 450
-    assert turns >= 2
-    assert ends.calls.messages == sent
+    assert not turns
+    assert not ends.turns._waiting
+
+
+async def test_client_that_sends_faster_than_it_is_handled() -> None:
+    """A client of which much waits to be handled is not read from until it is."""
+    ends = Ends()
+
+    ends.protocol.data_received(many(Client(), 900, size=1_000))
+    assert not ends.wire.reading
+
+    while ends.turns._waiting:
+        ends.turns._turn()
+    assert ends.wire.reading
+    assert len(ends.calls.messages) == 900
 
 
 class Failing(Calls):
@@ -132,7 +176,7 @@ async def test_fault_of_ours_ends_the_connection() -> None:
     ends, client = Ends(), Client()
     ends.calls = ends.protocol._calls = Failing()
 
-    ends.protocol.data_received(client.headers() + client.data())
+    ends.receive(client.headers() + client.data())
 
     assert ends.calls.errors == ["KeyError('a fault of ours')"]
     assert ends.wire.kinds()[-1] == FrameType.GOAWAY
@@ -140,18 +184,22 @@ async def test_fault_of_ours_ends_the_connection() -> None:
 
 
 async def test_client_that_does_not_read() -> None:
-    """A client that does not read is not read from, however its large reads end."""
-    ends, client = Ends(seconds=TURN_SECONDS), Client()
-    ends.protocol.data_received(
-        b"".join(client.headers() + client.data(b"%100d" % number) for number in range(900))
-    )
+    """A client that does not read is not read from, nor is anything handled until it reads."""
+    ends = Ends(seconds=TURN_SECONDS)
+    ends.protocol.data_received(many(Client(), 900))
+    ends.turns._turn()
 
     ends.protocol.pause_writing()
-    while len(ends.calls.messages) < 900:
-        await asyncio.sleep(0)
+    while ends.turns._waiting:
+        ends.turns._turn()
+    handled = len(ends.calls.messages)
 
+    assert handled < 100
     assert not ends.wire.reading
     ends.protocol.resume_writing()
+    while ends.turns._waiting:
+        ends.turns._turn()
+    assert len(ends.calls.messages) == 900
     assert ends.wire.reading
 
 
@@ -173,7 +221,7 @@ async def test_silent_client_that_is_there() -> None:
         ends.protocol._heard_at = ends.started + now - PING_SECONDS - 1
 
         assert ends.look(now) == [FrameType.PING]
-        ends.protocol.data_received(frames.ping(b"are you?", ack=True))
+        ends.receive(frames.ping(b"are you?", ack=True))
     assert not ends.wire.closed
 
 
@@ -192,7 +240,7 @@ async def test_windows_that_stay_shut() -> None:
     """A client that lets no answer through is given up after a while."""
     ends, client = Ends(), Client()
     window = frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0})
-    ends.protocol.data_received(window + client.headers() + client.data())
+    ends.receive(window + client.headers() + client.data())
     ends.protocol.connection.answer(1, b"answer")
 
     ends.look(1)
@@ -208,9 +256,9 @@ async def test_old_connection() -> None:
 
     assert ends.look(5, max_age=10) == []
     assert ends.look(11, max_age=10) == [FrameType.GOAWAY, FrameType.PING]
-    ends.protocol.data_received(frames.ping(b"lastcall", ack=True))
+    ends.receive(frames.ping(b"lastcall", ack=True))
     assert ends.wire.kinds() == [FrameType.PING]
-    ends.protocol.data_received(frames.ping(b"all over", ack=True))
+    ends.receive(frames.ping(b"all over", ack=True))
     assert ends.wire.kinds() == [FrameType.GOAWAY]
     assert ends.wire.closed
 

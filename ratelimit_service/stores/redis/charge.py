@@ -31,6 +31,7 @@ GivenBack = Callable[[Sequence[bytes]], None]
 """Hears of counters in which hits were given back, once that is done."""
 
 _PENDING: Final[Outcomes] = ()
+_LOCAL: Final = FailurePolicy.LOCAL
 
 
 class Charge:
@@ -83,11 +84,15 @@ class Charge:
         for part in list(self.parts):
             part.shard.charge(part)
 
-    def give_up(self, find: Find) -> None:
+    def give_up(self, find: Find, reason: str) -> None:
         """Ends the charge before it began: its caller has no time left."""
-        self._divide(find)
-        for part in list(self.parts):
-            part.failed(range(len(part.requests)), "timeout")
+        if any(hit[8] is _LOCAL for hits in self.requests for hit in hits):
+            self._divide(find)
+            for part in list(self.parts):
+                part.failed(range(len(part.requests)), reason)
+        else:
+            self.counters.store_errors[reason] += sum(map(len, self.requests))
+            self.abandon()
 
     def _divide(self, find: Find) -> None:
         parts: dict[Shard, _Part] = {}
@@ -143,7 +148,7 @@ class Charge:
         """
         self.counters.store_errors[reason] += len(hits)
         found: list[Outcome | None] = [None] * len(hits)
-        ats = [at for at, hit in enumerate(hits) if hit.policy is FailurePolicy.LOCAL]
+        ats = [at for at, hit in enumerate(hits) if hit[8] is _LOCAL]
         if ats:
             for at, outcome in zip(
                 ats, shard.charge_here([hits[at] for at in ats], at_us), strict=True
@@ -274,7 +279,7 @@ class _Part:
                     spread.answered(self.shard, ats, found, at_us)
             elif charge.outcomes[self.places[place]] is _PENDING:
                 found = charge.without(hits, reason, self.shard, at_us)
-                if _denied(hits, found):
+                if found.count(None) < len(found) and _denied(hits, found):
                     _give_back_here(self.shard, hits, found, at_us)
                 charge.outcomes[self.places[place]] = found
                 count += 1

@@ -16,7 +16,7 @@ from ratelimit_service.clock import Clock, elapsed_us
 from ratelimit_service.health import Health
 from ratelimit_service.model import SECOND_US, Hit
 from ratelimit_service.observer import Counters
-from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
+from ratelimit_service.stores import AT_ONCE, NEVER, Outcomes, Wanted, always
 from ratelimit_service.stores.redis.address import Cluster, parse_store
 from ratelimit_service.stores.redis.charge import Charge, GivenBack, Place
 from ratelimit_service.stores.redis.cluster import ClusterOfNodes
@@ -128,7 +128,8 @@ class RedisStore:
             hurried=hurried,
         )
         if deadline_us <= now:
-            charge.give_up(self._find)
+            # Nobody is late who is to be answered at once: it is this process that is.
+            charge.give_up(self._find, "overloaded" if deadline_us <= AT_ONCE else "timeout")
             return
         if self._only is not None:
             charge.start_whole(self._only)

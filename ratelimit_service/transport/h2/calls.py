@@ -8,7 +8,7 @@ from typing import Final
 
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import BadRequestError
-from ratelimit_service.service import NEVER, Answer, Refusal, Service
+from ratelimit_service.service import AT_ONCE, NEVER, Answer, Refusal, Service
 from ratelimit_service.transport.h2.connection import (
     Calls,
     Cancelled,
@@ -18,6 +18,7 @@ from ratelimit_service.transport.h2.connection import (
     Message,
     Methods,
 )
+from ratelimit_service.transport.h2.overload import Fate, Overload
 from ratelimit_service.transport.h2.protocol import Protocol
 from ratelimit_service.transport.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.transport.reflection import REFLECTION_PATHS, reflect
@@ -36,9 +37,10 @@ METHODS_UNREFLECTED: Final = Methods(METHODS.unary, frozenset())
 class ServiceCalls:
     """Answers the calls of all connections."""
 
-    def __init__(self, service: Service, health: HealthService) -> None:
+    def __init__(self, service: Service, health: HealthService, overload: Overload) -> None:
         self._service = service
         self._health = health
+        self._overload = overload
         self._watches: dict[tuple[Protocol, int], asyncio.Task[None]] = {}
 
     def handle(self, protocol: Protocol, events: list[Event]) -> None:
@@ -79,8 +81,15 @@ class ServiceCalls:
 
     def _decide(self, protocol: Protocol, calls: Calls) -> None:
         connection, stream_ids = protocol.connection, calls.stream_ids
-        timeout_us = calls.head.timeout_us
-        deadline_us = NEVER if timeout_us is None else elapsed_us() + timeout_us
+        timeout_us, arrived_us = calls.head.timeout_us, protocol.arrived_us
+        deadline_us = NEVER if timeout_us is None else arrived_us + timeout_us
+        fate = protocol.backlog.fate(elapsed_us() - arrived_us, timeout_us)
+        if fate is not Fate.COUNTED:
+            self._overload.note(fate, len(stream_ids))
+            deadline_us = AT_ONCE
+            if fate is Fate.UNANSWERED:
+                connection.leave_unanswered(stream_ids)
+                return
 
         self._service.submit(
             calls.messages,

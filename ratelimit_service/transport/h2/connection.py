@@ -11,6 +11,7 @@ import struct
 import sys
 import zlib
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, NamedTuple
@@ -307,6 +308,18 @@ class Connection:
         )
         output.append(message)
         output.append(_answer_end(_TRAILERS_HEAD, stream_id, _OK_TRAILERS))
+
+    def leave_unanswered(self, stream_ids: Sequence[int]) -> None:
+        """Forgets calls whose callers are about to give up.
+
+        That is our fault: what clients say of these streams costs them as little as if they had
+        been answered.
+        """
+        for stream_id in stream_ids:
+            stream = self._stream(stream_id)
+            if stream is not None:
+                self._unrequited = max(0, self._unrequited - _CALLS_WORTH)
+                self._close(stream_id, stream)
 
     def is_open(self, stream_id: int) -> bool:
         """Whether the client still waits for this answer."""

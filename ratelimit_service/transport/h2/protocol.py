@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Final, cast
 from typing import Protocol as Signature
 
+from ratelimit_service.clock import elapsed_us
 from ratelimit_service.transport.h2.connection import Connection, Event, Methods
 from ratelimit_service.transport.h2.frames import ErrorCode
+from ratelimit_service.transport.h2.overload import Backlog
+from ratelimit_service.transport.h2.turns import Turns
 
 __all__ = ["Calls", "Protocol"]
 
@@ -18,11 +22,12 @@ GREETING_SECONDS: Final = 10.0
 BLOCKED_SECONDS: Final = 30.0
 """How long a client may keep its windows shut while answers wait."""
 
-TURN_SECONDS: Final = 0.002
-"""For how long one connection's calls are handled before others have their turn."""
-
 _PIECE_CALLS: Final = 32
-"""What is handled between two looks at the clock."""
+_PIECE_BYTES: Final = 8_192
+"""What is handled before it is another client's turn: so many calls or frames, or so many bytes."""
+
+_INBOX_BYTES: Final = 262_144
+"""A client of which so much waits to be handled is not read from."""
 
 PING_SECONDS: Final = 30.0
 """How often a silent client is asked whether it is there, and how long it has to answer."""
@@ -44,11 +49,34 @@ class Calls(Signature):
 class Protocol(asyncio.Protocol):
     """One connection's socket. What is written within one tick goes out in one write."""
 
-    def __init__(self, calls: Calls, methods: Methods, closed: Callable[[Protocol], None]) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        methods: Methods,
+        turns: Turns,
+        closed: Callable[[Protocol], None],
+    ) -> None:
         """`closed` is called once, when the connection is gone."""
         self._loop = asyncio.get_running_loop()
         self._calls = calls
+        self._turns = turns
         self._closed = closed
+        self._inbox: deque[tuple[int, bytes]] = deque()
+        """What was read and is not handled yet: when, by `elapsed_us`, and the bytes."""
+        self._inbox_bytes = 0
+        self._read_to = 0
+        """How much of the first of these has been handled."""
+        self._more = False
+        """Whether the connection has complete frames of it left."""
+        self._waiting = False
+        """Whether a turn has been asked for."""
+        self._handled = False
+        """Whether pieces were handled in this turn, of which nothing is written yet."""
+        self._unread_since_us = 0
+        """Since when nothing was read from the socket, 0 if it is."""
+        self.arrived_us = 0
+        """When what is being handled had come at the earliest, by `elapsed_us`."""
+        self.backlog = Backlog()
         self._transport: asyncio.Transport | None = None
         self._flushing = False
         self._writing_paused = self._reading_paused = False
@@ -67,44 +95,71 @@ class Protocol(asyncio.Protocol):
         self.flush()
 
     def data_received(self, data: bytes) -> None:
-        """Called by asyncio: everything in one read is handled as one batch."""
+        """Called by asyncio: takes the bytes in, to be handled when it is this client's turn."""
         self._heard_at = self._loop.time()
         self._pinged_at = None
-        self._read_on(data)
+        # What comes after a pause may have come at its beginning.
+        arrived_us, self._unread_since_us = self._unread_since_us or elapsed_us(), 0
+        self._inbox.append((arrived_us, data))
+        self._inbox_bytes += len(data)
+        if self._inbox_bytes > _INBOX_BYTES:
+            self._pause_reading()
+        self._ask_for_a_turn()
 
-    def _read_on(self, data: bytes = b"") -> None:
-        """Handles what was read, for a while; then it is other connections' turn."""
+    def _ask_for_a_turn(self) -> None:
+        if not self._waiting and not self._writing_paused and (self._inbox or self._more):
+            self._waiting = True
+            self._turns.add(self)
+
+    def handle_piece(self) -> bool:
+        """Handles some of what was read; returns whether there is more, and it may be handled."""
         connection = self.connection
-        until = self._loop.time() + TURN_SECONDS
-        self._flushing = True  # as happens below, so no answer need ask for it
+        self._handled = self._flushing = True  # it ends with a write: no answer need ask for one
         try:
-            while True:
-                events = connection.receive(data, _PIECE_CALLS)
-                if events:
-                    self._calls.handle(self, events)
-                if not connection.has_more:
-                    self._resume_reading()
-                    break
-                if self._loop.time() > until:
-                    self._pause_reading()
-                    self._loop.call_soon(self._next_turn)
-                    break
-                data = b""
+            events = connection.receive(self._next_piece(), _PIECE_CALLS)
+            if events:
+                self._calls.handle(self, events)
         except Exception as error:  # nobody knows what was read, so nothing more can be
             self._calls.failed(error)
             connection.abandon(ErrorCode.INTERNAL_ERROR, "the service failed: see its log")
-        finally:
-            self._flushing = False
-        self.flush()
+        if connection.closing:
+            self._forget_inbox()
+        self._more = connection.has_more
+        self._waiting = (bool(self._inbox) or self._more) and not self._writing_paused
+        if not self._waiting:
+            self._resume_reading()
+        return self._waiting
 
-    def _next_turn(self) -> None:
-        if self._transport is not None and self.connection.has_more:
-            self._read_on()
+    def end_turn(self) -> None:
+        """Writes what is to be said after the pieces of this turn."""
+        if self._handled:
+            self._handled = self._flushing = False
+            self.flush()
+
+    def _next_piece(self) -> bytes:
+        """The next bytes; none if the connection has complete frames of the last ones left."""
+        if self._more or not self._inbox:
+            return b""
+        self.arrived_us, data = self._inbox[0]
+        start, stop = self._read_to, self._read_to + _PIECE_BYTES
+        if stop < len(data):
+            self._read_to = stop
+            self._inbox_bytes -= _PIECE_BYTES
+            return data[start:stop]
+        self._read_to = 0
+        self._inbox.popleft()
+        self._inbox_bytes -= len(data) - start
+        return data[start:] if start else data
+
+    def _forget_inbox(self) -> None:
+        self._inbox.clear()
+        self._inbox_bytes = self._read_to = 0
 
     def connection_lost(self, _: Exception | None) -> None:
         """Called by asyncio."""
         self._transport = None
         self.connection.closing = True
+        self._forget_inbox()
         self._calls.forget(self)
         self._closed(self)
 
@@ -116,15 +171,18 @@ class Protocol(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Called by asyncio."""
         self._writing_paused = False
-        self._resume_reading()
+        self._ask_for_a_turn()
+        if not self._waiting:
+            self._resume_reading()
 
     def _pause_reading(self) -> None:
         if self._transport is not None and not self._reading_paused:
             self._reading_paused = True
+            self._unread_since_us = elapsed_us()
             self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        if self._reading_paused and not self.connection.has_more and not self._writing_paused:
+        if self._reading_paused and not self._writing_paused:
             self._reading_paused = False
             if self._transport is not None:
                 self._transport.resume_reading()

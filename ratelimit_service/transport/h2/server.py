@@ -16,7 +16,9 @@ from ratelimit_service.health import Health
 from ratelimit_service.observer import Counters
 from ratelimit_service.service import Service
 from ratelimit_service.transport.h2.calls import METHODS, METHODS_UNREFLECTED, ServiceCalls
+from ratelimit_service.transport.h2.overload import Overload
 from ratelimit_service.transport.h2.protocol import Protocol
+from ratelimit_service.transport.h2.turns import Turns
 from ratelimit_service.transport.health import HealthService
 from ratelimit_service.transport.tls import TLS
 
@@ -61,7 +63,9 @@ class H2Server:
         self._loop = asyncio.get_running_loop()
         self._address = address
         self._context = tls.context() if tls else None
-        self._calls = ServiceCalls(service, HealthService(health))
+        self._overload = Overload(self._counters, health)
+        self._calls = ServiceCalls(service, HealthService(health), self._overload)
+        self._turns = Turns()
         self._methods = METHODS if reflection else METHODS_UNREFLECTED
         self._max_age = max_connection_age_us / 1_000_000
         self._protocols: dict[Protocol, float] = {}
@@ -96,7 +100,8 @@ class H2Server:
             gone()
             self._changed()
             return
-        protocol = Protocol(self._calls, self._methods, partial(self._disconnected, gone))
+        closed = partial(self._disconnected, gone)
+        protocol = Protocol(self._calls, self._methods, self._turns, closed)
         if self._stopping:
             protocol.connection.shut_down()
         # Jitter, so that connections made together do not end together.
@@ -170,6 +175,7 @@ class H2Server:
             self._emptied.set()
 
     def _look(self) -> None:
+        self._overload.look()
         now = self._loop.time()
         for protocol, max_age in list(self._protocols.items()):
             protocol.look(now, max_age)

@@ -1,0 +1,212 @@
+"""Calls that there is no time for: decided without a count, or not at all, and no longer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ratelimit_service import wire
+from ratelimit_service.clock import elapsed_us
+from ratelimit_service.health import Health
+from ratelimit_service.model import FailurePolicy, Hit, Outcome, Request
+from ratelimit_service.observer import Counters
+from ratelimit_service.stores import AT_ONCE, NEVER, Outcomes, Wanted, always
+from ratelimit_service.stores.local_cache import LocalCache
+from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.transport.h2 import frames
+from ratelimit_service.transport.h2.calls import METHODS, ServiceCalls
+from ratelimit_service.transport.h2.frames import PREFACE, ErrorCode, FrameType
+from ratelimit_service.transport.h2.overload import PATIENCE_US, Backlog, Fate, Overload
+from ratelimit_service.transport.h2.protocol import Protocol
+from ratelimit_service.transport.h2.turns import Turns
+from ratelimit_service.transport.health import HealthService
+from tests.servers.redis import RedisServer
+from tests.service.asking import Asking, Away, Timed, descriptor
+from tests.stores.cases import hit
+from tests.transport.test_h2 import Client
+from tests.transport.test_protocol import Wire
+
+ENVOYS_US = 20_000
+
+RULES = """
+domain: edge
+descriptors:
+  - {key: user, rate_limit: {unit: minute, requests_per_unit: 2}}
+"""
+
+
+def test_calls_are_counted_until_they_have_waited_for_long() -> None:
+    """Of a caller's patience two fifths may pass before its call is counted, in three it is not."""
+    assert Backlog().fate(0, ENVOYS_US) is Fate.COUNTED
+    assert Backlog().fate(8_000, ENVOYS_US) is Fate.COUNTED
+    assert Backlog().fate(8_001, ENVOYS_US) is Fate.HURRIED
+    assert Backlog().fate(15_000, ENVOYS_US) is Fate.HURRIED
+    assert Backlog().fate(15_001, ENVOYS_US) is Fate.UNANSWERED
+
+
+def test_callers_that_wait_longer_are_counted_for_longer() -> None:
+    """Patience is each caller's own."""
+    assert Backlog().fate(100_000, 1_000_000) is Fate.COUNTED
+    assert Backlog().fate(400_001, 1_000_000) is Fate.HURRIED
+
+
+def test_callers_that_say_nothing_are_always_answered() -> None:
+    """Who gives no time is taken to wait fifteen milliseconds for a count, and for ever else."""
+    assert Backlog().fate(PATIENCE_US * 2 // 5, None) is Fate.COUNTED
+    assert Backlog().fate(PATIENCE_US * 2 // 5 + 1, None) is Fate.HURRIED
+    assert Backlog().fate(60_000_000, None) is Fate.HURRIED
+
+
+def test_a_backlog_is_cleared_before_calls_are_counted_again() -> None:
+    """Once calls have waited too long, counting goes on only with those that have hardly waited."""
+    backlog = Backlog()
+
+    assert backlog.fate(9_000, ENVOYS_US) is Fate.HURRIED
+    assert backlog.fate(2_001, ENVOYS_US) is Fate.HURRIED
+    assert backlog.fate(2_000, ENVOYS_US) is Fate.COUNTED
+    assert backlog.fate(16_000, ENVOYS_US) is Fate.UNANSWERED
+    assert backlog.fate(9_000, ENVOYS_US) is Fate.UNANSWERED
+    assert backlog.fate(2_001, ENVOYS_US) is Fate.UNANSWERED
+    assert backlog.fate(2_000, ENVOYS_US) is Fate.COUNTED
+
+
+class Ends:
+    """A client and a service, and how long bytes have waited between them."""
+
+    def __init__(self, asking: Asking) -> None:
+        self.health, self.counters = Health(), asking.counters
+        self.overload = Overload(self.counters, self.health)
+        calls = ServiceCalls(asking.service, HealthService(self.health), self.overload)
+        self.turns, self.wire = Turns(), Wire()
+        self.protocol = Protocol(calls, METHODS, self.turns, lambda _: None)
+        self.protocol.connection_made(self.wire)
+        self.client = Client()
+        self.receive(PREFACE + frames.settings({}) + Client.ack())
+
+    def receive(self, data: bytes, waited_us: int = 0) -> list[int]:
+        """Bytes come that have waited; returns the types of the frames that are said then."""
+        self.wire.kinds()
+        self.protocol.data_received(data)
+        inbox = self.protocol._inbox
+        inbox[0] = (elapsed_us() - waited_us, inbox[0][1])
+        while self.turns._waiting:
+            self.turns._turn()
+        return self.wire.kinds()
+
+    def call(self, *, waited_us: int = 0) -> bool:
+        """Makes a call that has waited, of a caller that waits a second; says if it is answered."""
+        request = Request("edge", (descriptor("user=a"),))
+        data = self.client.headers([("grpc-timeout", "1S")])
+        data += self.client.data(wire.encode_request(request))
+        return FrameType.DATA in self.receive(data, waited_us)
+
+
+async def test_what_waited_too_long_is_decided_without_waiting_more(tmp_path: Path) -> None:
+    """A store gets no time for such a call, or none at all; fresh calls are counted again."""
+    store = Timed()
+    ends = Ends(Asking(tmp_path, RULES, store=store))
+
+    assert ends.call()
+    assert ends.call(waited_us=500_000)
+    assert not ends.call(waited_us=800_000)
+    assert not ends.call(waited_us=500_000)
+    assert ends.call()
+
+    assert [deadline_us > AT_ONCE for deadline_us in store.deadlines_us] == [True, False, True]
+    assert ends.counters.overloaded == {"hurried": 1, "unanswered": 2}
+    assert list(ends.health.faults) == ["overloaded"]
+
+
+async def test_overload_is_over_when_all_calls_are_counted(tmp_path: Path) -> None:
+    """Health speaks of it for a few seconds more."""
+    ends = Ends(Asking(tmp_path, RULES))
+    ends.call(waited_us=800_000)
+
+    ends.overload.look()
+    assert list(ends.health.faults) == ["overloaded"]
+    ends.overload._noted_us -= 6_000_000
+    ends.overload.look()
+
+    assert ends.health.faults == {}
+
+
+async def test_callers_that_give_up_are_no_flood(tmp_path: Path) -> None:
+    """Who cancels what we have not answered in time is not told to calm down."""
+    ends = Ends(Asking(tmp_path, RULES))
+    ends.call()
+
+    for _ in range(3_000):
+        assert not ends.call(waited_us=800_000)
+        reset = frames.rst_stream(ends.client.stream_id, ErrorCode.CANCEL)
+        assert ends.receive(reset) == []
+
+    assert ends.call()
+    assert not ends.wire.closed
+
+
+async def test_time_before_a_client_is_read_from_counts(tmp_path: Path) -> None:
+    """What comes after a pause in reading may have come when the pause began."""
+    ends = Ends(Asking(tmp_path, RULES))
+    ends.call()
+    ends.protocol._pause_reading()
+    ends.protocol._unread_since_us -= 800_000
+    ends.protocol._resume_reading()
+
+    ends.protocol.data_received(b"")
+
+    assert elapsed_us() - ends.protocol._inbox[0][0] >= 800_000
+
+
+def minutely(policy: FailurePolicy, key: str = "a") -> Hit:
+    return hit(key=key, limit=5)._replace(policy=policy)
+
+
+async def test_a_well_server_is_not_asked_without_time(own_redis: RedisServer) -> None:
+    """What there is no time for is decided by policy, also `local`, and blames no server."""
+    counters, health = Counters(), Health()
+    store = RedisStore(own_redis.url, 10_000_000, counters, health)
+    await store.start()
+    answers: list[list[Outcomes]] = []
+
+    store.charge([[minutely(FailurePolicy.OPEN)]] * 9, answers.append, deadline_us=AT_ONCE)
+    store.charge([[minutely(FailurePolicy.LOCAL)]], answers.append, deadline_us=AT_ONCE)
+
+    assert answers[0] == [[None]] * 9
+    ((local,),) = answers[1]
+    assert local is not None
+    assert local.local
+    assert counters.store_errors == {"overloaded": 10}
+    assert health.faults == {}
+    await store.close()
+
+
+async def test_who_is_known_to_be_over_is_denied_all_the_same() -> None:
+    """A key in the local cache is denied whether or not there is time for the store."""
+    over, answers = Over(), list[list[Outcomes]]()
+    cache = LocalCache(over, 1 << 20, Counters())
+    cache.charge([[minutely(FailurePolicy.OPEN)]], answers.append)
+
+    cache.charge(
+        [[minutely(FailurePolicy.OPEN)], [minutely(FailurePolicy.OPEN, "b")]],
+        answers.append,
+        deadline_us=AT_ONCE,
+    )
+
+    (denied,), (other,) = answers[1]
+    assert denied is not None
+    assert denied.over
+    assert other is None
+
+
+class Over(Away):
+    """A store in which everything is over its limit, if it is given time."""
+
+    def charge(
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Callable[[list[Outcomes]], None],
+        wanted: Wanted = always,
+        deadline_us: int = NEVER,
+    ) -> None:
+        over = Outcome(True, 0, 60_000_000, 0) if deadline_us > AT_ONCE else None
+        done([[over] * len(hits) for hits in requests])
