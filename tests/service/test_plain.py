@@ -20,10 +20,10 @@ KEYS = ("open", "closed", "error", "local", "shadow", "counted", "leased", "free
 RULES = """
 domain: edge
 descriptors:
-  - {key: open, failure_policy: open, rate_limit: {unit: minute, requests_per_unit: 20}}
-  - {key: closed, failure_policy: closed, rate_limit: {unit: minute, requests_per_unit: 20}}
-  - {key: error, failure_policy: error, rate_limit: {unit: minute, requests_per_unit: 20}}
-  - {key: local, failure_policy: local, rate_limit: {unit: minute, requests_per_unit: 20}}
+  - {key: open, rate_limit: {unit: minute, requests_per_unit: 20, failure_policy: open}}
+  - {key: closed, rate_limit: {unit: minute, requests_per_unit: 20, failure_policy: closed}}
+  - {key: error, rate_limit: {unit: minute, requests_per_unit: 20, failure_policy: error}}
+  - {key: local, rate_limit: {unit: minute, requests_per_unit: 20, failure_policy: local}}
   - {key: shadow, shadow_mode: true, rate_limit: {unit: minute, requests_per_unit: 20}}
   - key: counted
     detailed_metric: true
@@ -66,14 +66,16 @@ class Given(Away):
         wanted: Wanted = always,
         deadline_us: int = NEVER,
     ) -> None:
-        done([[self.outcome(at, hit) for at, hit in enumerate(hits)] for hits in requests])
+        done([self.outcomes_of(hits) for hits in requests])
 
-    def outcome(self, at: int, hit: Hit) -> Outcome | None:
-        """What passes alone is charged in full, as every store does it."""
-        outcome = self.outcomes[at]
-        if outcome is None or any(each is None or each.over for each in self.outcomes):
-            return outcome
-        return outcome._replace(charged=hit.addend)
+    def outcomes_of(self, hits: Sequence[Hit]) -> Outcomes:
+        """Where all hits pass they are charged in full, as every store does it."""
+        found = self.outcomes[: len(hits)]
+        if any(one is None or one.over for one in found):
+            return found
+        return [
+            one and one._replace(charged=hit.addend) for one, hit in zip(found, hits, strict=True)
+        ]
 
 
 def told(
