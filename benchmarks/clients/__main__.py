@@ -215,7 +215,6 @@ def built(chosen: list[str]) -> list[Client]:
         try:
             client.build()
         except MissingError as missing:
-            told(f"missing: {client.name}: {missing}")
             print(f"{client.name} was not run: {missing}")
         else:
             found.append(client)
@@ -256,6 +255,8 @@ def main() -> None:
     if unknown := [name for name in sys.argv[1:] if name not in names]:
         raise SystemExit(f"no client {unknown[0]!r}: choose of {', '.join(names)}")
     clients = built(sys.argv[1:])
+    if not clients:
+        raise SystemExit("no client can be run here")
     with tempfile.TemporaryDirectory() as place:
         server = RedisServer(Path(place))
         server.start()
