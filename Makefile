@@ -9,7 +9,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-compiled run lint format test test-compiled check bench bench-stalls \
-	faults abuse clients proto tools
+	faults abuse clients proto lock tools
 
 help:
 	@echo "make install   $(VENV) with the package and its command, $(BIN)/ratelimit"
@@ -26,6 +26,7 @@ help:
 	@echo "make clients   let gRPC clients in Go, Rust, Java, Node.js and Python call; ARGS=\"tonic\" for some"
 	@echo "make bench-stalls   look for whatever holds the process up, and how much memory it takes"
 	@echo "make format    put the code into shape"
+	@echo "make lock      versions and hashes of all that runs and tests: requirements*.txt"
 	@echo "make proto     generate ratelimit_service/wire/generated from proto/"
 
 install: $(VENV)/.installed
@@ -81,6 +82,16 @@ clients: $(VENV)/.developing tools
 
 bench-stalls: $(VENV)/.developing tools
 	@$(BIN)/python -m benchmarks.stalls
+
+# Versions and hashes of all that the service (and, with -dev, its tests) needs, for whoever pins:
+# pip install --require-hashes --requirement requirements.txt
+lock: $(VENV)/.developing
+	@$(BIN)/pip install --quiet --disable-pip-version-check uv
+	@$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+		--no-annotate --custom-compile-command "make lock" --output-file requirements.txt pyproject.toml
+	@$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+		--no-annotate --custom-compile-command "make lock" --constraint requirements.txt \
+		--group dev --output-file requirements-dev.txt pyproject.toml
 
 proto: $(VENV)/.developing
 	@$(BIN)/python proto/generate.py
