@@ -93,12 +93,14 @@ def marks(
         for counted, hit, outcome in zip(planned.terms.limits, planned.hits, each, strict=True):
             if outcome is None or outcome.over:
                 continue
+            leased = leased or takes_lease(hit, outcome)
+            if outcome.local:
+                continue  # a share of the limit says nothing of the limit
             soft = soft or outcome.left < counted.soft
-            if counted.limit.max_wait_us:
+            if counted.limit.max_wait_us and (outcome.charged or not hit.addend):
                 # The bucket is empty after the hits' own time and what was in it before them.
                 own_us = -(-hit.addend * hit.measure.window_us // hit.measure.rate)
                 delay_us = max(delay_us or 0, outcome.reset_us - own_us)
-            leased = leased or takes_lease(hit, outcome)
     warning = [Header(WARNING_HEADER, "soft")] if soft else []
     for_request = list(warning)
     metadata: dict[str, object] = {"soft": True} if soft else {}

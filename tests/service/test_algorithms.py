@@ -58,6 +58,11 @@ descriptors:
     rate_limits:
       - {unit: minute, requests_per_unit: 1}
       - {unit: hour, requests_per_unit: 5}
+  - key: shadow_queue
+    shadow_mode: true
+    rate_limits:
+      - {unit: second, requests_per_unit: 2, max_wait: 2s, algorithm: leaky_bucket}
+      - {unit: minute, requests_per_unit: 1}
   - key: quota
     quota_mode: true
     rate_limits:
@@ -128,6 +133,14 @@ async def test_burst_and_rate_are_apart(service: Asking) -> None:
     assert decision.statuses[0] == Status(Code.OK, Limit(100, Unit.SECOND), 0, 5 * SECOND)
     assert denied.statuses[0].code is Code.OVER_LIMIT
     assert denied.statuses[0].reset_us == SECOND  # 10 ms, in whole seconds
+
+
+async def test_no_place_in_the_queue_no_delay(service: Asking) -> None:
+    """Hits that another limit keeps out of the queue are told no delay."""
+    decisions = [await service.ask("shadow_queue") for _ in range(2)]
+
+    assert [decision.code for decision in decisions] == [Code.OK] * 2
+    assert [headers(each).get("x-ratelimit-delay-ms") for each in decisions] == ["0", None]
 
 
 async def test_queue_tells_the_delay(service: Asking, clock: Time) -> None:
