@@ -45,6 +45,8 @@ class Terms:
     soft_percent: int = 0
     count_denied: bool = False
     name: str = ""
+    share: int = 1
+    """Of how many processes each gets its part."""
 
     @property
     def window_us(self) -> int:
@@ -75,7 +77,12 @@ class Terms:
 
     @property
     def hard(self) -> int:
-        return self.capacity + self.soft
+        """The most hits; "where N processes count [...] the limit divided by N, rounded up"."""
+        return -(-(self.capacity + self.soft) // self.share)
+
+    @property
+    def rate(self) -> int:
+        return -(-self.requests_per_unit // self.share)
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -367,20 +374,21 @@ class Log(Counter):
         copied.entries = [copy.copy(entry) for entry in self.entries]
         return copied
 
-    def _counting(self, terms: Terms, at: int) -> list[Entry]:
+    def counting(self, terms: Terms, at: int) -> list[Entry]:
+        """The hits that count at a moment."""
         newest = max([at, *(entry.time for entry in self.entries)])
         return [entry for entry in self.entries if entry.time + terms.window_us > newest]
 
     def used(self, terms: Terms, at: int) -> int:
-        return sum(entry.hits for entry in self._counting(terms, at))
+        return sum(entry.hits for entry in self.counting(terms, at))
 
     def _take(self, terms: Terms, now: int, hits: int, lease: str) -> None:
-        self.entries = self._counting(terms, now)
+        self.entries = self.counting(terms, now)
         moment = max([now, *(entry.time for entry in self.entries)])
         self.entries.append(Entry(moment, hits, lease))
 
     def _give(self, terms: Terms, now: int, hits: int, lease: str) -> int:
-        counting = self._counting(terms, now)
+        counting = self.counting(terms, now)
         given = _give_back(list(reversed(counting)), hits)
         if given:
             self.entries = [entry for entry in counting if entry.hits]
@@ -397,7 +405,7 @@ class Leases(Log):
     takes_only_what_fits = True
 
     def _give(self, terms: Terms, now: int, hits: int, lease: str) -> int:
-        counting = self._counting(terms, now)
+        counting = self.counting(terms, now)
         given = _give_back([e for e in counting if not lease or e.lease == lease], hits)
         if given:
             self.entries = [entry for entry in counting if entry.hits]
@@ -431,12 +439,12 @@ class Bucket(Counter):
     def used(self, terms: Terms, at: int) -> Fraction:
         window = terms.window_us
         now = max(at, self.at)
-        if terms.requests_per_unit != self.rate and at >= self._forgotten():
+        if terms.rate != self.rate and at >= self._forgotten():
             return Fraction(0)
         since = (
             now // window - self.at // window if terms.stepped else Fraction(now - self.at, window)
         )
-        return max(Fraction(0), self._most(terms) - since * terms.requests_per_unit)
+        return max(Fraction(0), self._most(terms) - since * terms.rate)
 
     def wait(self, terms: Terms, now: int, hits: int) -> int:
         if hits > terms.hard:
@@ -451,7 +459,7 @@ class Bucket(Counter):
         level = self._most(terms)
         if self.used(terms, now) <= most:
             return 0
-        refills = (level - most) / terms.requests_per_unit
+        refills = (level - most) / terms.rate
         if terms.stepped:
             return (self.at // terms.window_us + refills.__ceil__()) * terms.window_us - now
         return self.at + (refills * terms.window_us).__ceil__() - now
@@ -468,7 +476,7 @@ class Bucket(Counter):
         return max(self.as_new, self.at + 600 * SECOND)
 
     def _changed(self, terms: Terms) -> None:
-        self.rate, self.as_new = terms.requests_per_unit, self.at
+        self.rate, self.as_new = terms.rate, self.at
         self.as_new = self.at + self._until(terms, self.at, 0)
 
     def unclear(self, now: int, latest: int) -> bool:
@@ -478,7 +486,7 @@ class Bucket(Counter):
 
     def _most(self, terms: Terms) -> Fraction:
         """Of what is used above a lowered `burst` at most `requests_per_unit` counts."""
-        most = terms.hard + terms.requests_per_unit
+        most = terms.hard + terms.rate
         whole = self.level.__floor__()
         return min(whole, most) + self.level - whole
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from tests.machine.counting import Counter, Terms, counter_of
+from tests.machine.counting import Counter, Leases, Terms, counter_of
 
 Rule = Mapping[str, Any]
 """A descriptor of a rule file, as YAML has it."""
@@ -115,6 +115,8 @@ class Meant:
     shadow: bool = False
     quota: bool = False
     refund: bool = False
+    uncounted: bool = False
+    """Whether it passes without being counted, since there is no store."""
     lease: str = ""
     results: list[Counted] = field(default_factory=list)
     delays: list[int] = field(default_factory=list)
@@ -126,7 +128,7 @@ class Meant:
 
     @property
     def without_rule(self) -> bool:
-        return not self.terms and not self.unlimited
+        return not (self.terms or self.unlimited or self.uncounted)
 
 
 class Model:
@@ -139,6 +141,8 @@ class Model:
         self.counters: dict[Identity, Counter] = {}
         self.latest = 0
         """The latest time that any request came at."""
+        self.share = 1
+        """Of how many processes each gets its part, where it counts alone."""
 
     def load(self, rules: Sequence[Rule]) -> None:
         """Rule: "Changes are picked up by themselves [...]. Counters and metrics go on"."""
@@ -149,14 +153,62 @@ class Model:
         return not any(counter.unclear(now, self.latest) for counter in self.counters.values())
 
     def decide(
-        self, now: int, descriptors: Sequence[Asked], hits: int = 0, lease: str = ""
+        self,
+        now: int,
+        descriptors: Sequence[Asked],
+        hits: int = 0,
+        lease: str = "",
+        *,
+        alone: bool = False,
     ) -> Answer:
-        """Settles one request; `lease` is the id that its leases get."""
+        """Settles one request; `lease` is the id that its leases get.
+
+        `alone` it is counted without the store: then shadow rules pass, and count nowhere.
+        """
         self.latest = max(self.latest, now)
         meant = [self._meant(asked, hits) for asked in descriptors]
         self._replace(meant)
+        for one in meant:
+            if alone and one.shadow:
+                one.uncounted = True
+                one.terms, one.counters, one.hits = [], [], []
         denied = self._settle(meant, now, lease)
         return self._answer(meant, denied, now)
+
+    def told(self, other: Model, now: int) -> None:
+        """Counts what another model has counted alone, "as far as it still counts".
+
+        "Windows and logs may be above their limit then, buckets and leases are full."
+        """
+        for name, alone in other.counters.items():
+            alone.look(now)
+            terms = replace(alone.terms, share=1)
+            if name not in self.counters:
+                self.counters[name] = counter_of(terms)
+            here = self.counters[name]
+            here.terms = terms
+            here.look(now)
+            used = alone.used(alone.terms, now).__ceil__()
+            if isinstance(alone, Leases):
+                for entry in alone.counting(alone.terms, now):
+                    if here.passes(terms, now, entry.hits):
+                        here.take(terms, now, entry.hits, entry.lease)
+            elif here.takes_only_what_fits:
+                here.take(terms, now, min(used, here.left(terms, now)), "")
+            else:
+                here.take(terms, now, used, "")
+            here.touched = False
+
+    def without(self, descriptors: Sequence[Asked], hits: int, policy: str) -> Answer:
+        """What a request comes to that no store counts: "`open` allows, `closed` denies"."""
+        meant = [self._meant(asked, hits) for asked in descriptors]
+        self._replace(meant)
+        for one in meant:
+            # "Shadow rules and refunds always pass."
+            over = policy == "closed" and not (one.refund or one.shadow)
+            one.results = [Counted(over, None, 0, 0) for _ in one.terms]
+        denied = self._denied(meant) and not self.settings.shadow_mode
+        return by_policy(Answer(denied, tuple(map(status, meant)), (), False, None, False, ()))
 
     def named(self, descriptors: Sequence[Asked], at: int) -> str:
         """One of the counters of a request, for its reader."""
@@ -176,7 +228,7 @@ class Model:
         if asked.limit:
             # "A descriptor may bring its own `limit`. The rules are not asked then [...]. It
             # counts on the counter that a rule with the same entries and window would use."
-            meant.terms = [Terms(*asked.limit)]
+            meant.terms = [Terms(*asked.limit, share=self.share)]
             meant.quota = self.settings.quota_mode
             names: Identity = entries
         else:
@@ -202,6 +254,7 @@ class Model:
                 meant.unlimited = True
                 return meant
             meant.terms = [terms_of(limit) for limit in limits_of(rule)]
+            meant.terms = [replace(terms, share=self.share) for terms in meant.terms]
             # "Without `share_threshold` each value has its own counter, also under a pattern."
             names = tuple(
                 (key, node["value"], "shared") if node.get("share_threshold") else (key, value)
@@ -365,7 +418,7 @@ class Model:
         quotas = [
             one.over and not one.shadow
             for one in meant
-            if one.quota and one.terms and not one.refund
+            if one.quota and (one.terms or one.uncounted) and not one.refund
         ]
         quotas += [False for one in meant if self.settings.quota_mode and one.without_rule]
         return bool(quotas) and all(quotas)
@@ -380,18 +433,24 @@ class Model:
             for terms, result in zip(one.terms, one.results, strict=True)
         )
         passing = [
-            (terms, result, delay)
+            (terms, result, delay, hits)
             for one in meant
             if not one.refund and not denied
-            for terms, result, delay in zip(one.terms, one.results, one.delays, strict=True)
+            for terms, result, delay, hits in zip(
+                one.terms, one.results, one.delays, one.hits, strict=True
+            )
             if not result.over
         ]
         # "the code is OK, and answers above the limit have the header x-ratelimit-warning"
-        soft = any((result.left or 0) < terms.soft for terms, result, _ in passing)
+        soft = any((result.left or 0) < terms.soft for terms, result, _, _ in passing)
         # "an admitted hit has a delay, until what was before it has leaked"
-        delays = [-(-delay // 1_000) for terms, _, delay in passing if terms.max_wait_us]
+        delays = [
+            -(-delay // 1_000)
+            for terms, result, delay, hits in passing
+            if terms.max_wait_us and (result.counted or not hits)
+        ]
         leased = any(
-            terms.algorithm == "concurrency" and result.counted for terms, result, _ in passing
+            terms.algorithm == "concurrency" and result.counted for terms, result, _, _ in passing
         )
         return Answer(
             denied,
@@ -447,3 +506,14 @@ def status(one: Meant) -> Status:
         shown(result, terms),
         seconds(result.reset_us),
     )
+
+
+def by_policy(answer: Answer) -> Answer:
+    """What is told where the store did not count.
+
+    "A status decided so has no `current_limit`."
+    """
+    statuses = [
+        one if one.requests_per_unit is None else Status(one.over) for one in answer.statuses
+    ]
+    return answer._replace(statuses=tuple(statuses), limits=(), soft=False, delay_ms=None)

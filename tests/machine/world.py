@@ -11,18 +11,31 @@ import redis
 
 from ratelimit_service import wire
 from ratelimit_service.health import Health
-from ratelimit_service.model import Code, Descriptor, Entry, Hit, Limit, Request, Unit
+from ratelimit_service.model import (
+    Code,
+    Descriptor,
+    Entry,
+    FailurePolicy,
+    Hit,
+    Limit,
+    Request,
+    Unit,
+)
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.build import Version, build
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.service import Refusal, Service
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import NEVER, Outcomes, Store, Wanted, always
+from ratelimit_service.stores.local import Local
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis.shard import Shard
 from tests.machine import model
 from tests.machine.model import Answer, Asked, Counted, Rule, Shown, Status
 from tests.servers.cluster import SLOTS, RedisCluster
+from tests.servers.proxy import Proxy
+from tests.servers.redis import RedisServer
 from tests.stores.cases import T
 
 DOMAIN = "m"
@@ -126,8 +139,8 @@ def _told(answer: bytes | Refusal, noted: Iterator[tuple[Sequence[Hit], Outcomes
         )
         for one in metadata.get("limits", ())
     )
-    counted = any(status.requests_per_unit is not None for status in statuses)
-    hits, outcomes = next(noted) if counted else ((), ())
+    asked = [hit for hit in decision.statuses if hit.limit] or "by_policy" in metadata
+    hits, outcomes = next(noted) if asked else ((), ())
     results = tuple(
         Counted(each.over, None if each.over else each.left, each.reset_us, each.charged)
         for each in outcomes
@@ -155,8 +168,9 @@ def _descriptor(asked: Asked) -> Descriptor:
     return Descriptor(entries, limit, asked.addend, asked.negative)
 
 
-def service_settings(settings: model.Settings) -> Settings:
+def service_settings(settings: model.Settings, policy: str) -> Settings:
     return Settings(
+        failure_policy=FailurePolicy(policy),
         count_denied=settings.count_denied,
         quota_mode=settings.quota_mode,
         shadow_mode=settings.shadow_mode,
@@ -177,13 +191,18 @@ class World:
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run_until_complete(work)
 
-    def begin(self, settings: model.Settings) -> None:
+    def begin(self, settings: model.Settings, policy: str) -> None:
         """Empties the store, for a walk from the start."""
         self.clock.now_us = T
-        self.processes = [Process(store, service_settings(settings)) for store in self.stores()]
+        known = service_settings(settings, policy)
+        self.processes = [Process(store, known) for store in self.stores()]
 
     def stores(self) -> Sequence[Store]:
         """The stores of the processes, empty."""
+        raise NotImplementedError
+
+    def share(self, number: int) -> int:
+        """Of how many processes one gets its part where it counts alone."""
         raise NotImplementedError
 
     def moved(self) -> None:
@@ -269,3 +288,66 @@ class InCluster(InRedis):
 
     def place(self, key: bytes) -> redis.Redis:
         return self._clients[RedisCluster.slot(key) * 3 // SLOTS]
+
+
+class Failing(InRedis):
+    """In a Redis that each of two processes can lose, and find again."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, server: RedisServer) -> None:
+        self._ways = [Proxy(server.port) for _ in range(2)]
+        super().__init__(loop, "", [server.url])
+
+    async def _open(self, url: str) -> list[RedisStore]:
+        stores = []
+        for way in self._ways:
+            url = f"redis://127.0.0.1:{await way.start()}/0"
+            stores.append(RedisStore(url, 10_000_000, Counters(), Health(), self.clock))
+            await stores[-1].start()
+        while any(self._shard(store).processes < len(stores) for store in stores):
+            await asyncio.sleep(0.01)
+        return stores
+
+    def _shard(self, store: RedisStore) -> Shard:
+        (shard,) = store.shards
+        return shard
+
+    def share(self, number: int) -> int:
+        """How many processes a process knows of."""
+        return self._shard(self._stores[number]).processes
+
+    def lose(self, number: int) -> None:
+        """Cuts the way of a process."""
+        self.run(self._lose(number))
+
+    def find(self, number: int) -> None:
+        """Opens the way again, and waits until all is told that was counted without it."""
+        self.run(self._find(number))
+
+    async def _lose(self, number: int) -> None:
+        self._ways[number].refuse = True
+        while self._shard(self._stores[number]).available:
+            await asyncio.sleep(0.001)
+
+    async def _find(self, number: int) -> None:
+        shard = self._shard(self._stores[number])
+        watched = shard._alarm
+        self._ways[number].refuse = False
+        while (
+            not shard.available
+            or shard._alarm is watched  # it waits again once it has handed back
+            or shard._queue
+            or shard._in_flight
+        ):
+            await asyncio.sleep(0.001)
+
+    def stores(self) -> Sequence[Store]:
+        for number, store in enumerate(self._stores):
+            if self._ways[number].refuse:
+                self._shard(store)._local = Local(Counters())
+                self.find(number)
+        return super().stores()
+
+    def close(self) -> None:
+        super().close()
+        for way in self._ways:
+            self.run(way.close())

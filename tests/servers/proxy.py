@@ -29,6 +29,20 @@ class Proxy:
         self.surplus = b""
         """What the client gets before the next reply, once."""
         self.last_reply = b""
+        self._refuse = False
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    @property
+    def refuse(self) -> bool:
+        """Whether every connection is closed, and new ones as soon as they come."""
+        return self._refuse
+
+    @refuse.setter
+    def refuse(self, refuse: bool) -> None:
+        self._refuse = refuse
+        if refuse:
+            for writer in self._writers:
+                writer.close()
 
     async def start(self, port: int = 0) -> int:
         """Listens; returns the port."""
@@ -47,6 +61,9 @@ class Proxy:
         self.delay_seconds, self.hold, self.cut = 0.0, False, False
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._refuse:
+            writer.close()
+            return
         try:
             there, back = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:
@@ -76,6 +93,7 @@ class Proxy:
             queue.put_nowait((0.0, b""))
 
         reading = asyncio.create_task(read())
+        self._writers.add(writer)
         try:
             while True:
                 due, data = await queue.get()
@@ -97,6 +115,7 @@ class Proxy:
         finally:
             reading.cancel()
             writer.close()
+            self._writers.discard(writer)
 
 
 async def obey(proxy: Proxy, port: int) -> None:
