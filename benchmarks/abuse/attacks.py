@@ -280,6 +280,16 @@ async def many_descriptors(aim: Aim) -> None:
     await flood(aim, 1, lambda wire: b"".join(make(wire) for _ in range(32)))
 
 
+@attack("20 connections, a call of 256 descriptors on each at once, each second")
+async def many_connections(aim: Aim) -> None:
+    wires = [await settled(aim) for _ in range(20)]
+    async for _ in aim.due(1):
+        for number, wire in enumerate(wires):
+            first = wire.stream_id << 16 | number << 8
+            keys = [("user", first + each) for each in range(256)]
+            wire.write(call(wire.next_stream(), body_of(keys)))
+
+
 @attack("32 calls of 3,200 entries, each second")
 async def many_entries(aim: Aim) -> None:
     def make(wire: H2) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -10,7 +12,14 @@ import pytest
 from ratelimit_service.model import Descriptor, Entry
 from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.frames import ErrorCode, Setting
-from tests.abuse.siege import DECIDE, MAX_TURN_MS, Attacker, Siege, head, request
+from tests.abuse.siege import (
+    DECIDE,
+    MAX_TURN_MS,
+    Attacker,
+    Siege,
+    head,
+    request,
+)
 
 Attack = Callable[[Attacker], Awaitable[None]]
 
@@ -47,6 +56,21 @@ async def huffman_paths(attacker: Attacker) -> None:
     )
 
 
+@attack("many calls of many descriptors")
+async def many_descriptors(attacker: Attacker) -> None:
+    calls = [attacker.call(users(256, number << 8)) for number in range(32)]
+    await attacker.send(b"".join(calls))
+
+
+@attack("many calls of a descriptor with many entries")
+async def many_entries(attacker: Attacker) -> None:
+    calls = []
+    for number in range(32):
+        entries = (Entry("user", f"{number}-{each}") for each in range(3_200))
+        calls.append(attacker.call(request(Descriptor(tuple(entries)))))
+    await attacker.send(b"".join(calls))
+
+
 @attack("calls of as many entries as there is room for")
 async def most_entries(attacker: Attacker) -> None:
     entries = (Entry("u", "") for _ in range(11_000))
@@ -78,6 +102,14 @@ async def large_messages(attacker: Attacker) -> None:
     await attacker.send(b"".join(calls))
 
 
+@attack("small messages that unpack to large ones")
+async def packed(attacker: Attacker) -> None:
+    message = gzip.compress(bytes(65_536), 9)
+    message = b"\1" + len(message).to_bytes(4, "big") + message
+    block = head(DECIDE, ("grpc-encoding", "gzip"))
+    await attacker.send(b"".join(attacker.call(message, block) for _ in range(500)))
+
+
 @attack("calls that are reset at once")
 async def rapid_reset(attacker: Attacker) -> None:
     await attacker.send(
@@ -105,3 +137,17 @@ async def test_turns(tmp_path: Path, name: str) -> None:
 
     async with Siege(tmp_path) as siege:
         assert await siege.worst_turn_ms(act, announced) < MAX_TURN_MS
+
+
+async def test_many_connections(tmp_path: Path) -> None:
+    """What many clients send at the same moment is not handled in one turn, but in theirs."""
+    async with Siege(tmp_path) as siege:
+        attackers = [await siege.attacker() for _ in range(20)]
+        for number, attacker in enumerate(attackers):
+            attacker.push(attacker.call(users(256, number << 8)))
+        in_turns: list[int] = []
+        while sum(in_turns) < len(attackers):
+            await asyncio.sleep(0)
+            in_turns.append(sum(attacker.hears() for attacker in attackers))
+
+    assert max(in_turns) <= 8

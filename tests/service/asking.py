@@ -116,7 +116,10 @@ class Asking:
         clock = clock or (lambda: self.now_us)
         memory = MemoryStore(1_000, self.counters, self.health, clock)
         self.service = Service(
-            lambda: self.rules.snapshot, store or memory, self.settings, self.counters
+            lambda: self.rules.snapshot,
+            memory if store is None else store,
+            self.settings,
+            self.counters,
         )
 
     async def answer(self, request: Request) -> Decision | Refusal:
