@@ -209,6 +209,9 @@ class Counters:
         self.refused_connections: Counter[str] = Counter()
         """gRPC connections that were not served: `handshake` (it failed, or took too long),
         `max_connections`, `max_connections_per_peer`, `no_files`."""
+        self.closed_connections: Counter[str] = Counter()
+        """gRPC connections that were ended for what their clients did: `flood_…` by what flooded,
+        `memory`, `timeout`, `stuck`, `protocol`."""
         self.unknown_domains = 0
         """Descriptors that asked for a domain no rule file names."""
         self.global_shadow_mode = 0
@@ -255,4 +258,5 @@ _LABELLED: Final[tuple[str, ...]] = (
     "worker_ends",
     "restarts",
     "refused_connections",
+    "closed_connections",
 )

@@ -219,6 +219,25 @@ class Metrics:
             value=counters.damaged,
         )
         yield _counter(
+            "ratelimit_closed_connections",
+            "gRPC connections that were ended for what their clients did.",
+            "reason",
+            (
+                "flood_frames",
+                "flood_headers",
+                "flood_parts",
+                "flood_resets",
+                "flood_settings",
+                "flood_windows",
+                "flood_memory",
+                "memory",
+                "protocol",
+                "stuck",
+                "timeout",
+            ),
+            counters.closed_connections,
+        )
+        yield _counter(
             "ratelimit_refused_connections",
             "gRPC connections that were closed before they were served.",
             "reason",

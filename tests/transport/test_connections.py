@@ -11,15 +11,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import hpack
 import pytest
 
 from ratelimit_service.accepting import Guests
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Counters
-from ratelimit_service.transport.h2 import H2Server, server
+from ratelimit_service.transport.h2 import H2Server, frames, server
+from ratelimit_service.transport.h2.frames import PREFACE, FrameType
 from ratelimit_service.transport.tls import TLS
 from tests.service.asking import Asking
 from tests.transport.test_addresses import Files
+from tests.transport.test_h2 import Client
 from tests.transport.test_transports import RULES
 
 
@@ -164,6 +167,30 @@ def test_guests() -> None:
     assert admitted == ["", "", "max_connections_per_peer", "", "", "", "max_connections"]
     guests.leave("a")
     assert guests.admit("a") == ""
+
+
+async def test_the_greediest_is_ended(tmp_path: Path) -> None:
+    """While all connections make us keep too much, the one that does so most is ended."""
+    place = Place(tmp_path, given=False, tls=False, guests=None)
+    memory = place.server._memory
+    clients = [await place.client() for _ in range(3)]
+    for client, size in zip(clients, (100, 16_000, 8_000), strict=True):
+        speaker = Client()
+        speaker.encoder = hpack.Encoder()
+        call = PREFACE + frames.settings({}) + speaker.ack() + speaker.headers()
+        call += frames.frame(FrameType.DATA, 0, 1, b"x" * size)
+        client.setblocking(True)
+        client.sendall(call)
+
+    await until(lambda: memory.held > 24_000, "what they have sent")
+
+    memory.most = 20_000
+    await until(lambda: place.counters.closed_connections == {"memory": 1}, "its end")
+
+    assert place.server.connections == 2
+    for client in clients:
+        client.close()
+    await place.server.stop(0)
 
 
 @contextmanager

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.calls import METHODS
 from ratelimit_service.transport.h2.connection import (
-    MAX_STREAMS,
     Calls,
     Cancelled,
     Connection,
     Event,
 )
+from ratelimit_service.transport.h2.fields import BlockError
 from ratelimit_service.transport.h2.frames import (
     ACK,
     END_HEADERS,
@@ -32,7 +32,8 @@ from ratelimit_service.transport.h2.frames import (
     FrameType,
     Setting,
 )
-from ratelimit_service.transport.h2.headers import BlockError, HeaderReader
+from ratelimit_service.transport.h2.headers import HeaderReader
+from ratelimit_service.transport.h2.limits import MAX_STREAMS
 from tests.conftest import need
 from tests.servers.service import ServiceProcess
 

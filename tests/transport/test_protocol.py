@@ -14,12 +14,8 @@ from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.calls import METHODS
 from ratelimit_service.transport.h2.connection import Event
 from ratelimit_service.transport.h2.frames import ACK, PREFACE, FrameType
-from ratelimit_service.transport.h2.protocol import (
-    BLOCKED_SECONDS,
-    GREETING_SECONDS,
-    PING_SECONDS,
-    Protocol,
-)
+from ratelimit_service.transport.h2.limits import BLOCKED_SECONDS, GREETING_SECONDS, PING_SECONDS
+from ratelimit_service.transport.h2.protocol import Protocol
 from ratelimit_service.transport.h2.turns import TURN_US, Turns
 from tests.service.asking import Asking
 from tests.transport.test_h2 import Client, messages

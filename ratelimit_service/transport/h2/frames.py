@@ -10,6 +10,7 @@ from typing import Final
 
 __all__ = [
     "ACK",
+    "DEFAULT_WINDOW",
     "END_HEADERS",
     "END_STREAM",
     "HEADERS",
@@ -34,6 +35,9 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 MAX_FRAME_SIZE: Final = 16_384
 """The largest payload that must be taken, and the largest that we announce (section 4.2)."""
+
+DEFAULT_WINDOW: Final = 65_535
+"""A flow-control window, where nothing else was said (section 6.9.2)."""
 
 MAX_WINDOW: Final = 2**31 - 1
 """The largest flow-control window (section 6.9.1)."""
@@ -80,6 +84,7 @@ class ErrorCode(IntEnum):
     PROTOCOL_ERROR = 1
     INTERNAL_ERROR = 2
     FLOW_CONTROL_ERROR = 3
+    SETTINGS_TIMEOUT = 4
     STREAM_CLOSED = 5
     FRAME_SIZE_ERROR = 6
     REFUSED_STREAM = 7

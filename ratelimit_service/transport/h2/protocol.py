@@ -9,18 +9,14 @@ from typing import Final, cast
 from typing import Protocol as Signature
 
 from ratelimit_service.clock import elapsed_us
+from ratelimit_service.transport.h2.account import Memory
 from ratelimit_service.transport.h2.connection import Connection, Event, Methods
 from ratelimit_service.transport.h2.frames import ErrorCode
+from ratelimit_service.transport.h2.limits import BLOCKED_SECONDS, GREETING_SECONDS, PING_SECONDS
 from ratelimit_service.transport.h2.overload import Backlog
 from ratelimit_service.transport.h2.turns import Turns
 
 __all__ = ["Calls", "Protocol"]
-
-GREETING_SECONDS: Final = 10.0
-"""How long a client may take to speak HTTP/2 at all."""
-
-BLOCKED_SECONDS: Final = 30.0
-"""How long a client may keep its windows shut while answers wait."""
 
 _PIECE_CALLS: Final = 32
 _PIECE_BYTES: Final = 8_192
@@ -28,9 +24,6 @@ _PIECE_BYTES: Final = 8_192
 
 _INBOX_BYTES: Final = 262_144
 """A client of which so much waits to be handled is not read from."""
-
-PING_SECONDS: Final = 30.0
-"""How often a silent client is asked whether it is there, and how long it has to answer."""
 
 
 class Calls(Signature):
@@ -55,8 +48,12 @@ class Protocol(asyncio.Protocol):
         methods: Methods,
         turns: Turns,
         closed: Callable[[Protocol], None],
+        memory: Memory | None = None,
     ) -> None:
-        """`closed` is called once, when the connection is gone."""
+        """`closed` is called once, when the connection is gone.
+
+        `memory` is what all connections share.
+        """
         self._loop = asyncio.get_running_loop()
         self._calls = calls
         self._turns = turns
@@ -82,8 +79,10 @@ class Protocol(asyncio.Protocol):
         self._writing_paused = self._reading_paused = False
         self._opened_at = self._heard_at = self._loop.time()
         self._blocked_since: float | None = None
+        self._delivered = 0
+        """What the client had taken of our answers when it was last looked at."""
         self._pinged_at: float | None = None
-        self.connection = Connection(methods)
+        self.connection = Connection(methods, memory)
         self.made = False
         """Whether the connection was made: with TLS, when both have agreed."""
 
@@ -159,18 +158,20 @@ class Protocol(asyncio.Protocol):
         """Called by asyncio."""
         self._transport = None
         self.connection.closing = True
+        self.connection.forget()
         self._forget_inbox()
         self._calls.forget(self)
         self._closed(self)
 
     def pause_writing(self) -> None:
         """Called by asyncio: a client that does not read is not read from."""
-        self._writing_paused = True
+        self._writing_paused = self.connection.congested = True
         self._pause_reading()
 
     def resume_writing(self) -> None:
         """Called by asyncio."""
-        self._writing_paused = False
+        self._writing_paused = self.connection.congested = False
+        self._more = self.connection.has_more
         self._ask_for_a_turn()
         if not self._waiting:
             self._resume_reading()
@@ -216,12 +217,13 @@ class Protocol(asyncio.Protocol):
     def look(self, now: float, max_age: float) -> None:
         """Gives up what hangs, asks what is silent, ends what is old; call it once a second."""
         connection = self.connection
-        connection.calm()
+        connection.tick()
         if not connection.greeted:
             if now - self._opened_at > GREETING_SECONDS:
-                connection.abandon(ErrorCode.PROTOCOL_ERROR, "nothing was said")
+                connection.abandon(ErrorCode.PROTOCOL_ERROR, "nothing was said", "timeout")
         elif self._is_stuck(now):
-            connection.abandon(ErrorCode.ENHANCE_YOUR_CALM, "answers cannot be delivered")
+            text = "answers cannot be delivered"
+            connection.abandon(ErrorCode.ENHANCE_YOUR_CALM, text, "stuck")
             self.flush()
             self.abort()
         elif self._pinged_at is not None:
@@ -238,6 +240,8 @@ class Protocol(asyncio.Protocol):
         if not self.connection.blocked:
             self._blocked_since = None
             return False
-        if self._blocked_since is None:
+        if self._blocked_since is None or self._delivered != self.connection.delivered:
+            # One that takes its answers slowly, but takes them, is served.
             self._blocked_since = now
+            self._delivered = self.connection.delivered
         return now - self._blocked_since > BLOCKED_SECONDS

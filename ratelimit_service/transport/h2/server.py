@@ -15,7 +15,10 @@ from ratelimit_service.accepting import Acceptor, Guests
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Counters
 from ratelimit_service.service import Service
+from ratelimit_service.transport.h2.account import Memory
 from ratelimit_service.transport.h2.calls import METHODS, METHODS_UNREFLECTED, ServiceCalls
+from ratelimit_service.transport.h2.frames import ErrorCode
+from ratelimit_service.transport.h2.limits import HANDSHAKE_SECONDS
 from ratelimit_service.transport.h2.overload import Overload
 from ratelimit_service.transport.h2.protocol import Protocol
 from ratelimit_service.transport.h2.turns import Turns
@@ -31,8 +34,11 @@ _LOOK_SECONDS = 1.0
 _FILES_KEPT = 128
 """Files that connections leave for the HTTP port, the store and all else."""
 
-HANDSHAKE_SECONDS = 5.0
-"""How long a client may take to agree on TLS, and to take its leave."""
+_LOOKED_AT_ONCE = 64
+"""Connections that are looked at before others have their turn."""
+
+_LOG_EVERY_SECONDS = 10.0
+"""How often the log speaks of connections that were ended for what their clients did."""
 
 
 class H2Server:
@@ -68,6 +74,9 @@ class H2Server:
         self._turns = Turns()
         self._methods = METHODS if reflection else METHODS_UNREFLECTED
         self._max_age = max_connection_age_us / 1_000_000
+        self._memory = Memory()
+        self._logged_at = -_LOG_EVERY_SECONDS
+        self._unlogged = 0
         self._protocols: dict[Protocol, float] = {}
         """Connections, those included that are just being made, and how old each may get."""
         self._sockets: list[socket.socket] = []
@@ -101,7 +110,8 @@ class H2Server:
             self._changed()
             return
         closed = partial(self._disconnected, gone)
-        protocol = Protocol(self._calls, self._methods, self._turns, closed)
+        protocol = Protocol(self._calls, self._methods, self._turns, closed, self._memory)
+        self._memory.connections += 1
         if self._stopping:
             protocol.connection.shut_down()
         # Jitter, so that connections made together do not end together.
@@ -165,18 +175,57 @@ class H2Server:
                 protocol.connection_lost(None)
 
     def _disconnected(self, gone: Callable[[], None], protocol: Protocol) -> None:
-        self._protocols.pop(protocol, None)
+        if self._protocols.pop(protocol, None) is not None:
+            self._memory.connections -= 1
+        reason = protocol.connection.reason
+        if reason:
+            self._counters.closed_connections[reason] += 1
+            self._say(reason)
         gone()
         self._changed()
         self._tell_if_empty()
+
+    def _say(self, reason: str) -> None:
+        """Tells the log of an ended connection, if it has not just told of others."""
+        self._unlogged += 1
+        now = self._loop.time()
+        if now - self._logged_at >= _LOG_EVERY_SECONDS:
+            log.warning(
+                "%d connections were ended since their clients broke a bound or a rule, "
+                "the last one for %s: see ratelimit_closed_connections_total",
+                self._unlogged,
+                reason,
+            )
+            self._logged_at, self._unlogged = now, 0
 
     def _tell_if_empty(self) -> None:
         if not self.connections:
             self._emptied.set()
 
     def _look(self) -> None:
+        """Looks at every connection, some at a time; begins anew a second later."""
         self._overload.look()
+        self._cut_the_greediest()
+        self._look_on(list(self._protocols), 0)
+
+    def _look_on(self, protocols: list[Protocol], start: int) -> None:
         now = self._loop.time()
-        for protocol, max_age in list(self._protocols.items()):
-            protocol.look(now, max_age)
-        self._looking = self._loop.call_later(_LOOK_SECONDS, self._look)
+        stop = start + _LOOKED_AT_ONCE
+        for protocol in protocols[start:stop]:
+            max_age = self._protocols.get(protocol)
+            if max_age is not None:
+                protocol.look(now, max_age)
+        if stop < len(protocols):
+            self._looking = self._loop.call_later(0, self._look_on, protocols, stop)
+        else:
+            self._looking = self._loop.call_later(_LOOK_SECONDS, self._look)
+
+    def _cut_the_greediest(self) -> None:
+        """Ends the connection that makes us keep most, while all make us keep too much."""
+        memory = self._memory
+        if memory.held > memory.most:
+            greediest = max(self._protocols, key=lambda each: each.connection.held)
+            text = "too much is kept for this connection"
+            greediest.connection.abandon(ErrorCode.ENHANCE_YOUR_CALM, text, "memory")
+            greediest.flush()
+            greediest.abort()

@@ -1,0 +1,68 @@
+"""What one connection costs beyond its calls, and what it makes us keep; both are bounded.
+
+Costs are charged by what things cost (`costs`), answered calls make up for some. What must not
+live here: frames.
+"""
+
+from __future__ import annotations
+
+from ratelimit_service.transport.h2.costs import BUDGET_US
+from ratelimit_service.transport.h2.frames import ErrorCode
+from ratelimit_service.transport.h2.limits import ALL_HELD_BYTES, HELD_BYTES
+
+__all__ = ["Account", "ConnectionFaultError", "Memory"]
+
+
+class ConnectionFaultError(Exception):
+    """Ends the connection with GOAWAY. `reason` is the word under which it is counted."""
+
+    def __init__(self, code: ErrorCode, text: str, reason: str = "protocol") -> None:
+        super().__init__(text)
+        self.code = code
+        self.reason = reason
+
+
+class Memory:
+    """What all connections of a process make us keep, in bytes."""
+
+    def __init__(self, most: int = ALL_HELD_BYTES) -> None:
+        self.most = most
+        self.held = 0
+        self.connections = 0
+
+    @property
+    def share(self) -> int:
+        """What one connection may make us keep while all together keep too much."""
+        return self.most // max(1, self.connections)
+
+
+class Account:
+    """What a connection has cost in this second, and what is kept for it."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._spent_us = 0
+        self.held = 0
+        """Bytes kept for the client: messages that are not whole, answers that wait."""
+
+    def _spend(self, cost_us: int, reason: str) -> None:
+        """Charges what brings nothing. Raises ConnectionFaultError above the budget."""
+        self._spent_us += cost_us
+        if self._spent_us > BUDGET_US:
+            text = f"too much work for nothing: {reason}"
+            raise ConnectionFaultError(ErrorCode.ENHANCE_YOUR_CALM, text, f"flood_{reason}")
+
+    def _hold(self, size: int) -> None:
+        """Keeps so many bytes more, or less."""
+        self.held += size
+        self._memory.held += size
+
+    @property
+    def _holds_too_much(self) -> bool:
+        held, memory = self.held, self._memory
+        return held > HELD_BYTES or (memory.held > memory.most and held > memory.share)
+
+    def forget(self) -> None:
+        """The connection is gone: nothing is kept for it."""
+        self._memory.held -= self.held
+        self.held = 0

@@ -1,0 +1,118 @@
+"""What a connection hands on, and what it knows of a stream. No behaviour beyond that."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
+
+from ratelimit_service.transport.h2.frames import FrameType
+from ratelimit_service.transport.h2.headers import ENCODINGS, Head
+from ratelimit_service.transport.h2.limits import STREAM_WINDOW
+
+__all__ = ["Calls", "Cancelled", "Ended", "Event", "Message", "Methods", "Readable", "Stream"]
+
+
+@dataclass(frozen=True, slots=True)
+class Methods:
+    """The paths that are served. Calls of streaming methods give each message as it comes."""
+
+    unary: frozenset[bytes] = frozenset()
+    streaming: frozenset[bytes] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Complete unary calls with the same headers: their one message has come, no more will."""
+
+    head: Head
+    stream_ids: list[int]
+    messages: list[bytes]
+
+
+class Message(NamedTuple):
+    """One message of a call on a streaming path. The next one comes when it is answered."""
+
+    stream_id: int
+    path: bytes
+    message: bytes
+
+
+class Ended(NamedTuple):
+    """The client sends no more messages on a streaming path."""
+
+    stream_id: int
+
+
+class Cancelled(NamedTuple):
+    """The client does not want the answer any more."""
+
+    stream_id: int
+
+
+Event = Calls | Message | Ended | Cancelled
+
+
+class Readable(Enum):
+    """Whether a request is a gRPC call that we can read."""
+
+    YES = auto()
+    NO_GRPC = auto()
+    ENCODING = auto()
+    UNKNOWN = auto()
+    """It calls a method that is not served."""
+    ENOUGH = auto()
+    """It has been handed on or answered as it is."""
+
+
+def _readable(head: Head, methods: Methods) -> Readable:
+    if head.method != b"POST" or not head.content_type.startswith(b"application/grpc"):
+        return Readable.NO_GRPC
+    if head.encoding not in ENCODINGS:
+        return Readable.ENCODING
+    if head.path not in methods.unary and head.path not in methods.streaming:
+        return Readable.UNKNOWN
+    return Readable.YES
+
+
+class Stream:
+    """What is known of one open stream."""
+
+    __slots__ = (
+        "answered",
+        "asking",
+        "body",
+        "credit",
+        "ended",
+        "head",
+        "held",
+        "readable",
+        "receive_window",
+        "received",
+        "since",
+        "streaming",
+        "waiting",
+    )
+
+    def __init__(self, head: Head, methods: Methods) -> None:
+        self.head = head
+        self.body = bytearray()
+        self.received = 0
+        self.ended = False
+        """Whether the client has said all."""
+        self.answered = False
+        """Whether our headers are sent."""
+        self.asking = False
+        """Whether a message of it has been handed on that is not answered."""
+        self.streaming = head.path in methods.streaming
+        self.readable = _readable(head, methods)
+        self.credit = 0
+        """What its send window has more than the one that all new streams have."""
+        self.receive_window = STREAM_WINDOW
+        self.since = 0
+        """The second in which it was opened, or last brought a message."""
+        self.held = 0
+        """What is kept for it, in bytes."""
+        self.waiting: deque[tuple[FrameType, bytes, bool]] = deque()
+        """What flow control holds back: type, payload and whether the stream ends with it."""
