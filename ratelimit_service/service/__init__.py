@@ -25,7 +25,16 @@ from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.service.decisions import DecisionLog
 from ratelimit_service.service.memo import Memo
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import AT_ONCE, NEVER, Outcomes, Store, Wanted, always, wanted_at
+from ratelimit_service.stores import (
+    AT_ONCE,
+    FAILED,
+    NEVER,
+    Outcomes,
+    Store,
+    Wanted,
+    always,
+    wanted_at,
+)
 
 __all__ = ["AT_ONCE", "NEVER", "Answer", "Refusal", "Service"]
 
@@ -311,6 +320,9 @@ class Service:
         if isinstance(asked, Refusal):
             return asked
         if asked.hits and not outcomes:
+            if outcomes is FAILED:  # the store has logged why
+                self._counters.refusals["internal"] += 1
+                return _FAILED
             self._counters.refusals["abandoned"] += 1
             return _ABANDONED
         try:

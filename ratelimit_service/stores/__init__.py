@@ -7,12 +7,18 @@ from typing import Final, Protocol
 
 from ratelimit_service.model import Hit, Outcome
 
-__all__ = ["AT_ONCE", "NEVER", "Outcomes", "Store", "Wanted", "always", "wanted_at"]
+__all__ = ["AT_ONCE", "FAILED", "NEVER", "Outcomes", "Store", "Wanted", "always", "wanted_at"]
 
 Outcomes = Sequence[Outcome | None]
 """One for each hit of a request, in order; None where the store gave no answer in time.
 
-Empty for a request that was not charged, since its caller did not want it any more.
+Empty for a request that was not charged, since its caller did not want it any more. `FAILED` for
+one that the store could not settle.
+"""
+
+FAILED: Final[Outcomes] = []
+"""In place of a request's outcomes: a fault of the store's own, which is in the log. Nothing of the
+request was counted, and no failure policy applies to it. It is known by its identity.
 """
 
 Wanted = Callable[[int], bool]

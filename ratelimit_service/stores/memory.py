@@ -11,11 +11,12 @@ from typing import Final
 
 from ratelimit_service.algorithms import ALGORITHMS, State, settle
 from ratelimit_service.algorithms.fixed_window import passing
+from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import Clock, now_us
 from ratelimit_service.health import Health
 from ratelimit_service.model import Anchor, Hit, Measure, Outcome
 from ratelimit_service.observer import Counters
-from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
+from ratelimit_service.stores import FAILED, NEVER, Outcomes, Wanted, always
 from ratelimit_service.stores.damage import Damage
 
 __all__ = ["MemoryStore"]
@@ -103,6 +104,7 @@ class MemoryStore:
             tables *= 2
         self._tables: list[_Table] = [{} for _ in range(tables)]
         self._damage = Damage(counters)
+        self._bugs = Bugs()
         self._size = 0
         self._bulk = 0
         """The counters that large states count for beside themselves."""
@@ -125,17 +127,36 @@ class MemoryStore:
         wanted: Wanted = always,  # noqa: ARG002 -- nothing waits here
         deadline_us: int = NEVER,  # noqa: ARG002
     ) -> None:
-        """Settles the requests one after the other, at one moment, and calls `done` at once."""
+        """Settles the requests one after the other, at one moment, and calls `done` at once.
+
+        A request that cannot be settled, by a fault of ours, is `FAILED`; it costs no other.
+        """
         now = self._clock()
         if self._crowded_until_us and now >= self._crowded_until_us:
             self._crowded_until_us = 0
             self._health.recover("store")
-        outcomes = [self._charge(hits, now) for hits in requests]
-        for _ in range(max(_MOST_OUT, self._size - self._max_counters)):
-            if self._size + self._bulk <= self._max_counters:
-                break
-            self._evict(now, ())
+        outcomes: list[Outcomes] = []
+        rest = iter(requests)
+        while len(outcomes) < len(requests):
+            try:
+                for hits in rest:
+                    outcomes.append(self._charge(hits, now))  # noqa: PERF401 -- kept if one fails
+            except Exception as error:
+                self._bugs.note("a request could not be counted in memory", error)
+                outcomes.append(FAILED)
+        if self._size + self._bulk > self._max_counters:
+            self._make_room(now)
         done(outcomes)
+
+    def _make_room(self, now: int) -> None:
+        """Puts out counters if those of a batch have grown beyond the bound."""
+        try:
+            for _ in range(max(_MOST_OUT, self._size - self._max_counters)):
+                if self._size + self._bulk <= self._max_counters:
+                    break
+                self._evict(now, ())
+        except Exception as error:  # it must not cost what has been counted its answers
+            self._bugs.note("counters could not be put out of memory", error)
 
     def _charge(self, hits: Sequence[Hit], now: int) -> Outcomes:
         """Charges hit after hit while each passes, which is what nearly always happens.
@@ -147,46 +168,50 @@ class MemoryStore:
         undo: list[tuple[_Counter, State | None]] = []
         new: list[tuple[_Table, bytes]] = []
         state: State | None
-        for key, measure, addend, _, _, refund, lease, _, _, _ in hits:
-            table = tables[hash(key) & mask]
-            counter = table.get(key)
-            if counter is None and self._size + self._bulk >= self._max_counters:
-                return self._settle_anew(hits, now, undo, new)
-            algorithm, limit, window_us, _, _, anchor, _, _, _ = measure
-            if algorithm == "fixed_window" and anchor is _CLOCK and addend and not refund:
-                number = counter.number if counter is not None else -1
-                number, left, reset_us = passing(number, now, addend, limit, window_us)
-                if left < 0 or (counter is not None and counter.packed is not None):
+        try:
+            for key, measure, addend, _, _, refund, lease, _, _, _ in hits:
+                table = tables[hash(key) & mask]
+                counter = table.get(key)
+                if counter is None and self._size + self._bulk >= self._max_counters:
                     return self._settle_anew(hits, now, undo, new)
-                if counter is None:
+                algorithm, limit, window_us, _, _, anchor, _, _, _ = measure
+                if algorithm == "fixed_window" and anchor is _CLOCK and addend and not refund:
+                    number = counter.number if counter is not None else -1
+                    number, left, reset_us = passing(number, now, addend, limit, window_us)
+                    if left < 0 or (counter is not None and counter.packed is not None):
+                        return self._settle_anew(hits, now, undo, new)
+                    if counter is None:
+                        self._sweep(table, now)
+                        table[key] = _Counter(number, measure)
+                        self._size += 1
+                        new.append((table, key))
+                    else:
+                        if len(hits) > 1:
+                            undo.append((counter, counter.number))
+                        counter.number = number
+                        counter.measure = measure
+                    outcomes.append(_outcome((False, left, reset_us, addend, False)))
+                    continue
+                before = counter.get() if counter is not None else None
+                passed, state, left, reset_us, _, counted, damaged = _CHARGE[algorithm](
+                    before, now, addend, measure, False, lease
+                )
+                if refund or not passed or damaged:
+                    return self._settle_anew(hits, now, undo, new)
+                if counter is not None:
+                    undo.append((counter, before))
+                    counter.set(state)
+                    counter.measure = measure
+                    self._bulk += _bulk(state) - _bulk(before)
+                elif state is not None:
                     self._sweep(table, now)
-                    table[key] = _Counter(number, measure)
+                    table[key] = _Counter(state, measure)
                     self._size += 1
                     new.append((table, key))
-                else:
-                    if len(hits) > 1:
-                        undo.append((counter, counter.number))
-                    counter.number = number
-                    counter.measure = measure
-                outcomes.append(_outcome((False, left, reset_us, addend, False)))
-                continue
-            before = counter.get() if counter is not None else None
-            passed, state, left, reset_us, _, counted, damaged = _CHARGE[algorithm](
-                before, now, addend, measure, False, lease
-            )
-            if refund or not passed or damaged:
-                return self._settle_anew(hits, now, undo, new)
-            if counter is not None:
-                undo.append((counter, before))
-                counter.set(state)
-                counter.measure = measure
-                self._bulk += _bulk(state) - _bulk(before)
-            elif state is not None:
-                self._sweep(table, now)
-                table[key] = _Counter(state, measure)
-                self._size += 1
-                new.append((table, key))
-            outcomes.append(_outcome((False, left, reset_us, counted, False)))
+                outcomes.append(_outcome((False, left, reset_us, counted, False)))
+        except Exception:
+            self._take_back(undo, new)
+            raise
         return outcomes
 
     def _settle_anew(
@@ -197,13 +222,21 @@ class MemoryStore:
         new: list[tuple[_Table, bytes]],
     ) -> Outcomes:
         """Takes back what was charged of a request so far, and settles it by the rule."""
+        self._take_back(undo, new)
+        return self._settle(hits, now)
+
+    def _take_back(
+        self, undo: list[tuple[_Counter, State | None]], new: list[tuple[_Table, bytes]]
+    ) -> None:
+        """Undoes what was charged of a request; a second time it does nothing."""
         for changed, earlier in reversed(undo):
             self._bulk += _bulk(earlier) - _bulk(changed.get())
             changed.set(earlier)
         for table, key in new:
             del table[key]
         self._size -= len(new)
-        return self._settle(hits, now)
+        undo.clear()
+        new.clear()
 
     def state(self, key: bytes) -> State | None:
         """What is kept of a counter."""
@@ -291,12 +324,12 @@ class MemoryStore:
         What was counted now is never over: it still counts, or lies in the future, a moment ago.
         """
         then = now - _SLACK_US
-        for key in table:
-            counter = table.pop(key)
+        for key, counter in table.items():
             measure = counter.measure
             if measure[3] > 1:
                 measure = measure._replace(rate=1)  # what may yet be its rule's
             peek = _CHARGE[measure[0]](counter.get(), then, 0, measure, False, b"")
+            del table[key]
             if peek.left < measure[1] or not peek.passed or peek.damaged:
                 table[key] = counter
             else:

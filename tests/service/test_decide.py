@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.errors import StatusCode
+from ratelimit_service.health import Health
 from ratelimit_service.model import (
     MAX_ADDEND,
     Code,
@@ -21,12 +22,13 @@ from ratelimit_service.model import (
     Status,
     Unit,
 )
+from ratelimit_service.observer import Counters
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.service import Refusal, Service
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import Outcomes
+from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
 from ratelimit_service.stores.memory import MemoryStore
-from ratelimit_service.wire import encode_request
+from ratelimit_service.wire import decode_decision, encode_request
 from tests.service.asking import Asking, Away, descriptor
 from tests.stores.cases import MINUTE
 
@@ -633,6 +635,46 @@ async def test_fault_of_ours_is_one_refusal(asking: Ask, caplog: pytest.LogCaptu
     assert answers[1].code is StatusCode.INTERNAL
     assert "KeyError" in caplog.text
     assert [isinstance(answer, bytes) for answer in answers] == [True, False, True]
+
+
+class Unsettled(Away):
+    """A memory store that is asked for what it does not know where a key says so."""
+
+    def __init__(self) -> None:
+        self._memory = MemoryStore(9, Counters(), Health())
+
+    def charge(
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Callable[[list[Outcomes]], None],
+        wanted: Wanted = always,
+        deadline_us: int = NEVER,
+    ) -> None:
+        odd = [
+            [one._replace(measure=one.measure._replace(algorithm="none")) for one in hits]
+            if b"broken" in hits[0].key
+            else hits
+            for hits in requests
+        ]
+        self._memory.charge(odd, done, wanted, deadline_us)
+
+
+async def test_fault_in_counting_is_one_refusal(
+    asking: Ask, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request that the memory store fails to count is refused, whatever its policy."""
+    service = asking(USER, store=Unsettled())
+
+    users = ("x", "broken", "x")
+    requests = [Request("edge", (descriptor(f"user={user}"),)) for user in users]
+
+    answers = await service.service.decide([encode_request(request) for request in requests])
+
+    codes = [one.code if isinstance(one, Refusal) else decode_decision(one).code for one in answers]
+    assert codes == [OK, StatusCode.INTERNAL, OK]
+    assert (await service.ask("user=x")).code is OVER
+    assert service.counters.refusals == {"internal": 1}
+    assert "KeyError: 'none'" in caplog.text
 
 
 @pytest.mark.parametrize(

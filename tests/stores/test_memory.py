@@ -7,6 +7,7 @@ import pytest
 from ratelimit_service.health import Health
 from ratelimit_service.model import Calendar, Hit, Limit, Unit
 from ratelimit_service.observer import Counters
+from ratelimit_service.stores import FAILED
 from ratelimit_service.stores.memory import MemoryStore
 from tests.stores import algorithms
 from tests.stores.cases import MINUTE, SECOND, charged, hit
@@ -199,3 +200,44 @@ async def test_a_request_puts_out_none_of_its_own(clock: Time, max_counters: int
     assert [outcome.left for outcome in outcomes if outcome] == [4] * 7 + [3] + [3] * 7 + [2]
     assert len(store) == max_counters
     assert counters.evictions == ({"live": 7} if max_counters == 1 else {})
+
+
+UNKNOWN = hit(key="unknown")._replace(measure=hit().measure._replace(algorithm="none"))
+
+
+@pytest.mark.parametrize("max_counters", [1, 1_000], ids=["full", "roomy"])
+async def test_fault_of_ours_is_of_one_request(clock: Time, max_counters: int) -> None:
+    """A request that cannot be settled counts nothing; those before and behind it are counted."""
+    store, _, _ = small_store(clock, max_counters)
+    log = algorithms.hit(Limit(5, Unit.MINUTE, algorithm="sliding_log"), key="log")
+    failing = [
+        [UNKNOWN],
+        [hit(3), UNKNOWN],
+        [hit(), log, hit(key="new"), UNKNOWN],
+        [hit(refund=True), UNKNOWN],
+        [hit(6), UNKNOWN],
+    ]
+    requests = [each for bad in failing for each in ([hit()], bad)]
+
+    outcomes = await charged(store, requests)
+
+    assert [each is FAILED for each in outcomes] == [False, True] * 5
+    assert [each[0].left for each in outcomes[::2] if each[0]] == [4, 3, 2, 1, 0]
+    assert (len(store), store._bulk) == (1, 0)
+
+
+async def test_fault_of_ours_in_making_room(clock: Time) -> None:
+    """A counter that cannot be judged costs no request that has been counted its outcome."""
+    store, _, _ = small_store(clock, 2)
+    log = algorithms.hit(Limit(1_000, Unit.HOUR, algorithm="sliding_log"))
+    await fill(store, hit(key="odd"), log)
+    odd = store._tables[0][hit(key="odd").key]
+    odd.measure = UNKNOWN.measure
+
+    outcomes = []
+    for _ in range(100):
+        clock.now_us += MINUTE // 100
+        outcomes += await charged(store, [[log]])
+
+    assert store._bulk > 0
+    assert [outcome.left for (outcome,) in outcomes if outcome] == list(range(998, 898, -1))
