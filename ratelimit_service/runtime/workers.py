@@ -163,7 +163,7 @@ class Workers:
     def _surplus(self) -> list[WorkerProcess]:
         """Those for whom there is a newer one of the same number, or no need any more."""
         serving = [worker for worker in self._all if worker.serves]
-        newest = {worker.number: worker for worker in serving if worker.number <= self._count}
+        newest = {worker.number: worker for worker in serving if self._needs(worker.number)}
         return [worker for worker in serving if newest.get(worker.number) is not worker]
 
     async def stop(self, grace_us: int) -> None:
@@ -312,10 +312,11 @@ class Workers:
             return
         if worker.ready.is_set():
             log.error(
-                "worker %d (pid %d) %s: another is started; %d connections broke",
+                "worker %d (pid %d) %s: %s; %d connections broke",
                 worker.number,
                 worker.pid,
                 "hung and was killed" if worker.why == "hung" else ended,
+                "another is started" if self._needs(worker.number) else "no other is needed",
                 worker.load,
             )
             await self._start_again(worker)
@@ -326,7 +327,7 @@ class Workers:
         self._tell_health()
         young = worker.age_us < _YOUNG_SECONDS * 1_000_000
         failures = self._failures[number] = self._failures.get(number, 0) + 1 if young else 0
-        while not self._stopping and not self._successor(number):
+        while self._needs(number) and not self._stopping and not self._successor(number):
             if failures > 1:
                 pause = min(_PAUSE_SECONDS * 2**failures, _LONGEST_PAUSE_SECONDS)
                 await asyncio.sleep(pause)
@@ -338,10 +339,16 @@ class Workers:
                 log.error("%s", error)  # noqa: TRY400 -- it says all
             else:
                 await new.settled()
+                if new in self._surplus():  # a rolling restart has filled the place meanwhile
+                    await new.retire(self._settings.grace_us)
                 if new.ready.is_set() or self._stopping:
                     return
                 log.error("worker %d cannot start: %s", number, new.failure)
             failures = self._failures[number] = max(2, failures + 1)
+
+    def _needs(self, number: int) -> bool:
+        """Whether there is to be a worker of this number: a restart may leave fewer."""
+        return number <= self._count
 
     def _successor(self, number: int) -> WorkerProcess | None:
         """The one that fills a place and is to stay there; it may just be starting."""
@@ -422,11 +429,12 @@ class Workers:
         log.warning("worker %d (pid %d) was told to end", worker.number, worker.pid)
         while not self._stopping:
             successor = self._successor(worker.number)
-            if successor is None:
+            if successor is None and self._needs(worker.number):
                 await self._start_again(worker)
                 continue
-            await successor.settled()
-            if successor.serves:
+            if successor is not None:
+                await successor.settled()
+            if successor is None or successor.serves:
                 worker.why = "replaced"
                 worker.leave(self._settings.grace_us, draining=False)
                 return

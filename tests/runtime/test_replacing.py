@@ -1,0 +1,164 @@
+"""Which workers there are when deaths and a rolling restart meet, in whatever order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from ratelimit_service.accepting import Guests
+from ratelimit_service.health import Health
+from ratelimit_service.observer import Counters
+from ratelimit_service.rules.rulebook import Rulebook
+from ratelimit_service.runtime import workers as module
+from ratelimit_service.runtime.channel import Kind, Received
+from ratelimit_service.runtime.worker_process import WorkerProcess
+from ratelimit_service.runtime.workers import Workers
+from ratelimit_service.settings import Settings
+
+
+class Fake(WorkerProcess):
+    """A worker without a process: it serves and dies when a test says so."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number, os.getpid(), *socket.socketpair())
+
+    @classmethod
+    def spawn(cls, number: int) -> Fake:
+        return cls(number)
+
+    async def listen(self, received: Received) -> None:
+        self._received = received
+
+    def serve(self) -> None:
+        self._received(Kind.READY, b"")
+
+    def ask_to_leave(self) -> None:
+        self._received(Kind.LEAVING, b"")
+
+    def leave(self, grace_us: int, *, draining: bool) -> None:
+        self.leaving = True
+        self.lost.set()
+
+    def kill(self) -> None:
+        self.lost.set()
+
+    async def exited(self) -> None:
+        await self.lost.wait()
+
+    def bury(self) -> str:
+        self._messages.close()
+        self.connections.close()
+        self.ended.set()
+        return "died"
+
+
+class Fixture:
+    def __init__(self) -> None:
+        self.workers = self.of(2)
+
+    def of(self, count: int) -> Workers:
+        return Workers(
+            Settings(),
+            count,
+            Counters(),
+            Health(),
+            Rulebook(),
+            Guests(),
+            lambda: None,
+            lambda _: None,
+        )
+
+    async def start(self) -> None:
+        starting = asyncio.create_task(self.workers.start())
+        await self.until(lambda: len(self.all) == 2)
+        for worker in self.all:
+            worker.serve()
+        await starting
+
+    @property
+    def all(self) -> list[Fake]:
+        return [worker for worker in self.workers._all if isinstance(worker, Fake)]
+
+    @property
+    def numbers(self) -> list[int]:
+        return [worker.number for worker in self.all]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def fixture(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fixture]:
+    monkeypatch.setattr(module, "WorkerProcess", Fake)
+    monkeypatch.setattr(module, "_YOUNG_SECONDS", 0.0)
+    fixture = Fixture()
+    yield fixture
+    await fixture.workers.stop(1_000_000)
+    for task in list(fixture.workers._tasks):
+        task.cancel()
+
+
+@pytest.mark.parametrize("later", [0, 1], ids=["the one after the death", "the restart's"])
+async def test_worker_that_dies_before_its_turn_in_a_restart(fixture: Fixture, later: int) -> None:
+    """If a death and a restart both start a worker of a number, one stays, whichever is later."""
+    await fixture.start()
+    _, second = fixture.all
+    restart = asyncio.create_task(fixture.workers.replace())
+    await fixture.until(lambda: fixture.numbers == [1, 2, 1])
+    second.kill()
+    await fixture.until(lambda: fixture.numbers == [1, 1, 2])
+    fixture.all[1].serve()
+    await fixture.until(lambda: fixture.numbers == [1, 2, 2])
+    _, *both = fixture.all
+
+    both[1 - later].serve()
+    await fixture.until(lambda: both[1 - later].serves and (later == 1 or restart.done()))
+    both[later].serve()
+
+    assert await restart == ""
+    await fixture.until(lambda: fixture.numbers == [1, 2])
+    assert all(worker.serves for worker in fixture.all)
+    assert fixture.all[1] is both[1]
+
+
+async def test_worker_that_was_told_to_end_before_its_turn_in_a_restart(fixture: Fixture) -> None:
+    """If a worker is told to end while a restart replaces it, one successor stays."""
+    await fixture.start()
+    restart = asyncio.create_task(fixture.workers.replace())
+    await fixture.until(lambda: fixture.numbers == [1, 2, 1])
+    fixture.all[1].ask_to_leave()
+    await fixture.until(lambda: fixture.numbers == [1, 2, 1, 2])
+    fixture.all[2].serve()
+    await fixture.until(lambda: fixture.numbers == [2, 1, 2, 2])
+    early, late = fixture.all[2:]
+
+    late.serve()
+    await fixture.until(restart.done)
+    early.serve()
+
+    await fixture.until(lambda: fixture.numbers == [1, 2])
+    assert fixture.all[1] is late
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["dies", "is told to end"])
+async def test_worker_that_is_not_needed_any_more(fixture: Fixture, told: bool) -> None:
+    """Nothing takes the place of a worker beyond the number that there is to be."""
+    await fixture.start()
+    fixture.workers._count = 1  # as after a restart that leaves fewer
+    second = fixture.all[1]
+
+    if told:
+        second.ask_to_leave()
+    else:
+        second.kill()
+
+    await fixture.until(second.ended.is_set)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert fixture.numbers == [1]
