@@ -69,6 +69,7 @@ bench: $(VENV)/.developing $(COMPILED)/.compiled tools
 	@$(BIN)/python -m benchmarks.algorithms
 	@$(BIN)/python -m benchmarks.shards
 	@$(BIN)/python -m benchmarks.restarts
+	@$(BIN)/python -m benchmarks.overload
 
 faults: $(VENV)/.developing tools
 	@$(BIN)/python -m benchmarks.faults

@@ -52,6 +52,9 @@ BLOCK = NO_TABLE + b"".join(
     )
 )
 
+BY_POLICY = b"by_policy"
+"""Stands once in the metadata of an answer that was decided without a count."""
+
 Call = tuple[bytes, bytes, bytes]
 """A call's two frames but for the two places of its stream's number, and its body."""
 
@@ -88,10 +91,17 @@ def traced() -> Iterator[Call]:
     return cycle([call(NO_TABLE + bytes.fromhex(block), body(1, 1)) for block in recorded])
 
 
-def uniform() -> Iterator[Call]:
+def uniform(block: bytes = BLOCK) -> Iterator[Call]:
     """A million keys, each as likely, the same in both descriptors."""
+    return cycle([call(block, message) for message in uniform_bodies()])
+
+
+def uniform_bodies() -> Iterator[bytes]:
+    """Its requests, which are all of the same length."""
     chance = random.Random(1)
-    return cycle([call(BLOCK, body(key, key)) for key in chance.choices(range(KEYS), k=PREPARED)])
+    made = body(0, 0)
+    for key in chance.choices(range(KEYS), k=PREPARED):
+        yield made.replace(b"-000000000", b"-%09d" % key)
 
 
 def zipf() -> Iterator[Call]:
@@ -150,6 +160,8 @@ class Caller(asyncio.Protocol):
         self._first_bytes = self._last_bytes = 0
         self.ended = self.messages = 0
         """How many calls have ended, and how many of them with a message: the rest failed."""
+        self.by_policy = 0
+        """How many answers say that they were decided without a count."""
         self.answered: Callable[[int], None] = lambda _: None
 
     @property
@@ -210,6 +222,7 @@ class Caller(asyncio.Protocol):
                 raise SystemExit(f"load.py: the server gave up: {data[at:stop]!r}")
             at = stop
         self._rest = data[at:]
+        self.by_policy += data.count(BY_POLICY, 0, at)
         if done:
             self.ended += done
             self.answered(done)
@@ -315,6 +328,8 @@ async def measure(arguments: argparse.Namespace) -> dict[str, float]:
     else:
         await asyncio.sleep(arguments.seconds * WARM_UP)
         del latencies[:]
+        for caller in callers:
+            caller.by_policy = 0
     wall, cpu = time.perf_counter(), time.process_time()
     if not arguments.count:
         await asyncio.sleep(arguments.seconds)
@@ -333,6 +348,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, float]:
         "p99_ms": percentile(0.99),
         "p999_ms": percentile(0.999),
         "failed": sum(caller.ended - caller.messages for caller in callers),
+        "by_policy": sum(caller.by_policy for caller in callers),
         "late": sum(each > LATE_SECONDS for each in found),
         "generator_cpu": round(cpu / wall, 3),
     }

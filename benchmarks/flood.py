@@ -1,0 +1,368 @@
+"""A load generator for more calls than a server can bear, each with Envoy's 20 ms to be answered.
+
+Open loop: calls go out when they are due, whatever the server does. One that is not answered
+20 ms after it was due is cancelled, as Envoy does; one that cannot be sent for so long (the
+socket takes no more, or no stream or window is free) never is. Every answer is looked at:
+counted, denied, by failure policy or failed, in time or late.
+
+Calls go out in batches of one connection, whose frames are made before; only the numbers of
+streams are written into them. So one core can ask for ten times what another can answer. Run
+by `overload.py` as a process of its own: prints `started` and when by the monotonic clock, in
+the end one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import time
+from array import array
+from collections import deque
+from itertools import cycle, islice
+
+import uvloop
+
+from benchmarks.load import BY_POLICY, PREPARED, TICK_SECONDS, Call, uniform
+from benchmarks.steady import BLOCK_20MS
+from ratelimit_service.transport.h2 import frames
+from ratelimit_service.transport.h2.frames import (
+    ACK,
+    END_STREAM,
+    MAX_WINDOW,
+    PREFACE,
+    ErrorCode,
+    FrameType,
+    Setting,
+)
+
+PATIENCE = 0.02
+SLICE_SECONDS = 0.1
+MOST_IN_BATCH = 64
+BUFFER_BYTES = 65_536
+"""More than so much beside what the system takes is not written: calls wait before it."""
+
+HELD_UP_SECONDS = 0.01
+"""What was due while the generator was held up for so long is not made up for: it would be a load
+that nobody asked for."""
+
+ANSWERS = ("counted", "denied", "by_policy", "failed")
+LATE = ("late_counted", "late_denied", "late_by_policy", "late_failed")
+FATES = ("offered", "sent", "never_sent", "cancelled", *ANSWERS, *LATE)
+"""What is counted, by the slice in which a call was due. `cancelled` calls had no answer in 20 ms;
+late answers are those that came all the same, or while they were being cancelled."""
+
+RESET = frames.rst_stream(0, ErrorCode.CANCEL)
+
+
+class Batch:
+    """So many calls in one piece of bytes, into which the numbers of their streams are written."""
+
+    def __init__(self, calls: list[Call]) -> None:
+        head, middle, message = calls[0]
+        self._places = (len(head), len(head) + 4 + len(middle))
+        self._stride = self._places[1] + 4 + len(message)
+        self._size = len(calls)
+        self.window = self._size * len(message)
+        """What it takes of the connection's flow control."""
+        self._bytes = bytearray()
+        for head, middle, message in calls:
+            self._bytes += head + bytes(4) + middle + bytes(4) + message
+        if len(self._bytes) != self._size * self._stride:
+            raise SystemExit("flood.py: calls of a batch must be of the same length")
+
+    def numbered(self, first: int) -> bytes:
+        """The bytes for streams from this one on."""
+        return numbered(self._bytes, self._places, self._stride, first, self._size)
+
+
+def numbered(made: bytearray, places: tuple[int, ...], stride: int, first: int, size: int) -> bytes:
+    """Writes the numbers of so many streams into frames of equal length.
+
+    `first` is a stream with which a batch may begin: only the lowest byte differs in it.
+    """
+    low = first & 255
+    columns = [bytes((byte,)) * size for byte in (first >> 8).to_bytes(3, "big")]
+    columns.append(bytes(range(low, low + 2 * size, 2)))
+    for place in places:
+        for number, column in enumerate(columns, place):
+            made[number::stride] = column
+    return bytes(made)
+
+
+class Tally:
+    """What became of the calls that were due in each slice of time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.start = 0.0
+        self._slices = int(seconds / SLICE_SECONDS) + 1
+        self.counts = {fate: [0] * self._slices for fate in FATES}
+        self.lag = [0.0] * self._slices
+        """The longest time for which the generator itself was held up, by when it went on."""
+
+    def slice(self, moment: float) -> int:
+        return max(0, min(self._slices - 1, int((moment - self.start) / SLICE_SECONDS)))
+
+    def add(self, fate: str, due: float, count: int) -> None:
+        self.counts[fate][self.slice(due)] += count
+
+    def held_up(self, now: float, seconds: float) -> None:
+        at = self.slice(now)
+        self.lag[at] = max(self.lag[at], seconds)
+
+
+class Asking(asyncio.Protocol):
+    """One connection of a client that gives up after 20 ms."""
+
+    def __init__(self, batches: cycle[Batch], size: int, tally: Tally) -> None:
+        self._batches = batches
+        self._size = size
+        self._tally = tally
+        self._state = bytearray()
+        """Of each call, in the order of their streams: 0 pending, 1 answered, 2 cancelled."""
+        self._due = array("d")
+        """When each batch was due."""
+        self._oldest = 0
+        """The first batch that may have calls pending."""
+        self._pending = 0
+        self._most = 100
+        self._window = 65_535
+        self._blocked = False
+        self._waiting: deque[float] = deque()
+        """When the batches were due that could not be sent yet."""
+        self._messages: dict[int, int] = {}
+        """What answers say that have not ended: for servers that write them in pieces."""
+        self._rest = b""
+        self._first = self._last = b"?"
+        self._first_bytes = self._last_bytes = 0
+        self._resets = bytearray(RESET * size)
+        self.settled = asyncio.get_running_loop().create_future()
+        self.lost: str | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        transport.set_write_buffer_limits(high=BUFFER_BYTES)  # type: ignore[attr-defined]
+        window = frames.settings({Setting.INITIAL_WINDOW_SIZE: MAX_WINDOW})
+        self._write(PREFACE + window + frames.window_update(0, MAX_WINDOW - 65_535))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = self.lost or str(exc or "closed")
+
+    def pause_writing(self) -> None:
+        self._blocked = True
+
+    def resume_writing(self) -> None:
+        self._blocked = False
+
+    def _write(self, data: bytes) -> None:
+        self._transport.write(data)  # type: ignore[attr-defined]  # uvloop's has it
+
+    def offer(self, due: float) -> None:
+        """A batch is due."""
+        self._tally.add("offered", due, self._size)
+        if self._waiting or not self._send(due):
+            self._waiting.append(due)
+
+    def _send(self, due: float) -> bool:
+        size = self._size
+        if self._blocked or self._pending + size > self._most or self.lost:
+            return False
+        batch = next(self._batches)
+        if batch.window > self._window:
+            return False
+        self._window -= batch.window
+        first = 2 * len(self._state) + 1
+        self._state += bytes(size)
+        self._due.append(due)
+        self._pending += size
+        self._write(batch.numbered(first))
+        self._tally.add("sent", due, size)
+        return True
+
+    def look(self, until: float) -> None:
+        """Sends what waits, and gives up what was due before `until`."""
+        waiting = self._waiting
+        while waiting and waiting[0] < until:
+            self._tally.add("never_sent", waiting.popleft(), self._size)
+        while waiting and self._send(waiting[0]):
+            waiting.popleft()
+        out = []
+        while self._oldest < len(self._due) and self._due[self._oldest] < until:
+            resets = self._cancel(self._oldest)
+            if resets:
+                out.append(resets)
+            self._oldest += 1
+        if out and not self.lost:
+            self._write(b"".join(out))
+
+    def _cancel(self, batch: int) -> bytes:
+        """What cancels the calls of a batch that are pending."""
+        size = self._size
+        start, stop = batch * size, (batch + 1) * size
+        state = self._state[start:stop]
+        pending = state.count(0)
+        if not pending:
+            return b""
+        self._pending -= pending
+        self._tally.add("cancelled", self._due[batch], pending)
+        self._state[start:stop] = state.replace(b"\0", b"\2")
+        if pending == size:
+            return numbered(self._resets, (5,), len(RESET), 2 * start + 1, size)
+        streams = (2 * (start + at) + 1 for at in range(size) if not state[at])
+        return b"".join(RESET[:5] + stream.to_bytes(4, "big") + RESET[9:] for stream in streams)
+
+    def data_received(self, data: bytes) -> None:
+        data = self._rest + data
+        at, end, now = 0, len(data), time.perf_counter()
+        policies = BY_POLICY in data
+        while end - at >= 9:
+            body = at + self._first_bytes
+            if data[at : at + 5] == self._first and end - body >= 9:
+                stop = body + 9 + int.from_bytes(data[body : body + 3], "big")
+                over = stop + self._last_bytes
+                if over > end:
+                    break
+                if data[stop : stop + 5] == self._last and not data[body + 3]:
+                    said = self._said(data, body, stop, policies)
+                    self._answered(int.from_bytes(data[at + 5 : at + 9], "big"), said, now)
+                    at = over
+                    continue
+            stop = at + 9 + int.from_bytes(data[at : at + 3], "big")
+            if stop > end:
+                break
+            self._frame(data, at, stop, now)
+            at = stop
+        self._rest = data[at:]
+
+    @staticmethod
+    def _said(data: bytes, at: int, stop: int, policies: bool) -> int:
+        """What the answer in a DATA frame is, as in ANSWERS."""
+        if policies and data.find(BY_POLICY, at, stop) >= 0:
+            return 2
+        return 1 if data[at + 15] == 2 else 0  # 9 bytes of frame, 5 of prefix, then overall_code
+
+    def _frame(self, data: bytes, at: int, stop: int, now: float) -> None:
+        kind, flags = data[at + 3], data[at + 4]
+        stream = int.from_bytes(data[at + 5 : at + 9], "big")
+        if kind == FrameType.HEADERS and flags & END_STREAM:
+            self._last, self._last_bytes = data[at : at + 5], stop - at
+            self._answered(stream, self._messages.pop(stream, 3), now)
+        elif kind == FrameType.HEADERS:
+            self._first, self._first_bytes = data[at : at + 5], stop - at
+        elif kind == FrameType.DATA and stop - at > 15:
+            self._messages[stream] = self._said(data, at, stop, True)
+        elif kind == FrameType.RST_STREAM and any(data[at + 9 : stop]):
+            self._answered(stream, 3, now)
+        elif kind == FrameType.WINDOW_UPDATE and not stream:
+            self._window += int.from_bytes(data[at + 9 : stop], "big")
+        elif kind == FrameType.SETTINGS and not flags & ACK:
+            self._settings(data[at + 9 : stop])
+        elif kind == FrameType.PING and not flags & ACK:
+            self._write(frames.ping(data[at + 9 : stop], ack=True))
+        elif kind == FrameType.GOAWAY:
+            self.lost = data[at + 17 : stop].decode(errors="replace") or "GOAWAY"
+
+    def _settings(self, payload: bytes) -> None:
+        for at in range(0, len(payload), 6):
+            if int.from_bytes(payload[at : at + 2], "big") == Setting.MAX_CONCURRENT_STREAMS:
+                self._most = int.from_bytes(payload[at + 2 : at + 6], "big")
+        self._write(frames.frame(FrameType.SETTINGS, ACK, 0, b""))
+        if not self.settled.done():
+            self.settled.set_result(None)
+
+    def _answered(self, stream: int, said: int, now: float) -> None:
+        call = stream >> 1
+        due = self._due[call // self._size]
+        if self._state[call]:
+            self._tally.add(LATE[said], due, 1)
+            return
+        self._state[call] = 1
+        self._pending -= 1
+        self._tally.add((LATE if now - due > PATIENCE else ANSWERS)[said], due, 1)
+
+    def end(self) -> None:
+        """Nobody hears any more what is pending, if the connection is lost; so it is cancelled."""
+        self.look(float("inf"))
+        self._transport.abort()  # type: ignore[attr-defined]  # uvloop's has it
+
+
+def batch_size(rate: float, connections: int) -> int:
+    """As many calls as a connection is due within a tick, but a power of two."""
+    size = 1
+    while size < MOST_IN_BATCH and 2 * size <= rate * TICK_SECONDS / connections:
+        size *= 2
+    return size
+
+
+async def flood(arguments: argparse.Namespace) -> dict[str, object]:
+    """Runs the load and returns what became of it."""
+    loop = asyncio.get_running_loop()
+    size = batch_size(arguments.rate, arguments.connections)
+    calls = uniform(BLOCK_20MS)
+    made = [Batch(list(islice(calls, size))) for _ in range(PREPARED // size)]
+    batches, tally = cycle(made), Tally(arguments.seconds)
+    lost: list[str] = []
+
+    async def connect() -> Asking:
+        _, asking = await loop.create_connection(
+            lambda: Asking(batches, size, tally), "127.0.0.1", arguments.port
+        )
+        await asyncio.wait_for(asking.settled, 10)
+        return asking
+
+    clients = [await connect() for _ in range(arguments.connections)]
+    gc.collect()
+    gc.disable()  # its pauses would be counted as the server's
+    tally.start = before = due = time.perf_counter()
+    print("started", tally.start, flush=True)
+    cpu, turn = time.process_time(), 0
+    while before < tally.start + arguments.seconds:
+        await asyncio.sleep(TICK_SECONDS)
+        now = time.perf_counter()
+        tally.held_up(now, now - before)
+        for client in clients:
+            # All that had come by the last tick has been read.
+            client.look(before - PATIENCE)
+        if now - due > HELD_UP_SECONDS:
+            due = now
+        while due <= now:
+            clients[turn].offer(due)
+            turn = (turn + 1) % len(clients)
+            since = due - tally.start
+            burst = arguments.burst_at <= since < arguments.burst_at + arguments.burst_seconds
+            due += size / arguments.rate / (arguments.burst if burst else 1)
+        for number, client in enumerate(clients):
+            if client.lost is not None:
+                lost.append(client.lost)
+                client.end()
+                clients[number] = await connect()
+        before = now
+    cpu = (time.process_time() - cpu) / (time.perf_counter() - tally.start)
+    await asyncio.sleep(2 * PATIENCE)
+    for client in clients:
+        client.end()
+    return {
+        "start": tally.start,
+        "batch": size,
+        "slices": tally.counts,
+        "lag": tally.lag,
+        "lost": lost,
+        "generator_cpu": round(cpu, 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("port", type=int)
+    parser.add_argument("--rate", type=float, required=True, help="Calls a second.")
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--connections", type=int, default=4)
+    parser.add_argument("--burst", type=float, default=1.0, help="Times the rate, for a while.")
+    parser.add_argument("--burst-at", type=float, default=0.0)
+    parser.add_argument("--burst-seconds", type=float, default=0.0)
+    print(json.dumps(uvloop.run(flood(parser.parse_args()))))
+
+
+if __name__ == "__main__":
+    main()
