@@ -169,6 +169,23 @@ def test_guests() -> None:
     assert guests.admit("a") == ""
 
 
+@pytest.mark.parametrize("given", [False, True])
+async def test_files_for_others(tmp_path: Path, given: bool) -> None:
+    """Connections leave files for the HTTP port and the store: above that they are closed."""
+    place = Place(tmp_path, given=given, tls=False, guests=None)
+    place.server._most = 2
+
+    clients = [await place.client() for _ in range(4)]
+    for client in clients:
+        client.setblocking(False)
+
+    assert await heard(clients) == [True, True, False, False]
+    assert place.counters.refused_connections == {"no_files": 2}
+    for client in clients:
+        client.close()
+    await place.server.stop(0)
+
+
 async def test_the_greediest_is_ended(tmp_path: Path) -> None:
     """While all connections make us keep too much, the one that does so most is ended."""
     place = Place(tmp_path, given=False, tls=False, guests=None)

@@ -19,7 +19,6 @@ from ratelimit_service.transport.h2.costs import (
     FREE_HEADERS_US,
     HEADERS_US,
     PART_US,
-    PIECE_SHIFT,
     PIECE_US,
     RESET_US,
     SETTING_US,
@@ -180,8 +179,8 @@ class Connection(Sending):
     def receive(self, data: bytes, most: int = sys.maxsize) -> list[Event]:
         """Takes bytes from the socket; returns what they mean, in order.
 
-        After so much work, in calls of the usual size, it stops, and `has_more` says that it goes
-        on with the next bytes, or with none.
+        After so many calls or frames, or frames that cost as much, it stops, and `has_more` says
+        that it goes on with the next bytes, or with none.
         """
         events: list[Event] = []
         if self.closing:
@@ -235,19 +234,18 @@ class Connection(Sending):
             if high or length > MAX_FRAME_SIZE:
                 raise ConnectionFaultError(ErrorCode.FRAME_SIZE_ERROR, "a frame above 16384 bytes")
             start = at + 9
-            stop = start + length
-            if stop > end:
-                break
-            at = stop
+            at = start + length
+            if at > end:
+                return start - 9
+            most -= 1
             if kind == HEADERS and flags == END_HEADERS:
-                after = self._whole_call(data, stream_id, start, stop, events)
+                after = self._whole_call(data, stream_id, start, at, events)
                 if after:
-                    most -= 1 + ((after - stop) >> PIECE_SHIFT)
                     at = after
                     continue
             spent = self._spent_us
-            self._handle(kind, flags, stream_id & MAX_WINDOW, data[start:stop], events)
-            most -= 1 + (length >> PIECE_SHIFT) + max(0, self._spent_us - spent) // PIECE_US
+            self._handle(kind, flags, stream_id & MAX_WINDOW, data[start:at], events)
+            most -= max(0, self._spent_us - spent) // PIECE_US
         return at
 
     def _whole_call(

@@ -45,7 +45,3 @@ HUFFMAN_BYTE_NS: Final = 150
 
 PIECE_US: Final = 10
 """What one unit of `Connection.receive`'s `most` stands for: a usual call or a frame."""
-
-PIECE_SHIFT: Final = 8
-"""So many bytes of a message, as a power of two, cost another unit: those who send large requests
-have fewer of them in a turn."""
