@@ -57,6 +57,8 @@ class _Level:
         if last - self.now >= self.ticks:
             self.damaged = True
             return
+        if not level:
+            return  # as new, also if the clock has stepped back since
         self.now = max(self.now, last)
         since, rate = self._since(last)
         full = -(-level // rate) if rate else since + 1

@@ -407,6 +407,14 @@ BUCKETS = [
         ],
     ),
     Case(
+        "an empty bucket is as new, also when the clock has stepped back",
+        [
+            at(T, passed(2, 1, 10 * SECOND), hit(TOKENS)),
+            at(T, passed(3, 1, 0), hit(TOKENS, refund=True)),
+            at(T - SECOND, passed(2, 1, 10 * SECOND), hit(TOKENS)),
+        ],
+    ),
+    Case(
         "a bucket whose rule has other numbers goes on from the same count",
         [
             at(T, passed(0, 3, 30 * SECOND), hit(TOKENS, 3)),

@@ -24,6 +24,9 @@ local function leak(bucket, last, level)
     bucket.damaged = true
     return
   end
+  if level == 0 then
+    return -- as new, also if the clock has stepped back since
+  end
   bucket.now = math.max(bucket.now, last)
   local since, rate = since_of(bucket, last)
   if rate == 0 then
