@@ -41,10 +41,10 @@ class Asked(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """What one limit of a descriptor comes to; `left` counts the soft part in, None if over."""
+    """What one limit of a descriptor comes to; `left` counts the soft part in."""
 
     over: bool
-    left: int | None
+    left: int
     reset_us: int
     counted: int
 
@@ -141,6 +141,8 @@ class Model:
         self.counters: dict[Identity, Counter] = {}
         self.latest = 0
         """The latest time that any request came at."""
+        self.last: list[Identity] = []
+        """The counters of the last request, in the order of its hits."""
         self.share = 1
         """Of how many processes each gets its part, where it counts alone."""
 
@@ -172,6 +174,7 @@ class Model:
             if alone and one.shadow:
                 one.uncounted = True
                 one.terms, one.counters, one.hits = [], [], []
+        self.last = [name for one in meant for name in one.counters]
         denied = self._settle(meant, now, lease)
         return self._answer(meant, denied, now)
 
@@ -206,7 +209,7 @@ class Model:
         for one in meant:
             # "Shadow rules and refunds always pass."
             over = policy == "closed" and not (one.refund or one.shadow)
-            one.results = [Counted(over, None, 0, 0) for _ in one.terms]
+            one.results = [Counted(over, 0, 0, 0) for _ in one.terms]
         denied = self._denied(meant) and not self.settings.shadow_mode
         return by_policy(Answer(denied, tuple(map(status, meant)), (), False, None, False, ()))
 
@@ -355,7 +358,7 @@ class Model:
                 if passed:
                     one.results.append(Counted(False, left - hits, at.reset(terms, now), counted))
                 else:
-                    one.results.append(Counted(True, None, wait, counted))
+                    one.results.append(Counted(True, left, wait, counted))
             if one.over and (one.shadow or (self.settings.shadow_mode and not one.quota)):
                 # Limits of one descriptor "are charged all or none", and a shadow denies nothing.
                 # "A rule that is both is a shadow"; other quotas "count every hit".
@@ -427,9 +430,9 @@ class Model:
 
     def _answer(self, meant: Sequence[Meant], denied: bool, now: int) -> Answer:
         limits = tuple(
-            Shown(place, shown(result, terms), seconds(result.reset_us), result.over)
+            Shown(place, would_pass(result, terms), seconds(result.reset_us), result.over)
             for place, one in enumerate(meant)
-            if len(one.terms) > 1
+            if len(one.terms) > 1 or any(map(partly, one.results))
             for terms, result in zip(one.terms, one.results, strict=True)
         )
         passing = [
@@ -442,7 +445,7 @@ class Model:
             if not result.over
         ]
         # "the code is OK, and answers above the limit have the header x-ratelimit-warning"
-        soft = any((result.left or 0) < terms.soft for terms, result, _, _ in passing)
+        soft = any(result.left < terms.soft for terms, result, _, _ in passing)
         # "an admitted hit has a delay, until what was before it has leaked"
         delays = [
             -(-delay // 1_000)
@@ -481,7 +484,17 @@ def seconds(reset_us: int) -> int:
 
 def shown(result: Counted, terms: Terms) -> int:
     """Rule: "`remaining` counts down to the limit and stays 0"."""
-    return 0 if result.left is None else max(0, result.left - terms.soft)
+    return 0 if result.over else max(0, result.left - terms.soft)
+
+
+def partly(result: Counted) -> bool:
+    """Whether a limit "denies several hits of which fewer would pass"."""
+    return result.over and result.left > 0 and not result.counted
+
+
+def would_pass(result: Counted, terms: Terms) -> int:
+    """What the metadata tell of a limit: "How many would [pass], the metadata tell"."""
+    return max(0, result.left - terms.soft) if partly(result) else shown(result, terms)
 
 
 def status(one: Meant) -> Status:

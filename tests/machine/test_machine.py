@@ -27,13 +27,23 @@ from tests.machine.model import (
     Answer,
     Asked,
     Counted,
+    Identity,
     Model,
     Rule,
     Settings,
     Status,
     by_policy,
 )
-from tests.machine.world import DOMAIN, Failing, InCluster, InRedis, InRing, Memory, Told, World
+from tests.machine.world import (
+    DOMAIN,
+    Failing,
+    InCluster,
+    InRedis,
+    InRing,
+    Memory,
+    Told,
+    World,
+)
 from tests.servers.cluster import RedisCluster
 from tests.servers.redis import RedisServer
 
@@ -57,7 +67,8 @@ class Machine(RuleBasedStateMachine):
         self.model = Model(DOMAIN, settings)
         self.alone: dict[int, Model] = {}
         """What processes count that have lost their store."""
-        self.names: dict[bytes, object] = {}
+        self.names: dict[bytes, Identity] = {}
+        """The model's counters by the service's keys."""
         self.leases: list[str] = []
         self.edges: list[int] = []
         self.fresh = 0
@@ -118,6 +129,7 @@ class Machine(RuleBasedStateMachine):
             else:
                 expected = alone.without(descriptors, hits, self.policy)
             self.compare(descriptors, one, expected)
+            self.names.update(zip([hit.key for hit in one.hits], self.model.last, strict=False))
             if one.lease:
                 self.leases.append(one.lease)
             self.edges = [self.now + each.reset_us for each in one.answer.counted]
@@ -174,6 +186,8 @@ class Machine(RuleBasedStateMachine):
         models = (self.model, *self.alone.values())
         if now != self.now and not all(each.may_be(now) for each in models):
             return False
+        for each in models:
+            each.latest = max(each.latest, now)
         self.world.clock.now_us = now
         self.world.moved()
         return True
@@ -212,8 +226,10 @@ def bare(answer: Answer) -> Answer:
     """An answer without what is left, and until when."""
     return answer._replace(
         statuses=tuple(Status(one.over) for one in answer.statuses),
-        limits=tuple(one._replace(remaining=0, reset_seconds=0) for one in answer.limits),
-        counted=tuple(Counted(one.over, None, 0, one.counted) for one in answer.counted),
+        limits=tuple(
+            one._replace(remaining=0, reset_seconds=0) for one in answer.limits if one.over
+        ),
+        counted=tuple(Counted(one.over, 0, 0, one.counted) for one in answer.counted),
     )
 
 

@@ -142,7 +142,7 @@ def _told(answer: bytes | Refusal, noted: Iterator[tuple[Sequence[Hit], Outcomes
     asked = [hit for hit in decision.statuses if hit.limit] or "by_policy" in metadata
     hits, outcomes = next(noted) if asked else ((), ())
     results = tuple(
-        Counted(each.over, None if each.over else each.left, each.reset_us, each.charged)
+        Counted(each.over, each.left, each.reset_us, each.charged)
         for each in outcomes
         if each is not None
     )
