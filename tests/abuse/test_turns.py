@@ -11,13 +11,16 @@ import pytest
 
 from ratelimit_service.model import Descriptor, Entry
 from ratelimit_service.transport.h2 import frames
-from ratelimit_service.transport.h2.frames import ErrorCode, Setting
+from ratelimit_service.transport.h2.frames import ErrorCode, FrameType, Setting
+from ratelimit_service.wire import SERVICE
 from tests.abuse.siege import (
     DECIDE,
     MAX_TURN_MS,
+    REFLECT,
     Attacker,
     Siege,
     head,
+    prefixed,
     request,
 )
 
@@ -40,6 +43,17 @@ def users(count: int, first: int = 0) -> bytes:
     )
 
 
+@attack("settings of many windows on many streams")
+async def settings(attacker: Attacker) -> None:
+    await attacker.send(b"".join(attacker.headers() for _ in range(1_000)))
+    entries = b"".join(
+        Setting.INITIAL_WINDOW_SIZE.to_bytes(2, "big") + (65_535 + at % 2).to_bytes(4, "big")
+        for at in range(2_730)
+    )
+    for _ in range(3):
+        await attacker.send(frames.frame(FrameType.SETTINGS, 0, 0, entries))
+
+
 @attack("header lists of 16,000 fields")
 async def header_lists(attacker: Attacker) -> None:
     for number in range(8):
@@ -54,6 +68,19 @@ async def huffman_paths(attacker: Attacker) -> None:
             for number in range(8)
         )
     )
+
+
+@attack("window updates of a byte on many blocked answers", {Setting.INITIAL_WINDOW_SIZE: 0})
+async def blocked_streams(attacker: Attacker) -> None:
+    await attacker.send(b"".join(attacker.call(users(1)) for _ in range(900)))
+    await attacker.send(frames.window_update(0, 1) * 1_500)
+
+
+@attack("window updates of a byte on a connection that many answers wait for")
+async def blocked_connection(attacker: Attacker) -> None:
+    for _ in range(16):
+        await attacker.send(b"".join(attacker.call(users(1)) for _ in range(200)))
+    await attacker.send(frames.window_update(0, 1) * 1_500)
 
 
 @attack("many calls of many descriptors")
@@ -108,6 +135,16 @@ async def packed(attacker: Attacker) -> None:
     message = b"\1" + len(message).to_bytes(4, "big") + message
     block = head(DECIDE, ("grpc-encoding", "gzip"))
     await attacker.send(b"".join(attacker.call(message, block) for _ in range(500)))
+
+
+@attack("many reflection requests in a frame", {Setting.INITIAL_WINDOW_SIZE: 0})
+async def reflection(attacker: Attacker) -> None:
+    asked = prefixed(b"\x22" + bytes((len(SERVICE),)) + SERVICE.encode())
+    await attacker.send(attacker.headers(head(REFLECT)))
+    for _ in range(4):
+        await attacker.send(
+            frames.frame(FrameType.DATA, 0, attacker.stream_id, asked * (16_000 // len(asked)))
+        )
 
 
 @attack("calls that are reset at once")
