@@ -259,6 +259,9 @@ def phase(
 def broken(attack: Attack, result: Result) -> list[str]:
     """The bounds that were not held."""
     found = []
+    seen = result.report["ends"] or result.report["findings"]
+    if not (result.control.calls and result.attacked.calls and seen):
+        found.append("not measured: the machine was too busy")
     if result.late or result.failed:
         found.append("honest answers")
     if result.attacked.turns > result.control.turns:

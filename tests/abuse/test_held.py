@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from ratelimit_service.transport.h2 import frames
@@ -47,7 +48,7 @@ async def test_messages_that_never_end(tmp_path: Path) -> None:
 async def test_streams_that_the_server_resets(tmp_path: Path) -> None:
     """A client that makes the server reset its streams is told to calm down, as for its own."""
     malformed = head("/", ("connection", "close"))
-    resets = {
+    resets: dict[str, Callable[[Attacker], bytes]] = {
         "malformed headers": lambda attacker: attacker.headers(malformed),
         "no window": lambda attacker: (
             attacker.headers() + frames.window_update(attacker.stream_id, 0)
