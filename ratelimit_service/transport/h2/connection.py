@@ -76,6 +76,8 @@ _FRAME: Final = struct.Struct(">BHBBI")
 _frame_head: Final = _FRAME.unpack_from
 """A frame's first 9 bytes; its 3 bytes of length as a high one and a low pair."""
 
+_SETTING: Final = struct.Struct(">HI")
+
 _MESSAGE_FRAME: Final = struct.Struct(">BHBBIBI")
 _message_head: Final = _MESSAGE_FRAME.unpack_from
 _MESSAGE_HEAD_BYTES: Final = 14
@@ -629,9 +631,7 @@ class Connection(Sending):
             raise ConnectionFaultError(ErrorCode.FRAME_SIZE_ERROR, "a setting has 6 bytes")
         self._spend(FRAME_US + len(payload) // 6 * SETTING_US, "settings")
         window = self._initial_send_window
-        for at in range(0, len(payload), 6):
-            key = int.from_bytes(payload[at : at + 2], "big")
-            value = int.from_bytes(payload[at + 2 : at + 6], "big")
+        for key, value in _SETTING.iter_unpack(payload):
             if key == Setting.HEADER_TABLE_SIZE:
                 self._allow_table(value)
             elif key == Setting.ENABLE_PUSH:

@@ -26,7 +26,7 @@ __all__ = ["MAX_LIST_BYTES", "WANTED", "BlockError", "Field", "FieldReader", "un
 MAX_LIST_BYTES: Final = 16_384
 """The largest list of headers of one request: decoded, with 32 bytes more for each; announced."""
 
-_MOST_LIST_BYTES: Final = 131_072
+_MOST_LIST_BYTES: Final = 65_536
 """Above this the connection ends, whatever its tables would be."""
 
 _MOST_HUFFMAN_BYTES: Final = 32_768
