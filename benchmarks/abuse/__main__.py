@@ -45,7 +45,7 @@ LOOK_SECONDS = 0.05
 AFTER_SECONDS = 1.0
 """How long after an attack it may still keep somebody waiting."""
 
-START_SECONDS = 2.0
+START_SECONDS = 4.0
 """How long a Python process takes to be ready, on a busy machine."""
 
 MAX_TURN_MS = 5.0
