@@ -8,10 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from ratelimit_service import compiled
 from tests.servers.cluster import RedisCluster
 from tests.servers.redis import RedisServer
+
+# A machine that is busy breaks no law.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 def pytest_report_header() -> str:

@@ -347,6 +347,8 @@ _NUMBERS = (f"{_TAG}int", f"{_TAG}float")
 
 def _number(node: yaml.Node) -> int | float | None:
     """A number as YAML 1.1 reads it; None if it is none, whatever its tag says."""
+    if node.tag not in _NUMBERS:
+        return None  # as most are, and to make a constructor takes long
     if not isinstance(node, yaml.ScalarNode) or len(node.value) > _MAX_DIGITS:
         return None
     constructor = yaml.SafeLoader("")

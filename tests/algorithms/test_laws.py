@@ -182,9 +182,9 @@ def test_a_stepped_bucket_is_refilled_by_whole_units(
         used += addend if step.passed else 0
 
 
-def test_nothing_is_lost_in_a_million_steps() -> None:
-    """Asked all the time, a bucket gives in a million steps exactly the hits that its rate says."""
-    rate, steps, pause = 7, 1_000_000, 1_333_333
+def test_nothing_is_lost_in_many_steps() -> None:
+    """Asked all the time, a bucket has given at any moment exactly the hits that its rate says."""
+    rate, steps, pause = 7, 100_000, 1_333_333
     measure = Limit(rate, Unit.MINUTE, algorithm="token_bucket", burst=100).measure
     charge = ALGORITHMS["token_bucket"].charge
     state, passed = charge(None, T, 100, measure, False, b"").state, 0
@@ -192,8 +192,7 @@ def test_nothing_is_lost_in_a_million_steps() -> None:
         step = charge(state, T + number * pause, 1, measure, False, b"")
         state = step.state
         passed += step.passed
-
-    assert passed == steps * pause * rate // WINDOW
+        assert passed == number * pause * rate // WINDOW
 
 
 LIMITS = [

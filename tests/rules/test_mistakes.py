@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from ratelimit_service.rules.lint import lint
+from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.schema import parse
 
 MISTAKES = Path(__file__).parent / "mistakes"
@@ -28,10 +31,15 @@ TOLERATED = {
 """What envoyproxy/ratelimit accepts: an error in `lint`, a warning in `serve`."""
 
 
+@cache
+def problems(path: Path) -> Sequence[Problem]:
+    return lint([path])
+
+
 @pytest.mark.parametrize("path", sorted(MISTAKES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_mistake(path: Path) -> None:
     """Every problem is told with its place, what is wrong and what is allowed."""
-    told = [str(problem).replace(f"{MISTAKES}/", "") for problem in lint([path])]
+    told = [str(problem).replace(f"{MISTAKES}/", "") for problem in problems(path)]
 
     assert "\n".join(told) + "\n" == path.with_suffix(".txt").read_text()
 
@@ -39,7 +47,7 @@ def test_mistake(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(MISTAKES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_what_is_tolerated(path: Path) -> None:
     """A file is bad unless envoyproxy/ratelimit accepts it."""
-    bad = any(not problem.tolerated for problem in lint([path]))
+    bad = any(not problem.tolerated for problem in problems(path))
 
     assert bad == (path.stem not in TOLERATED)
 

@@ -114,7 +114,7 @@ def test_every_odd_value_at_every_place(place: str) -> None:
             assert "[internal]" not in line, (odd, line)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.sampled_from(PLACES),
     st.text(
@@ -126,7 +126,7 @@ def test_any_value_at_any_place(place: str, odd: str) -> None:
     assert not any("[internal]" in line for line in told(place.replace("@", odd)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_any_bytes(data: bytes) -> None:
     """Any bytes at all are a file with problems, or without."""

@@ -96,9 +96,8 @@ def told(
 
 
 @settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
     max_examples=60,
-    deadline=None,
 )
 @given(REQUEST, st.lists(st.none() | COUNTED, min_size=4, max_size=4))
 def test_short_answers_are_the_long_ones(

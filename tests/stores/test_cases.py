@@ -66,7 +66,6 @@ PAUSES_US = [0, 0, 1, 999, 999_999, 7 * SECOND, MINUTE // 2, MINUTE, 3 * MINUTE]
 STEPS_BACK_US = [-1, -MINUTE // 3, -MINUTE]
 
 
-@pytest.mark.timeout(180)
 async def test_random_walk(redis_store: RedisStore, redis_server: RedisServer, clock: Time) -> None:
     """Over 100,000 random hits memory and Redis answer the same, step by step."""
     chance = random.Random(20260512)
@@ -96,7 +95,6 @@ async def test_random_walk(redis_store: RedisStore, redis_server: RedisServer, c
         pipeline.execute()
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("max_counters", [8, 1_000], ids=["full", "roomy"])
 async def test_random_walk_of_keys_that_come_and_go(
     redis_store: RedisStore, redis_server: RedisServer, clock: Time, max_counters: int

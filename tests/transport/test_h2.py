@@ -118,7 +118,6 @@ VALUES = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20
 EXTRA = st.lists(st.tuples(NAMES, VALUES), max_size=6)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(EXTRA, st.integers(0, 4_096), st.booleans()), max_size=12))
 def test_headers_against_the_oracle(
     blocks: list[tuple[list[tuple[str, str]], int, bool]],
@@ -145,7 +144,6 @@ def test_headers_against_the_oracle(
         )
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_any_block_without_table(block: bytes) -> None:
     """Arbitrary bytes are a header block or an error, the same as for the oracle."""
@@ -500,7 +498,7 @@ FRAME = st.builds(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.lists(FRAME | st.binary(max_size=20), max_size=20), st.booleans())
 def test_any_frames(stream: list[bytes], settled: bool) -> None:
     """Whatever frames come in whatever order, nothing is raised, and what is open stays bounded."""
@@ -536,7 +534,7 @@ PIECES = st.one_of(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.lists(PIECES, max_size=12))
 def test_calls_at_once_and_in_pieces(stream: list[bytes]) -> None:
     """A call means the same in one read, byte by byte, or where reading stops at each frame."""
@@ -578,7 +576,6 @@ def test_tracing_clients() -> None:
     assert len(messages(events)) == 6
 
 
-@pytest.mark.timeout(120)
 def test_h2spec(tmp_path: Path) -> None:
     """All cases of h2spec --strict pass."""
     need(H2SPEC, "install Go, and run make test again")
