@@ -2,7 +2,7 @@
 
 from ratelimit_service.limiter.answer import answer
 from ratelimit_service.limiter.headers import lease_header, takes_lease
-from ratelimit_service.limiter.plain import tally_plain, verdict
+from ratelimit_service.limiter.plain import Verdict, tally_plain, verdict
 from ratelimit_service.limiter.plan import LEASE_BYTES, Plan, Planner, Stem, Terms
 from ratelimit_service.limiter.tally import tally, tally_within
 
@@ -12,6 +12,7 @@ __all__ = [
     "Planner",
     "Stem",
     "Terms",
+    "Verdict",
     "answer",
     "lease_header",
     "takes_lease",

@@ -90,13 +90,19 @@ def tally_plain(
     outcomes: Sequence[Outcome | None],
     found: Verdict,
     counters: Counters,
+    times: int = 1,
 ) -> None:
-    """Adds a request with its verdict to the rules' tallies and the process's counters."""
-    counters.decisions["over_limit" if found.denied else "ok"] += 1
+    """Adds a request with its verdict to the rules' tallies and the process's counters.
+
+    Or so many such requests.
+    """
+    counters.decisions["over_limit" if found.denied else "ok"] += times
     for place, planned in enumerate(plans):
         terms, outcome = planned[0], outcomes[place]
         if outcome is None or outcome[4]:
-            counters.policy_decisions[terms.policy] += 1
+            counters.policy_decisions[terms.policy] += times
         if terms.tally is not None:
             shown = Shown(terms.limits[0], outcome) if outcome is not None else None
+            if times > 1:
+                planned = planned._replace(addend=planned.addend * times)  # noqa: PLW2901
             add(planned, shown, terms.tally)

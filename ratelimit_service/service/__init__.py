@@ -22,6 +22,7 @@ from ratelimit_service.limiter import Plan, Stem
 from ratelimit_service.model import FailurePolicy, Hit, Outcome, Request
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.tree import Domain, Snapshot
+from ratelimit_service.service.at_hand import AtHand, Ready
 from ratelimit_service.service.decisions import DecisionLog
 from ratelimit_service.service.memo import Memo
 from ratelimit_service.settings import Settings
@@ -36,7 +37,7 @@ from ratelimit_service.stores import (
     wanted_at,
 )
 
-__all__ = ["AT_ONCE", "NEVER", "Answer", "Refusal", "Service"]
+__all__ = ["AT_ONCE", "NEVER", "Answer", "Ready", "Refusal", "Service"]
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +129,8 @@ class Service:
         """Whether any request has taken leases yet."""
         self._domains_logged: set[str] = set()
         self._bugs = Bugs()
+        self.at_hand = AtHand(counters)
+        """Answers for when there is no time."""
         self._decisions = DecisionLog.if_wanted()
         self._uncounted = 0
         """Requests decided by failure policy since the log last said so."""
@@ -173,6 +176,8 @@ class Service:
                     for one in asked
                 ]
             batch.asked = asked
+            if deadline_us == AT_ONCE:
+                batch.bodies = bodies
             charged = [one.hits for one in asked if isinstance(one, _Asked) and one.hits]
             if len(charged) < len(asked):  # hardly ever
                 batch.places = places = [
@@ -197,10 +202,27 @@ class Service:
                 self._answer(one, each) for one, each in zip(batch.asked, found, strict=True)
             ]
             self._counters.latency.add(elapsed_us() - batch.started_us, batch.size)
+            for place, body in enumerate(batch.bodies):
+                self._keep_at_hand(body, batch.asked[place], found[place], answers[place])
         except Exception as error:
             self._fail(batch, error)
         else:
             self._tell(batch, answers)
+
+    def _keep_at_hand(
+        self, body: bytes, asked: _Asked | Refusal, outcomes: Outcomes, answer: Answer
+    ) -> None:
+        """Keeps an answer for the next time, if nothing but policies has decided it."""
+        if (
+            isinstance(asked, _Asked)
+            and isinstance(answer, bytes)
+            and asked.limits is not None
+            and outcomes
+            and all(outcome is None for outcome in outcomes)
+        ):
+            found = limiter.verdict(asked.plans, outcomes)
+            if found is not None:
+                self.at_hand.put(body, answer, asked.plans, found)
 
     def _fail(self, batch: _Batch, error: Exception) -> None:
         """Ends a batch by a fault of ours: refuses what needed the store, or was not planned."""
@@ -395,13 +417,15 @@ class Service:
 class _Batch:
     """One call of `submit`: its answers are given once, whatever the store does or fails to do."""
 
-    __slots__ = ("asked", "done", "over", "places", "size", "started_us")
+    __slots__ = ("asked", "bodies", "done", "over", "places", "size", "started_us")
 
     def __init__(self, done: Callable[[list[Answer]], None], size: int, started_us: int) -> None:
         self.done = done
         self.size = size
         self.started_us = started_us
         self.asked: Sequence[_Asked | Refusal] = ()
+        self.bodies: Sequence[bytes] = ()
+        """Of a batch that there is no time for."""
         self.places: list[int] | None = None
         """Which of them were charged, if not all."""
         self.over = False

@@ -8,8 +8,10 @@ from pathlib import Path
 from ratelimit_service import wire
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Health
+from ratelimit_service.limiter import Verdict
 from ratelimit_service.model import FailurePolicy, Hit, Outcome, Request
 from ratelimit_service.observer import Counters
+from ratelimit_service.service.at_hand import AtHand
 from ratelimit_service.stores import AT_ONCE, NEVER, Outcomes, Wanted, always
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.redis import RedisStore
@@ -36,10 +38,10 @@ descriptors:
 
 
 def test_calls_are_counted_until_they_have_waited_for_long() -> None:
-    """Of a caller's patience two fifths may pass before its call is counted, in three it is not."""
+    """In the first three tenths of its caller's patience a call is counted, later it is not."""
     assert Backlog().fate(0, ENVOYS_US) is Fate.COUNTED
-    assert Backlog().fate(8_000, ENVOYS_US) is Fate.COUNTED
-    assert Backlog().fate(8_001, ENVOYS_US) is Fate.HURRIED
+    assert Backlog().fate(6_000, ENVOYS_US) is Fate.COUNTED
+    assert Backlog().fate(6_001, ENVOYS_US) is Fate.HURRIED
     assert Backlog().fate(15_000, ENVOYS_US) is Fate.HURRIED
     assert Backlog().fate(15_001, ENVOYS_US) is Fate.UNANSWERED
 
@@ -47,13 +49,13 @@ def test_calls_are_counted_until_they_have_waited_for_long() -> None:
 def test_callers_that_wait_longer_are_counted_for_longer() -> None:
     """Patience is each caller's own."""
     assert Backlog().fate(100_000, 1_000_000) is Fate.COUNTED
-    assert Backlog().fate(400_001, 1_000_000) is Fate.HURRIED
+    assert Backlog().fate(300_001, 1_000_000) is Fate.HURRIED
 
 
 def test_callers_that_say_nothing_are_always_answered() -> None:
     """Who gives no time is taken to wait fifteen milliseconds for a count, and for ever else."""
-    assert Backlog().fate(PATIENCE_US * 2 // 5, None) is Fate.COUNTED
-    assert Backlog().fate(PATIENCE_US * 2 // 5 + 1, None) is Fate.HURRIED
+    assert Backlog().fate(PATIENCE_US * 3 // 10, None) is Fate.COUNTED
+    assert Backlog().fate(PATIENCE_US * 3 // 10 + 1, None) is Fate.HURRIED
     assert Backlog().fate(60_000_000, None) is Fate.HURRIED
 
 
@@ -75,10 +77,11 @@ class Ends:
 
     def __init__(self, asking: Asking) -> None:
         self.health, self.counters = Health(), asking.counters
+        self.service, self.tally = asking.service, asking.tally
         self.overload = Overload(self.counters, self.health)
-        calls = ServiceCalls(asking.service, HealthService(self.health), self.overload)
+        self.calls = ServiceCalls(asking.service, HealthService(self.health), self.overload)
         self.turns, self.wire = Turns(), Wire()
-        self.protocol = Protocol(calls, METHODS, self.turns, lambda _: None)
+        self.protocol = Protocol(self.calls, METHODS, self.turns, lambda _: None)
         self.protocol.connection_made(self.wire)
         self.client = Client()
         self.receive(PREFACE + frames.settings({}) + Client.ack())
@@ -93,12 +96,23 @@ class Ends:
             self.turns._turn()
         return self.wire.kinds()
 
-    def call(self, *, waited_us: int = 0) -> bool:
-        """Makes a call that has waited, of a caller that waits a second; says if it is answered."""
+    def call(self, *, waited_us: int = 0, timeout: str = "1S") -> bool:
+        """Makes a call that has waited; says if it is answered."""
         request = Request("edge", (descriptor("user=a"),))
-        data = self.client.headers([("grpc-timeout", "1S")])
+        data = self.client.headers([("grpc-timeout", timeout)])
         data += self.client.data(wire.encode_request(request))
         return FrameType.DATA in self.receive(data, waited_us)
+
+    def settle(self) -> None:
+        """Makes calls until header blocks depend on nothing, as they do after the first ones."""
+        self.call()
+        self.client.encoder.header_table_size = 0
+        self.receive(Client.ack())
+        self.call()
+        self.call()
+        self.calls.look()
+        self.counters.take()
+        self.tally("user").take()
 
 
 async def test_what_waited_too_long_is_decided_without_waiting_more(tmp_path: Path) -> None:
@@ -113,8 +127,52 @@ async def test_what_waited_too_long_is_decided_without_waiting_more(tmp_path: Pa
     assert ends.call()
 
     assert [deadline_us > AT_ONCE for deadline_us in store.deadlines_us] == [True, False, True]
+    ends.calls.look()
     assert ends.counters.overloaded == {"hurried": 1, "unanswered": 2}
     assert list(ends.health.faults) == ["overloaded"]
+
+
+async def test_answers_at_hand_are_those_of_the_policy(tmp_path: Path) -> None:
+    """A request that comes again while there is no time gets the same answer, and is tallied."""
+    ends = Ends(Asking(tmp_path, RULES, store=Timed()))
+    ends.settle()
+    ends.call(waited_us=500_000)
+
+    answered = [ends.call(waited_us=500_000) for _ in range(100)]
+
+    assert answered == [True] * 100
+    store = ends.service._store
+    assert isinstance(store, Timed)
+    assert len(store.deadlines_us) < 50  # nearly all were answered without being planned
+    ends.calls.look()
+    assert ends.counters.overloaded == {"hurried": 101}
+    assert ends.counters.policy_decisions == {"open": 101}
+    assert ends.counters.decisions == {"ok": 101}
+    assert ends.tally("user").take() == [101, 0, 0, 0, 0, 0, 0, 101]
+
+
+def test_answers_are_at_hand_for_a_moment_only() -> None:
+    """Then it is asked again who is over a limit."""
+    at_hand = AtHand(Counters())
+    at_hand.answers(1_000_000)
+
+    at_hand.put(b"request", b"answer", (), Verdict(False, [], ()))
+
+    assert list(at_hand.answers(1_049_999)) == [b"request"]
+    assert list(at_hand.answers(1_050_000)) == []
+
+
+async def test_callers_that_wait_longer_get_no_answer_in_haste(tmp_path: Path) -> None:
+    """Beside callers without time one that has time is counted."""
+    store = Timed()
+    ends = Ends(Asking(tmp_path, RULES, store=store))
+    ends.settle()
+    ends.call(waited_us=500_000)
+    store.deadlines_us.clear()
+
+    assert ends.call(waited_us=500_000, timeout="100S")
+
+    assert [deadline_us > AT_ONCE for deadline_us in store.deadlines_us] == [True]
 
 
 async def test_overload_is_over_when_all_calls_are_counted(tmp_path: Path) -> None:
@@ -133,7 +191,7 @@ async def test_overload_is_over_when_all_calls_are_counted(tmp_path: Path) -> No
 async def test_callers_that_give_up_are_no_flood(tmp_path: Path) -> None:
     """Who cancels what we have not answered in time is not told to calm down."""
     ends = Ends(Asking(tmp_path, RULES))
-    ends.call()
+    ends.settle()
 
     for _ in range(3_000):
         assert not ends.call(waited_us=800_000)

@@ -18,7 +18,7 @@ from ratelimit_service.transport.h2.connection import (
     Message,
     Methods,
 )
-from ratelimit_service.transport.h2.overload import Fate, Overload
+from ratelimit_service.transport.h2.overload import Fate, Haste, Overload
 from ratelimit_service.transport.h2.protocol import Protocol
 from ratelimit_service.transport.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.transport.reflection import REFLECTION_PATHS, reflect
@@ -41,6 +41,7 @@ class ServiceCalls:
         self._service = service
         self._health = health
         self._overload = overload
+        self._haste = Haste(_DECIDE)
         self._watches: dict[tuple[Protocol, int], asyncio.Task[None]] = {}
 
     def handle(self, protocol: Protocol, events: list[Event]) -> None:
@@ -68,6 +69,26 @@ class ServiceCalls:
             protocol.connection.finish(event.stream_id)
         else:
             self._cancel(protocol, event)
+
+    def haste(self, protocol: Protocol) -> Haste | None:
+        """What the connection may do by itself with the next piece; nothing if there is time."""
+        if not protocol.backlog.behind:
+            return None
+        haste, now = self._haste, elapsed_us()
+        timeout_us = haste.timeout_us = protocol.backlog.timeout_us
+        fate = protocol.backlog.fate(now - protocol.arrived_us, timeout_us)
+        if fate is Fate.COUNTED:
+            return None
+        haste.unanswered = fate is Fate.UNANSWERED
+        haste.answers = self._service.at_hand.answers(now)
+        return haste
+
+    def look(self) -> None:
+        """Counts what connections have done in haste; to be called about once a second."""
+        self._overload.note(Fate.UNANSWERED, self._haste.left)
+        self._haste.left = 0
+        self._overload.note(Fate.HURRIED, self._service.at_hand.settle())
+        self._overload.look()
 
     def failed(self, error: Exception) -> None:
         """Counts and logs a fault of ours."""

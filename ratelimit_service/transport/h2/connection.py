@@ -54,6 +54,7 @@ from ratelimit_service.transport.h2.limits import (
     STREAM_WINDOW,
 )
 from ratelimit_service.transport.h2.messages import PREFIX_BYTES, first_message, only_message
+from ratelimit_service.transport.h2.overload import Haste
 from ratelimit_service.transport.h2.sending import OK_HEADERS, Sending
 from ratelimit_service.transport.h2.streams import (
     Calls,
@@ -282,11 +283,31 @@ class Connection(Sending):
         head = self._headers.recall(data[start:stop])
         if head is None or not head.plain or head.path not in self._unary:
             return 0
+        message = data[stop + 9 + PREFIX_BYTES : end]
+        haste = self.haste
+        if haste is not None and self._done_in_haste(haste, head, stream_id, message):
+            self._last_stream_id = stream_id
+            self._consume(length)
+            return end
         self._last_stream_id = stream_id
         self._streams[stream_id] = None
         self._consume(length)
-        self._call(head, stream_id, data[stop + 9 + PREFIX_BYTES : end], events)
+        self._call(head, stream_id, message, events)
         return end
+
+    def _done_in_haste(self, haste: Haste, head: Head, stream_id: int, message: bytes) -> bool:
+        """Ends a call that there is no time for, if its answer is at hand or there will be none."""
+        if head.timeout_us != haste.timeout_us or head.path != haste.path:
+            return False
+        if haste.unanswered:
+            haste.left += 1
+            self._credit()
+            return True
+        ready = haste.answers.get(message)
+        if ready is None or not self._answer_new(stream_id, ready.message):
+            return False
+        ready.times += 1
+        return True
 
     def _call(self, head: Head, stream_id: int, message: bytes, events: list[Event]) -> None:
         """Hands on a complete unary call, together with those just before it if it can be."""

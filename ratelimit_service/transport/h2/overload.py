@@ -16,8 +16,9 @@ from typing import Final
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Counters
+from ratelimit_service.service import Ready
 
-__all__ = ["PATIENCE_US", "Backlog", "Fate", "Overload"]
+__all__ = ["PATIENCE_US", "Backlog", "Fate", "Haste", "Overload"]
 
 PATIENCE_US: Final = 15_000
 """How long a caller is taken to wait that does not say so (`grpc-timeout`)."""
@@ -39,10 +40,17 @@ class Fate(IntEnum):
 class Backlog:
     """How far behind one connection's calls are; each has its own, so that others do not suffer."""
 
-    __slots__ = ("_fate",)
+    __slots__ = ("_fate", "timeout_us")
 
     def __init__(self) -> None:
         self._fate = Fate.COUNTED
+        self.timeout_us: int | None = None
+        """How long the last callers wait."""
+
+    @property
+    def behind(self) -> bool:
+        """Whether the last calls could not be counted."""
+        return self._fate is not Fate.COUNTED
 
     def fate(self, waited_us: int, timeout_us: int | None) -> Fate:
         """What becomes of the next calls, which have waited so long, of callers that wait so long.
@@ -54,13 +62,32 @@ class Backlog:
         if waited_us * 10 > patience_us:
             if waited_us * 4 > patience_us * 3:
                 fate = Fate.UNANSWERED
-            elif waited_us * 5 > patience_us * 2:
+            elif waited_us * 10 > patience_us * 3:
                 fate = Fate.HURRIED
             fate = max(fate, self._fate)
         self._fate = fate
+        self.timeout_us = timeout_us
         if fate is Fate.UNANSWERED and timeout_us is None:
             return Fate.HURRIED
         return fate
+
+
+class Haste:
+    """What a connection may do by itself with calls that there is no time for.
+
+    That is for calls of one path, of callers that wait for `timeout_us`. `answers` are those at
+    hand by the calls' messages; `unanswered` says that there is not even time for these.
+    """
+
+    __slots__ = ("answers", "left", "path", "timeout_us", "unanswered")
+
+    def __init__(self, path: bytes) -> None:
+        self.path = path
+        self.timeout_us: int | None = None
+        self.answers: dict[bytes, Ready] = {}
+        self.unanswered = False
+        self.left = 0
+        """Calls that were left unanswered."""
 
 
 class Overload:
@@ -73,6 +100,8 @@ class Overload:
 
     def note(self, fate: Fate, calls: int) -> None:
         """So many calls could not be counted, since there was no time for them."""
+        if not calls:
+            return
         self._counters.overloaded[_NAMES[fate]] += calls
         self._noted_us = elapsed_us()
         self._health.degrade(

@@ -13,7 +13,7 @@ from ratelimit_service.transport.h2.account import Memory
 from ratelimit_service.transport.h2.connection import Connection, Event, Methods
 from ratelimit_service.transport.h2.frames import ErrorCode
 from ratelimit_service.transport.h2.limits import BLOCKED_SECONDS, GREETING_SECONDS, PING_SECONDS
-from ratelimit_service.transport.h2.overload import Backlog
+from ratelimit_service.transport.h2.overload import Backlog, Haste
 from ratelimit_service.transport.h2.turns import Turns
 
 __all__ = ["Calls", "Protocol"]
@@ -34,6 +34,9 @@ class Calls(Signature):
 
     def forget(self, protocol: Protocol) -> None:
         """The connection is gone: nothing can be answered any more."""
+
+    def haste(self, protocol: Protocol) -> Haste | None:
+        """What the connection may do by itself with its next piece of bytes."""
 
     def failed(self, error: Exception) -> None:
         """Hears of a fault of ours, of which the connection ends."""
@@ -115,7 +118,9 @@ class Protocol(asyncio.Protocol):
         connection = self.connection
         self._handled = self._flushing = True  # it ends with a write: no answer need ask for one
         try:
-            events = connection.receive(self._next_piece(), _PIECE_CALLS)
+            piece = self._next_piece()
+            connection.haste = self._calls.haste(self)
+            events = connection.receive(piece, _PIECE_CALLS)
             if events:
                 self._calls.handle(self, events)
         except Exception as error:  # nobody knows what was read, so nothing more can be

@@ -29,6 +29,7 @@ from ratelimit_service.transport.h2.limits import (
     STREAM_BYTES,
 )
 from ratelimit_service.transport.h2.messages import PREFIX_BYTES
+from ratelimit_service.transport.h2.overload import Haste
 from ratelimit_service.transport.h2.streams import Methods, Stream
 
 __all__ = ["OK_HEADERS", "Sending"]
@@ -61,6 +62,8 @@ class Sending(Account):
     def __init__(self, methods: Methods, memory: Memory) -> None:
         super().__init__(memory)
         self._methods = methods
+        self.haste: Haste | None = None
+        """What may be done with the calls of the next piece, if there is no time for them."""
         self._steady = False
         """Whether calls come and go, and nothing begins or ends the connection."""
         self._tableless = False
@@ -118,19 +121,23 @@ class Sending(Account):
 
     def answer(self, stream_id: int, message: bytes) -> None:
         """Answers a unary call and ends it; does nothing for a call that is gone."""
+        if self._streams.get(stream_id, self) is None and self._answer_new(stream_id, message):
+            del self._streams[stream_id]
+        else:
+            self.send(stream_id, message)
+            self.finish(stream_id)
+
+    def _answer_new(self, stream_id: int, message: bytes) -> bool:
+        """Answers a whole call of which nothing is known, in one go; False if that cannot be."""
         size = PREFIX_BYTES + len(message)
         window = self._send_window
         if (
-            self._streams.get(stream_id, self) is not None
-            or not self._steady
+            not self._steady
             or size > window
             or size > self._initial_send_window
             or size > MAX_FRAME_SIZE
         ):
-            self.send(stream_id, message)
-            self.finish(stream_id)
-            return
-        del self._streams[stream_id]
+            return False
         self._over.append(stream_id)
         self._send_window = window - size
         if self._spent_us:
@@ -141,6 +148,11 @@ class Sending(Account):
         )
         output.append(message)
         output.append(_answer_end(_TRAILERS_HEAD, stream_id, _OK_TRAILERS))
+        return True
+
+    def _credit(self) -> None:
+        """What the client says of a call that we did not answer costs it no more than if we had."""
+        self._spent_us = max(0, self._spent_us - ANSWERED_US)
 
     def leave_unanswered(self, stream_ids: Sequence[int]) -> None:
         """Forgets calls whose callers are about to give up.
@@ -151,7 +163,7 @@ class Sending(Account):
         for stream_id in stream_ids:
             stream = self._stream(stream_id)
             if stream is not None:
-                self._spent_us = max(0, self._spent_us - ANSWERED_US)
+                self._credit()
                 self._close(stream_id, stream)
 
     def is_open(self, stream_id: int) -> bool:

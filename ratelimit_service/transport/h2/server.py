@@ -69,8 +69,8 @@ class H2Server:
         self._loop = asyncio.get_running_loop()
         self._address = address
         self._context = tls.context() if tls else None
-        self._overload = Overload(self._counters, health)
-        self._calls = ServiceCalls(service, HealthService(health), self._overload)
+        overload = Overload(self._counters, health)
+        self._calls = ServiceCalls(service, HealthService(health), overload)
         self._turns = Turns()
         self._methods = METHODS if reflection else METHODS_UNREFLECTED
         self._max_age = max_connection_age_us / 1_000_000
@@ -204,7 +204,7 @@ class H2Server:
 
     def _look(self) -> None:
         """Looks at every connection, some at a time; begins anew a second later."""
-        self._overload.look()
+        self._calls.look()
         self._cut_the_greediest()
         self._look_on(list(self._protocols), 0)
 

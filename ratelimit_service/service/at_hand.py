@@ -1,0 +1,71 @@
+"""Answers at hand: what failure policies say of requests that come again and again.
+
+While there is no time to count requests there is none to plan them either. So the answer that a
+policy gave to a request's bytes is given again, for a moment only: then the local cache is asked
+anew whether the caller is known to be over. Nothing that was counted is ever at hand. What must
+not live here: when there is no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ratelimit_service import limiter
+from ratelimit_service.limiter import Plan, Verdict
+from ratelimit_service.observer import Counters
+
+__all__ = ["AtHand", "Ready"]
+
+_LIFE_US: Final = 50_000
+_MOST: Final = 4_096
+"""For how long, and how many, answers are at hand."""
+
+
+class Ready:
+    """An answer, and how often it was given."""
+
+    __slots__ = ("found", "message", "plans", "times")
+
+    def __init__(self, message: bytes, plans: Sequence[Plan], found: Verdict) -> None:
+        self.message = message
+        self.plans = plans
+        self.found = found
+        self.times = 0
+
+
+class AtHand:
+    """Answers by the bytes of their requests."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._answers: dict[bytes, Ready] = {}
+        self._since_us = 0
+        self._given = 0
+
+    def answers(self, now_us: int) -> dict[bytes, Ready]:
+        """Those that may be given at this moment; who gives one adds to its `times`."""
+        if now_us - self._since_us >= _LIFE_US:
+            self._since_us = now_us
+            self._tally()
+        return self._answers
+
+    def put(self, body: bytes, message: bytes, plans: Sequence[Plan], found: Verdict) -> None:
+        """Keeps an answer that failure policies alone have given."""
+        if len(self._answers) < _MOST:
+            self._answers[body] = Ready(message, plans, found)
+
+    def settle(self) -> int:
+        """Forgets all answers; returns how many were given since the last time."""
+        self._tally()
+        given, self._given = self._given, 0
+        return given
+
+    def _tally(self) -> None:
+        for ready in self._answers.values():
+            if ready.times:
+                outcomes = [None] * len(ready.plans)
+                limiter.tally_plain(ready.plans, outcomes, ready.found, self._counters, ready.times)
+                self._counters.latency.add(0, ready.times)
+                self._given += ready.times
+        self._answers = {}
