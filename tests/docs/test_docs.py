@@ -201,6 +201,21 @@ def test_systemd_unit_drops_privileges() -> None:
     assert float(exposure) <= 2.0
 
 
+def test_architecture_names_every_module() -> None:
+    """docs/architecture.md says of every module where it lives, and of none that is gone."""
+    text = (TOP / "docs" / "architecture.md").read_text()
+    (places,) = re.findall(r"## Where things live\n\n(.*?)\n\n\w", text, re.DOTALL)
+    package = TOP / "ratelimit_service"
+    modules = [path.relative_to(package) for path in package.rglob("*.py")]
+    algorithms = {f"{path.stem}.py" for path in (package / "algorithms" / "lua").glob("*.lua")}
+
+    for module in modules:
+        if module.name != "__init__.py" and module.name not in algorithms:
+            assert re.search(rf"\b{module.stem}\b", places), module
+    for folder, name in re.findall(r"\b(\w+/)?(\w+\.(?:py|lua))\b", text):
+        assert list(package.parent.rglob(f"{folder}{name}")), f"{folder}{name}"
+
+
 APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
 """SHA-256 of the licence's text as it is published."""
 
