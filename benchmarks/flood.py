@@ -40,6 +40,8 @@ from ratelimit_service.transport.h2.frames import (
 PATIENCE = 0.02
 SLICE_SECONDS = 0.1
 MOST_IN_BATCH = 64
+MOST_BATCHES = 20_000
+"""A second, beside which there is time to read."""
 BUFFER_BYTES = 65_536
 """More than so much beside what the system takes is not written: calls wait before it."""
 
@@ -72,9 +74,10 @@ class Batch:
         if len(self._bytes) != self._size * self._stride:
             raise SystemExit("flood.py: calls of a batch must be of the same length")
 
-    def numbered(self, first: int) -> bytes:
-        """The bytes for streams from this one on."""
-        return numbered(self._bytes, self._places, self._stride, first, self._size)
+    def numbered(self, first: int, count: int) -> bytes:
+        """The bytes of so many calls for streams from this one on."""
+        made = numbered(self._bytes, self._places, self._stride, first, self._size)
+        return made if count == self._size else made[: count * self._stride]
 
 
 def numbered(made: bytearray, places: tuple[int, ...], stride: int, first: int, size: int) -> bytes:
@@ -129,8 +132,8 @@ class Asking(asyncio.Protocol):
         self._most = 100
         self._window = 65_535
         self._blocked = False
-        self._waiting: deque[float] = deque()
-        """When the batches were due that could not be sent yet."""
+        self._waiting: deque[tuple[float, int]] = deque()
+        """When batches were due that could not be sent yet, and how many calls are left of each."""
         self._messages: dict[int, int] = {}
         """What answers say that have not ended: for servers that write them in pieces."""
         self._rest = b""
@@ -161,32 +164,40 @@ class Asking(asyncio.Protocol):
     def offer(self, due: float) -> None:
         """A batch is due."""
         self._tally.add("offered", due, self._size)
-        if self._waiting or not self._send(due):
-            self._waiting.append(due)
+        sent = 0 if self._waiting else self._send(due, self._size)
+        if sent < self._size:
+            self._waiting.append((due, self._size - sent))
 
-    def _send(self, due: float) -> bool:
-        size = self._size
-        if self._blocked or self._pending + size > self._most or self.lost:
-            return False
+    def _send(self, due: float, count: int) -> int:
+        """Sends as many of a batch's calls as may be sent now; returns how many."""
+        size, count = self._size, min(count, self._most - self._pending)
+        if count <= 0 or self._blocked or self.lost:
+            return 0
         batch = next(self._batches)
-        if batch.window > self._window:
-            return False
-        self._window -= batch.window
+        window = batch.window * count // size
+        if window > self._window:
+            return 0
+        self._window -= window
         first = 2 * len(self._state) + 1
-        self._state += bytes(size)
+        # Numbers of streams may be left out, so each batch begins with one that suits it.
+        self._state += bytes(count) + b"\2" * (size - count)
         self._due.append(due)
-        self._pending += size
-        self._write(batch.numbered(first))
-        self._tally.add("sent", due, size)
-        return True
+        self._pending += count
+        self._write(batch.numbered(first, count))
+        self._tally.add("sent", due, count)
+        return count
 
     def look(self, until: float) -> None:
         """Sends what waits, and gives up what was due before `until`."""
         waiting = self._waiting
-        while waiting and waiting[0] < until:
-            self._tally.add("never_sent", waiting.popleft(), self._size)
-        while waiting and self._send(waiting[0]):
-            waiting.popleft()
+        while waiting and waiting[0][0] < until:
+            self._tally.add("never_sent", *waiting.popleft())
+        while waiting:
+            due, count = waiting.popleft()
+            sent = self._send(due, count)
+            if sent < count:
+                waiting.appendleft((due, count - sent))
+                break
         out = []
         while self._oldest < len(self._due) and self._due[self._oldest] < until:
             resets = self._cancel(self._oldest)
@@ -288,9 +299,11 @@ class Asking(asyncio.Protocol):
 
 
 def batch_size(rate: float, connections: int) -> int:
-    """As many calls as a connection is due within a tick, but a power of two."""
+    """As many calls as a connection is due within a tick, or as can be written; a power of two."""
     size = 1
-    while size < MOST_IN_BATCH and 2 * size <= rate * TICK_SECONDS / connections:
+    while size < MOST_IN_BATCH and (
+        2 * size <= rate * TICK_SECONDS / connections or size * MOST_BATCHES < rate
+    ):
         size *= 2
     return size
 
