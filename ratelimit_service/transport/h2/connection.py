@@ -35,6 +35,8 @@ from ratelimit_service.transport.h2.frames import (
     PADDED,
     PREFACE,
     PRIORITY,
+    RST_STREAM,
+    RST_STREAM_BYTES,
     ErrorCode,
     FrameType,
     Setting,
@@ -246,6 +248,16 @@ class Connection(Sending):
                 if after:
                     at = after
                     continue
+            elif (
+                kind == RST_STREAM
+                and length == RST_STREAM_BYTES
+                and 0 < stream_id <= self._last_stream_id
+                and stream_id not in self._streams
+                and self._block is None
+            ):
+                # Of a call that was answered, or left unanswered: there are many when we are late.
+                self._spend(FRAME_US, "resets")
+                continue
             spent = self._spent_us
             self._handle(kind, flags, stream_id & MAX_WINDOW, data[start:at], events)
             most -= max(0, self._spent_us - spent) // PIECE_US

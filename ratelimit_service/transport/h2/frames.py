@@ -19,6 +19,8 @@ __all__ = [
     "PADDED",
     "PREFACE",
     "PRIORITY",
+    "RST_STREAM",
+    "RST_STREAM_BYTES",
     "ErrorCode",
     "FrameType",
     "Setting",
@@ -48,7 +50,11 @@ END_HEADERS: Final = 0x4
 PADDED: Final = 0x8
 PRIORITY: Final = 0x20
 HEADERS: Final = 0x1
-"""`FrameType.HEADERS` as a plain integer, with which every frame is compared."""
+RST_STREAM: Final = 0x3
+"""These types as plain integers, with which every frame is compared."""
+
+RST_STREAM_BYTES: Final = 4
+"""The payload of that frame (section 6.4)."""
 
 
 class FrameType(IntEnum):
