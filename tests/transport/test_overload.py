@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -70,6 +71,12 @@ def test_a_backlog_is_cleared_before_calls_are_counted_again() -> None:
     assert backlog.fate(9_000, ENVOYS_US) is Fate.UNANSWERED
     assert backlog.fate(2_001, ENVOYS_US) is Fate.UNANSWERED
     assert backlog.fate(2_000, ENVOYS_US) is Fate.COUNTED
+
+
+async def rounds() -> None:
+    """The event loop reads, and does what is due, until all has come of what was begun."""
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
 class Ends:
@@ -268,3 +275,24 @@ class Over(Away):
     ) -> None:
         over = Outcome(True, 0, 60_000_000, 0) if deadline_us > AT_ONCE else None
         done([[over] * len(hits) for hits in requests])
+
+
+async def test_a_call_after_a_pause_and_a_silence_is_fresh(tmp_path: Path) -> None:
+    """What comes once a socket that was not read has been emptied has waited for nothing."""
+    store = Timed()
+    ends = Ends(Asking(tmp_path, RULES, store=store))
+    assert ends.call()
+    ends.protocol.pause_writing()
+    ends.protocol._unread_since_us -= 10_000_000
+    ends.protocol.resume_writing()
+    assert ends.wire.reading
+    await rounds()
+
+    request = Request("edge", (descriptor("user=a"),))
+    data = ends.client.headers([("grpc-timeout", "1S")])
+    ends.wire.kinds()
+    ends.protocol.data_received(data + ends.client.data(wire.encode_request(request)))
+    ends.turns._turn()
+
+    assert FrameType.DATA in ends.wire.kinds()
+    assert not ends.counters.overloaded

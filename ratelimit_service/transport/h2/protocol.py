@@ -73,7 +73,7 @@ class Protocol(asyncio.Protocol):
         self._handled = False
         """Whether pieces were handled in this turn, of which nothing is written yet."""
         self._unread_since_us = 0
-        """Since when nothing was read from the socket, 0 if it is."""
+        """Since when nothing was read from the socket; 0 once what came meanwhile is read."""
         self.arrived_us = 0
         """When what is being handled had come at the earliest, by `elapsed_us`."""
         self.backlog = Backlog()
@@ -192,6 +192,14 @@ class Protocol(asyncio.Protocol):
             self._reading_paused = False
             if self._transport is not None:
                 self._transport.resume_reading()
+                # Two rounds of the loop on, what had come during the pause has been read.
+                since_us = self._unread_since_us
+                self._loop.call_soon(self._loop.call_soon, self._read_again, since_us)
+
+    def _read_again(self, since_us: int) -> None:
+        """What comes from now on has not come during the pause that began then."""
+        if self._unread_since_us == since_us and not self._reading_paused:
+            self._unread_since_us = 0
 
     def flush(self) -> None:
         """Writes what the connection has to say, at once."""
