@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
 import hpack
 import pytest
 
@@ -28,10 +32,14 @@ from ratelimit_service.transport.h2.limits import (
 )
 from ratelimit_service.transport.h2.protocol import Protocol
 from ratelimit_service.transport.h2.streams import Calls, Ended, Message
+from tests.service.asking import Asking
 from tests.transport.test_h2 import HEADERS, PATH, Client, messages, refused
+from tests.transport.test_overload import RULES, rounds
+from tests.transport.test_overload import Ends as ServedEnds
 from tests.transport.test_protocol import Ends
 
 STREAMING = "/a.B/Chat"
+WATCH = "/grpc.health.v1.Health/Watch"
 CHAT = [(name, STREAMING if name == ":path" else value) for name, value in HEADERS]
 
 
@@ -456,3 +464,28 @@ async def test_chat_goes_on_when_the_client_reads_again() -> None:
 
     assert len(answered) == 20
     assert ends.wire.reading
+
+
+async def test_a_watch_ends_with_its_stream(tmp_path: Path) -> None:
+    """Whatever a client does to have a watched stream reset, nothing of the watch stays."""
+    ends = ServedEnds(Asking(tmp_path, RULES))
+    before = len(asyncio.all_tasks())
+
+    def watch(then: Callable[[int], bytes]) -> None:
+        ends.receive(ends.client.headers(path=WATCH) + ends.client.data(b""))
+        ends.receive(then(ends.client.stream_id))
+
+    endings: list[Callable[[int], bytes]] = [
+        lambda of: frames.frame(FrameType.RST_STREAM, 0, of, bytes(4)),
+        lambda of: frames.frame(FrameType.DATA, 0, of, b"more"),
+        lambda of: frames.frame(FrameType.HEADERS, END_HEADERS, of, b"\x82"),
+        lambda of: frames.window_update(of, 0),
+        lambda of: frames.window_update(of, frames.MAX_WINDOW),
+        lambda of: frames.frame(FrameType.PRIORITY, 0, of, b"?"),
+        lambda of: frames.frame(FrameType.PRIORITY, 0, of, of.to_bytes(4, "big") + b"\0"),
+    ]
+    for ending in endings:
+        watch(ending)
+    await rounds()
+
+    assert len(asyncio.all_tasks()) == before

@@ -72,9 +72,11 @@ class Client:
     def ack() -> bytes:
         return frames.frame(FrameType.SETTINGS, ACK, 0, b"")
 
-    def headers(self, extra: Sequence[tuple[str, str]] = (), *, end: bool = False) -> bytes:
+    def headers(
+        self, extra: Sequence[tuple[str, str]] = (), *, path: str = PATH, end: bool = False
+    ) -> bytes:
         self.stream_id += 2
-        block = self.encoder.encode([*HEADERS, *extra])
+        block = self.encoder.encode([*(dict(HEADERS) | {":path": path}).items(), *extra])
         flags = END_HEADERS | (END_STREAM if end else 0)
         return frames.frame(FrameType.HEADERS, flags, self.stream_id, block)
 

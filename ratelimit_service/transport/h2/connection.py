@@ -178,6 +178,7 @@ class Connection(Sending):
                 stream.readable = Readable.ENOUGH
                 text = f"the client has sent nothing whole for {most} s"
                 self.finish(stream_id, StatusCode.DEADLINE_EXCEEDED, text)
+                self._withdrawn.append(stream_id)
 
     # What we hear
 
@@ -208,6 +209,9 @@ class Connection(Sending):
             self._cut_short = False
             self._resumable.clear()
             self.abandon(error.code, str(error), error.reason)
+        if self._withdrawn:
+            events += map(Cancelled, self._withdrawn)
+            self._withdrawn.clear()
         if at == len(data):
             if self._data:
                 self._data, self._at = b"", 0
@@ -483,7 +487,6 @@ class Connection(Sending):
             return
         if stream.ended:
             self._reset(stream_id, ErrorCode.STREAM_CLOSED)
-            events.append(Cancelled(stream_id))
             return
         stream.receive_window -= size
         if stream.receive_window < 0:

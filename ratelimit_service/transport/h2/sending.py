@@ -94,6 +94,8 @@ class Sending(Account):
         """Streams with answers that wait for their own window."""
         self._resumable: deque[int] = deque()
         """Streaming calls whose last message is answered, and which may have another."""
+        self._withdrawn: list[int] = []
+        """Streams that we have ended, of which whoever works on their answers is to be told."""
         self._output: list[bytes] = []
         self.closing = False
         self.reason = ""
@@ -377,6 +379,7 @@ class Sending(Account):
         if stream is not None:
             stream.ended = True
             self._close(stream_id, stream)
+            self._withdrawn.append(stream_id)
         elif stream_id % 2:
             self._given_up.append(stream_id)
         self._spend(cost_us, "resets")

@@ -46,7 +46,7 @@ class Ended(NamedTuple):
 
 
 class Cancelled(NamedTuple):
-    """The client does not want the answer any more."""
+    """The client does not want the answer any more, or has done what ends its stream."""
 
     stream_id: int
 
