@@ -489,3 +489,19 @@ async def test_a_watch_ends_with_its_stream(tmp_path: Path) -> None:
     await rounds()
 
     assert len(asyncio.all_tasks()) == before
+
+
+def test_nothing_is_kept_for_a_client_that_is_gone() -> None:
+    """An answer that comes after its connection's end is kept nowhere, also behind shut windows."""
+    memory = Memory()
+    client = Chatting(memory)
+    client.connection.receive(frames.settings({Setting.INITIAL_WINDOW_SIZE: 0}))
+    for _ in range(10):
+        client.connection.receive(client.headers() + client.data())
+
+    client.connection.closing = True
+    client.connection.forget()
+    for stream_id in range(1, client.stream_id + 1, 2):
+        client.connection.answer(stream_id, b"late")
+
+    assert memory.held == 0

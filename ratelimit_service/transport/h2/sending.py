@@ -113,6 +113,13 @@ class Sending(Account):
         """Whether flow control holds an answer back."""
         return bool(self._blocked or self._shut)
 
+    def forget(self) -> None:
+        """The connection is gone: nothing is kept for it, and no answer that is still to come."""
+        self._streams.clear()
+        for waiting in (self._unfinished, self._blocked, self._shut):
+            waiting.clear()
+        super().forget()
+
     def take_output(self) -> bytes:
         """The bytes to write, which are then forgotten here."""
         output = b"".join(self._output)
