@@ -237,3 +237,28 @@ async def test_no_more_files(tmp_path: Path) -> None:
 
         assert await heard([client]) == [True]
     await place.server.stop(0)
+
+
+async def test_fault_in_looking_at_a_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that cannot be looked at is dropped; the others are looked at as ever."""
+    monkeypatch.setattr(server, "_LOOK_SECONDS", 0.001)
+    place = Place(tmp_path, given=False, tls=False, guests=None)
+    clients = [await place.client() for _ in range(2)]
+    await heard(clients)
+    torn, other = place.server._protocols
+    seen: list[float] = []
+
+    def torn_look(*_: float) -> None:
+        raise RuntimeError("the handle is closed")
+
+    monkeypatch.setattr(torn, "look", torn_look)
+    monkeypatch.setattr(other, "look", lambda now, _: seen.append(now))
+    await until(lambda: place.server.connections == 1, "the torn one's end")
+    looks = len(seen)
+    await until(lambda: len(seen) > looks + 2, "more looks")
+
+    for each in clients:
+        each.close()
+    await place.server.stop(0)

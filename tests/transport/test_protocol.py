@@ -181,6 +181,29 @@ async def test_fault_of_ours_ends_the_connection() -> None:
     assert ends.wire.closed
 
 
+class Torn(Wire):
+    """A socket that cannot be written to, by a fault that nobody thought of."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        raise RuntimeError("the handle is closed")
+
+
+async def test_fault_of_a_socket_ends_its_connection_alone() -> None:
+    """Others of the same turn are answered, turns go on, and the torn connection is dropped."""
+    turns = Turns()
+    torn, other = Ends(turns=turns), Ends(turns=turns)
+    torn.protocol._calls = failing = Failing()
+    torn.protocol._transport = wire = Torn()
+
+    for _ in range(2):
+        torn.protocol.data_received(frames.ping(b"12345678", ack=False))
+        other.receive(frames.ping(b"12345678", ack=False))
+        assert other.wire.kinds() == [FrameType.PING]
+
+    assert wire.closed
+    assert "closed" in failing.errors[0]
+
+
 async def test_client_that_does_not_read() -> None:
     """A client that does not read is not read from, nor is anything handled until it reads."""
     ends = Ends(seconds=TURN_SECONDS)

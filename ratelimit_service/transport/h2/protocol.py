@@ -140,6 +140,13 @@ class Protocol(asyncio.Protocol):
             self._handled = self._flushing = False
             self.flush()
 
+    def fail(self, error: Exception) -> None:
+        """Drops the connection for a fault of ours that leaves nothing to be said."""
+        self._calls.failed(error)
+        self.connection.closing = True
+        self._forget_inbox()
+        self.abort()
+
     def _next_piece(self) -> bytes:
         """The next bytes; none if the connection has complete frames of the last ones left."""
         if self._more or not self._inbox:

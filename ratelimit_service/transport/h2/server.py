@@ -214,7 +214,10 @@ class H2Server:
         for protocol in protocols[start:stop]:
             max_age = self._protocols.get(protocol)
             if max_age is not None:
-                protocol.look(now, max_age)
+                try:
+                    protocol.look(now, max_age)
+                except Exception as error:  # the others are to be looked at all the same
+                    protocol.fail(error)
         if stop < len(protocols):
             self._looking = self._loop.call_later(0, self._look_on, protocols, stop)
         else:
@@ -223,7 +226,7 @@ class H2Server:
     def _cut_the_greediest(self) -> None:
         """Ends the connection that makes us keep most, while all make us keep too much."""
         memory = self._memory
-        if memory.held > memory.most:
+        if memory.held > memory.most and self._protocols:
             greediest = max(self._protocols, key=lambda each: each.connection.held)
             text = "too much is kept for this connection"
             greediest.connection.abandon(ErrorCode.ENHANCE_YOUR_CALM, text, "memory")

@@ -30,6 +30,9 @@ class Waiting(Signature):
     def end_turn(self) -> None:
         """Writes what is to be said after the pieces of this turn."""
 
+    def fail(self, error: Exception) -> None:
+        """Ends: one of the two above has failed, and whoever it was has no more turns."""
+
 
 class Turns:
     """The connections of one event loop that have something to be handled, in their order."""
@@ -53,12 +56,18 @@ class Turns:
         while waiting:
             first = waiting.popleft()
             handled.append(first)
-            if first.handle_piece():
-                waiting.append(first)
+            try:
+                if first.handle_piece():
+                    waiting.append(first)
+            except Exception as error:  # it must cost nobody else their turn
+                first.fail(error)
             if elapsed_us() >= until:
                 break
         for each in handled:
-            each.end_turn()
+            try:
+                each.end_turn()
+            except Exception as error:
+                each.fail(error)
         self._scheduled = bool(waiting)
         if waiting:
             self._loop.call_soon(self._turn)
