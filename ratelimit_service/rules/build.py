@@ -99,7 +99,8 @@ def build(versions: Iterable[Version], tallies: TalliesOf, *, strict: bool) -> B
         else:
             shard_by = next((file.shard_by.keys for file in files if file.shard_by), None)
             overrides = tallies(name, OVERRIDES)
-            domains[name] = Domain(name, Level.of(nodes), overrides, shard_by)
+            policies = frozenset(node.rule.failure_policy for node in walk(nodes) if node.rule)
+            domains[name] = Domain(name, Level.of(nodes), overrides, shard_by, policies)
     return Built(
         tuple(reports),
         domains,

@@ -14,6 +14,7 @@ from io import BytesIO
 from itertools import islice
 from typing import NamedTuple
 
+from ratelimit_service.model import FailurePolicy
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.build import OVERRIDES, TalliesOf
 from ratelimit_service.rules.tree import Domain, Level, LevelBuilder, Node
@@ -70,6 +71,8 @@ class Assembly:
         self._tallies = tallies
         self._open: list[LevelBuilder] = []
         self._closed: Level | None = None
+        self._policies: set[FailurePolicy | None] = set()
+        """Of the domain that is being put together."""
         self.domains: dict[str, Domain] = {}
         """Those that are complete."""
 
@@ -80,6 +83,8 @@ class Assembly:
                 node = record.node
                 if record.has_children:
                     node = node.with_children(self._closed)
+                if node.rule:
+                    self._policies.add(node.rule.failure_policy)
                 self._open[-1].add(node)
             elif isinstance(record, _Opened):
                 self._open.append(LevelBuilder())
@@ -88,8 +93,13 @@ class Assembly:
                 if record.domain is not None:
                     overrides = self._tallies(record.domain, OVERRIDES)
                     self.domains[record.domain] = Domain(
-                        record.domain, self._closed, overrides, record.shard_by
+                        record.domain,
+                        self._closed,
+                        overrides,
+                        record.shard_by,
+                        frozenset(self._policies),
                     )
+                    self._policies.clear()
 
 
 class _Pickler(pickle.Pickler):

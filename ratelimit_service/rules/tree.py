@@ -185,6 +185,8 @@ class Domain:
     root: Level
     overrides: Tallies = field(default_factory=Tallies)
     shard_by: frozenset[str] | None = None
+    policies: frozenset[FailurePolicy | None] = frozenset()
+    """The failure policies of its rules; None stands for rules that name none."""
 
     @property
     def rules(self) -> Iterator[Rule]:

@@ -169,14 +169,16 @@ class Service:
             snapshot = self._snapshot()
             number = snapshot.number
             remembered = self._requests.get
-            asked = [remembered(body, number) or self._ask(body, snapshot) for body in bodies]
+            hurried = deadline_us == AT_ONCE
+            ask = self._ask_in_haste if hurried and self._store.waits else self._ask
+            asked = [remembered(body, number) or ask(body, snapshot) for body in bodies]
             if self._leases:
                 asked = [
                     _leased(one) if isinstance(one, _Asked) and one.leasing else one
                     for one in asked
                 ]
             batch.asked = asked
-            if deadline_us == AT_ONCE:
+            if hurried:
                 batch.bodies = bodies
             charged = [one.hits for one in asked if isinstance(one, _Asked) and one.hits]
             if len(charged) < len(asked):  # hardly ever
@@ -210,7 +212,7 @@ class Service:
             self._tell(batch, answers)
 
     def _keep_at_hand(
-        self, body: bytes, asked: _Asked | Refusal, outcomes: Outcomes, answer: Answer
+        self, body: bytes, asked: _Asked | Answer, outcomes: Outcomes, answer: Answer
     ) -> None:
         """Keeps an answer for the next time, if nothing but policies has decided it."""
         if (
@@ -249,7 +251,7 @@ class Service:
         self._bugs.note("a request could not be decided", error)
         return _FAILED
 
-    def _ask(self, body: bytes, snapshot: Snapshot) -> _Asked | Refusal:
+    def _ask(self, body: bytes, snapshot: Snapshot) -> _Asked | Answer:
         """Plans a request that is not remembered as a whole; its parts may be."""
         try:
             split = wire.split_request(body)
@@ -267,6 +269,25 @@ class Service:
             return Refusal(error.code, str(error))
         except Exception as error:
             return self.bug(error)
+
+    def _ask_in_haste(self, body: bytes, snapshot: Snapshot) -> _Asked | Answer:
+        """As `_ask`, for a request that there is no time for: it is answered without a plan.
+
+        Unless a failure policy other than `open` may hold for it. Callers that are known to be
+        over their limits have nearly always been remembered, so they do not come here.
+        """
+        split = wire.split_request(body)
+        domain = self._domain(split, snapshot) if split else None
+        if split is None or domain is None:
+            return self._ask(body, snapshot)
+        for policy in domain.policies:
+            if (policy or self._settings.failure_policy) is not FailurePolicy.OPEN:
+                return self._ask(body, snapshot)
+        count = len(split.parts)
+        self._counters.decisions["ok"] += 1
+        self._counters.policy_decisions[FailurePolicy.OPEN] += count
+        self._by_policy()
+        return wire.encode_uncounted(count, FailurePolicy.OPEN.value)
 
     def _plan_whole(self, request: Request, split: wire.Split | None, snapshot: Snapshot) -> _Asked:
         """Plans what cannot be planned part by part; the parts may be remembered all the same."""
@@ -338,8 +359,8 @@ class Service:
         simply_counted = self._plain and len(limits) == len(plans)
         return _Asked(plans, hits, limits if simply_counted else None, request, leasing)
 
-    def _answer(self, asked: _Asked | Refusal, outcomes: Outcomes) -> Answer:
-        if isinstance(asked, Refusal):
+    def _answer(self, asked: _Asked | Answer, outcomes: Outcomes) -> Answer:
+        if not isinstance(asked, _Asked):
             return asked
         if asked.hits and not outcomes:
             if outcomes is FAILED:  # the store has logged why
@@ -423,7 +444,7 @@ class _Batch:
         self.done = done
         self.size = size
         self.started_us = started_us
-        self.asked: Sequence[_Asked | Refusal] = ()
+        self.asked: Sequence[_Asked | Answer] = ()
         self.bodies: Sequence[bytes] = ()
         """Of a batch that there is no time for."""
         self.places: list[int] | None = None

@@ -45,6 +45,10 @@ def wanted_at(wanted: Wanted, places: Sequence[int], place: int) -> bool:
 class Store(Protocol):
     """The seam between deciding and counting."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether it must wait for somebody else to count; not what is asked `AT_ONCE`."""
+
     async def start(self) -> None:
         """Tries the store once, in bounded time, and keeps it connected from then on.
 

@@ -63,6 +63,11 @@ class LocalCache:
     def __len__(self) -> int:
         return len(self._over)
 
+    @property
+    def waits(self) -> bool:
+        """As the store behind it."""
+        return self._store.waits
+
     async def start(self) -> None:
         """As the store behind it."""
         await self._store.start()

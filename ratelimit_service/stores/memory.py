@@ -114,6 +114,11 @@ class MemoryStore:
     def __len__(self) -> int:
         return self._size
 
+    @property
+    def waits(self) -> bool:
+        """Never: counters lie here."""
+        return False
+
     async def start(self) -> None:
         """Nothing to try: memory is always there."""
 

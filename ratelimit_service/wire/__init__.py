@@ -18,6 +18,7 @@ from ratelimit_service.wire.response import (
     encode_limit,
     encode_plain,
     encode_request_header,
+    encode_uncounted,
     encode_within,
 )
 
@@ -37,6 +38,7 @@ __all__ = [
     "encode_plain",
     "encode_request",
     "encode_request_header",
+    "encode_uncounted",
     "encode_within",
     "is_method",
     "last_value_at",

@@ -31,6 +31,7 @@ __all__ = [
     "encode_limit",
     "encode_plain",
     "encode_request_header",
+    "encode_uncounted",
     "encode_within",
 ]
 
@@ -117,6 +118,13 @@ def encode_plain(
     if by_policy:
         parts.append(_policies(by_policy))
     return b"".join(parts)
+
+
+@lru_cache(maxsize=1024)
+def encode_uncounted(count: int, policy: str) -> bytes:
+    """Allows so many descriptors by a failure policy."""
+    by_policy = tuple((place, policy) for place in range(count))
+    return b"".join([_OK, *[_WITHOUT_COUNT[0]] * count, _policies(by_policy)])
 
 
 @lru_cache(maxsize=1024)

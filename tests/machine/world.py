@@ -58,6 +58,10 @@ class Recorder:
         self.store = store
         self.noted: list[tuple[Sequence[Hit], Outcomes]] = []
 
+    @property
+    def waits(self) -> bool:
+        return self.store.waits
+
     async def start(self) -> None:
         await self.store.start()
 

@@ -21,6 +21,8 @@ from tests.stores.cases import T
 class Away:
     """A store that never answers in time."""
 
+    waits = True
+
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...

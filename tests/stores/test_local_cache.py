@@ -20,6 +20,8 @@ from tests.stores.conftest import Time
 class Counting:
     """The memory store, with how many requests have reached it."""
 
+    waits = True
+
     def __init__(self, clock: Time) -> None:
         self._memory = MemoryStore(1_000, Counters(), Health(), clock)
         self._clock = clock

@@ -10,7 +10,7 @@ from ratelimit_service import wire
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Health
 from ratelimit_service.limiter import Verdict
-from ratelimit_service.model import FailurePolicy, Hit, Outcome, Request
+from ratelimit_service.model import Code, FailurePolicy, Hit, Outcome, Request
 from ratelimit_service.observer import Counters
 from ratelimit_service.service.at_hand import AtHand
 from ratelimit_service.stores import AT_ONCE, NEVER, Outcomes, Wanted, always
@@ -111,12 +111,12 @@ class Ends:
         return FrameType.DATA in self.receive(data, waited_us)
 
     def settle(self) -> None:
-        """Makes calls until header blocks depend on nothing, as they do after the first ones."""
+        """Makes calls until header blocks depend on nothing, and the request is remembered."""
         self.call()
         self.client.encoder.header_table_size = 0
         self.receive(Client.ack())
-        self.call()
-        self.call()
+        for _ in range(6):
+            self.call()
         self.calls.look()
         self.counters.take()
         self.tally("user").take()
@@ -126,6 +126,8 @@ async def test_what_waited_too_long_is_decided_without_waiting_more(tmp_path: Pa
     """A store gets no time for such a call, or none at all; fresh calls are counted again."""
     store = Timed()
     ends = Ends(Asking(tmp_path, RULES, store=store))
+    ends.settle()
+    store.deadlines_us.clear()
 
     assert ends.call()
     assert ends.call(waited_us=500_000)
@@ -156,6 +158,28 @@ async def test_answers_at_hand_are_those_of_the_policy(tmp_path: Path) -> None:
     assert ends.counters.policy_decisions == {"open": 101}
     assert ends.counters.decisions == {"ok": 101}
     assert ends.tally("user").take() == [101, 0, 0, 0, 0, 0, 0, 101]
+
+
+async def test_what_was_never_asked_is_not_planned_without_time(tmp_path: Path) -> None:
+    """Where all policies are `open` it is allowed; where one is not, the policies are looked up."""
+    asking = Asking(tmp_path, RULES, store=Timed())
+    closed = RULES.replace("edge", "shut").replace(
+        "per_unit: 2", "per_unit: 2, failure_policy: closed"
+    )
+    (tmp_path / "closed.yaml").write_text(closed)
+    asking.rules.load()
+    request = Request("edge", (descriptor("user=new"), descriptor("other=1")))
+    bodies = [wire.encode_request(each) for each in (request, request._replace(domain="shut"))]
+
+    open_, shut = await asking.service.decide(bodies, AT_ONCE)
+
+    assert isinstance(open_, bytes)
+    assert isinstance(shut, bytes)
+    assert [status.code for status in wire.decode_decision(open_).statuses] == [Code.OK] * 2
+    decided = wire.decode_decision(shut)
+    assert [status.code for status in decided.statuses] == [Code.OVER_LIMIT, Code.OK]
+    assert decided.code is Code.OVER_LIMIT
+    assert asking.counters.policy_decisions == {"open": 2, "closed": 1}
 
 
 def test_answers_are_at_hand_for_a_moment_only() -> None:

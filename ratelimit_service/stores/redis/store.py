@@ -89,6 +89,11 @@ class RedisStore:
         """Calls `given_back` with the keys of counters once hits on them have been given back."""
         self._given_back = given_back
 
+    @property
+    def waits(self) -> bool:
+        """For Redis."""
+        return True
+
     async def start(self) -> None:
         """Tries every server once, in bounded time, and keeps trying in the background."""
         await asyncio.gather(*(topology.start() for topology in self._topologies))
