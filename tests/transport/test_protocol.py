@@ -130,6 +130,42 @@ async def test_large_reads_take_turns() -> None:
     assert ends.calls.messages == [b"%0100d" % each for each in range(900)]
 
 
+async def test_who_uses_little_time_goes_first() -> None:
+    """Of many clients that all send much that is dear, none is handled twice before another."""
+    turns = Turns()
+    greedy = [Ends(seconds=TURN_SECONDS, turns=turns) for _ in range(20)]
+    other, client = Ends(turns=turns), Client()
+    for ends in greedy:
+        ends.protocol.data_received(many(Client(), 900))
+    for _ in range(30):
+        turns._turn()
+
+    handled = sum(len(ends.calls.messages) for ends in greedy)
+    other.protocol.data_received(client.headers() + client.data(b"of another"))
+    turns._turn()
+    turns._turn()
+
+    assert other.calls.messages == [b"of another"]
+    assert sum(len(ends.calls.messages) for ends in greedy) <= handled + 64
+    assert min(len(ends.calls.messages) for ends in greedy) > 0
+
+
+async def test_no_time_can_be_saved_up() -> None:
+    """A client that has long been silent does not keep others from their turns."""
+    turns = Turns()
+    busy, silent = Ends(seconds=TURN_SECONDS, turns=turns), Ends(seconds=TURN_SECONDS, turns=turns)
+    busy.protocol.data_received(many(Client(), 900))
+    for _ in range(10):
+        turns._turn()
+    handled = len(busy.calls.messages)
+
+    silent.protocol.data_received(many(Client(), 900))
+    for _ in range(6):
+        turns._turn()
+
+    assert len(busy.calls.messages) > handled
+
+
 async def test_turns_end_by_themselves() -> None:
     """What was read is handled without anything more being read."""
     ends = Ends()

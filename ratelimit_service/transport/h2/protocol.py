@@ -77,6 +77,8 @@ class Protocol(asyncio.Protocol):
         self.arrived_us = 0
         """When what is being handled had come at the earliest, by `elapsed_us`."""
         self.backlog = Backlog()
+        self.used_us = 0
+        """How much time the client's bytes have taken, for `turns` to compare."""
         self._transport: asyncio.Transport | None = None
         self._flushing = False
         self._writing_paused = self._reading_paused = False

@@ -1,15 +1,18 @@
-"""Whose turn it is: connections take turns at being handled, a piece of their bytes each.
+"""Whose turn it is: connections are handled a piece of their bytes at a time.
 
 A turn of the loop handles pieces for two milliseconds at most, whoever they are from. Then the
-loop reads, writes and runs its timers, and the turns go on where they stopped. So one client
-that sends much holds up neither the others nor the replies of a store. What must not live here:
-bytes, and what becomes of them.
+loop reads, writes and runs its timers, and the turns go on where they stopped. The next piece is
+always of the connection that has used the least time; who comes back after a pause starts from
+the least that anybody waiting has used, so that nobody saves time up. (Linux' CFS shares out
+processors this way.) So clients that send much, or much that is dear, hold up neither the others
+nor the replies of a store, however many they are. What must not live here: bytes, and what
+becomes of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import heapq
 from typing import Final
 from typing import Protocol as Signature
 
@@ -24,6 +27,9 @@ TURN_US: Final = 2_000
 class Waiting(Signature):
     """Somebody who has something to be handled."""
 
+    used_us: int
+    """How much time it has used, for whom it is compared with."""
+
     def handle_piece(self) -> bool:
         """Handles a piece; returns whether there is more."""
 
@@ -35,33 +41,47 @@ class Waiting(Signature):
 
 
 class Turns:
-    """The connections of one event loop that have something to be handled, in their order."""
+    """The connections of one event loop that have something to be handled."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: list[tuple[int, int, Waiting]] = []
+        """A heap by the time used; numbers keep the order of those that have used the same."""
+        self._number = 0
+        self._least_us = 0
+        """What the last one to be handled had used before."""
         self._scheduled = False
 
     def add(self, waiting: Waiting) -> None:
-        """Puts somebody at the end; not while they are waiting already."""
-        self._waiting.append(waiting)
+        """Takes in somebody who is not waiting already."""
+        waiting.used_us = max(waiting.used_us, self._least_us)
+        self._push(waiting)
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._turn)
 
+    def _push(self, waiting: Waiting) -> None:
+        self._number += 1
+        heapq.heappush(self._waiting, (waiting.used_us, self._number, waiting))
+
     def _turn(self) -> None:
         waiting = self._waiting
-        until = elapsed_us() + TURN_US
+        now = elapsed_us()
+        until = now + TURN_US
         handled: list[Waiting] = []
         while waiting:
-            first = waiting.popleft()
+            self._least_us, _, first = heapq.heappop(waiting)
             handled.append(first)
+            more = False
             try:
-                if first.handle_piece():
-                    waiting.append(first)
+                more = first.handle_piece()
             except Exception as error:  # it must cost nobody else their turn
                 first.fail(error)
-            if elapsed_us() >= until:
+            started, now = now, elapsed_us()
+            first.used_us += now - started
+            if more:
+                self._push(first)
+            if now >= until:
                 break
         for each in handled:
             try:
