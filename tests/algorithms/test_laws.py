@@ -166,6 +166,68 @@ def test_buckets_are_exact(
         assert step.left == max(0, int(burst - used))
 
 
+KEPT = 600 * SECOND
+"""For how long a bucket that is as new by its own rate is kept for another one."""
+
+CHANGING = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [0, 1, SECOND // 3, SECOND, 7 * SECOND, MINUTE, KEPT - SECOND, KEPT - 1, KEPT]
+        ),
+        st.booleans(),
+        st.sampled_from(["charge", "charge", "charge", "refund"]),
+        st.sampled_from([0, 1, 1, 2, 9, 100, 101]),
+    ),
+    max_size=40,
+)
+"""Pauses, which of two rates is the rule's after each, and what is done with how many hits."""
+
+
+@given(
+    BUCKETS,
+    st.sampled_from([Unit.SECOND, Unit.MINUTE]),
+    st.lists(st.sampled_from([1, 3, 7, 60, 100]), min_size=2, max_size=2),
+    st.sampled_from([3, 9, 100]),
+    CHANGING,
+)
+def test_buckets_are_exact_while_their_rate_changes(
+    algorithm: str,
+    unit: Unit,
+    rates: list[int],
+    burst: int,
+    moments: list[tuple[int, bool, str, int]],
+) -> None:
+    """A new rate counts from the last change on, refunds are whole, and all is exact.
+
+    What had leaked away by the rate of the last change is forgotten ten minutes after it.
+    """
+    counters = [Counter(Limit(rate, unit, algorithm=algorithm, burst=burst)) for rate in rates]
+    window = unit * SECOND
+    state: State | None = None
+    held, changed, rate_then, now = Fraction(0), T, 0, T
+    for pause, second, does, hits in moments:
+        counter, rate = counters[second], rates[second]
+        now += pause
+        counter.state, counter.now = state, now
+        since = now - changed
+        used = max(Fraction(0), held - Fraction(since * rate, window))
+        if rate_then and rate_then != rate and since >= max(KEPT, held * window / rate_then):
+            used = Fraction(0)
+
+        if does == "charge":
+            step = counter.charge(hits)
+            assert step.passed == (used + hits <= burst)
+            used += hits if step.passed else 0
+            assert step.left == max(0, int(burst - used))
+        else:
+            step = counter.algorithm.refund(state, now, hits, counter.measure, b"", None)
+            used = max(Fraction(0), used - hits)
+            assert step.left == int(burst - used)
+        state = step.state
+        if step.counted:
+            held, changed, rate_then = used, now, rate
+
+
 @given(st.integers(1, 5), MOMENTS)
 def test_a_stepped_bucket_is_refilled_by_whole_units(
     rate: int, moments: list[tuple[int, int]]
