@@ -194,6 +194,8 @@ class Counters:
         """Requests by what the local cache knew of them: `hit`, `miss`."""
         self.given_back = 0
         """Hits that one shard had counted when another denied their request."""
+        self.lost_give_backs: Counter[str] = Counter()
+        """Hits that were to be given back and may still be counted, by reason."""
         self.evictions: Counter[str] = Counter()
         """Counters put out of a full memory store: `expired`, `live`."""
         self.damaged = 0
@@ -252,6 +254,7 @@ _LABELLED: Final[tuple[str, ...]] = (
     "store_errors",
     "overloaded",
     "local_cache",
+    "lost_give_backs",
     "evictions",
     "rule_loads",
     "http_closed",

@@ -207,6 +207,13 @@ class Metrics:
             value=counters.given_back,
         )
         yield _counter(
+            "ratelimit_lost_give_backs",
+            "Hits that were to be given back and may still be counted.",
+            "reason",
+            ("overflow", "unknown", "refused", "internal"),
+            counters.lost_give_backs,
+        )
+        yield _counter(
             "ratelimit_evicted_counters",
             "Counters put out of a full memory store; live ones admit too much.",
             "state",

@@ -211,7 +211,11 @@ def test_buckets_are_exact_while_their_rate_changes(
         counter.state, counter.now = state, now
         since = now - changed
         used = max(Fraction(0), held - Fraction(since * rate, window))
-        if rate_then and rate_then != rate and since >= max(KEPT, held * window / rate_then):
+        if (
+            rate_then
+            and rate_then != rate
+            and since >= max(Fraction(KEPT), held * window / rate_then)
+        ):
             used = Fraction(0)
 
         if does == "charge":

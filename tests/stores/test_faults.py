@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -10,10 +11,11 @@ import redis
 
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Health
-from ratelimit_service.model import FailurePolicy, Hit
+from ratelimit_service.model import FailurePolicy, Hit, Receipt
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis.part import Errand
 from ratelimit_service.stores.redis.script import fits, read
 from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer
@@ -125,6 +127,73 @@ async def test_reset_in_the_middle_of_a_reply(fixture: Fixture) -> None:
     assert fixture.counters.store_errors == {"unknown": 1}
     await fixture.until(answered)
     assert fixture.count() == 3
+
+
+async def undo(fixture: Fixture) -> Errand:
+    """What gives back a charge of 3 that was counted."""
+    assert await fixture.until(answered)
+    await charged(fixture.store, [[hit(2)]])
+    now = fixture.store.shards[0].now_us()
+    window_us = hit().measure.window_us
+    receipt = Receipt(now, now - now % window_us + window_us)
+    return Errand([[hit(3)._replace(refund=True, receipt=receipt)]])
+
+
+async def test_give_back_whose_reply_is_lost(fixture: Fixture) -> None:
+    """What may have been given back is not given back again, and counts as lost."""
+    await fixture.start(timeout_us=5_000_000)
+    errand = await undo(fixture)
+    (shard,) = fixture.store.shards
+    fixture.proxy.cut = True
+
+    shard.charge(errand)
+
+    async with asyncio.timeout(20):
+        while not fixture.counters.lost_give_backs:
+            await asyncio.sleep(0.01)
+    await fixture.until(answered)
+    assert fixture.counters.lost_give_backs == {"unknown": 1}
+    assert fixture.count() == 1
+
+
+async def test_give_back_that_is_refused(fixture: Fixture) -> None:
+    """What a server refuses to give back for now is given back once it does so, and once only."""
+    await fixture.start(timeout_us=5_000_000)
+    errand = await undo(fixture)
+    (shard,) = fixture.store.shards
+    with redis.Redis.from_url(fixture.server.url) as client:
+        client.replicaof("127.0.0.1", "1")
+        shard.charge(errand)
+        async with asyncio.timeout(20):
+            while not shard._held:
+                await asyncio.sleep(0)
+
+        client.replicaof("NO", "ONE")
+
+    async with asyncio.timeout(20):
+        while fixture.count():
+            await asyncio.sleep(0.01)
+    assert fixture.counters.lost_give_backs == {}
+
+
+async def test_too_many_give_backs_wait(fixture: Fixture, caplog: pytest.LogCaptureFixture) -> None:
+    """Of more than 10,000 give-backs for a server that is away the oldest are lost: it is said."""
+    await fixture.start(timeout_us=5_000_000)
+    (shard,) = fixture.store.shards
+    fixture.server.kill()
+    async with asyncio.timeout(20):
+        while shard.available:
+            await asyncio.sleep(0.01)
+    told: list[object] = []
+
+    with caplog.at_level(logging.WARNING):
+        for _ in range(10_003):
+            shard.charge(Errand([[hit(2, key="b")._replace(refund=True)]], told.append))
+
+    assert fixture.counters.lost_give_backs == {"overflow": 3}
+    assert told == [None] * 3
+    assert caplog.text.count("too much waits to be given back") == 1
+    await shard.close()
 
 
 NUMBER = b":%d\r\n"

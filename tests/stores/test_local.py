@@ -282,6 +282,26 @@ async def test_server_that_turns_sick_again_while_it_is_told(behind: Behind, fau
         assert set(behind.counts(keys)) == {3}
 
 
+async def test_node_that_goes_while_it_is_told(behind: Behind) -> None:
+    """What a server had not been told when it lost its slots is there to be told to others."""
+    keys = [f"{number}" for number in range(1_000)]
+    await behind.outage()
+    await charged(behind.store, [[hit(3, key=key)] for key in keys])
+    behind.proxy.clear()
+    async with asyncio.timeout(30):
+        while not (behind.shard._owed or behind.shard._telling):
+            await asyncio.sleep(0)
+
+    await behind.shard.retire(lambda _: None)
+
+    left = {one[0].key for requests, _ in behind.shard.debts() for one in requests}
+    told = behind.counts(keys)
+    assert left | {hit(key=key).key for key, count in zip(keys, told, strict=True) if count} == {
+        *(hit(key=key).key for key in keys),
+        *({hit(key="probe").key} & left),
+    }
+
+
 def _more(behind: Behind, keys: Sequence[str], before: int) -> bool:
     return sum(behind.counts(keys)) > before
 

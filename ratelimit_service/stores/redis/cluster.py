@@ -207,15 +207,13 @@ class ClusterOfNodes:
         """Lets go of a node that has no slots; what it still has to tell goes to those that do."""
         del self._nodes[place]
         log.info("%s has no slots of the cluster any more", node.name)
-        for part in node.leftovers():
-            self._charge_home(part)
         task = asyncio.create_task(self._end(node))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
     async def _end(self, node: Shard) -> None:
         """Disconnects from a node; what it was still to be told is told to those that have it."""
-        await node.retire()
+        await node.retire(self._charge_home)
         for requests, over_us in node.debts():
             self.find(requests[0][0])[0].owe(requests, over_us)
 

@@ -14,6 +14,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from secrets import randbits
 from typing import Final, NamedTuple, Protocol
 
@@ -99,7 +100,7 @@ _TELL_US: Final = 1_000_000
 """How long the server has to count what it is told; later it is told again."""
 
 _MAX_HELD: Final = 10_000
-"""How many give-backs wait for a server that is away."""
+"""How many give-backs wait for a server that is away; then the oldest are lost."""
 
 
 class Slots(Protocol):
@@ -168,8 +169,12 @@ class Shard:
         self._connection: Connection | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._queue: deque[Part] = deque()
-        self._held: deque[Part] = deque(maxlen=_MAX_HELD)
+        self._held: deque[Part] = deque()
         """What has no deadline and waits for the server to come back."""
+        self._heir: Callable[[Part], None] | None = None
+        """Who takes what has no deadline once the server has nothing to do any more."""
+        self._handing: Iterator[tuple[Sequence[Sequence[Hit]], int]] = iter(())
+        """What was counted here and is being made a debt, and until when it counts."""
         self._owed: deque[Debt] = deque()
         """What was counted without the server and it has not been told yet."""
         self._telling = 0
@@ -211,10 +216,16 @@ class Shard:
                 self._connection.send([silence(self._process)], [_ignore])
             self._connection.close()
             self._connection = None
+        self._empty("disconnected")
 
-    async def retire(self) -> None:
-        """Disconnects from a server that has nothing to do any more; its faults are nobody's."""
+    async def retire(self, heir: Callable[[Part], None]) -> None:
+        """Disconnects from a server that has nothing to do any more; its faults are nobody's.
+
+        What is to be given back there goes to the `heir` from now on; `debts` are asked for.
+        """
         await self.close()
+        self._heir = heir
+        self._release()
         self._health.recover(self._component)
 
     def charge(self, part: Part) -> None:
@@ -225,7 +236,7 @@ class Shard:
         """
         if self._connection is None or self._sick:
             if part.deadline_us == NEVER:
-                self._held.append(part)
+                self._hold(part)
             else:
                 reason = "disconnected" if self._connection is None else "circuit_open"
                 part.failed(range(len(part.requests)), reason)
@@ -261,16 +272,16 @@ class Shard:
         """Whether requests are sent there now."""
         return self._connection is not None and not self._sick
 
-    def leftovers(self) -> Iterator[Part]:
-        """What is still to be given back in a server that will not come back, a request each."""
-        while self._held:
-            yield self._held.popleft()
-
     def debts(self) -> Iterator[tuple[Sequence[Sequence[Hit]], int]]:
         """What such a server was still to be told, by counters, and when that is over."""
         while self._owed:
             debt = self._owed.popleft()
             yield debt.requests, debt.over_us
+        yield from self._handing
+        yield from self._counted_here()
+
+    def _counted_here(self) -> Iterator[tuple[Sequence[Sequence[Hit]], int]]:
+        """What this process has counted alone, by counters, and when that is over."""
         at_us, now = self.now_us(), elapsed_us()
         for requests, left_us in self._local.hand_back(self.processes, at_us):
             yield requests, now + left_us
@@ -347,6 +358,24 @@ class Shard:
             self._raise_alarm()
             self._empty("circuit_open")
 
+    def _hold(self, part: Part) -> None:
+        """Keeps what has no deadline for when the server is back; the oldest goes if it is much."""
+        if self._heir is not None:
+            self._heir(part)
+            return
+        if len(self._held) >= _MAX_HELD:
+            lost = self._held.popleft()
+            if not self._counters.lost_give_backs["overflow"]:
+                log.warning("Redis at %s is away: too much waits to be given back", self._place)
+            self._fail(lost, range(lost.sent, len(lost.requests)), "overflow")
+        self._held.append(part)
+
+    def _release(self) -> None:
+        """Sends what has waited for the server; what still cannot be sent waits on."""
+        held, self._held = self._held, deque()
+        for part in held:
+            self.charge(part)
+
     def _raise_alarm(self) -> None:
         if not self._alarm.done():
             self._alarm.set_result("")
@@ -356,7 +385,7 @@ class Shard:
         queue, self._queue = self._queue, deque()
         for part in queue:
             if part.deadline_us == NEVER:
-                self._held.append(part)
+                self._hold(part)
             else:
                 self._fail(part, range(part.sent, len(part.requests)), reason)
 
@@ -527,6 +556,9 @@ class Shard:
 
     def _fail(self, part: Part, places: Sequence[int], reason: str) -> None:
         """Tells a part that it gets no answer; if that fails too, its deadline ends it."""
+        if part.deadline_us == NEVER:
+            hits = sum([len(part.requests[place]) for place in places])
+            self._counters.lost_give_backs[reason] += hits
         try:
             part.failed(places, reason)
         except Exception as error:
@@ -551,7 +583,14 @@ class Shard:
                 f"it answers {connection.shown(reply):.100}"
             )  # who is the master is asked anew
         for part, places in left:
-            part.failed(places, "unknown" if reply is None else "refused")
+            whole = len(places) == len(part.requests)
+            if part.deadline_us == NEVER and whole and error.startswith(_NOTHING_DONE):
+                part.sent = 0
+                self._hold(part)
+            else:
+                # What may have been given back is not given back again: that could be once too
+                # often, and admit too much.
+                self._fail(part, places, "unknown" if reply is None else "refused")
 
     def _succeeded(self, call: _Call, found: Found) -> None:
         self._learn(found.at_us, call.sent_us)
@@ -643,13 +682,13 @@ class Shard:
         self._missed = 0
         self._fault_at = None
         self._health.recover(self._component)
-        while self._held:
-            self.charge(self._held.popleft())
+        self._release()
 
     async def _look_after(self, connection: Connection) -> None:
         """Watches over a connection until it is lost."""
         while not connection.lost.done():
             self._beat(connection)
+            self._release()
             await self._hand_back()
             alarm = self._alarm = self._loop.create_future()
             started = self._loop.time()
@@ -689,9 +728,10 @@ class Shard:
     async def _hand_back(self) -> None:
         """Tells the server what was counted here while it was away."""
         if len(self._local):
-            at_us, now = self.now_us(), elapsed_us()
-            async for requests, left_us in slowly(self._local.hand_back(self.processes, at_us)):
-                self.owe(requests, now + left_us)
+            # Whoever ends this while it waits finds in `_handing` what is left.
+            self._handing = chain(self._handing, self._counted_here())
+            async for requests, over_us in slowly(self._handing):
+                self.owe(requests, over_us)
         self._tell()
 
     async def _give_up_if_hung(self, connection: Connection) -> None:
@@ -738,3 +778,14 @@ def _ignore(_: Reply) -> None: ...
 
 _TO_BE_LEFT: Final[tuple[str, ...]] = ("READONLY", "NOAUTH", "MASTERDOWN")
 """Errors after which a new connection is made: to whoever is master now, with a new password."""
+
+_NOTHING_DONE: Final[tuple[str, ...]] = (
+    *_TO_BE_LEFT,
+    "LOADING",
+    "BUSY",
+    "CLUSTERDOWN",
+    "OOM",
+    "MISCONF",
+    "NOREPLICAS",
+)
+"""Errors that say that nothing of a script call has been done: it may be sent again."""
