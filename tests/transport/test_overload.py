@@ -122,6 +122,20 @@ class Ends:
         self.tally("user").take()
 
 
+async def test_a_count_is_waited_for_as_long_as_an_answer_can_still_be_in_time(
+    tmp_path: Path,
+) -> None:
+    """A fifth of the caller's time is left for the answer, and two milliseconds for its way."""
+    store = Timed()
+    ends = Ends(Asking(tmp_path, RULES, store=store))
+
+    before = elapsed_us()
+    assert ends.call(timeout="20S")
+    after = elapsed_us()
+
+    assert before + 15_998_000 <= store.deadlines_us[-1] <= after + 15_998_000
+
+
 async def test_what_waited_too_long_is_decided_without_waiting_more(tmp_path: Path) -> None:
     """A store gets no time for such a call, or none at all; fresh calls are counted again."""
     store = Timed()

@@ -103,7 +103,8 @@ class ServiceCalls:
     def _decide(self, protocol: Protocol, calls: Calls) -> None:
         connection, stream_ids = protocol.connection, calls.stream_ids
         timeout_us, arrived_us = calls.head.timeout_us, protocol.arrived_us
-        deadline_us = NEVER if timeout_us is None else arrived_us + timeout_us
+        # The last fifth is for our own turns, of which it takes some to notice and to answer.
+        deadline_us = NEVER if timeout_us is None else arrived_us + timeout_us * 4 // 5
         fate = protocol.backlog.fate(elapsed_us() - arrived_us, timeout_us)
         if fate is not Fate.COUNTED:
             self._overload.note(fate, len(stream_ids))
