@@ -169,7 +169,14 @@ class Sending(Account):
         That is our fault: what clients say of these streams costs them as little as if they had
         been answered.
         """
+        streams = self._streams
         for stream_id in stream_ids:
+            if self._steady and streams.get(stream_id, self) is None:
+                # A whole call, of which nothing is known that had to be forgotten.
+                del streams[stream_id]
+                self._over.append(stream_id)
+                self._credit()
+                continue
             stream = self._stream(stream_id)
             if stream is not None:
                 self._credit()
