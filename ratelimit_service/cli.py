@@ -59,7 +59,7 @@ def main() -> None:
     except click.Abort:
         code = 130
     except click.ClickException as error:
-        code = _fail(error.format_message())
+        code = _fail(_mistake(error))
     except (RateLimitError, OSError) as error:
         code = _fail(str(error))
     try:
@@ -77,6 +77,16 @@ def _say(text: str, *, err: bool = False) -> None:
     """Prints lines; of what others have written nothing reaches the terminal that acts there."""
     for line in text.split("\n"):
         click.echo(printable(line), err=err)
+
+
+def _mistake(error: click.ClickException) -> str:
+    """What is wrong; of words that the command does not know, or misses, also where they are."""
+    said = error.format_message()
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    unknown = isinstance(error, (click.MissingParameter, click.NoSuchOption))
+    if context is None or not (unknown or isinstance(context.command, click.Group)):
+        return said
+    return f"{said.removesuffix('.')} (see {context.command_path} --help)"
 
 
 def _fail(message: str) -> int:

@@ -88,7 +88,8 @@ def test_version() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sreve"], "No such command 'sreve'."),
+        (["sreve"], "Did you mean 'serve'? (see ratelimit --help)"),
+        (["serve", "--prot", "1"], "(see ratelimit serve --help)"),
         (["--grpc", "x"], "'x' is no address: write HOST:PORT, as in 0.0.0.0:8081"),
         (["serve", "--second-store", "redis://h"], "--second-store needs a --store in Redis"),
         (["serve", "--failure-policy", "opne"], "use open or closed or error or local"),
@@ -99,7 +100,7 @@ def test_version() -> None:
         (["lint", "/nowhere"], "/nowhere: there is no such file or directory"),
         (["lint"], "Missing argument 'PATHS...'"),
         (["explain", "--rules", "/nowhere", "d", "a=b"], "there is no such file or directory"),
-        (["hit", "demo"], "Missing argument 'DESCRIPTORS...'"),
+        (["hit", "demo"], "Missing argument 'DESCRIPTORS...' (see ratelimit hit --help)"),
         (["hit", "demo", "=b"], "'=b' has an entry without key: write key=value,key=value"),
         (["hit", "demo", "a", "--limit", "5"], "--limit '5': write N/UNIT, as in 10/minute"),
         (["hit", "demo", "a", "--timeout", "5"], "'5' is no duration"),
