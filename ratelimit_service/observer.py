@@ -84,8 +84,8 @@ class Tally:
         return taken
 
     def add(self, taken: Sequence[int]) -> None:
-        """Adds what another one has counted."""
-        for name, number in zip(_TALLIED, taken, strict=True):
+        """Adds what another one has counted; of a later version, what it counts in addition not."""
+        for name, number in zip(_TALLIED, taken, strict=False):
             setattr(self, name, getattr(self, name) + number)
 
 
@@ -99,6 +99,7 @@ _TALLIED: Final[tuple[str, ...]] = (
     "refunded",
     "by_policy",
 )
+"""Their order holds between versions: a new one comes last."""
 
 
 class Tallies:
@@ -160,8 +161,10 @@ class Histogram:
         return taken
 
     def add_taken(self, taken: Sequence[int]) -> None:
-        """Adds what another one has counted."""
+        """Adds what another one has counted, if it has the same bounds."""
         sum_us, *buckets = taken
+        if len(buckets) != len(self.buckets):
+            return
         self.sum_us += sum_us
         self.buckets = [mine + its for mine, its in zip(self.buckets, buckets, strict=True)]
 
@@ -232,12 +235,15 @@ class Counters:
         return {"numbers": numbers, "labelled": labelled, "latency": self.latency.take()}
 
     def add(self, taken: Taken) -> None:
-        """Adds what another one has counted."""
-        for name, number in taken["numbers"].items():
-            setattr(self, name, getattr(self, name) + number)
-        for name, counts in taken["labelled"].items():
+        """Adds what another one has counted, which may be of another version of the program.
+
+        What is not known here is left out: a restart can go back to an older version.
+        """
+        for name in taken["numbers"].keys() & _NUMBERS:
+            setattr(self, name, getattr(self, name) + taken["numbers"][name])
+        for name in taken["labelled"].keys() & _LABELLED:
             mine: Counter[str] = getattr(self, name)
-            mine.update(counts)
+            mine.update(taken["labelled"][name])
         self.latency.add_taken(taken["latency"])
 
 

@@ -69,3 +69,21 @@ def test_counters_add_up() -> None:
 
     assert shown(here) == shown(twice)
     assert shown(there) == shown(Counters())
+
+
+def test_what_another_version_counts() -> None:
+    """A restart into an older version keeps all counts that it knows, and leaves out the rest."""
+    counters, later = Counters(), Counters()
+    later.given_back = 3
+    later.decisions["ok"] = 4
+    taken = later.take()
+    taken["numbers"]["of_tomorrow"] = 1
+    taken["labelled"]["of_tomorrow"] = {"x": 1}
+    taken["latency"].append(1)
+    tally = Tally()
+
+    counters.add(taken)
+    tally.add([1, 2, 3, 4, 5, 6, 7, 8, 9])
+
+    assert (counters.given_back, counters.decisions) == (3, {"ok": 4})
+    assert (tally.hits, tally.by_policy) == (1, 8)
