@@ -1,7 +1,8 @@
 """concurrency: how many are under way at a time. A hit takes a lease and gives it back.
 
 A lease that is not given back ends by itself after the window. Leases are found by their id of
-8 bytes; several hits charged at once share one. The state is `c`, the number of hits, and the
+8 bytes; several hits charged at once share one. Several leases can be taken at once (`several`): as
+many as there is room for, each whole or not at all. The state is `c`, the number of hits, and the
 leases from the oldest to the newest: time, hits and id. `lua/concurrency.lua` is the same
 arithmetic. No state is kept here, no time asked for.
 """
@@ -9,12 +10,13 @@ arithmetic. No state is kept here, no time asked for.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import Final
 
 from ratelimit_service.algorithms.step import State, Step, step
 from ratelimit_service.model import Measure, Receipt
 
-__all__ = ["MAX_LEASES", "charge", "held", "refund"]
+__all__ = ["MAX_LEASES", "charge", "held", "refund", "several"]
 
 MAX_LEASES: Final = 10_000
 """The highest limit: every hit reads and writes all leases, each of 20 bytes."""
@@ -22,6 +24,8 @@ MAX_LEASES: Final = 10_000
 _HEAD: Final = struct.Struct(">cI")
 _LEASE: Final = struct.Struct(">dI8s")
 _ID_AT: Final = 12
+_ID_SIZE: Final = 8
+_ONE_OF_SEVERAL: Final = struct.Struct(">I8s")
 _MARK: Final = b"c"
 
 
@@ -61,6 +65,19 @@ class _Leases:
         self.total += hits
         self.last = self.now_us
 
+    def add_several(self, several: bytes, limit: int) -> int:
+        """Takes those for which there is room; returns their hits."""
+        added, taken = [], 0
+        for hits, lease in _ONE_OF_SEVERAL.iter_unpack(several):
+            if self.total + hits <= limit:
+                added.append(_LEASE.pack(self.now_us, hits, lease))
+                self.total += hits
+                taken += hits
+        if taken:
+            self._leases += b"".join(added)
+            self.last = self.now_us
+        return taken
+
     def give_back(self, hits: int, lease: bytes) -> int:
         """Gives hits of a lease back, or of the oldest ones where none is named."""
         rest, at = hits, self._find(lease, 0)
@@ -97,9 +114,14 @@ class _Leases:
 def charge(
     state: State | None, now_us: int, addend: int, measure: Measure, _force: bool, lease: bytes
 ) -> Step:
-    """Takes a lease on `addend` hits if as many are free."""
+    """Takes a lease on `addend` hits if as many are free; of `several` those that are."""
     limit, window_us = measure.limit, measure.window_us
     leases = _Leases(state, now_us, window_us)
+    if len(lease) > _ID_SIZE:
+        taken = leases.add_several(lease, limit)
+        state = leases.state() if taken else state
+        left, reset_us = max(0, limit - leases.total), _reset_us(leases, now_us, window_us)
+        return step((True, state, left, reset_us, 0, taken, leases.damaged))
     left, damaged = limit - leases.total, leases.damaged
     if addend > left:
         retry_us = leases.until_us(limit - addend, now_us) if addend <= limit else window_us
@@ -129,6 +151,11 @@ def refund(
     left = max(0, measure.limit - leases.total)
     reset_us = _reset_us(leases, now_us, measure.window_us)
     return Step(True, state, left, reset_us, 0, given_back, leases.damaged)
+
+
+def several(leases: Iterable[tuple[int, bytes]]) -> bytes:
+    """What stands for an id where several leases are taken at once: hits and id of each."""
+    return b"".join([_ONE_OF_SEVERAL.pack(hits, lease) for hits, lease in leases])
 
 
 def held(state: State | None) -> list[tuple[int, bytes]]:

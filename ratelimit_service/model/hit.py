@@ -38,8 +38,9 @@ class Hit(NamedTuple):
 
     `addend` is the number of hits, 0 to 2^32-1; 0 is a peek. With `refund` they are given
     back. With `count_denied` they are counted whether or not the request passes. `lease` is
-    the id, of 8 bytes, under which `concurrency` takes and gives back; without one the oldest
-    are given back. A `joined` hit is of the same descriptor as the one before it: they have
+    the id, of 8 bytes, under which `concurrency` takes and gives back; several leases with
+    their hits can be taken at once. Without one the oldest are given back. A `joined` hit is
+    of the same descriptor as the one before it: they have
     room together or not at all. `policy` is what decides if the store does not. A refund with a
     `receipt` undoes just that charge, as far as it still counts.
     """

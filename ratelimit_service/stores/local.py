@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ratelimit_service.algorithms import held
+from ratelimit_service.algorithms import held, several
 from ratelimit_service.health import Health
 from ratelimit_service.model import MAX_ADDEND, Hit, Measure, Mode, Outcome
 from ratelimit_service.observer import Counters
@@ -18,6 +18,9 @@ from ratelimit_service.stores.memory import MemoryStore
 __all__ = ["Local"]
 
 _MAX_COUNTERS: Final = 100_000
+
+_LEASES_AT_ONCE: Final = 250
+"""How many leases are handed back in one hit: some 0.2 ms of Redis' time."""
 
 _UNBOUNDED: Final = frozenset({"fixed_window", "sliding_window"})
 """Algorithms whose counters can hold more than their limit."""
@@ -81,8 +84,7 @@ class Local:
             if used > 0:
                 base = peek._replace(measure=hit.measure, count_denied=True)
                 if hit.measure.algorithm == "concurrency":
-                    state = memory.state(hit.key)
-                    pieces = [base._replace(addend=n, lease=lease) for n, lease in held(state)]
+                    pieces = list(_bundles(base, held(memory.state(hit.key))))
                 else:
                     pieces = [base._replace(addend=piece) for piece in _pieces(used, hit.measure)]
                 yield [[piece] for piece in pieces], outcome.reset_us
@@ -110,6 +112,13 @@ def _settled(memory: MemoryStore, hit: Hit) -> Outcome:
 
     memory.charge([[hit]], done)
     return found[0]
+
+
+def _bundles(base: Hit, leases: Sequence[tuple[int, bytes]]) -> Iterator[Hit]:
+    """Hits that take all of these leases, many at once: each hit reads and writes the counter."""
+    for start in range(0, len(leases), _LEASES_AT_ONCE):
+        some = leases[start : start + _LEASES_AT_ONCE]
+        yield base._replace(addend=sum([hits for hits, _ in some]), lease=several(some))
 
 
 def _pieces(used: int, measure: Measure) -> Iterator[int]:

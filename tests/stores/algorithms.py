@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from zlib import crc32
 
+from ratelimit_service.algorithms import several
 from ratelimit_service.model import (
     MAX_ADDEND,
     Anchor,
@@ -490,6 +491,24 @@ CONCURRENCY = [
             at(T + SECOND, passed(0, 0), hit(LEASES, 0)),
             at(T + MINUTE - 1, over(0, reset_us=1), hit(LEASES, lease=b"lease--3")),
             at(T + MINUTE, passed(0, 1), hit(LEASES, lease=b"lease--3")),
+        ],
+    ),
+    Case(
+        "of several leases taken at once those are taken for which there is room",
+        [
+            at(
+                T, passed(1, 2), hit(LEASES, 2, lease=several([(1, b"lease--1"), (1, b"lease--2")]))
+            ),
+            at(
+                T + 1,
+                passed(0, 1),
+                hit(LEASES, 3, lease=several([(2, b"lease--3"), (1, b"lease--4")])),
+            ),
+            at(T + 1, passed(0, 0), hit(LEASES, 1, lease=several([(1, b"lease--5")]))),
+            at(T + 1, passed(0, 0), hit(LEASES, 2, refund=True, lease=b"lease--3")),
+            at(T + 1, passed(1, 1), hit(LEASES, refund=True, lease=b"lease--1")),
+            at(T + 1, passed(2, 1, MINUTE - 1), hit(LEASES, refund=True, lease=b"lease--4")),
+            at(T + 1, passed(3, 1, 0), hit(LEASES, refund=True, lease=b"lease--2")),
         ],
     ),
     Case(

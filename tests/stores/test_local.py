@@ -282,6 +282,29 @@ async def test_server_that_turns_sick_again_while_it_is_told(behind: Behind, fau
         assert set(behind.counts(keys)) == {3}
 
 
+async def test_many_leases_are_handed_back_at_once(own_redis: RedisServer) -> None:
+    """A large concurrency limit's leases come back in few hits; each is known by its id then."""
+    store = RedisStore(own_redis.url, 5_000_000, Counters(), Health())
+    await store.start()
+    leases = algorithms.LEASES._replace(requests_per_unit=10_000, unit=Unit.DAY)
+    one = algorithms.hit(leases)._replace(policy=FailurePolicy.LOCAL)
+    local = Local(Counters())
+    ids = [b"%8d" % number for number in range(2_000)]
+    for each in ids:
+        local.charge([one._replace(lease=each)], 1, T)
+
+    ((requests, _),) = local.hand_back(1, T)
+
+    assert len(requests) <= 10
+    assert sum(each.addend for (each,) in requests) == 2_000
+    answers = await charged(store, requests)
+    assert sum(outcome.charged for (outcome,) in answers if outcome) == 2_000
+    refunds = [one._replace(lease=each, refund=True) for each in (ids[0], ids[-1], ids[0])]
+    answers = await charged(store, [[each] for each in refunds])
+    assert [outcome.charged for (outcome,) in answers if outcome] == [1, 1, 0]
+    await store.close()
+
+
 async def test_node_that_goes_while_it_is_told(behind: Behind) -> None:
     """What a server had not been told when it lost its slots is there to be told to others."""
     keys = [f"{number}" for number in range(1_000)]

@@ -5,6 +5,8 @@ local HEAD = 5
 local SIZE = 20
 local ID_AT = 12
 local LEASE = ">dI4c8"
+local ID_SIZE = 8
+local ONE_OF_SEVERAL = ">I4c8"
 
 local function read(state, now, window)
   local leases = { packed = "", total = 0, last = 0, now = now, window = window }
@@ -51,6 +53,23 @@ local function find(leases, lease, at)
   return found and found - ID_AT
 end
 
+local function add_several(leases, several, limit)
+  local added, taken, at = {}, 0, 1
+  while at <= #several do
+    local hits, lease
+    hits, lease, at = struct.unpack(ONE_OF_SEVERAL, several, at)
+    if leases.total + hits <= limit then
+      added[#added + 1] = struct.pack(LEASE, leases.now, hits, lease)
+      leases.total = leases.total + hits
+      taken = taken + hits
+    end
+  end
+  if taken > 0 then
+    leases.packed, leases.last = leases.packed .. table.concat(added), leases.now
+  end
+  return taken
+end
+
 local function give_back(leases, hits, lease)
   local rest, at = hits, find(leases, lease, 1)
   while rest > 0 and at do
@@ -85,6 +104,18 @@ local concurrency = {}
 
 function concurrency.charge(state, now, addend, measure, _, lease)
   local limit, leases = measure.limit, read(state, now, measure.window)
+  if #lease > ID_SIZE then
+    local taken = add_several(leases, lease, limit)
+    return {
+      passed = true,
+      state = taken > 0 and state_of(leases) or state,
+      left = math.max(0, limit - leases.total),
+      reset = reset(leases, now),
+      retry = 0,
+      counted = taken,
+      damaged = leases.damaged,
+    }
+  end
   local left = limit - leases.total
   local passed, retry = addend <= left, 0
   if not passed then

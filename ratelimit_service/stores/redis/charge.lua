@@ -3,7 +3,7 @@
 -- Redis' own; then the hits packed: for each request the number of its hits (2 bytes; 32768 more
 -- if it is settled at once; 0 leads the deadline of the requests behind it, which 0 lifts),
 -- for each hit limit, window, addend, algorithm, and mode with flags;
--- then, by the flags, the rest of its measure, the periods of its calendar, its receipt, its lease
+-- then, by the flags, the rest of its measure, the periods of its calendar, its receipt, its lease led by its length
 -- (script.py). Then the number of this call.
 -- Returns flat integers: now, then for each hit its marks (1 over, 2 damaged, 4 late), left, the wait
 -- until it is as new or, where it is over, passes, and counted; then the number of the call.
@@ -163,7 +163,7 @@ local function unpack_hit(key)
     hit.receipt = receipt
   end
   if flags >= 128 then
-    hit.lease, at = struct.unpack("c8", packed, at)
+    hit.lease, at = struct.unpack(">I2c0", packed, at)
   elseif hit.refund then
     hit.lease = ""
   end

@@ -219,7 +219,7 @@ def _packed(hit: Hit, form: _Form, now_us: int) -> tuple[bytes, int]:
         rest += _RECEIPT.pack(*receipt)
     if lease:
         flags |= _LEASE
-        rest += lease
+        rest += len(lease).to_bytes(2, "big") + lease
     part = _HIT.pack(measure.limit, measure.window_us, addend, number, flags) + rest
     return part, _SETTLED if rest or flags != mode or not addend else 0
 
