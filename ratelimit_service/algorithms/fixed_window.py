@@ -65,8 +65,9 @@ def passing(
             if ahead < _FAR_AHEAD:
                 return 0, -1, 0
         else:
-            number += ahead
             count = state & _MAX_COUNT
+            if count:
+                number += ahead
     total = count + addend
     packed = (number & _NUMBERS - 1) << _COUNT_BITS | total
     return packed, limit - total, (number + 1) * window_us - now_us
@@ -88,8 +89,8 @@ def refund(
     if given_back:
         window.count -= given_back
         state = window.state()
-        if not window.count and measure.anchor is Anchor.FIRST_HIT:
-            window.reset_us = 0  # the next hit begins another
+        if not window.count:
+            window = _Window(state, now_us, measure)  # the next hit begins another
     left = max(0, measure.limit - window.count)
     return Step(True, state, left, window.reset_us, 0, given_back, window.damaged)
 
@@ -126,7 +127,10 @@ class _Window:
             self.reset_us = start_us + self.window_us - now_us
 
     def _read_numbered(self, state: State | None, now_us: int) -> None:
-        """A state one window ahead means that the clock stepped back: that window goes on."""
+        """A state one window ahead means that the clock stepped back: that window goes on.
+
+        Unless nothing counts in it: then it is as new.
+        """
         anchor = self.measure.anchor
         if isinstance(anchor, Anchor):
             self.number = now_us // self.window_us
@@ -139,7 +143,7 @@ class _Window:
             ahead = (state >> _COUNT_BITS) - self.number & _NUMBERS - 1
             if ahead <= 1:
                 self.count = state & _MAX_COUNT
-                if ahead:
+                if ahead and self.count:
                     self.number, end_us = self.number + 1, next_end_us
             else:
                 self.damaged = ahead < _FAR_AHEAD

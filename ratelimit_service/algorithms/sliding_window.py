@@ -51,6 +51,8 @@ def refund(
     given_back = window.undo(addend, receipt) if receipt else window.take_off(addend)
     if given_back:
         state = window.state()
+        if not window.count():
+            window = _window(state, now_us, measure)  # the next hit begins another
     left = max(0, measure.limit - window.count())
     return Step(True, state, left, window.reset_us(), 0, given_back, window.damaged)
 
@@ -77,7 +79,7 @@ class _TwoCounters:
             _, stored, before, now = _TWO.unpack(state)
             ahead = int(stored) - self._number
             self.damaged = ahead > 1
-            if ahead == 1:
+            if ahead == 1 and (before or now):  # else as new, also if the clock has stepped back
                 self._number += 1
                 self._ahead_us = self._number * measure.window_us - now_us
             if 0 <= ahead <= 1:
@@ -162,7 +164,7 @@ class _Buckets:
         if self.damaged:
             return
         age = max(0, self._number - number)
-        if age <= measure.buckets:
+        if age <= measure.buckets and any(state[_HEAD:]):
             self._number = max(number, self._number)
             counts = struct.unpack(f">{(len(state) - _HEAD) // state[1]}{form}", state[_HEAD:])
             self._counts = [0] * age + list(counts[: measure.buckets + 1 - age])

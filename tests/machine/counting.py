@@ -153,8 +153,12 @@ class Counter:
 
     def look(self, now: int) -> None:
         """Starts anew if the clock is more than the longest step back from the last change."""
-        if self.changed is not None and now <= self.changed - 2 * self.terms.spans_us[1]:
+        if self.damaged(now):
             self.forget()
+
+    def damaged(self, now: int) -> bool:
+        """Whether it was last used more than a window, also the longest, after that."""
+        return self.changed is not None and now <= self.changed - 2 * self.terms.spans_us[1]
 
     def unclear(self, now: int, latest: int) -> bool:
         """Whether the documents do not say what a clock that steps back to `now` finds.
@@ -162,8 +166,8 @@ class Counter:
         By what is "last used" a window may be meant that began before; and what was over for a
         second may have been put out ("A key lives a second longer than its window").
         """
-        if self.changed is None:
-            return False
+        if self.changed is None or not self.used(self.terms, 0):
+            return False  # what counts nothing is new
         shortest, longest = self.terms.spans_us
         if self.changed - 2 * longest < now <= self.changed - shortest:
             return True
@@ -240,7 +244,11 @@ class FixedWindow(Counter):
         return stop - start
 
     def _goes_on(self, now: int) -> bool:
-        return self.changed is not None and now < self.stop
+        """Whether a window of later goes on, since the clock stepped back.
+
+        "A counter in which nothing counts is new", also then.
+        """
+        return self.count > 0 and now < self.stop
 
     def _take(self, terms: Terms, now: int, hits: int, lease: str) -> None:
         if not self._goes_on(now):
@@ -280,7 +288,7 @@ class TwoCounters(Counter):
         """The beginning of the window at a moment, its hits and those before."""
         window = terms.window_us
         start = at // window * window
-        if self.changed is None:
+        if not (self.count or self.before):
             return start, 0, 0
         if start <= self.start:
             return self.start, self.count, self.before
@@ -327,7 +335,8 @@ class Parts(Counter):
         return -(-terms.window_us // terms.parts)
 
     def _newest(self, terms: Terms, at: int) -> int:
-        return max([at // self._part(terms), *self.counts])
+        counting = [number for number, hits in self.counts.items() if hits]
+        return max([at // self._part(terms), *counting])
 
     def used(self, terms: Terms, at: int) -> int:
         oldest = self._newest(terms, at) - terms.parts
@@ -491,7 +500,9 @@ class Bucket(Counter):
         return min(whole, most) + self.level - whole
 
     def _take(self, terms: Terms, now: int, hits: int, lease: str) -> None:
-        self.level, self.at = self.used(terms, now) + hits, max(now, self.at)
+        # "A counter in which nothing counts is new": it does not go on at a later time.
+        at = max(now, self.at) if self.level else now
+        self.level, self.at = self.used(terms, now) + hits, at
         self._changed(terms)
 
     def _give(self, terms: Terms, now: int, hits: int, lease: str) -> int:

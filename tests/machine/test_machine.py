@@ -132,10 +132,26 @@ class Machine(RuleBasedStateMachine):
             self.names.update(zip([hit.key for hit in one.hits], self.model.last, strict=False))
             if one.lease:
                 self.leases.append(one.lease)
+            if not self.world.settles_in_order:
+                self.start_anew(one)
             self.edges = [self.now + each.reset_us for each in one.answer.counted]
         models = (self.model, *self.alone.values())
         if not all(each.may_be(self.now) for each in models):
             self.set_clock(max(each.latest for each in models))
+
+    def start_anew(self, one: Told) -> None:
+        """Forgets what counts nothing now, but would if the clock stepped to where it counted.
+
+        Where a denied request was charged in several places, giving it back leaves a new counter.
+        """
+        for hit in one.hits:
+            name = self.names[hit.key]
+            counter = self.model.counters.get(name)
+            if counter is None:
+                continue
+            if counter.damaged(self.now) or not counter.used(counter.terms, self.now):
+                del self.model.counters[name]
+                self.world.forget(hit.key)
 
     def compare(self, descriptors: list[Asked], one: Told, expected: Answer) -> None:
         """Holds an answer against the model's."""

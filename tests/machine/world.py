@@ -215,6 +215,10 @@ class World:
     def asked(self, told: Sequence[Told]) -> None:
         """Something was charged."""
 
+    def forget(self, key: bytes) -> None:
+        """Drops a counter."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """Lets go of everything."""
 
@@ -268,6 +272,10 @@ class InRedis(World):
             if expires_us <= self.clock.now_us:
                 self.place(key).delete(key)
                 del self._expires[key]
+
+    def forget(self, key: bytes) -> None:
+        self.place(key).delete(key)
+        self._expires.pop(key, None)
 
     def close(self) -> None:
         for store in self._stores:

@@ -408,14 +408,6 @@ BUCKETS = [
         ],
     ),
     Case(
-        "an empty bucket is as new, also when the clock has stepped back",
-        [
-            at(T, passed(2, 1, 10 * SECOND), hit(TOKENS)),
-            at(T, passed(3, 1, 0), hit(TOKENS, refund=True)),
-            at(T - SECOND, passed(2, 1, 10 * SECOND), hit(TOKENS)),
-        ],
-    ),
-    Case(
         "a bucket whose rule has other numbers goes on from the same count",
         [
             at(T, passed(0, 3, 30 * SECOND), hit(TOKENS, 3)),
@@ -599,6 +591,8 @@ CALENDAR = [
         [
             at(FEBRUARY_2028, passed(0, 2, 29 * DAY), hit(UTC_MONTH, 2)),
             at(FEBRUARY_2028 - 1, over(0, reset_us=29 * DAY + 1), hit(UTC_MONTH)),
+            at(FEBRUARY_2028, passed(2, 2, 29 * DAY), hit(UTC_MONTH, 2, refund=True)),
+            at(FEBRUARY_2028 - 1, passed(1, 1, 1), hit(UTC_MONTH)),
         ],
     ),
 ]
@@ -651,6 +645,33 @@ EXACT = [
     ),
 ]
 
+EMPTY = [
+    Case(
+        f"{place}: what counts nothing is new, also when the clock has stepped back",
+        [
+            at(T, passed(limit.measure.limit - 1, 1, used_us), hit(limit)),
+            at(T, passed(limit.measure.limit, 1, empty_us), hit(limit, refund=True)),
+            at(T - SECOND, passed(limit.measure.limit - 1, 1, anew_us), hit(limit)),
+            at(T - SECOND, passed(limit.measure.limit, 1, left_us), hit(limit, refund=True)),
+            at(T, passed(limit.measure.limit - 1, 1, used_us), hit(limit)),
+            at(T - SECOND, passed(limit.measure.limit, 1, left_us), hit(limit, refund=True)),
+        ],
+    )
+    for place, (limit, used_us, empty_us, anew_us, left_us) in enumerate(
+        [
+            (Limit(5, Unit.MINUTE), MINUTE, MINUTE, SECOND, SECOND),
+            (FIRST_HIT, MINUTE, 0, MINUTE, 0),
+            (SLIDING, MINUTE, MINUTE, SECOND, SECOND),
+            (PARTS, 70 * SECOND, 0, 61 * SECOND, 0),
+            (LOG, MINUTE, 0, MINUTE, 0),
+            (TOKENS, 10 * SECOND, 0, 10 * SECOND, 0),
+            (STEPPED, MINUTE, 0, SECOND, 0),
+            (METER, 10 * SECOND, 0, 10 * SECOND, 0),
+            (LEASES, MINUTE, 0, MINUTE, 0),
+        ]
+    )
+]
+
 ALGORITHM_CASES = [
     *FIXED,
     *SLIDING_WINDOW,
@@ -659,4 +680,5 @@ ALGORITHM_CASES = [
     *CONCURRENCY,
     *CALENDAR,
     *EXACT,
+    *EMPTY,
 ]

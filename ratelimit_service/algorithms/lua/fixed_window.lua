@@ -38,7 +38,7 @@ local function numbered(state, now, measure)
     local ahead = (math.floor(state / COUNTS) - number) % NUMBERS
     if ahead <= 1 then
       found.count = state % COUNTS
-      if ahead == 1 then
+      if ahead == 1 and found.count > 0 then
         number, ending = number + 1, next_ending
       end
     else
@@ -99,7 +99,10 @@ function fixed_window.charge(state, now, addend, measure, force)
     if ahead > 1 then
       return charge(state, now, addend, measure, force)
     end
-    number, count = number + ahead, state % COUNTS
+    count = state % COUNTS
+    if count > 0 then
+      number = number + ahead
+    end
   end
   local total = count + addend
   if addend == 0 or total > limit then
@@ -122,15 +125,16 @@ function fixed_window.refund(state, now, addend, measure, _, receipt)
     given_back = 0
   end
   if given_back > 0 then
-    state = packed(found, found.count - given_back)
-    if given_back == found.count and measure.first_hit then
-      found.reset = 0 -- the next hit begins another
+    found.count = found.count - given_back
+    state = packed(found, found.count)
+    if found.count == 0 then
+      found = read(state, now, measure) -- the next hit begins another
     end
   end
   return {
     passed = true,
     state = state,
-    left = math.max(0, measure.limit - found.count + given_back),
+    left = math.max(0, measure.limit - found.count),
     reset = found.reset,
     retry = 0,
     counted = given_back,

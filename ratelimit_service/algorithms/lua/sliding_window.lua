@@ -47,7 +47,7 @@ function two.read(state, now, measure)
     local stored, before, count = struct.unpack(">dI4I4", state, 2)
     local ahead = stored - window.number
     window.damaged = ahead > 1
-    if ahead == 1 then
+    if ahead == 1 and before + count > 0 then -- else as new, also if the clock has stepped back
       window.number = window.number + 1
       window.ahead = window.number * measure.window - now
     end
@@ -137,7 +137,6 @@ function parts.read(state, now, measure)
   if window.damaged or age > measure.buckets then
     return window
   end
-  window.number = math.max(number, window.number)
   local counts, total = {}, 0
   for place = 1, age do
     counts[place] = 0
@@ -154,7 +153,9 @@ function parts.read(state, now, measure)
       counts[age + place], total = count, total + count
     end
   end
-  window.counts, window.total = counts, total
+  if total > 0 then -- else as new, also if the clock has stepped back
+    window.number, window.counts, window.total = math.max(number, window.number), counts, total
+  end
   return window
 end
 
@@ -270,6 +271,9 @@ function sliding_window.refund(state, now, addend, measure, _, receipt)
   local given_back = receipt and kind.undo(window, addend, receipt) or kind.take_off(window, addend)
   if given_back > 0 then
     state = kind.state(window)
+    if kind.count(window) == 0 then
+      window = kind.read(state, now, measure) -- the next hit begins another
+    end
   end
   return {
     passed = true,
