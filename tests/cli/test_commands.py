@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from ratelimit_service import __version__, compiled
 from ratelimit_service.cli import format_descriptor, parse_descriptor
 from ratelimit_service.model import Descriptor, Entry
+from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
 from tests.servers.service import COMMAND, ServiceProcess
 
@@ -46,7 +47,7 @@ class Ran:
             capture_output=True,
             text=True,
             check=False,
-            timeout=30,
+            timeout=PATIENCE_SECONDS,
             env={**os.environ, **environment},
         )
         self.code, self.out, self.err = done.returncode, done.stdout, done.stderr

@@ -14,6 +14,7 @@ from ratelimit_service.errors import RulesError
 from ratelimit_service.rules import files, watch
 from ratelimit_service.rules.lint import lint
 from tests.rules.test_load import Directory, file_of
+from tests.servers.process import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -185,7 +186,7 @@ async def test_reading_that_takes_for_ever(
         assert "takes more than" in directory.health.faults["rules"]
 
     os.write(pipes[1], b"x")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while directory.health.faults:
             await directory.rules.reload()
     assert directory.domains == {"one": ["y"]}
@@ -213,7 +214,7 @@ async def test_watcher_that_dies(directory: Directory, monkeypatch: pytest.Monke
     directory.write(a=file_of("one", "y"))
     watching = asyncio.create_task(watch.watch(directory.rules))
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while directory.domains != {"one": ["y"]} or deaths or directory.health.faults:
             await asyncio.sleep(0.001)
 

@@ -13,6 +13,7 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.rules.lint import lint
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.watch import watch
+from tests.servers.process import PATIENCE_SECONDS
 
 
 def file_of(domain: str, *keys: str, requests: int = 1) -> str:
@@ -245,7 +246,7 @@ def test_lint_merges_the_files_of_a_path(directory: Directory) -> None:
 
 
 async def until(directory: Directory, domains: dict[str, list[str]]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while directory.domains != domains:
             await asyncio.sleep(0.01)
 
@@ -266,7 +267,7 @@ async def test_watch(directory: Directory) -> None:
     (directory.path / "sub" / "b").write_text(file_of("two", "x"))
     await until(directory, {"one": ["replaced"], "two": ["x"]})
     (directory.path / "a.yaml").unlink()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while "rules" not in directory.health.faults:
             await asyncio.sleep(0.01)
 

@@ -14,7 +14,7 @@ from ratelimit_service.client import Client
 from ratelimit_service.errors import TransportError
 from ratelimit_service.model import Code, Request
 from tests.runtime.conftest import RULES, Start
-from tests.servers.process import free_port, wait_until
+from tests.servers.process import PATIENCE_SECONDS, free_port, wait_until
 from tests.servers.redis import RedisServer
 from tests.servers.service import COMMAND, http
 from tests.service.asking import descriptor
@@ -262,7 +262,7 @@ def test_stands_in_for_the_reference(tmp_path: Path, own_redis: RedisServer) -> 
 
     assert ask(f"127.0.0.1:{grpc_port}", 3) == [Code.OK, Code.OK, Code.OVER_LIMIT]
     process.terminate()
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert f"counters in redis://127.0.0.1:{own_redis.port}" in output
 
 

@@ -15,7 +15,7 @@ import pytest
 from ratelimit_service.errors import RateLimitError
 from ratelimit_service.runtime.restart import restart
 from tests.runtime.conftest import Start
-from tests.servers.process import free_port
+from tests.servers.process import PATIENCE_SECONDS, free_port
 from tests.servers.redis import RedisServer
 from tests.servers.service import COMMAND
 
@@ -143,7 +143,9 @@ def test_over_any_address(start: Start, own_redis: RedisServer, listens: str, as
     start("--store", own_redis.url, "--workers", "1", "--http", f"{listens}:{port}")
     command = [COMMAND, "restart", "--http", f"{asked}:{port}"]
 
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+    )
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1].startswith("restarted: version ")

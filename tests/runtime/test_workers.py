@@ -30,7 +30,7 @@ from ratelimit_service.runtime.app import workers
 from ratelimit_service.settings import Settings
 from ratelimit_service.wire import METHOD, SERVICE
 from tests.runtime.conftest import RULES, Start
-from tests.servers.process import listens, wait_until
+from tests.servers.process import PATIENCE_SECONDS, listens, wait_until
 from tests.servers.redis import RedisServer
 from tests.servers.service import COMMAND, ServiceProcess
 from tests.service.asking import descriptor
@@ -372,7 +372,9 @@ class Load:
 
 def restart(service: ServiceProcess) -> subprocess.CompletedProcess[str]:
     command = [COMMAND, "restart", "--http", f"127.0.0.1:{service.http_port}"]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+    )
 
 
 def test_rolling_restart(two: ServiceProcess) -> None:
@@ -489,7 +491,9 @@ def test_nobody_to_restart(start: Start) -> None:
 def test_restart_of_nothing() -> None:
     """Where no service is, the error says how to name one."""
     command = [COMMAND, "restart", "--http", "127.0.0.1:1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+    )
 
     assert done.returncode == 2
     assert "no service answers at http://127.0.0.1:1" in done.stderr
@@ -558,7 +562,9 @@ def test_port_that_is_taken(
     for each in ("--grpc", "--http"):
         command += [each, taken if each == flag else "127.0.0.1:0"]
 
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+    )
 
     kind = {"--grpc": "gRPC", "--http": "HTTP"}[flag]
     assert done.returncode == 2
@@ -576,7 +582,7 @@ def test_unix_socket_that_is_taken(start: Start, own_redis: RedisServer, tmp_pat
     command = [COMMAND, "serve", "--rules", str(tmp_path / "rules"), "--http", "127.0.0.1:0"]
 
     done = subprocess.run(
-        [*command, *flags], capture_output=True, text=True, check=False, timeout=30
+        [*command, *flags], capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
     )
 
     assert done.returncode == 2
@@ -605,7 +611,7 @@ def test_signals_to_all_while_workers_start(
 
         if number != signal.SIGINT:
             service.terminate()
-        _, said = service.communicate(timeout=30)
+        _, said = service.communicate(timeout=PATIENCE_SECONDS)
     assert service.returncode == 0
     assert "Traceback" not in said
     assert "ended before" not in said
@@ -626,7 +632,9 @@ def test_check(tmp_path: Path, flags: list[str], message: str) -> None:
     (tmp_path / "edge.yaml").write_text(RULES % 2)
     command = [COMMAND, "serve", "--rules", str(tmp_path), "--check", *flags]
 
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+    )
 
     assert message in done.stderr
     assert (done.returncode, done.stdout) == ((2, "") if message else (0, "it would start\n"))

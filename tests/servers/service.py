@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.servers.process import Process, free_port
+from tests.servers.process import PATIENCE_SECONDS, Process, free_port
 
 COMMAND = str(Path(sys.executable).with_name("ratelimit"))
 
@@ -23,7 +23,7 @@ def http(url: str, body: object = None, headers: Mapping[str, str] | None = None
     request = urllib.request.Request(url, data, sent)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=30) as response:
+        with opener.open(request, timeout=PATIENCE_SECONDS) as response:
             return HTTPAnswer(response.status, response.read().decode(), dict(response.headers))
     except urllib.error.HTTPError as error:
         return HTTPAnswer(error.code, error.read().decode(), dict(error.headers))

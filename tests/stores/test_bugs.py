@@ -15,6 +15,7 @@ from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.part import Errand
 from tests.servers.cluster import RedisCluster
+from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
 from tests.stores.cases import MINUTE, charged, hit
 
@@ -90,7 +91,7 @@ async def test_caller_that_fails_with_its_answer(store: Store) -> None:
         found.charge([[steady("b")]], done)
         await charged(found, [[steady("c")]])
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while len(told) < 10:
             await asyncio.sleep(0)
     assert (await charged(found, [[steady("c")]]))[0] != [None]
@@ -120,7 +121,7 @@ async def test_fault_in_handling_a_reply(store: Store) -> None:
     for number in range(5):
         shard.charge(part)
         part.sent = 0
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while part.asked <= number:
                 await asyncio.sleep(0)
         assert (await charged(found, [[steady("b")]]))[0] != [None]
@@ -136,7 +137,7 @@ async def test_fault_in_deciding_without_redis(own_redis: RedisServer) -> None:
 
     told: list[list[Outcomes]] = []
     store.charge([[bad]], told.append)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not told:
             await asyncio.sleep(0)
 

@@ -15,6 +15,7 @@ from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore
 from tests.conftest import need
 from tests.servers.cluster import RedisCluster, SlotMove
+from tests.servers.process import PATIENCE_SECONDS
 from tests.stores.cases import MINUTE, charged
 from tests.stores.cases import hit as minutely
 
@@ -32,7 +33,7 @@ class Fixture:
         return [outcome and outcome.left for outcome in outcomes]
 
     async def until(self, one: Hit, condition: Callable[[Outcomes], bool]) -> Outcomes:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 (outcomes,) = await charged(self.store, [[one]])
                 if condition(outcomes):
@@ -117,7 +118,7 @@ async def test_keys_apart_while_a_slot_moves(connected: Fixture, moving: SlotMov
     moving.begin()
     moving.move(one.key)
     asked = asyncio.create_task(connected.left(one, other))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not connected.cluster.said("TRYAGAIN"):
             await asyncio.sleep(0)
     assert not asked.done()
@@ -155,7 +156,7 @@ async def test_lost_node_is_replaced_by_its_replica(replicated: RedisCluster) ->
     outcomes = await fixture.until(one, lambda outcomes: outcomes != [None])
     assert outcomes[0] is not None
     assert outcomes[0].left == 998
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while fixture.health.faults:
             await fixture.left(one)
             await asyncio.sleep(0.02)

@@ -17,6 +17,7 @@ from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.part import Errand
 from ratelimit_service.stores.redis.script import fits, read
+from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer
 from tests.stores.cases import MINUTE, charged
@@ -43,7 +44,7 @@ class Fixture:
         await self.store.start()
 
     async def until(self, condition: Callable[[Outcomes], bool]) -> Outcomes:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 (outcomes,) = await charged(self.store, [[hit()]])
                 if condition(outcomes):
@@ -78,7 +79,7 @@ async def test_slow_way(fixture: Fixture) -> None:
     # With this on its way the server is late at each charge's end, however slow this machine is.
     ping = shard.call("PING")
     assert ping is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not shard.late(elapsed_us()):
             await asyncio.sleep(0)
     while shard.available:
@@ -89,7 +90,7 @@ async def test_slow_way(fixture: Fixture) -> None:
 
     fixture.proxy.clear()
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not shard.available:  # by then all that was sent has come to the server
             await asyncio.sleep(0.01)
     assert fixture.count() == counted
@@ -105,7 +106,7 @@ async def test_half_open_connection(fixture: Fixture) -> None:
     await fixture.until(answered)
     fixture.proxy.hold = True
     await fixture.until(lambda _: "circuit_open" in fixture.counters.store_errors)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while "no reply for" not in fixture.health.faults["store"]:
             await asyncio.sleep(0.01)
 
@@ -148,7 +149,7 @@ async def test_give_back_whose_reply_is_lost(fixture: Fixture) -> None:
 
     shard.charge(errand)
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not fixture.counters.lost_give_backs:
             await asyncio.sleep(0.01)
     await fixture.until(answered)
@@ -164,13 +165,13 @@ async def test_give_back_that_is_refused(fixture: Fixture) -> None:
     with redis.Redis.from_url(fixture.server.url) as client:
         client.replicaof("127.0.0.1", "1")
         shard.charge(errand)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not shard._held:
                 await asyncio.sleep(0)
 
         client.replicaof("NO", "ONE")
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while fixture.count():
             await asyncio.sleep(0.01)
     assert fixture.counters.lost_give_backs == {}
@@ -181,7 +182,7 @@ async def test_too_many_give_backs_wait(fixture: Fixture, caplog: pytest.LogCapt
     await fixture.start(timeout_us=5_000_000)
     (shard,) = fixture.store.shards
     fixture.server.kill()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while shard.available:
             await asyncio.sleep(0.01)
     told: list[object] = []
@@ -245,7 +246,7 @@ async def test_surplus_reply_while_nothing_is_charged(fixture: Fixture, surplus:
     first = shard._connection
 
     fixture.proxy.surplus = surplus
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while shard._connection is first:
             await asyncio.sleep(0.01)
 

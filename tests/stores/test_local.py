@@ -14,6 +14,7 @@ from ratelimit_service.model import FailurePolicy, Hit, Limit, Mode, Unit
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores.local import Local
 from ratelimit_service.stores.redis import RedisStore
+from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer
 from tests.stores import algorithms
@@ -34,7 +35,7 @@ async def stores(own_redis: RedisServer) -> AsyncIterator[list[RedisStore]]:
     found = [RedisStore(own_redis.url, TIMEOUT_US, Counters(), Health()) for _ in range(3)]
     for store in found:
         await store.start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while any(shard.processes != 3 for store in found for shard in store.shards):
             await asyncio.sleep(0.01)
     yield found
@@ -49,7 +50,7 @@ async def admitted(store: RedisStore, one: Hit, times: int) -> int:
 
 async def counted(store: RedisStore, one: Hit, left: int) -> None:
     """Waits until so much is left in the store itself."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             ((outcome,),) = await charged(store, [[one._replace(addend=0)]])
             if outcome and not outcome.local and outcome.left == left:
@@ -229,7 +230,7 @@ class Behind:
         await self.proxy.close()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not condition():
                 await asyncio.sleep(0.005)
 
@@ -311,7 +312,7 @@ async def test_node_that_goes_while_it_is_told(behind: Behind) -> None:
     await behind.outage()
     await charged(behind.store, [[hit(3, key=key)] for key in keys])
     behind.proxy.clear()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not (behind.shard._owed or behind.shard._telling):
             await asyncio.sleep(0)
 
@@ -354,7 +355,7 @@ async def test_many_leases_do_not_make_the_server_sick(behind: Behind) -> None:
     await behind.until(lambda: behind.shard.available)
     behind.counters.store_errors.clear()
 
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         left = 10_000
         while left > 9_600:
             ((outcome,),) = await charged(behind.store, [[one._replace(addend=0)]])

@@ -30,7 +30,7 @@ from ratelimit_service.stores.redis.address import (
 )
 from ratelimit_service.stores.redis.script import SCRIPT, arguments
 from tests.conftest import need
-from tests.servers.process import free_port
+from tests.servers.process import PATIENCE_SECONDS, free_port
 from tests.servers.redis import RedisServer
 from tests.stores import algorithms
 from tests.stores.cases import DAY, MINUTE, SECOND, T, charged, hit
@@ -58,7 +58,7 @@ class Fixture:
 
     async def until(self, condition: Callable[[Outcomes], bool]) -> Outcomes:
         """Charges until the condition holds."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not condition(outcomes := await self.hit()):
                 await asyncio.sleep(0.01)
             return outcomes
@@ -601,7 +601,7 @@ async def test_a_slow_process_is_not_the_servers_fault(own_redis: RedisServer) -
         time.sleep(0.12)  # noqa: ASYNC251 -- which is to hold everything up
         for _ in range(4):
             await asyncio.sleep(0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while len(answers) < 8 * 20:
             await asyncio.sleep(0.001)
 

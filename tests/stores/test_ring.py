@@ -22,6 +22,7 @@ from ratelimit_service.stores.redis.address import parse_store
 from ratelimit_service.stores.redis.ring import fingerprint, owners, place_of
 from ratelimit_service.stores.redis.shards_file import read_shards
 from tests.conftest import need
+from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
 from tests.stores.cases import MINUTE, SECOND, charged, hit
 
@@ -221,7 +222,7 @@ async def test_give_backs_are_never_too_late(ring: Ring) -> None:
     assert denied is None
     ring.servers["east"].cont()
     ring.servers["west"].cont()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while ring.count(east) != 1:
             await asyncio.sleep(0.01)
     assert ring.count(west) == 1
@@ -246,7 +247,7 @@ async def test_late_give_backs_are_told(ring: Ring) -> None:
 
     assert told == []
     ring.servers["east"].cont()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not told:
             await asyncio.sleep(0.01)
     assert told == [east.key]
@@ -334,13 +335,13 @@ async def test_another_ring_is_noticed(ring: Ring, store: RedisStore) -> None:
     other = RedisStore(ring.servers["east"].url, 5_000_000, Counters(), health)
     await other.start()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while "ring" not in ring.health.faults or "ring" not in health.faults:
             await asyncio.sleep(0.01)
     assert "another process counts in east" in ring.health.faults["ring"]
 
     await other.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while "ring" in ring.health.faults:
             await asyncio.sleep(0.01)
 

@@ -13,6 +13,7 @@ from ratelimit_service.health import Health
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores.redis import RedisStore
 from tests.conftest import need
+from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.sentinel import NAME, Watched
 from tests.stores.cases import charged, hit
 
@@ -41,7 +42,7 @@ async def store(watched: Watched, health: Health) -> AsyncIterator[RedisStore]:
 
 async def until_counted(store: RedisStore) -> int:
     """Charges until Redis answers; what is left then."""
-    async with asyncio.timeout(25):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             ((outcome,),) = await charged(store, [[hit(limit=1_000, window_us=10**12)]])
             if outcome is not None:
@@ -81,7 +82,7 @@ async def test_a_master_that_becomes_a_replica_is_left(store: RedisStore, watche
     watched.fail_over()
 
     master = redis.Redis(port=watched.master)
-    async with asyncio.timeout(25):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not master.exists(hit(key="new").key):
             await charged(store, [[hit(key="new")]])
             await asyncio.sleep(0.01)

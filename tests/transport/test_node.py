@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 from tests.conftest import need
+from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.service import ServiceProcess
 
 NODE = shutil.which("node") or "node"
@@ -25,7 +26,9 @@ def test_node_client(tmp_path: Path) -> None:
     service.start()
 
     command = [NODE, str(SCRIPT), str(DIRECTORY), str(service.grpc_port)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+    )
 
     service.kill()
     assert done.stderr == ""
