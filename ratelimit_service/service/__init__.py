@@ -199,12 +199,12 @@ class Service:
         if batch.over:
             return  # it was answered when the store failed
         try:
-            found = _of_all(batch, outcomes)
+            found = outcomes if batch.places is None else _of_all(batch, outcomes)
             answers = [
                 self._answer(one, each) for one, each in zip(batch.asked, found, strict=True)
             ]
             self._counters.latency.add(elapsed_us() - batch.started_us, batch.size)
-            for place, body in enumerate(batch.bodies):
+            for place, body in enumerate(batch.bodies):  # of those that there was no time for
                 self._keep_at_hand(body, batch.asked[place], found[place], answers[place])
         except Exception as error:
             self._fail(batch, error)

@@ -21,13 +21,12 @@ from ratelimit_service.transport.h2.calls import METHODS, ServiceCalls
 from ratelimit_service.transport.h2.frames import PREFACE, ErrorCode, FrameType
 from ratelimit_service.transport.h2.overload import PATIENCE_US, Backlog, Fate, Overload
 from ratelimit_service.transport.h2.protocol import Protocol
-from ratelimit_service.transport.h2.turns import Turns
 from ratelimit_service.transport.health import HealthService
 from tests.servers.redis import RedisServer
 from tests.service.asking import Asking, Away, Timed, descriptor
 from tests.stores.cases import hit
 from tests.transport.test_h2 import Client
-from tests.transport.test_protocol import Wire
+from tests.transport.test_protocol import Wire, held_back
 
 ENVOYS_US = 20_000
 
@@ -87,7 +86,7 @@ class Ends:
         self.service, self.tally = asking.service, asking.tally
         self.overload = Overload(self.counters, self.health)
         self.calls = ServiceCalls(asking.service, HealthService(self.health), self.overload)
-        self.turns, self.wire = Turns(), Wire()
+        self.turns, self.wire = held_back(), Wire()
         self.protocol = Protocol(self.calls, METHODS, self.turns, lambda _: None)
         self.protocol.connection_made(self.wire)
         self.client = Client()

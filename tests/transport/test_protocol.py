@@ -74,6 +74,13 @@ class Wire(asyncio.Transport):
         return found
 
 
+def held_back() -> Turns:
+    """Turns in which nothing is handled as it is read, as if much had been a moment ago."""
+    turns = Turns()
+    turns._lately_us = 1 << 62
+    return turns
+
+
 class Ends:
     """Both ends of a connection, at a time that the test chooses."""
 
@@ -82,7 +89,7 @@ class Ends:
     ) -> None:
         self.wire = Wire()
         self.calls = Calls(seconds)
-        self.turns = turns or Turns()
+        self.turns = turns or held_back()
         self.protocol = Protocol(self.calls, METHODS, self.turns, lambda _: None)
         self.started = asyncio.get_running_loop().time()
         self.protocol.connection_made(self.wire)
@@ -112,7 +119,7 @@ def many(client: Client, count: int, size: int = 100) -> bytes:
 
 async def test_large_reads_take_turns() -> None:
     """What a client sends at once is handled in turns, in order, and meanwhile others are heard."""
-    turns = Turns()
+    turns = held_back()
     ends, other = Ends(seconds=TURN_SECONDS, turns=turns), Ends(turns=turns)
     client = Client()
 
@@ -132,7 +139,7 @@ async def test_large_reads_take_turns() -> None:
 
 async def test_who_uses_little_time_goes_first() -> None:
     """Of many clients that all send much that is dear, none is handled twice before another."""
-    turns = Turns()
+    turns = held_back()
     greedy = [Ends(seconds=TURN_SECONDS, turns=turns) for _ in range(20)]
     other, client = Ends(turns=turns), Client()
     for ends in greedy:
@@ -150,9 +157,35 @@ async def test_who_uses_little_time_goes_first() -> None:
     assert min(len(ends.calls.messages) for ends in greedy) > 0
 
 
+async def test_little_is_handled_as_it_is_read() -> None:
+    """Where nobody else waits no turn of the loop lies between a call and its answer."""
+    ends, client = Ends(turns=Turns()), Client()
+
+    ends.protocol.data_received(client.headers() + client.data(b"at once"))
+
+    assert ends.calls.messages == [b"at once"]
+
+
+async def test_what_is_read_together_takes_turns() -> None:
+    """Dear calls of many clients, read one after the other, are not all handled in one go."""
+    turns = Turns()
+    clients = [Ends(seconds=TURN_SECONDS, turns=turns) for _ in range(20)]
+    while turns._waiting:
+        turns._turn()
+    turns._lately_us = 0
+    for ends in clients:
+        ends.calls.messages.clear()
+
+    for ends in clients:
+        client = Client()
+        ends.protocol.data_received(client.headers() + client.data(b"dear"))
+
+    assert 0 < sum(len(ends.calls.messages) for ends in clients) <= 2
+
+
 async def test_no_time_can_be_saved_up() -> None:
     """A client that has long been silent does not keep others from their turns."""
-    turns = Turns()
+    turns = held_back()
     busy, silent = Ends(seconds=TURN_SECONDS, turns=turns), Ends(seconds=TURN_SECONDS, turns=turns)
     busy.protocol.data_received(many(Client(), 900))
     for _ in range(10):

@@ -6,7 +6,6 @@ import asyncio
 from functools import partial
 from typing import Final
 
-from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import BadRequestError
 from ratelimit_service.service import AT_ONCE, NEVER, Answer, Refusal, Service
 from ratelimit_service.transport.h2.connection import (
@@ -18,7 +17,7 @@ from ratelimit_service.transport.h2.connection import (
     Message,
     Methods,
 )
-from ratelimit_service.transport.h2.overload import Fate, Haste, Overload
+from ratelimit_service.transport.h2.overload import FRESH_US, Fate, Haste, Overload
 from ratelimit_service.transport.h2.protocol import Protocol
 from ratelimit_service.transport.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.transport.reflection import REFLECTION_PATHS, reflect
@@ -71,10 +70,8 @@ class ServiceCalls:
             self._cancel(protocol, event)
 
     def haste(self, protocol: Protocol) -> Haste | None:
-        """What the connection may do by itself with the next piece; nothing if there is time."""
-        if not protocol.backlog.behind:
-            return None
-        haste, now = self._haste, elapsed_us()
+        """What a connection that is behind may do by itself with its next piece, if anything."""
+        haste, now = self._haste, protocol.now_us
         timeout_us = haste.timeout_us = protocol.backlog.timeout_us
         fate = protocol.backlog.fate(now - protocol.arrived_us, timeout_us)
         if fate is Fate.COUNTED:
@@ -105,7 +102,9 @@ class ServiceCalls:
         timeout_us, arrived_us = calls.head.timeout_us, protocol.arrived_us
         # The last fifth is for our own turns, of which it takes some to notice and to answer.
         deadline_us = NEVER if timeout_us is None else arrived_us + timeout_us * 4 // 5
-        fate = protocol.backlog.fate(elapsed_us() - arrived_us, timeout_us)
+        waited_us, fate = protocol.now_us - arrived_us, Fate.COUNTED
+        if waited_us > FRESH_US or protocol.backlog.behind:
+            fate = protocol.backlog.fate(waited_us, timeout_us)
         if fate is not Fate.COUNTED:
             self._overload.note(fate, len(stream_ids))
             deadline_us = AT_ONCE

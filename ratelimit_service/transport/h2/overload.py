@@ -18,10 +18,13 @@ from ratelimit_service.health import Health
 from ratelimit_service.observer import Counters
 from ratelimit_service.service import Ready
 
-__all__ = ["PATIENCE_US", "Backlog", "Fate", "Haste", "Overload"]
+__all__ = ["FRESH_US", "PATIENCE_US", "Backlog", "Fate", "Haste", "Overload"]
 
 PATIENCE_US: Final = 15_000
 """How long a caller is taken to wait that does not say so (`grpc-timeout`)."""
+
+FRESH_US: Final = 500
+"""A call that has waited for less is counted, if the last ones were."""
 
 _CALM_US: Final = 5_000_000
 """A worker is not overloaded any more when all calls have been counted for so long."""
@@ -40,17 +43,14 @@ class Fate(IntEnum):
 class Backlog:
     """How far behind one connection's calls are; each has its own, so that others do not suffer."""
 
-    __slots__ = ("_fate", "timeout_us")
+    __slots__ = ("_fate", "behind", "timeout_us")
 
     def __init__(self) -> None:
         self._fate = Fate.COUNTED
+        self.behind = False
+        """Whether the last calls could not be counted."""
         self.timeout_us: int | None = None
         """How long the last callers wait."""
-
-    @property
-    def behind(self) -> bool:
-        """Whether the last calls could not be counted."""
-        return self._fate is not Fate.COUNTED
 
     def fate(self, waited_us: int, timeout_us: int | None) -> Fate:
         """What becomes of the next calls, which have waited so long, of callers that wait so long.
@@ -66,6 +66,7 @@ class Backlog:
                 fate = Fate.HURRIED
             fate = max(fate, self._fate)
         self._fate = fate
+        self.behind = fate is not Fate.COUNTED
         self.timeout_us = timeout_us
         if fate is Fate.UNANSWERED and timeout_us is None:
             return Fate.HURRIED

@@ -76,6 +76,8 @@ class Protocol(asyncio.Protocol):
         """Since when nothing was read from the socket; 0 once what came meanwhile is read."""
         self.arrived_us = 0
         """When what is being handled had come at the earliest, by `elapsed_us`."""
+        self.now_us = 0
+        """When it began to be handled."""
         self.backlog = Backlog()
         self.used_us = 0
         """How much time the client's bytes have taken, for `turns` to compare."""
@@ -102,26 +104,25 @@ class Protocol(asyncio.Protocol):
         """Called by asyncio: takes the bytes in, to be handled when it is this client's turn."""
         self._heard_at = self._loop.time()
         self._pinged_at = None
-        # What comes after a pause may have come at its beginning.
-        arrived_us, self._unread_since_us = self._unread_since_us or elapsed_us(), 0
+        now_us = arrived_us = elapsed_us()
+        if self._unread_since_us:  # what comes after a pause may have come at its beginning
+            arrived_us, self._unread_since_us = self._unread_since_us, 0
         self._inbox.append((arrived_us, data))
         self._inbox_bytes += len(data)
         if self._inbox_bytes > _INBOX_BYTES:
             self._pause_reading()
-        self._ask_for_a_turn()
-
-    def _ask_for_a_turn(self) -> None:
-        if not self._waiting and not self._writing_paused and (self._inbox or self._more):
+        if not self._waiting and not self._writing_paused:
             self._waiting = True
-            self._turns.add(self)
+            self._turns.add(self, now_us)
 
-    def handle_piece(self) -> bool:
+    def handle_piece(self, now_us: int) -> bool:
         """Handles some of what was read; returns whether there is more, and it may be handled."""
         connection = self.connection
         self._handled = self._flushing = True  # it ends with a write: no answer need ask for one
         try:
             piece = self._next_piece()
-            connection.haste = self._calls.haste(self)
+            self.now_us = now_us
+            connection.haste = self._calls.haste(self) if self.backlog.behind else None
             events = connection.receive(piece, _PIECE_CALLS)
             if events:
                 self._calls.handle(self, events)
@@ -186,7 +187,9 @@ class Protocol(asyncio.Protocol):
         """Called by asyncio."""
         self._writing_paused = self.connection.congested = False
         self._more = self.connection.has_more
-        self._ask_for_a_turn()
+        if not self._waiting and (self._inbox or self._more):
+            self._waiting = True
+            self._turns.add(self, elapsed_us())
         if not self._waiting:
             self._resume_reading()
 

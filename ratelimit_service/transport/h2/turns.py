@@ -23,6 +23,9 @@ __all__ = ["TURN_US", "Turns", "Waiting"]
 TURN_US: Final = 2_000
 """How long pieces are handled before the loop has its turn."""
 
+_AT_ONCE_US: Final = TURN_US // 2
+"""How much of that may be handled at once, as it is read, without a turn of the loop in between."""
+
 
 class Waiting(Signature):
     """Somebody who has something to be handled."""
@@ -30,8 +33,8 @@ class Waiting(Signature):
     used_us: int
     """How much time it has used, for whom it is compared with."""
 
-    def handle_piece(self) -> bool:
-        """Handles a piece; returns whether there is more."""
+    def handle_piece(self, now_us: int) -> bool:
+        """Handles a piece, at a time by `elapsed_us`; returns whether there is more."""
 
     def end_turn(self) -> None:
         """Writes what is to be said after the pieces of this turn."""
@@ -51,14 +54,41 @@ class Turns:
         self._least_us = 0
         """What the last one to be handled had used before."""
         self._scheduled = False
+        self._ended_us = 0
+        """When something was last handled, by `elapsed_us`."""
+        self._lately_us = 0
+        """How much was handled at once, less what is made good since."""
 
-    def add(self, waiting: Waiting) -> None:
-        """Takes in somebody who is not waiting already."""
+    def add(self, waiting: Waiting, now_us: int) -> None:
+        """Takes in somebody who is not waiting already.
+
+        If nobody else is, and little has been done lately, a piece is handled at once.
+        """
         waiting.used_us = max(waiting.used_us, self._least_us)
+        if not self._waiting:
+            # What was handled is made good by three times as little time in which nothing was.
+            idle_us = now_us - self._ended_us
+            self._lately_us = max(0, self._lately_us - 3 * idle_us)
+            if self._lately_us < _AT_ONCE_US and not self._handled_at_once(waiting, now_us):
+                return
         self._push(waiting)
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._turn)
+
+    def _handled_at_once(self, waiting: Waiting, now_us: int) -> bool:
+        """Handles a piece; returns whether there is more."""
+        more = False
+        try:
+            more = waiting.handle_piece(now_us)
+            waiting.end_turn()
+        except Exception as error:
+            waiting.fail(error)
+        self._ended_us = elapsed_us()
+        took_us = self._ended_us - now_us
+        waiting.used_us += took_us
+        self._lately_us += took_us
+        return more
 
     def _push(self, waiting: Waiting) -> None:
         self._number += 1
@@ -69,25 +99,24 @@ class Turns:
         now = elapsed_us()
         until = now + TURN_US
         handled: list[Waiting] = []
-        while waiting:
+        while waiting and now < until:
             self._least_us, _, first = heapq.heappop(waiting)
             handled.append(first)
             more = False
             try:
-                more = first.handle_piece()
+                more = first.handle_piece(now)
             except Exception as error:  # it must cost nobody else their turn
                 first.fail(error)
             started, now = now, elapsed_us()
             first.used_us += now - started
             if more:
                 self._push(first)
-            if now >= until:
-                break
         for each in handled:
             try:
                 each.end_turn()
             except Exception as error:
                 each.fail(error)
+        self._ended_us = now
         self._scheduled = bool(waiting)
         if waiting:
             self._loop.call_soon(self._turn)
