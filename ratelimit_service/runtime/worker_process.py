@@ -117,6 +117,23 @@ class WorkerProcess:
         """Hears it from now on."""
         self._channel = await Channel.open(self._messages, received, self.lost.set, self._rest)
 
+    async def hears(self) -> bool:
+        """Waits until it was told all that it was to be; whether that took no longer than it may.
+
+        Else it is killed, and has ended.
+        """
+        if self._channel is None:
+            return True
+        try:
+            async with asyncio.timeout(SLACK_SECONDS):
+                await self._channel.flushed()
+        except TimeoutError:
+            self.why = "hung"
+            self.kill()
+            await self.ended.wait()
+            return False
+        return True
+
     def suspend(self) -> None:
         """Hears it no more: what it says is for the next program image, its end too."""
         if self._channel is not None:

@@ -133,9 +133,13 @@ class Workers:
     async def hand_over(self) -> list[Inherited]:
         """Hears no worker any more, and returns what the next program image must know of them.
 
-        Workers that are just being started do not come along.
+        Workers that are just being started do not come along, nor those that take no messages.
         """
         self._stopping = True
+        for worker in list(self._all):
+            if not await worker.hears():
+                log.error("worker %d (pid %d) hung and was killed", worker.number, worker.pid)
+                self._counters.worker_ends["hung"] += 1
         while away := [each for each in self._all if each.lost.is_set() or not each.ready.is_set()]:
             for worker in away:
                 if not worker.lost.is_set():

@@ -340,6 +340,31 @@ def test_large_rules_reach_workers(start: Start, own_redis: RedisServer, tmp_pat
     assert service.decide("edge", user="bob").status == 200
 
 
+def test_restart_beside_a_worker_that_hears_nothing(two: ServiceProcess, tmp_path: Path) -> None:
+    """A worker that takes no rules any more does not hold a restart up: another takes its place."""
+    first, second = pids(two)
+    os.kill(first, signal.SIGSTOP)
+    limit = "rate_limit: {unit: day, requests_per_unit: 1}"
+    name = "v" * 500
+    lines = [f"  - {{key: k, value: {name}{number}, {limit}}}" for number in range(1_500)]
+    (tmp_path / "rules" / "wide.yaml").write_text("\n".join(["domain: w", "descriptors:", *lines]))
+    wait_until(lambda: f"{name}1499" in two.get("/rlconfig").text, "the new rules")
+
+    os.kill(two.pid, signal.SIGUSR2)
+
+    wait_until(lambda: restarts(two) == 1, "the restart")
+    assert not {first, second} & set(pids(two))
+    assert two.decide("w", k=f"{name}7").status == 200
+
+
+def restarts(service: ServiceProcess) -> int:
+    """How many there were; 0 while nobody answers."""
+    try:
+        return int(processes(service)["restarts"])
+    except OSError:
+        return 0
+
+
 class Load:
     """Calls without pause over a few connections, until it is left."""
 
