@@ -355,7 +355,7 @@ class Failing(InRedis):
     def stores(self) -> Sequence[Store]:
         for number, store in enumerate(self._stores):
             if self._ways[number].refuse:
-                self._shard(store)._local = Local(Counters())
+                self._shard(store)._debts._local = Local(Counters())
                 self.find(number)
         return super().stores()
 

@@ -313,7 +313,7 @@ async def test_node_that_goes_while_it_is_told(behind: Behind) -> None:
     await charged(behind.store, [[hit(3, key=key)] for key in keys])
     behind.proxy.clear()
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not (behind.shard._owed or behind.shard._telling):
+        while not behind.shard._debts.under_way:
             await asyncio.sleep(0)
 
     await behind.shard.retire(lambda _: None)

@@ -13,7 +13,21 @@ from typing import Final, NamedTuple
 from ratelimit_service.algorithms import ALGORITHMS
 from ratelimit_service.model import MAX_ADDEND, Anchor, Calendar, Hit, Measure, Outcome
 
-__all__ = ["SCRIPT", "SHA", "Found", "Section", "arguments", "fits", "read", "weight"]
+__all__ = [
+    "MAX_BATCH_WEIGHT",
+    "SCRIPT",
+    "SHA",
+    "Found",
+    "Section",
+    "arguments",
+    "fits",
+    "read",
+    "weight",
+]
+
+MAX_BATCH_WEIGHT: Final = 256
+"""Of one script call, so that it keeps Redis for a millisecond: 128 hits on new fixed windows.
+A single request may have more: it goes alone."""
 
 _UNDO: Final = 3
 """In place of a refund's mode: its receipt follows."""

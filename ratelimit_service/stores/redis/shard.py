@@ -2,7 +2,8 @@
 
 Requests never wait for a connection, and none of them finds out that the server is sick:
 pings of the shard's own do. What must not live here: what a request comes to whose counters
-lie in several shards (`charge`), and which shard a counter lies in (`ring`, `cluster`).
+lie in several shards (`charge`), which shard a counter lies in (`ring`, `cluster`), and what
+was counted without the server (`debts`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain
 from secrets import randbits
 from typing import Final, NamedTuple, Protocol
 
@@ -26,10 +26,8 @@ from ratelimit_service.errors import StoreError
 from ratelimit_service.health import Health
 from ratelimit_service.model import Hit, Outcome
 from ratelimit_service.observer import Counters
-from ratelimit_service.slices import slowly
 from ratelimit_service.stores import NEVER, Outcomes
 from ratelimit_service.stores.damage import Damage
-from ratelimit_service.stores.local import Local
 from ratelimit_service.stores.redis.address import Address, Sentinels
 from ratelimit_service.stores.redis.connection import (
     Answered,
@@ -39,7 +37,8 @@ from ratelimit_service.stores.redis.connection import (
     all_read,
     open_connection,
 )
-from ratelimit_service.stores.redis.part import Debt, Part
+from ratelimit_service.stores.redis.debts import Debts
+from ratelimit_service.stores.redis.part import Part
 from ratelimit_service.stores.redis.processes import (
     BEAT_SECONDS,
     PROCESSES,
@@ -49,6 +48,7 @@ from ratelimit_service.stores.redis.processes import (
     silence,
 )
 from ratelimit_service.stores.redis.script import (
+    MAX_BATCH_WEIGHT,
     SCRIPT,
     SHA,
     Found,
@@ -76,10 +76,6 @@ _CALM_SECONDS: Final = 1.0
 _MAX_IN_FLIGHT: Final = 2
 """Script calls under way at a time; meanwhile the next batch fills up."""
 
-_MAX_BATCH_WEIGHT: Final = 256
-"""Of one script call, so that it keeps Redis for a millisecond: 128 hits on new fixed windows.
-A single request may have more: it goes alone."""
-
 _BACK_OFF_SECONDS: Final = 0.05
 _LONGEST_BACK_OFF_SECONDS: Final = 0.5
 """The first and the longest wait between two attempts to connect."""
@@ -92,12 +88,6 @@ _WELL_AFTER: Final = 3
 """So many pings one after the other that are answered in time make it well."""
 
 _PING_SECONDS: Final = 0.05
-
-_MAX_OWED: Final = 200_000
-"""How many batches of what was counted without a server wait for it; then the oldest are lost."""
-
-_TELL_US: Final = 1_000_000
-"""How long the server has to count what it is told; later it is told again."""
 
 _MAX_HELD: Final = 10_000
 """How many give-backs wait for a server that is away; then the oldest are lost."""
@@ -173,14 +163,6 @@ class Shard:
         """What has no deadline and waits for the server to come back."""
         self._heir: Callable[[Part], None] | None = None
         """Who takes what has no deadline once the server has nothing to do any more."""
-        self._handing: Iterator[tuple[Sequence[Sequence[Hit]], int]] = iter(())
-        """What was counted here and is being made a debt, and until when it counts."""
-        self._owed: deque[Debt] = deque()
-        """What was counted without the server and it has not been told yet."""
-        self._telling = 0
-        """What that weighs of which it is being told."""
-        self._telling_since_us = 0
-        self._overflowing = False
         self._sending = False
         self._number = randbits(48)
         """Of the last script call; not the same as in another process."""
@@ -194,7 +176,7 @@ class Shard:
         self._alarm: asyncio.Future[str] = self._loop.create_future()
         """Done when somebody should look at the connection."""
         self._fault_at: float | None = None
-        self._local = Local(counters)
+        self._debts = Debts(self, str(place), counters)
         self.processes = 1
         """How many processes count in this server, this one included, as last known."""
         self._ahead_us: int | None = None
@@ -248,7 +230,7 @@ class Shard:
 
     def charge_here(self, hits: Sequence[Hit], at_us: int) -> list[Outcome]:
         """Settles hits in this process alone, on its share of their limits."""
-        return self._local.charge(hits, self.processes, at_us)
+        return self._debts.charge_here(hits, at_us)
 
     def ask(self, part: Part) -> None:
         """Sends a part at once to a node that is about to get its slot."""
@@ -273,58 +255,12 @@ class Shard:
         return self._connection is not None and not self._sick
 
     def debts(self) -> Iterator[tuple[Sequence[Sequence[Hit]], int]]:
-        """What such a server was still to be told, by counters, and when that is over."""
-        while self._owed:
-            debt = self._owed.popleft()
-            yield debt.requests, debt.over_us
-        yield from self._handing
-        yield from self._counted_here()
-
-    def _counted_here(self) -> Iterator[tuple[Sequence[Sequence[Hit]], int]]:
-        """What this process has counted alone, by counters, and when that is over."""
-        at_us, now = self.now_us(), elapsed_us()
-        for requests, left_us in self._local.hand_back(self.processes, at_us):
-            yield requests, now + left_us
+        """What a server that will not come back was still to be told, and when that is over."""
+        return self._debts.left()
 
     def owe(self, requests: Sequence[Sequence[Hit]], over_us: int) -> None:
         """Takes what the server is to be told as soon as it can be, until it is over."""
-        start, weighs = 0, 0
-        for at, hits in enumerate(requests):
-            added = weight(hits)
-            if at > start and weighs + added > _MAX_BATCH_WEIGHT:
-                self._owed.append(Debt(requests[start:at], weighs, over_us, self._told))
-                start, weighs = at, 0
-            weighs += added
-        self._owed.append(Debt(requests[start:], weighs, over_us, self._told))
-        while len(self._owed) > _MAX_OWED:
-            self._owed.popleft()
-            if not self._overflowing:
-                log.warning(
-                    "Redis at %s will not be told of all that was counted here", self._place
-                )
-            self._overflowing = True
-
-    def _tell(self) -> None:
-        """Tells the server what it is owed: one batch at a time, so that charges come between."""
-        now = elapsed_us()
-        while self._owed and self.available and self._telling < _MAX_BATCH_WEIGHT:
-            debt = self._owed.popleft()
-            if debt.over_us > now:
-                # Once the connection is given up it must not be counted any more: it is told anew.
-                debt.deadline_us = min(debt.over_us, now + _TELL_US)
-                self._telling += debt.weight
-                self._telling_since_us = now
-                self.charge(debt)
-
-    def _told(self, debt: Debt) -> None:
-        """A debt is settled; what is left of it is told again by and by."""
-        self._telling -= debt.weight
-        if debt.untold:
-            self.owe(debt.untold, debt.over_us)
-        elif self._owed and not self._telling:
-            # The server has as long for others as it took.
-            took = (elapsed_us() - self._telling_since_us) / 1_000_000
-            self._loop.call_later(took, self._tell)
+        self._debts.owe(requests, over_us)
 
     def now_us(self) -> int:
         """The server's time, as far as it is known."""
@@ -433,7 +369,7 @@ class Shard:
         while at < len(requests) and not part.over:
             hits = requests[at]
             added = weight(hits)
-            if size and size + added > _MAX_BATCH_WEIGHT:
+            if size and size + added > MAX_BATCH_WEIGHT:
                 break
             if wanted(numbers[at]):
                 taken.append(at)
@@ -689,7 +625,7 @@ class Shard:
         while not connection.lost.done():
             self._beat(connection)
             self._release()
-            await self._hand_back()
+            await self._debts.hand_back()
             alarm = self._alarm = self._loop.create_future()
             started = self._loop.time()
             await asyncio.wait(
@@ -724,15 +660,6 @@ class Shard:
         key = self._slots.beat_key(self) if self._slots else PROCESSES
         if key:
             connection.send([beat(self._process, key)], [heard])
-
-    async def _hand_back(self) -> None:
-        """Tells the server what was counted here while it was away."""
-        if len(self._local):
-            # Whoever ends this while it waits finds in `_handing` what is left.
-            self._handing = chain(self._handing, self._counted_here())
-            async for requests, over_us in slowly(self._handing):
-                self.owe(requests, over_us)
-        self._tell()
 
     async def _give_up_if_hung(self, connection: Connection) -> None:
         """Closes a connection on which calls have been pending in silence for too long."""
