@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -99,30 +99,22 @@ async def test_caller_that_fails_with_its_answer(store: Store) -> None:
     assert len(told) == 10
 
 
-class Failing(Errand):
-    """What is given back by somebody who fails with what comes of it."""
-
-    def __init__(self, requests: Sequence[Sequence[Hit]]) -> None:
-        super().__init__(requests)
-        self.asked = 0
-
-    def answered(self, places: Sequence[int], found: Iterator[Outcomes], _at_us: int) -> None:
-        self.asked += 1
-        raise KeyError("no errand")
-
-
 async def test_fault_in_handling_a_reply(store: Store) -> None:
     """After a fault in handling a reply the same connection answers the next charges."""
     found, _ = store
     (shard, *_) = found.shards
     connection = shard._connection
-    part = Failing([[steady()]])
+    answered: list[Outcomes] = []
+
+    def told(outcomes: Outcomes | None) -> None:
+        if outcomes is not None:
+            answered.append(outcomes)
+            raise KeyError("no errand")
 
     for number in range(5):
-        shard.charge(part)
-        part.sent = 0
+        shard.charge(Errand([[steady()]], told))
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while part.asked <= number:
+            while len(answered) <= number:
                 await asyncio.sleep(0)
         assert (await charged(found, [[steady("b")]]))[0] != [None]
 
