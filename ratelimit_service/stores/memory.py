@@ -272,6 +272,12 @@ class MemoryStore:
             table[key] = _Counter(step.state, hit.measure)
             self._size += 1
             self._bulk += _bulk(step.state)
+        for hit, step in zip(hits, steps, strict=True):
+            if hit.measure.rate and not step.counted:
+                # How much of a bucket is used depends on the rule's rate, which may be new.
+                counter = self._table(hit.key).get(hit.key)
+                if counter is not None:
+                    counter.measure = hit.measure
         damaged = [hit.key for hit, step in zip(hits, steps, strict=True) if step.damaged]
         if damaged:
             self._damage.note(len(damaged), damaged[0])

@@ -37,6 +37,7 @@ from tests.machine.model import (
 from tests.machine.world import (
     DOMAIN,
     Failing,
+    FullMemory,
     InCluster,
     InRedis,
     InRing,
@@ -238,6 +239,36 @@ class FailingMachine(Machine):
             self.model.latest = max(self.model.latest, alone.latest, self.now)
 
 
+class FullMachine(Machine):
+    """A walk in a full store: it forgets what it says that it forgets, and nothing else."""
+
+    world: FullMemory
+
+    @initialize()
+    def full(self) -> None:
+        self.put_out = 0
+
+    def decide(self, batch: list[tuple[list[Asked], int]], number: int) -> None:
+        for one in batch:
+            super().decide([one], number)
+            self.forget()
+
+    def forget(self) -> None:
+        """Has the model forget what the store put out, which is no more than it says."""
+        lost = []
+        for key, name in self.names.items():
+            counter = self.model.counters.get(name)
+            if counter is None or self.world.has(key):
+                continue
+            counter.look(self.now)
+            if counter.used(counter.terms, self.now):
+                lost.append(f"{key!r}: {vars(counter)}")
+            del self.model.counters[name]
+        told = self.world.put_out - self.put_out
+        assert len(lost) <= told, "\n".join([f"{told} told, {len(lost)} lost:", *lost])
+        self.put_out = self.world.put_out
+
+
 def bare(answer: Answer) -> Answer:
     """An answer without what is left, and until when."""
     return answer._replace(
@@ -282,6 +313,11 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 def test_memory(loop: asyncio.AbstractEventLoop) -> None:
     """In memory every answer of a walk is the model's."""
     run(Memory(loop))
+
+
+def test_full_memory(loop: asyncio.AbstractEventLoop) -> None:
+    """A full memory forgets as many counters as it tells, and of all others nothing."""
+    run(FullMemory(loop), FullMachine)
 
 
 def test_redis(loop: asyncio.AbstractEventLoop, redis_server: RedisServer) -> None:

@@ -230,6 +230,24 @@ class Memory(World):
         return [MemoryStore(10_000, Counters(), Health(), self.clock)]
 
 
+class FullMemory(Memory):
+    """In memory, with room for a few."""
+
+    def stores(self) -> list[Store]:
+        self._counters = Counters()
+        self._store = MemoryStore(6, self._counters, Health(), self.clock)
+        return [self._store]
+
+    def has(self, key: bytes) -> bool:
+        """Whether a counter is still kept."""
+        return self._store.state(key) is not None
+
+    @property
+    def put_out(self) -> int:
+        """How many counters that still counted were put out, by its own account."""
+        return self._counters.evictions["live"]
+
+
 class InRedis(World):
     """In Redis: two processes, and keys that expire by the walk's clock instead of the server's."""
 

@@ -10,7 +10,7 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.stores import FAILED
 from ratelimit_service.stores.memory import MemoryStore
 from tests.stores import algorithms
-from tests.stores.cases import MINUTE, SECOND, charged, hit
+from tests.stores.cases import MINUTE, SECOND, charged, hit, over
 from tests.stores.conftest import Time
 
 
@@ -91,6 +91,23 @@ async def test_eviction_of_live_counters_degrades_health(clock: Time) -> None:
     clock.now_us += MINUTE
     await fill(store, hit(key="b"))
     assert health.faults == {}
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["first", "behind another"])
+async def test_denied_hits_tell_a_full_store_a_lowered_rate(clock: Time, before: int) -> None:
+    """What still counts by the rate that last denied a hit is live, also if not by the old one."""
+    store, counters, health = small_store(clock, 1)
+    old = Limit(100, Unit.SECOND, algorithm="token_bucket", burst=100)
+    lowered = old._replace(requests_per_unit=1)
+    await fill(store, algorithms.hit(old, 100))
+    clock.now_us += 10 * SECOND
+    denied = [hit(6, key="denied")] * before + [algorithms.hit(lowered, 11)]
+    assert await charged(store, [denied]) == [[over(5)] * before + [over(10, reset_us=SECOND)]]
+
+    await fill(store, hit(key="new"))
+
+    assert counters.evictions == {"live": 1}
+    assert "--max-counters" in health.faults["store"]
 
 
 async def test_long_states_count_for_several(clock: Time) -> None:
