@@ -187,6 +187,9 @@ class World:
     settles_in_order = True
     """Whether requests of one batch see each other's charges, and nothing that is given back."""
 
+    expires = False
+    """Whether counters go by another clock than the walk's, if that is not looked after."""
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.clock = Time()
@@ -250,6 +253,8 @@ class FullMemory(Memory):
 
 class InRedis(World):
     """In Redis: two processes, and keys that expire by the walk's clock instead of the server's."""
+
+    expires = True
 
     def __init__(self, loop: asyncio.AbstractEventLoop, url: str, servers: Sequence[str]) -> None:
         super().__init__(loop)
@@ -315,6 +320,23 @@ class InCluster(InRedis):
     """In a cluster of three, each of which has a third of the slots."""
 
     settles_in_order = False
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, url: str, servers: Sequence[str]) -> None:
+        """Nodes wait for each other for longer than a busy machine can make them."""
+        super().__init__(loop, url, servers)
+        self._waited = [self._wait(client, "120000") for client in self._clients]
+
+    def _wait(self, client: redis.Redis, timeout_ms: str) -> str:
+        """Sets how long a node waits for others, and returns how long it did."""
+        name = "cluster-node-timeout"
+        before = client.config_get(name)[name]
+        client.config_set(name, timeout_ms)
+        return str(before)
+
+    def close(self) -> None:
+        for client, timeout_ms in zip(self._clients, self._waited, strict=True):
+            self._wait(client, timeout_ms)
+        super().close()
 
     def place(self, key: bytes) -> redis.Redis:
         return self._clients[RedisCluster.slot(key) * 3 // SLOTS]
