@@ -118,6 +118,8 @@ class Service:
         self._store = store
         self._settings = settings
         self._counters = counters
+        self.waits = store.waits
+        """Whether decisions wait for somebody else to count."""
         self._planner = limiter.Planner(settings, wire.encode_limit)
         self._requests = Memo[_Asked](_REQUESTS)
         self._parts = Memo[Plan](_PARTS)
@@ -169,8 +171,8 @@ class Service:
             snapshot = self._snapshot()
             number = snapshot.number
             remembered = self._requests.get
-            hurried = deadline_us == AT_ONCE
-            ask = self._ask_in_haste if hurried and self._store.waits else self._ask
+            hurried = deadline_us == AT_ONCE and self.waits
+            ask = self._ask_in_haste if hurried else self._ask
             asked = [remembered(body, number) or ask(body, snapshot) for body in bodies]
             if self._leases:
                 asked = [
@@ -214,17 +216,18 @@ class Service:
     def _keep_at_hand(
         self, body: bytes, asked: _Asked | Answer, outcomes: Outcomes, answer: Answer
     ) -> None:
-        """Keeps an answer for the next time, if nothing but policies has decided it."""
-        if (
-            isinstance(asked, _Asked)
-            and isinstance(answer, bytes)
-            and asked.limits is not None
-            and outcomes
-            and all(outcome is None for outcome in outcomes)
-        ):
-            found = limiter.verdict(asked.plans, outcomes)
-            if found is not None:
-                self.at_hand.put(body, answer, asked.plans, found)
+        """Keeps an answer for the next time, if nothing was counted for it.
+
+        Then failure policies have decided it, or the local cache knows who is over.
+        """
+        if not (isinstance(asked, _Asked) and isinstance(answer, bytes) and outcomes):
+            return
+        for outcome in outcomes:
+            if outcome is not None and (outcome.local or not outcome.over):
+                return
+        found = limiter.verdict(asked.plans, outcomes) if asked.limits is not None else None
+        if found is not None:
+            self.at_hand.put(body, Ready(answer, asked.plans, outcomes, found))
 
     def _fail(self, batch: _Batch, error: Exception) -> None:
         """Ends a batch by a fault of ours: refuses what needed the store, or was not planned."""

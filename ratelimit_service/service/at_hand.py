@@ -1,9 +1,9 @@
-"""Answers at hand: what failure policies say of requests that come again and again.
+"""Answers at hand, for requests that come again and again while there is no time to count them.
 
-While there is no time to count requests there is none to plan them either. So the answer that a
-policy gave to a request's bytes is given again, for a moment only: then the local cache is asked
-anew whether the caller is known to be over. Nothing that was counted is ever at hand. What must
-not live here: when there is no time.
+Then there is none to plan them either. So the answer that failure policies gave to a request's
+bytes, or the local cache, which knows who is over, is given again. That goes on for a moment
+only; then the cache is asked anew. Nothing that was counted is ever at hand. What must not live
+here: when there is no time.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Final
 from ratelimit_service import limiter
 from ratelimit_service.limiter import Plan, Verdict
 from ratelimit_service.observer import Counters
+from ratelimit_service.stores import Outcomes
 
 __all__ = ["AtHand", "Ready"]
 
@@ -25,11 +26,14 @@ _MOST: Final = 4_096
 class Ready:
     """An answer, and how often it was given."""
 
-    __slots__ = ("found", "message", "plans", "times")
+    __slots__ = ("found", "message", "outcomes", "plans", "times")
 
-    def __init__(self, message: bytes, plans: Sequence[Plan], found: Verdict) -> None:
+    def __init__(
+        self, message: bytes, plans: Sequence[Plan], outcomes: Outcomes, found: Verdict
+    ) -> None:
         self.message = message
         self.plans = plans
+        self.outcomes = outcomes
         self.found = found
         self.times = 0
 
@@ -50,10 +54,10 @@ class AtHand:
             self._tally()
         return self._answers
 
-    def put(self, body: bytes, message: bytes, plans: Sequence[Plan], found: Verdict) -> None:
-        """Keeps an answer that failure policies alone have given."""
+    def put(self, body: bytes, ready: Ready) -> None:
+        """Keeps an answer for which nothing was counted."""
         if len(self._answers) < _MOST:
-            self._answers[body] = Ready(message, plans, found)
+            self._answers[body] = ready
 
     def settle(self) -> int:
         """Forgets all answers; returns how many were given since the last time."""
@@ -64,8 +68,9 @@ class AtHand:
     def _tally(self) -> None:
         for ready in self._answers.values():
             if ready.times:
-                outcomes = [None] * len(ready.plans)
-                limiter.tally_plain(ready.plans, outcomes, ready.found, self._counters, ready.times)
+                limiter.tally_plain(
+                    ready.plans, ready.outcomes, ready.found, self._counters, ready.times
+                )
                 self._counters.latency.add(0, ready.times)
                 self._given += ready.times
         self._answers = {}

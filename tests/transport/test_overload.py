@@ -12,7 +12,7 @@ from ratelimit_service.health import Health
 from ratelimit_service.limiter import Verdict
 from ratelimit_service.model import Code, FailurePolicy, Hit, Outcome, Request
 from ratelimit_service.observer import Counters
-from ratelimit_service.service.at_hand import AtHand
+from ratelimit_service.service.at_hand import AtHand, Ready
 from ratelimit_service.stores import AT_ONCE, NEVER, Outcomes, Wanted, always
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.redis import RedisStore
@@ -200,10 +200,25 @@ def test_answers_are_at_hand_for_a_moment_only() -> None:
     at_hand = AtHand(Counters())
     at_hand.answers(1_000_000)
 
-    at_hand.put(b"request", b"answer", (), Verdict(False, [], ()))
+    at_hand.put(b"request", Ready(b"answer", (), (), Verdict(False, [], ())))
 
     assert list(at_hand.answers(1_049_999)) == [b"request"]
     assert list(at_hand.answers(1_050_000)) == []
+
+
+async def test_who_is_over_is_denied_at_hand_too(tmp_path: Path) -> None:
+    """A caller that the local cache knows is denied in haste, and tallied, as it is with time."""
+    over = Over()
+    ends = Ends(Asking(tmp_path, RULES, store=LocalCache(over, 1 << 20, Counters())))
+    ends.settle()
+    ends.call(waited_us=500_000)
+
+    answered = [ends.call(waited_us=500_000) for _ in range(20)]
+
+    assert answered == [True] * 20
+    ends.calls.look()
+    assert ends.counters.decisions == {"over_limit": 21}
+    assert ends.tally("user").take() == [21, 21, 0, 0, 0, 0, 0, 0]
 
 
 async def test_callers_that_wait_longer_get_no_answer_in_haste(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ class ServiceCalls:
         haste, now = self._haste, protocol.now_us
         timeout_us = haste.timeout_us = protocol.backlog.timeout_us
         fate = protocol.backlog.fate(now - protocol.arrived_us, timeout_us)
-        if fate is Fate.COUNTED:
+        if fate is Fate.COUNTED or (fate is Fate.HURRIED and not self._service.waits):
             return None
         haste.unanswered = fate is Fate.UNANSWERED
         haste.answers = self._service.at_hand.answers(now)

@@ -2,8 +2,9 @@
 
 Calls wait in order, so under a lasting overload each of them waits longer than the one before.
 If all were counted, all would be answered too late. So a call that has waited for a good part
-of its caller's patience is decided without asking the store, which is cheaper; and one whose
-caller is about to give up is not answered at all, since that is cheaper still. It stays so until
+of its caller's patience is decided without asking the store, which is cheaper: who is known to
+be over is denied, for others a failure policy speaks. One whose caller is about to give up is
+not answered at all, since that is cheaper still. It stays so until
 the backlog is nearly gone: then calls are fresh again, and counted in time. This is the idea of
 CoDel (RFC 8289): what matters is how long one waits, not how many do.
 """
