@@ -37,6 +37,9 @@ descriptors:
     rate_limit: {unit: hour, requests_per_unit: 3, burst: 9, algorithm: token_bucket}
 """
 
+ANY_PORTS = {"RATELIMIT_GRPC": "127.0.0.1:0", "RATELIMIT_HTTP": "127.0.0.1:0"}
+"""Free ones, for a service that is to fail for another reason."""
+
 
 class Ran:
     """What a run of the command has left."""
@@ -111,7 +114,7 @@ def test_version() -> None:
 )
 def test_errors_are_one_line(rules: Path, arguments: list[str], message: str) -> None:
     """A mistake is one line on standard error, exit code 2, and never a traceback."""
-    ran = Ran(*arguments, RATELIMIT_RULES=str(rules))
+    ran = Ran(*arguments, RATELIMIT_RULES=str(rules), **ANY_PORTS)
 
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("ratelimit: ")
@@ -125,7 +128,7 @@ def test_errors_name_flags_that_the_command_has(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path):  # which is empty
         assert "--rules" not in Ran("lint", str(path)).err
         for command in (["serve"], ["serve", "--check"], ["explain", "d", "a=b"]):
-            ran = Ran(*command, "--rules", str(path))
+            ran = Ran(*command, "--rules", str(path), **ANY_PORTS)
             assert (ran.code, "name another with --rules PATH" in ran.err) == (2, True)
 
 
