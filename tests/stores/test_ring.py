@@ -173,6 +173,23 @@ async def test_denied_on_one_shard_counts_on_none(ring: Ring, store: RedisStore)
     assert ring.counters.given_back == 1
 
 
+@pytest.mark.parametrize("count_denied", [(True, True), (False, True), (True, False)], ids=str)
+async def test_hits_on_one_counter_of_a_denied_request_are_told_what_all_leave(
+    ring: Ring, store: RedisStore, count_denied: tuple[bool, bool]
+) -> None:
+    """What is left is what is left after the request, also to the first of several hits."""
+    east = ring.hit("east")
+    hits = [east._replace(count_denied=each) for each in count_denied]
+
+    (outcomes,) = await charged(store, [[*hits, ring.hit("west", limit=0)]])
+
+    counted = sum(count_denied)
+    assert [(o.over, o.left, o.charged) for o in outcomes[:2] if o] == [
+        (False, 5 - counted, each) for each in count_denied
+    ]
+    assert ring.count(east) == counted
+
+
 async def test_a_dead_shard_costs_only_its_own_keys(ring: Ring, store: RedisStore) -> None:
     """Of two shards one is dead: the other counts on, and health and log name the dead one."""
     ring.servers["west"].kill()

@@ -390,38 +390,46 @@ class _Spread:
             else:  # as nearly always
                 self.finish()
                 return
-        withheld = set(self._withheld())
+        changed = self._changed()
         taken_back = []
         for shard, ats, at_us in self.pieces:
             for local in (False, True):
-                undone = [
+                there = [
                     at
                     for at in ats
-                    if at in withheld and (found := self.outcomes[at]) and found.local == local
+                    if at in changed and (found := self.outcomes[at]) and found.local == local
                 ]
-                if undone:
-                    taken_back.append((shard, undone, at_us, local))
+                if there:
+                    taken_back.append((shard, there, at_us, local))
         self.given_back = len(taken_back)
         for shard, ats, at_us, local in taken_back:
             self._take_back(shard, ats, at_us, local=local)
         if not self.given_back:
             self.finish()
 
-    def _withheld(self) -> list[int]:
-        """The hits that were counted and are not to be."""
-        counted = [at for at, hit in enumerate(self.hits) if _undoable(hit, self.outcomes[at])]
-        if not counted:
-            return []
-        if self.dropped or _denied(self.hits, self.outcomes):
-            return counted
-        # A descriptor in shadow mode counts in all of its limits or in none.
-        over = {
+    def _changed(self) -> set[int]:
+        """The hits that were counted and are not to be, and those that saw others' hits.
+
+        Of the latter another is on the same counter: what is left is what all of them leave.
+        """
+        hits, outcomes = self.hits, self.outcomes
+        if self.dropped or _denied(hits, outcomes):
+            over = [at for at, hit in enumerate(hits) if not hit.refund]
+        else:
+            # A descriptor in shadow mode counts in all of its limits or in none.
+            over = [
+                at
+                for ats, is_over in _descriptors(hits, outcomes)
+                if is_over and hits[ats[0]].mode is Mode.SHADOW
+                for at in ats
+            ]
+        keys = [hits[at].key for at in over]
+        return {
             at
-            for ats, is_over in _descriptors(self.hits, self.outcomes)
-            if is_over and self.hits[ats[0]].mode is Mode.SHADOW
-            for at in ats
+            for at in over
+            if (found := outcomes[at])
+            and (_undoable(hits[at], found) or (not found.over and keys.count(hits[at].key) > 1))
         }
-        return [at for at in counted if at in over]
 
     def _take_back(self, shard: Shard, ats: Sequence[int], at_us: int, *, local: bool) -> None:
         """Undoes what was counted of these hits, all in one place, and looks what is left."""
@@ -429,9 +437,10 @@ class _Spread:
         for at in ats:
             hit, outcome = self.hits[at], self.outcomes[at]
             assert outcome is not None  # noqa: S101 -- it was counted
-            undone.append(_undo(hit, outcome, at_us))
             peeks.append(hit._replace(addend=0, mode=Mode.SHADOW, count_denied=False, joined=False))
-            self.charge.counters.given_back += hit.addend
+            if _undoable(hit, outcome):
+                undone.append(_undo(hit, outcome, at_us))
+                self.charge.counters.given_back += hit.addend
         count = len(undone)
         undone.reverse()  # in a queue only the last place can be given back
         if local:
@@ -443,19 +452,19 @@ class _Spread:
     def _given_back(self, ats: Sequence[int], found: Outcomes | None) -> None:
         """The shard has given these hits back, and told what is left of them."""
         self.charge.given_back([self.hits[at].key for at in ats])
-        self._undone(ats, found and found[len(ats) :])
+        self._undone(ats, found and found[-len(ats) :])
 
     def _undone(self, ats: Sequence[int], peeks: Outcomes | None) -> None:
         """What was charged is given back; `peeks` tell what is left now."""
         for at, peek in zip(ats, peeks or [None] * len(ats), strict=True):
             outcome = self.outcomes[at]
             assert outcome is not None  # noqa: S101 -- it has counted
+            charged = 0 if _undoable(self.hits[at], outcome) else outcome.charged
+            left = outcome.left + outcome.charged - charged
+            outcome = outcome._replace(left=left, charged=charged)
             if peek is not None:
-                self.outcomes[at] = outcome._replace(
-                    left=peek.left, reset_us=peek.reset_us, charged=0
-                )
-            else:
-                self.outcomes[at] = outcome._replace(left=outcome.left + outcome.charged, charged=0)
+                outcome = outcome._replace(left=peek.left, reset_us=peek.reset_us)
+            self.outcomes[at] = outcome
         self.given_back -= 1
         if not self.given_back:
             self.finish()
