@@ -24,6 +24,12 @@ __all__ = ["MemoryStore"]
 _SAMPLE: Final = 6
 """How many old counters a full table looks at to find the one to put out."""
 
+_MOST_ALIKE: Final = 2
+"""So many others of these are put out next, if they have used as little."""
+
+_LIGHT_SHARE: Final = 0.5
+"""Only counters that have used less than this are put out for being like another."""
+
 _COUNTERS_PER_TABLE: Final = 512
 """Many small tables instead of one: growing a dict of a million entries takes 40 ms."""
 
@@ -109,6 +115,9 @@ class MemoryStore:
         self._bulk = 0
         """The counters that large states count for beside themselves."""
         self._hand = 0
+        self._alike: list[tuple[_Table, bytes, float]] = []
+        """Counters that were looked at and had used no more than the one that was put out, with
+        the share that they had used."""
         self._crowded_until_us = 0
 
     def __len__(self) -> int:
@@ -293,28 +302,53 @@ class MemoryStore:
 
     def _evict(self, now: int, spared: Container[bytes]) -> bool:
         """Puts out one of a few old counters; False if all counters are to be spared."""
+        if self._alike and self._evict_alike(now, spared):
+            return True
         tables = self._tables
         for _ in range(len(tables)):
             table = tables[self._hand]
             self._hand = (self._hand + 1) % len(tables)
-            victim, least, looked_at, kept = b"", _NO_SHARE, 0, []
+            victim, least, looked_at = b"", _NO_SHARE, 0
+            seen: list[bytes] = []
+            alike: list[bytes] = []
             for key, counter in table.items():
-                kept.append(key)
+                seen.append(key)
                 if key in spared:
                     continue
                 used = _share_used(counter, now)
                 if used < least:
                     victim, least = key, used
+                    alike.clear()
+                elif used == least and len(alike) < _MOST_ALIKE:
+                    alike.append(key)
                 looked_at += 1
                 if looked_at == _SAMPLE:
                     break
-            # What stays goes to the back, or the same few heavy counters would be looked at for
-            # ever and every newer one put out in their stead.
-            for key in kept:
-                table[key] = table.pop(key)
             if looked_at:
                 self._put_out(table, victim, now, live=least > 0)
+                seen.remove(victim)
+            # What stays goes to the back, or the same few heavy counters would be looked at for
+            # ever and every newer one put out in their stead.
+            for key in seen:
+                table[key] = table.pop(key)
+            if looked_at:
+                if least < _LIGHT_SHARE:
+                    for key in alike:
+                        self._alike.append((table, key, least))
                 return True
+        return False
+
+    def _evict_alike(self, now: int, spared: Container[bytes]) -> bool:
+        """Puts out one that was looked at before; False if none of these is to go."""
+        while self._alike:
+            table, key, share = self._alike.pop()
+            found = table.get(key)
+            # Meanwhile it may have been used more, or be another one.
+            if found is not None and key not in spared:
+                used = _share_used(found, now)
+                if used <= share:
+                    self._put_out(table, key, now, live=used > 0)
+                    return True
         return False
 
     def _put_out(self, table: _Table, key: bytes, now: int, *, live: bool) -> None:
@@ -360,8 +394,13 @@ def _share_used(counter: _Counter, now: int) -> float:
     A state from so far in the future that it counts for nothing now is neither: it will count
     again if the clock goes back to where it was.
     """
-    limit = counter.measure.limit
-    peek = _CHARGE[counter.measure[0]](counter.get(), now, 0, counter.measure, False, b"")
+    algorithm, limit, window_us, _, _, anchor, _, _, _ = counter.measure
+    number = counter.number
+    if number >= 0 and limit and anchor is _CLOCK and algorithm == "fixed_window":
+        _, left, _ = passing(number, now, 0, limit, window_us)
+        if left >= 0:
+            return (limit - left) / limit
+    peek = _CHARGE[algorithm](counter.get(), now, 0, counter.measure, False, b"")
     if peek.damaged:
         return _LEAST_SHARE
     return (limit - peek.left) / limit if peek.passed and limit else float(not peek.passed)

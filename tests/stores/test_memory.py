@@ -68,6 +68,21 @@ async def test_smallest_share_goes_when_none_is_expired(clock: Time) -> None:
     assert [outcome.left for (outcome,) in answers if outcome] == [1, 2, 5, 0]
 
 
+async def test_a_light_counter_that_is_used_meanwhile_stays(clock: Time) -> None:
+    """What was light when a counter was put out is spared once it has been used up."""
+    store, counters, _ = small_store(clock, 12)
+    await fill(store, *(hit(key=f"old{number}") for number in range(12)))
+    await fill(store, hit(key="new"))
+    left = [number for number in range(12) if store.state(hit(key=f"old{number}").key) is not None]
+    await fill(store, *(hit(4, key=f"old{number}") for number in left[:8]))
+
+    await fill(store, *(hit(key=f"flood{number}") for number in range(100)))
+
+    answers = await charged(store, [[hit(0, key=f"old{number}")] for number in left[:8]])
+    assert [outcome.left for (outcome,) in answers if outcome] == [0] * 8
+    assert counters.evictions == {"live": 101}
+
+
 async def test_flood_of_new_keys_does_not_free_a_used_up_counter(clock: Time) -> None:
     """A caller cannot get a new limit by flooding the store with other keys."""
     store, _, _ = small_store(clock, 100)
