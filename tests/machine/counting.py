@@ -335,8 +335,8 @@ class Parts(Counter):
         return -(-terms.window_us // terms.parts)
 
     def _newest(self, terms: Terms, at: int) -> int:
-        counting = [number for number, hits in self.counts.items() if hits]
-        return max([at // self._part(terms), *counting])
+        known = list(self.counts) if any(self.counts.values()) else []
+        return max([at // self._part(terms), *known])
 
     def used(self, terms: Terms, at: int) -> int:
         oldest = self._newest(terms, at) - terms.parts
@@ -344,8 +344,8 @@ class Parts(Counter):
 
     def _drop(self, terms: Terms, now: int) -> int:
         newest = self._newest(terms, now)
-        self.counts = {n: hits for n, hits in self.counts.items() if n >= newest - terms.parts}
-        self.counts.setdefault(newest, 0)
+        within = range(newest - terms.parts, newest + 1)
+        self.counts = {number: self.counts.get(number, 0) for number in within}
         return newest
 
     def _take(self, terms: Terms, now: int, hits: int, lease: str) -> None:
