@@ -10,9 +10,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from tests.machine.counting import Counter, Leases, Terms, counter_of
+from tests.machine.answers import (
+    Answer,
+    Asked,
+    Counted,
+    Shown,
+    Status,
+    by_policy,
+    partly,
+    seconds,
+    shown,
+    would_pass,
+)
+from tests.machine.counting import Counter, Leases, counter_of
+from tests.machine.terms import Terms
 
 Rule = Mapping[str, Any]
 """A descriptor of a rule file, as YAML has it."""
@@ -28,52 +41,6 @@ class Settings:
     count_denied: bool = False
     quota_mode: bool = False
     shadow_mode: bool = False
-
-
-class Asked(NamedTuple):
-    """One descriptor of a request."""
-
-    entries: tuple[tuple[str, str], ...]
-    addend: int | None = None
-    negative: bool = False
-    limit: tuple[int, str] | None = None
-    """An override: `requests_per_unit` and `unit`."""
-
-
-class Counted(NamedTuple):
-    """What one limit of a descriptor comes to; `left` counts the soft part in."""
-
-    over: bool
-    left: int
-    reset_us: int
-    counted: int
-
-
-class Shown(NamedTuple):
-    """One of the `limits` in the metadata."""
-
-    descriptor: int
-    remaining: int
-    reset_seconds: int
-    over: bool
-
-
-class Status(NamedTuple):
-    over: bool
-    requests_per_unit: int | None = None
-    remaining: int = 0
-    reset_seconds: int | None = None
-
-
-class Answer(NamedTuple):
-    over: bool
-    statuses: tuple[Status, ...]
-    limits: tuple[Shown, ...]
-    soft: bool
-    delay_ms: int | None
-    leased: bool
-    counted: tuple[Counted, ...]
-    """Of every limit of every descriptor, in order."""
 
 
 def terms_of(limit: Mapping[str, Any]) -> Terms:
@@ -477,26 +444,6 @@ def _matches(pattern: str, value: str) -> bool:
     return "*" in pattern and re.fullmatch(".*".join(parts), value, re.DOTALL) is not None
 
 
-def seconds(reset_us: int) -> int:
-    """Whole seconds, rounded up, and never 0."""
-    return max(1, -(-reset_us // 1_000_000))
-
-
-def shown(result: Counted, terms: Terms) -> int:
-    """Rule: "`remaining` counts down to the limit and stays 0"."""
-    return 0 if result.over else max(0, result.left - terms.soft)
-
-
-def partly(result: Counted) -> bool:
-    """Whether a limit "denies several hits of which fewer would pass"."""
-    return result.over and result.left > 0 and not result.counted
-
-
-def would_pass(result: Counted, terms: Terms) -> int:
-    """What the metadata tell of a limit: "How many would [pass], the metadata tell"."""
-    return max(0, result.left - terms.soft) if partly(result) else shown(result, terms)
-
-
 def status(one: Meant) -> Status:
     """What a descriptor is told.
 
@@ -519,14 +466,3 @@ def status(one: Meant) -> Status:
         shown(result, terms),
         seconds(result.reset_us),
     )
-
-
-def by_policy(answer: Answer) -> Answer:
-    """What is told where the store did not count.
-
-    "A status decided so has no `current_limit`."
-    """
-    statuses = [
-        one if one.requests_per_unit is None else Status(one.over) for one in answer.statuses
-    ]
-    return answer._replace(statuses=tuple(statuses), limits=(), soft=False, delay_ms=None)

@@ -24,15 +24,8 @@ from hypothesis.stateful import (
 )
 
 from tests.machine import walk
-from tests.machine.model import (
-    Answer,
-    Asked,
-    Identity,
-    Model,
-    Rule,
-    Settings,
-    by_policy,
-)
+from tests.machine.answers import Answer, Asked, by_policy
+from tests.machine.model import Identity, Model, Rule, Settings
 from tests.machine.world import (
     DOMAIN,
     Failing,

@@ -32,7 +32,8 @@ from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.shard import Shard
 from tests.machine import model
-from tests.machine.model import Answer, Asked, Counted, Rule, Shown, Status
+from tests.machine.answers import Answer, Asked, Counted, Shown, Status
+from tests.machine.model import Rule
 from tests.servers.cluster import SLOTS, RedisCluster
 from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer
