@@ -70,7 +70,7 @@ def test_what_is_copied_exists() -> None:
         assert source not in ignored
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_image_commands(tmp_path: Path, own_redis: RedisServer) -> None:
     """What the image builds, installs and starts as compose says serves decisions from Redis."""
     build, opt = tmp_path / "build", tmp_path / "opt"
