@@ -51,6 +51,11 @@ class Answer(NamedTuple):
     leased: bool
     counted: tuple[Counted, ...]
     """Of every limit of every descriptor, in order."""
+    failed: bool = False
+    """Whether the call failed instead, by the policy `error`."""
+
+
+FAILED = Answer(False, (), (), False, None, False, (), failed=True)
 
 
 def seconds(reset_us: int) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.machine.answers import (
+    FAILED,
     Answer,
     Asked,
     Counted,
@@ -173,6 +174,9 @@ class Model:
         """What a request comes to that no store counts: "`open` allows, `closed` denies"."""
         meant = [self._meant(asked, hits) for asked in descriptors]
         self._replace(meant)
+        if policy == "error" and any(one.terms and not (one.refund or one.shadow) for one in meant):
+            # "`error` fails the call with UNAVAILABLE"
+            return FAILED
         for one in meant:
             # "Shadow rules and refunds always pass."
             over = policy == "closed" and not (one.refund or one.shadow)

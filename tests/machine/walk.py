@@ -180,4 +180,4 @@ pauses = st.sampled_from(
     [0, 1, 999, SECOND // 3, SECOND, 7 * SECOND, MINUTE // 2, MINUTE, 3 * MINUTE, DAY, 40 * DAY]
 )
 steps_back = st.sampled_from([1, SECOND // 3, SECOND - 1, 20 * SECOND, MINUTE - 1, 3 * MINUTE])
-policies = st.sampled_from(["local", "open", "closed"])
+policies = st.sampled_from(["local", "open", "closed", "error"])

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import redis
 
 from ratelimit_service import wire
+from ratelimit_service.errors import StatusCode
 from ratelimit_service.health import Health
 from ratelimit_service.model import (
     Code,
@@ -32,7 +33,7 @@ from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.shard import Shard
 from tests.machine import model
-from tests.machine.answers import Answer, Asked, Counted, Shown, Status
+from tests.machine.answers import FAILED, Answer, Asked, Counted, Shown, Status
 from tests.machine.model import Rule
 from tests.servers.cluster import SLOTS, RedisCluster
 from tests.servers.proxy import Proxy
@@ -122,7 +123,9 @@ class Process:
 
 def _told(answer: bytes | Refusal, noted: Iterator[tuple[Sequence[Hit], Outcomes]]) -> Told:
     """Reads an answer; what is not limited was not asked of the store."""
-    assert not isinstance(answer, Refusal), answer
+    if isinstance(answer, Refusal):
+        assert answer.code is StatusCode.UNAVAILABLE, answer
+        return Told(FAILED, "", next(noted)[0])
     decision = wire.decode_decision(answer)
     headers = {header.key: header.value for header in decision.request_headers}
     metadata: Mapping[str, Any] = decision.metadata or {}
