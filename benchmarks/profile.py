@@ -40,6 +40,8 @@ STAGES = ("receive", "plan", "charge", "answer", "send")
 class MarkedStore:
     """The memory store, with marks of when it was asked and when it was done."""
 
+    waits = False
+
     def __init__(self, counters: Counters, health: Health) -> None:
         self._memory = MemoryStore(3_000_000, counters, health)
         self.marks: list[float] = []
