@@ -67,6 +67,8 @@ class Machine(RuleBasedStateMachine):
         self.leases: list[str] = []
         self.edges: list[int] = []
         self.fresh = 0
+        self.earliest = 0
+        """When something was last given back: what had leaked until then stays so."""
         self.stood_still = False
         """Whether so much real time has passed that Redis may have dropped what was just counted.
 
@@ -140,6 +142,8 @@ class Machine(RuleBasedStateMachine):
                 self.leases.append(one.lease)
             if not self.world.settles_in_order:
                 self.start_anew(one)
+                if any(each.over for each in one.answer.counted):
+                    self.earliest = self.now
             self.edges = [self.now + each.reset_us for each in one.answer.counted]
         models = (self.model, *self.alone.values())
         if not all(each.may_be(self.now) for each in models):
@@ -203,6 +207,8 @@ class Machine(RuleBasedStateMachine):
         """Sets the clock, if the documents say what then holds."""
         models = (self.model, *self.alone.values())
         if now != self.now and not all(each.may_be(now) for each in models):
+            return False
+        if now < min(self.earliest, self.now):
             return False
         for each in models:
             each.latest = max(each.latest, now)
