@@ -415,7 +415,9 @@ class _Spread:
         hits, outcomes = self.hits, self.outcomes
         if self.dropped or _denied(hits, outcomes):
             over = [at for at, hit in enumerate(hits) if not hit.refund]
+            keys = [hits[at].key for at in over]
         else:
+            keys = []  # the limits of one descriptor have each a counter of its own
             # A descriptor in shadow mode counts in all of its limits or in none.
             over = [
                 at
@@ -423,7 +425,6 @@ class _Spread:
                 if is_over and hits[ats[0]].mode is Mode.SHADOW
                 for at in ats
             ]
-        keys = [hits[at].key for at in over]
         return {
             at
             for at in over
