@@ -45,6 +45,9 @@ class Server(Protocol):
     def now_us(self) -> int:
         """Its time, as far as it is known."""
 
+    def elapsed_at(self, at_us: int) -> int:
+        """When it will be that time there, by `elapsed_us`."""
+
     def charge(self, part: Part) -> None:
         """Queues what it is told."""
 
@@ -77,7 +80,10 @@ class Debts:
         return self._local.charge(hits, self._server.processes, at_us)
 
     def left(self) -> Iterator[tuple[Sequence[Sequence[Hit]], int]]:
-        """Empties it: what the server was still to be told, by counters, and when that is over."""
+        """Empties it: what the server was still to be told, by counters, and when that is over.
+
+        All times are the server's.
+        """
         while self._owed:
             debt = self._owed.popleft()
             yield debt.requests, debt.over_us
@@ -86,9 +92,9 @@ class Debts:
 
     def _counted_here(self) -> Iterator[tuple[Sequence[Sequence[Hit]], int]]:
         """What this process has counted alone, by counters, and when that is over."""
-        at_us, now = self._server.now_us(), elapsed_us()
+        at_us = self._server.now_us()
         for requests, left_us in self._local.hand_back(self._server.processes, at_us):
-            yield requests, now + left_us
+            yield requests, at_us + left_us
 
     async def hand_back(self) -> None:
         """Tells the server what was counted here while it was away."""
@@ -100,7 +106,10 @@ class Debts:
         self._tell()
 
     def owe(self, requests: Sequence[Sequence[Hit]], over_us: int) -> None:
-        """Takes what the server is to be told as soon as it can be, until it is over."""
+        """Takes what the server is to be told as soon as it can be.
+
+        Until `over_us`, by the server's time: that is what its windows end by.
+        """
         start, weighs = 0, 0
         for at, hits in enumerate(requests):
             added = weight(hits)
@@ -119,12 +128,12 @@ class Debts:
 
     def _tell(self) -> None:
         """Tells the server what it is owed: one batch at a time, so that charges come between."""
-        now = elapsed_us()
+        now, at_us = elapsed_us(), self._server.now_us()
         while self._owed and self._server.available and self._telling < MAX_BATCH_WEIGHT:
             debt = self._owed.popleft()
-            if debt.over_us > now:
+            if debt.over_us > at_us:
                 # Once the connection is given up it must not be counted any more: it is told anew.
-                debt.deadline_us = min(debt.over_us, now + _TELL_US)
+                debt.deadline_us = min(self._server.elapsed_at(debt.over_us), now + _TELL_US)
                 self._telling += debt.weight
                 self._telling_since_us = now
                 self._server.charge(debt)

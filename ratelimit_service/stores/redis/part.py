@@ -110,13 +110,14 @@ class Debt:
     ) -> None:
         """`settled` is called once all of it was told, or `untold` has what was not.
 
-        From `over_us` on nobody need know, by `elapsed_us`.
+        From `over_us` on, by the server's time, nobody need know.
         """
         self.requests = requests
         self.weight = weight
         self.over_us = over_us
-        self.deadline_us = over_us
-        """Until when it may be counted if it is sent now: whoever tells it sets it."""
+        self.deadline_us = NEVER
+        """Until when it may be counted if it is sent now, by `elapsed_us`: whoever tells it sets
+        it."""
         self.places = range(len(requests))
         self.wanted: Wanted = always
         self.over = False

@@ -268,6 +268,10 @@ class Shard:
             return self._clock()
         return now_us() if self._ahead_us is None else elapsed_us() + self._ahead_us
 
+    def elapsed_at(self, at_us: int) -> int:
+        """When it will be that time there, by `elapsed_us`; never where another clock counts."""
+        return NEVER if self._clock else elapsed_us() + at_us - self.now_us()
+
     def late(self, read_us: int) -> bool:
         """Whether the server, and not this process, keeps calls waiting for too long.
 
