@@ -34,8 +34,9 @@ class Periods(NamedTuple):
         """The one of the three that is at `now_us`, or nearest to it.
 
         Its number, start and end, and the end of the one after it (if that is not known, as
-        if it were as long). What is after all three is in a last one that does not end: whose
-        clock is so far apart had better count too much than nothing.
+        if it were as long). A moment after all three belongs to the last one, which then does
+        not end: only a clock that is far off asks for it, and to count in a period that is
+        over denies too much, where to count in none would admit everything.
         """
         first, this, following, end = self.starts_us
         if now_us < this:

@@ -362,7 +362,11 @@ class Workers:
         return None
 
     async def _watch_beats(self) -> None:
-        """Counts the beats that each misses. One that is stopped misses them, so do we then."""
+        """Counts the beats that each worker misses; one that misses too many is hung.
+
+        If the whole machine was stopped, workers could not beat. But this process was stopped
+        as well, so it has not counted meanwhile.
+        """
         while not self._stopping:
             await asyncio.sleep(BEAT_SECONDS)
             for worker in self._all:

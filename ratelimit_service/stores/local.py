@@ -62,7 +62,8 @@ class Local:
     def hand_back(self, processes: int, now_us: int) -> Iterator[tuple[list[list[Hit]], int]]:
         """Empties it: for each counter the requests that count the same, and for how long they do.
 
-        They count in any case where hits without room can; else as many as there is room for.
+        Fixed and sliding windows can count hits beyond their limit, so all are counted. Buckets,
+        logs and leases cannot: of their hits as many are counted as there is room for.
         """
         self._now_us = now_us
         memory, hits = self._memory, self._hits

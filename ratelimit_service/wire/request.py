@@ -174,8 +174,9 @@ def plain_entries(part: bytes, at: int) -> tuple[Entry, ...] | None:
 def last_value_at(part: bytes, at: int) -> int:
     """Where the value of the last entry starts, if the descriptor at `at` ends the part; else 0.
 
-    It only follows the lengths. What is in front of the value says all of the descriptor but the
-    value: parts that are equal up to there are plain, or not, together.
+    It only follows the lengths and checks nothing else. So whether the descriptor is plain has to
+    be found out once for each different beginning: what stands in front of the last value tells
+    it, and parts that begin with the same bytes have the same answer.
     """
     try:
         stop = at + 2 + part[at + 1]
