@@ -21,7 +21,8 @@ COMPILED = """
     stores/redis/shard stores/redis/connection stores/redis/store
     limiter/plan limiter/answer limiter/headers limiter/tally limiter/plain
     wire/request wire/response
-    service/__init__ service/memo service/at_hand
+    service/refusal service/faults service/asked service/memo service/planning
+    service/answering service/at_hand service/service
     transport/h2/costs transport/h2/limits transport/h2/frames transport/h2/fields
     transport/h2/headers transport/h2/messages transport/h2/streams transport/h2/account
     transport/h2/sending transport/h2/connection transport/h2/protocol transport/h2/calls

@@ -10,15 +10,12 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ratelimit_service import wire
 from ratelimit_service.clock import Clock, elapsed_us
 from ratelimit_service.errors import BadRequestError
 from ratelimit_service.model import SECOND_US, Descriptor, Status, whole_seconds
-
-if TYPE_CHECKING:
-    from ratelimit_service.service import Answer
+from ratelimit_service.service.refusal import Answer
 
 __all__ = ["LINES_A_SECOND", "DecisionLog"]
 
@@ -30,7 +27,7 @@ _MOST_CHARACTERS = 100
 
 _MOST_DESCRIPTORS = 20
 
-Done = Callable[[list["Answer"]], None]
+Done = Callable[[list[Answer]], None]
 
 
 class DecisionLog:

@@ -108,10 +108,10 @@ def test_short_answers_are_the_long_ones(
 ) -> None:
     """Whatever a store says of a request, its answer and its tallies are those of the long way."""
     with monkeypatch.context() as patched:
-        patched.setattr("ratelimit_service.service.token_bytes", lambda count: b"\1" * count)
+        patched.setattr("ratelimit_service.service.asked.token_bytes", lambda count: b"\1" * count)
         short = told(tmp_path, asked, outcomes)
         patched.setattr(limiter, "verdict", lambda *_: None)
-        patched.setattr("ratelimit_service.service._all_within", lambda _: False)
+        patched.setattr("ratelimit_service.service.answering._all_within", lambda _: False)
         long = told(tmp_path, asked, outcomes)
 
     assert short == long

@@ -1,0 +1,50 @@
+"""One request between its plan and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from secrets import token_bytes
+
+from ratelimit_service import limiter
+from ratelimit_service.limiter import Plan
+from ratelimit_service.model import Hit, Request
+
+__all__ = ["Asked", "leased"]
+
+
+class Asked:
+    """A request as it was planned. Never changed, since it is also what is remembered.
+
+    `limits` are the encoded limits if every descriptor is simply counted, else None. `request`
+    is None where the answer does not need it. With `leasing` some hits take leases; `lease`
+    is their id, drawn for each call.
+    """
+
+    __slots__ = ("hits", "lease", "leasing", "limits", "plans", "request")
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        hits: Sequence[Hit],
+        limits: Sequence[bytes] | None,
+        request: Request | None,
+        leasing: bool,
+        lease: bytes = b"",
+    ) -> None:
+        self.plans = plans
+        self.hits = hits
+        self.limits = limits
+        self.request = request
+        self.leasing = leasing
+        self.lease = lease
+
+
+def leased(asked: Asked) -> Asked:
+    """The same with an id of its own for the leases that the request takes."""
+    lease = token_bytes(limiter.LEASE_BYTES)
+    hits = [hit._replace(lease=lease) if _takes_lease(hit) else hit for hit in asked.hits]
+    return Asked(asked.plans, hits, asked.limits, asked.request, asked.leasing, lease)
+
+
+def _takes_lease(hit: Hit) -> bool:
+    return hit.measure.algorithm == "concurrency" and not hit.refund

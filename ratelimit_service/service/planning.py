@@ -1,0 +1,161 @@
+"""From the bytes of a request to its plan, most of which is remembered from requests before.
+
+What must not live here: what a descriptor needs (`limiter`), and how bytes are read (`wire`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ratelimit_service import limiter, wire
+from ratelimit_service.errors import BadRequestError
+from ratelimit_service.limiter import Plan, Stem
+from ratelimit_service.model import FailurePolicy, Hit, Request
+from ratelimit_service.observer import Counters
+from ratelimit_service.rules.tree import Domain, Snapshot
+from ratelimit_service.service.asked import Asked
+from ratelimit_service.service.faults import Faults
+from ratelimit_service.service.memo import Memo
+from ratelimit_service.service.rare_log import RareLog
+from ratelimit_service.service.refusal import Answer, Refusal
+from ratelimit_service.settings import Settings
+
+__all__ = ["Planning"]
+
+_REQUESTS: Final = 1 << 14
+_PARTS: Final = 1 << 16
+_STEMS: Final = 1 << 12
+"""How many requests are remembered, how many of their parts, and how many beginnings that parts
+share up to their last value. Together they take 50 MB at most."""
+
+
+class Planning:
+    """Plans serialized requests. A request that cannot be planned is answered here."""
+
+    def __init__(
+        self, settings: Settings, counters: Counters, faults: Faults, rare_log: RareLog
+    ) -> None:
+        self._settings = settings
+        self._counters = counters
+        self._faults = faults
+        self._rare_log = rare_log
+        self._planner = limiter.Planner(settings, wire.encode_limit)
+        self.requests = Memo[Asked](_REQUESTS)
+        """Whole requests: who plans looks here first."""
+        self._parts = Memo[Plan](_PARTS)
+        self._stems = Memo[Stem](_STEMS)
+        self._plain = not (
+            settings.limit_response_headers or settings.dynamic_metadata or settings.shadow_mode
+        )
+        self.leases = False
+        """Whether any request has taken leases yet."""
+
+    def ask(self, body: bytes, snapshot: Snapshot) -> Asked | Answer:
+        """Plans a request that is not remembered as a whole; its parts may be."""
+        try:
+            split = wire.split_request(body)
+            if split is not None:
+                plans, remembered = self._plan_parts(split, snapshot)
+                if plans:
+                    asked = self._asked(plans, None)
+                    if remembered:
+                        self.requests.put(body, snapshot.number, asked)
+                    return asked
+            request = wire.decode_request(body)
+            return self._plan_whole(request, split, snapshot)
+        except BadRequestError as error:
+            self._counters.refusals[error.reason] += 1
+            return Refusal(error.code, str(error))
+        except Exception as error:
+            return self._faults.request(error)
+
+    def ask_in_haste(self, body: bytes, snapshot: Snapshot) -> Asked | Answer:
+        """As `ask`, for a request that there is no time for: it is answered without a plan.
+
+        Unless a failure policy other than `open` may hold for it. Callers that are known to be
+        over their limits have nearly always been remembered, so they do not come here.
+        """
+        split = wire.split_request(body)
+        domain = self._domain(split, snapshot) if split else None
+        if split is None or domain is None:
+            return self.ask(body, snapshot)
+        for policy in domain.policies:
+            if (policy or self._settings.failure_policy) is not FailurePolicy.OPEN:
+                return self.ask(body, snapshot)
+        count = len(split.parts)
+        self._counters.decisions["ok"] += 1
+        self._counters.policy_decisions[FailurePolicy.OPEN] += count
+        self._rare_log.by_policy()
+        return wire.encode_uncounted(count, FailurePolicy.OPEN.value)
+
+    def _plan_whole(self, request: Request, split: wire.Split | None, snapshot: Snapshot) -> Asked:
+        """Plans what cannot be planned part by part; the parts may be remembered all the same."""
+        plans = self._planner.plan(request, snapshot)
+        asked = self._asked(plans, request if self._settings.dynamic_metadata else None)
+        if request.domain not in snapshot.domains:
+            if not snapshot.never_loaded(request.domain):
+                self._counters.unknown_domains += len(request.descriptors)
+                self._rare_log.unknown_domain(request.domain)
+        elif split and not asked.request and all(each.terms.independent for each in plans):
+            for part, planned in zip(split.parts, plans, strict=True):
+                self._parts.put(part, snapshot.number, planned)
+        return asked
+
+    def _plan_parts(self, split: wire.Split, snapshot: Snapshot) -> tuple[list[Plan], bool]:
+        """Plans each descriptor by itself; no plans if this does not do.
+
+        Also tells whether all of them were remembered.
+        """
+        plans, remembered = [], True
+        for part in split.parts:
+            planned = self._parts.get(part, snapshot.number)
+            if planned is None:
+                remembered = False
+                planned = self._plan_part(part, split, snapshot)
+                if planned is None:
+                    return [], False
+                self._parts.put(part, snapshot.number, planned)
+            plans.append(planned)
+        return plans, remembered
+
+    def _plan_part(self, part: bytes, split: wire.Split, snapshot: Snapshot) -> Plan | None:
+        """Plans a descriptor that is not remembered; all but its last value may be."""
+        value_at = wire.last_value_at(part, split.descriptor_at)
+        stem = self._stems.get(part[:value_at], snapshot.number)
+        if stem is not None:
+            try:
+                return stem.plan(part[value_at:])
+            except UnicodeDecodeError:
+                return None
+        domain = self._domain(split, snapshot)
+        entries = wire.plain_entries(part, split.descriptor_at)
+        if domain is None or entries is None:
+            return None
+        if 0 < value_at < len(part):
+            stem = self._planner.stem(domain, entries, split.addend, snapshot)
+            if stem is not None:
+                self._stems.put(part[:value_at], snapshot.number, stem)
+        return self._planner.plan_alone(domain, entries, split.addend, snapshot)
+
+    def _domain(self, split: wire.Split, snapshot: Snapshot) -> Domain | None:
+        if self._settings.dynamic_metadata:
+            return None  # which needs the request as it was
+        try:
+            return snapshot.domains.get(split.domain)
+        except UnicodeDecodeError:
+            return None
+
+    def _asked(self, plans: Sequence[Plan], request: Request | None) -> Asked:
+        hits: list[Hit] = []
+        limits: list[bytes] = []
+        leasing = False
+        for planned in plans:
+            terms, _, charged = planned
+            hits += charged
+            if terms.plain and not charged[0].refund:
+                limits.append(terms.shown)
+            if terms.leasing and not charged[0].refund:
+                leasing = self.leases = True
+        simply_counted = self._plain and len(limits) == len(plans)
+        return Asked(plans, hits, limits if simply_counted else None, request, leasing)

@@ -1,0 +1,201 @@
+"""Batches of requests, from their bytes to the bytes of their answers.
+
+A batch is planned, charged together and answered. No request can stop the process or another
+request of its batch: what goes wrong becomes that request's refusal. What must not live here:
+how one request is planned (`planning`) and answered (`answering`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from ratelimit_service import limiter
+from ratelimit_service.clock import elapsed_us
+from ratelimit_service.observer import Counters
+from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.service.answering import Answering
+from ratelimit_service.service.asked import Asked, leased
+from ratelimit_service.service.at_hand import AtHand, Ready
+from ratelimit_service.service.decisions import DecisionLog
+from ratelimit_service.service.faults import Faults
+from ratelimit_service.service.planning import Planning
+from ratelimit_service.service.rare_log import RareLog
+from ratelimit_service.service.refusal import Answer, Refusal
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores import AT_ONCE, NEVER, Outcomes, Store, Wanted, always, wanted_at
+
+__all__ = ["Service"]
+
+_WAY_US: Final = 2_000
+"""How long before its caller gives up an answer must be known, to be there in time."""
+
+
+class Service:
+    """Decides batches of serialized requests."""
+
+    def __init__(
+        self,
+        snapshot: Callable[[], Snapshot],
+        store: Store,
+        settings: Settings,
+        counters: Counters,
+    ) -> None:
+        """`snapshot` gives the rules that hold now; one is used for a whole batch."""
+        self._snapshot = snapshot
+        self._store = store
+        self._counters = counters
+        self.waits = store.waits
+        """Whether decisions wait for somebody else to count."""
+        self._faults = Faults(counters)
+        rare_log = RareLog()
+        self._planning = Planning(settings, counters, self._faults, rare_log)
+        self._answering = Answering(settings, counters, self._faults, rare_log)
+        self.at_hand = AtHand(counters)
+        """Answers for when there is no time."""
+        self._decisions = DecisionLog.if_wanted()
+
+    async def decide(self, bodies: Sequence[bytes], deadline_us: int = NEVER) -> list[Answer]:
+        """As `submit`, for callers that wait."""
+        future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+
+        def answered(answers: list[Answer]) -> None:
+            if not future.done():  # as it is once its waiter was cancelled
+                future.set_result(answers)
+
+        self.submit(bodies, answered, lambda _: not future.done(), deadline_us)
+        return await future
+
+    def submit(
+        self,
+        bodies: Sequence[bytes],
+        done: Callable[[list[Answer]], None],
+        wanted: Wanted = always,
+        deadline_us: int = NEVER,
+    ) -> None:
+        """Answers serialized RateLimitRequests: `done` gets the answers in their order.
+
+        `done` is called once, before this returns or later; nothing is raised. Each request is
+        settled atomically by itself, all against the same rules. A request that is not `wanted`
+        any more when its turn comes to be sent to the store is not charged, nor is one after the
+        deadline: the moment, by `clock.elapsed_us`, at which the callers stop waiting. With the
+        deadline `AT_ONCE` a request is decided without waiting for a store.
+        """
+        if self._decisions is not None:
+            done = self._decisions.before(done, bodies)
+        batch = _Batch(done, len(bodies), elapsed_us())
+        try:
+            snapshot = self._snapshot()
+            number = snapshot.number
+            planning = self._planning
+            remembered = planning.requests.get
+            hurried = deadline_us == AT_ONCE and self.waits
+            ask = planning.ask_in_haste if hurried else planning.ask
+            asked = [remembered(body, number) or ask(body, snapshot) for body in bodies]
+            if planning.leases:
+                asked = [
+                    leased(one) if isinstance(one, Asked) and one.leasing else one for one in asked
+                ]
+            batch.asked = asked
+            if hurried:
+                batch.bodies = bodies
+            charged = [one.hits for one in asked if isinstance(one, Asked) and one.hits]
+            if len(charged) < len(asked):  # hardly ever
+                batch.places = places = [
+                    place for place, one in enumerate(asked) if isinstance(one, Asked) and one.hits
+                ]
+                wanted = partial(wanted_at, wanted, places)
+            if charged:
+                settled = partial(self._settled, batch)
+                self._store.charge(charged, settled, wanted, deadline_us - _WAY_US)
+            else:
+                self._settled(batch, [])
+        except Exception as error:
+            self._fail(batch, error)
+
+    def bug(self, error: Exception) -> Refusal:
+        """Counts and logs a fault of ours; returns what its request is answered."""
+        return self._faults.request(error)
+
+    def _settled(self, batch: _Batch, outcomes: Sequence[Outcomes]) -> None:
+        """Answers a batch; these are the outcomes of its requests that were charged."""
+        if batch.over:
+            return  # it was answered when the store failed
+        try:
+            found = batch.of_all(outcomes)
+            answering = self._answering
+            answers = [
+                answering.answer(one, each) for one, each in zip(batch.asked, found, strict=True)
+            ]
+            self._counters.latency.add(elapsed_us() - batch.started_us, batch.size)
+            for place, body in enumerate(batch.bodies):  # of those that there was no time for
+                self._keep_at_hand(body, batch.asked[place], found[place], answers[place])
+        except Exception as error:
+            self._fail(batch, error)
+        else:
+            self._tell(batch, answers)
+
+    def _keep_at_hand(
+        self, body: bytes, asked: Asked | Answer, outcomes: Outcomes, answer: Answer
+    ) -> None:
+        """Keeps an answer for the next time, if nothing was counted for it.
+
+        Then failure policies have decided it, or the local cache knows who is over.
+        """
+        if not (isinstance(asked, Asked) and isinstance(answer, bytes) and outcomes):
+            return
+        for outcome in outcomes:
+            if outcome is not None and (outcome.local or not outcome.over):
+                return
+        found = limiter.verdict(asked.plans, outcomes) if asked.limits is not None else None
+        if found is not None:
+            self.at_hand.put(body, Ready(answer, asked.plans, outcomes, found))
+
+    def _fail(self, batch: _Batch, error: Exception) -> None:
+        """Ends a batch by a fault of ours: refuses what needed the store, or was not planned."""
+        if batch.over:
+            self._faults.note("a store failed after its answers", error)
+            return
+        answers: list[Answer] = [
+            self.bug(error)
+            if isinstance(one, Asked) and one.hits
+            else self._answering.answer(one, ())
+            for one in batch.asked
+        ]
+        answers += [self.bug(error) for _ in range(batch.size - len(answers))]
+        self._tell(batch, answers)
+
+    def _tell(self, batch: _Batch, answers: list[Answer]) -> None:
+        batch.over = True
+        try:
+            batch.done(answers)
+        except Exception as error:
+            self._faults.note("answers could not be handed on", error)
+
+
+class _Batch:
+    """One call of `submit`: its answers are given once, whatever the store does or fails to do."""
+
+    __slots__ = ("asked", "bodies", "done", "over", "places", "size", "started_us")
+
+    def __init__(self, done: Callable[[list[Answer]], None], size: int, started_us: int) -> None:
+        self.done = done
+        self.size = size
+        self.started_us = started_us
+        self.asked: Sequence[Asked | Answer] = ()
+        self.bodies: Sequence[bytes] = ()
+        """Of a batch that there is no time for."""
+        self.places: list[int] | None = None
+        """Which of them were charged, if not all."""
+        self.over = False
+
+    def of_all(self, outcomes: Sequence[Outcomes]) -> Sequence[Outcomes]:
+        """Outcomes for each request of the batch: none for those that were not charged."""
+        if self.places is None:
+            return outcomes
+        found: list[Outcomes] = [()] * self.size
+        for place, each in zip(self.places, outcomes, strict=True):
+            found[place] = each
+        return found
