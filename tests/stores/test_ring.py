@@ -17,6 +17,7 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.keys import CounterNames
 from ratelimit_service.stores.local_cache import LocalCache
+from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.address import parse_store
 from ratelimit_service.stores.redis.ring import fingerprint, owners, place_of
@@ -24,7 +25,7 @@ from ratelimit_service.stores.redis.shards_file import read_shards
 from tests.conftest import need
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
-from tests.stores.cases import MINUTE, SECOND, charged, hit
+from tests.stores.cases import MINUTE, SECOND, T, charged, hit
 
 THREE = {"a:6379": 1, "b:6379": 1, "c:6379": 1}
 NAMES = CounterNames("shop", Measure("fixed_window", 5, MINUTE))
@@ -188,6 +189,31 @@ async def test_hits_on_one_counter_of_a_denied_request_are_told_what_all_leave(
         (False, 5 - counted, each) for each in count_denied
     ]
     assert ring.count(east) == counted
+
+
+@pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "sliding_log"])
+async def test_hits_that_passed_are_told_the_reset_though_their_counter_is_over(
+    ring: Ring, algorithm: str
+) -> None:
+    """What passed before its request was denied is told when the counter is as new.
+
+    It is not told how long a hit waits for room, although later hits of the request filled it.
+    """
+    store = RedisStore(ring.url, 5_000_000, ring.counters, ring.health, lambda: T + 10 * MINUTE)
+    await store.start()
+    east = ring.hit("east", 3)
+    east = east._replace(
+        measure=east.measure._replace(algorithm=algorithm, window_us=60 * MINUTE),
+        count_denied=True,
+    )
+    more = east._replace(addend=40)
+
+    (outcomes,) = await charged(store, [[east, more, ring.hit("west", limit=0)]])
+    await store.close()
+
+    memory = MemoryStore(10, Counters(), Health(), lambda: T + 10 * MINUTE)
+    (alone,) = await charged(memory, [[east, more, ring.hit("west", limit=0)]])
+    assert outcomes == alone
 
 
 async def test_a_dead_shard_costs_only_its_own_keys(ring: Ring, store: RedisStore) -> None:

@@ -438,7 +438,7 @@ class _Spread:
         for at in ats:
             hit, outcome = self.hits[at], self.outcomes[at]
             assert outcome is not None  # noqa: S101 -- it was counted
-            peeks.append(hit._replace(addend=0, mode=Mode.SHADOW, count_denied=False, joined=False))
+            peeks.append(_look(hit))
             if _undoable(hit, outcome):
                 undone.append(_undo(hit, outcome, at_us))
                 self.charge.counters.given_back += hit.addend
@@ -526,6 +526,15 @@ def _undoable(hit: Hit, outcome: Outcome | None) -> bool:
 def _undo(hit: Hit, outcome: Outcome, at_us: int) -> Hit:
     receipt = Receipt(at_us, at_us + outcome.reset_us)
     return hit._replace(refund=True, receipt=receipt, joined=False)
+
+
+def _look(hit: Hit) -> Hit:
+    """Asks what is left on a hit's counter, and when it is as new.
+
+    That is a refund of nothing: a charge of nothing is told how long it waits for room if the
+    counter is beyond its limit.
+    """
+    return hit._replace(addend=0, refund=True, count_denied=False, lease=b"", joined=False)
 
 
 def _descriptors(hits: Sequence[Hit], outcomes: Outcomes) -> Iterable[tuple[Sequence[int], bool]]:
