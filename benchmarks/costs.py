@@ -62,7 +62,7 @@ CALL = b"".join(
 )
 """A usual call's header block."""
 
-AT_ONCE = costs.BUDGET_US // (costs.FRAME_US + costs.RESET_US) - 1
+AT_ONCE = costs.BUDGET_US // (costs.FRAME_US + costs.RESET_US + costs.HEADERS_US) - 1
 """After so many frames a new second begins for the connection, or it would be told to calm down."""
 
 STREAMS = range(5, 5 + 2 * FRAMES, 2)

@@ -178,6 +178,79 @@ def test_resets_that_the_client_provokes() -> None:
     assert client.connection.reason in {"flood_resets", "flood_windows"}
 
 
+def dear(client: Client, number: int) -> bytes:
+    """HEADERS that cost nearly as much as a call's may: 80 fields unlike any others."""
+    fields = [(f"x-{number:05d}-{each}", f"{number}") for each in range(80)]
+    client.encoder.header_table_size = 0
+    return client.headers(fields)
+
+
+@pytest.mark.parametrize("ending", ["reset", "provoked", "refused", "malformed", "leaving"])
+def test_headers_for_nothing(ending: str) -> None:
+    """What header blocks cost is charged when their calls come to nothing, whoever ends them."""
+    client = Client()
+    client.settle()
+    if ending == "refused":
+        for _ in range(MAX_STREAMS):
+            client.connection.receive(client.headers() + client.data(end=False))
+    if ending == "leaving":
+        client.connection.receive(client.headers() + client.data(end=False))
+        client.connection.shut_down()
+        for ping in (b"lastcall", b"all over"):
+            client.connection.receive(frames.ping(ping, ack=True))
+    before = client.stream_id
+
+    while not client.connection.closing and client.stream_id < before + 20_000:
+        data = dear(client, client.stream_id)
+        if ending == "reset":
+            data += frames.rst_stream(client.stream_id, ErrorCode.CANCEL)
+        elif ending == "provoked":
+            data += frames.window_update(client.stream_id, 0)
+        elif ending == "malformed":
+            data = client.headers([(f"X-{client.stream_id}-{each}", "") for each in range(80)])
+        client.connection.receive(data)
+
+    assert (client.stream_id - before) // 2 < 100
+    assert client.goaway == ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_callers_that_give_up_are_no_flood() -> None:
+    """A client whose calls are answered may give all up that are under way, again and again."""
+    client = Client()
+    client.settle()
+    traced = [[("traceparent", f"00-{number:032x}-{number:016x}-01")] for number in range(1_000)]
+    for turn in range(10):
+        for fields in traced:
+            call = client.headers([*fields, (f"x-{turn}", "1")]) + client.data()
+            client.connection.receive(call)
+            client.connection.answer(client.stream_id, b"")
+        calls = [client.headers([*fields, (f"x-{turn}", "2")]) + client.data() for fields in traced]
+        first = client.stream_id - 2 * len(calls) + 2
+        client.connection.receive(b"".join(calls))
+        assert client.connection.open_streams == MAX_STREAMS
+        for stream_id in range(first, client.stream_id + 1, 2):
+            client.connection.receive(frames.rst_stream(stream_id, ErrorCode.CANCEL))
+
+    assert client.connection.open_streams == 0
+    assert not client.connection.closing
+
+
+def test_callers_that_we_leave_unanswered_are_no_flood() -> None:
+    """Who gives up calls that we had no time for is not charged for them, however many at once."""
+    client = Client()
+    client.settle()
+    for _ in range(10):
+        calls = [client.headers() + client.data() for _ in range(MAX_STREAMS)]
+        opened = [
+            stream_id for stream_id, _ in messages(client.connection.receive(b"".join(calls)))
+        ]
+        client.connection.leave_unanswered(opened)
+        resets = [frames.rst_stream(stream_id, ErrorCode.CANCEL) for stream_id in opened]
+        client.connection.receive(b"".join(resets))
+
+    assert not client.connection.closing
+
+
 def test_many_calls_at_once_are_no_flood() -> None:
     """A thousand calls may come before the first answer, each with headers of its own."""
     client = Client()

@@ -6,7 +6,7 @@ live here: frames.
 
 from __future__ import annotations
 
-from ratelimit_service.transport.h2.costs import BUDGET_US
+from ratelimit_service.transport.h2.costs import ANSWERED_US, BUDGET_US, SAVED_US
 from ratelimit_service.transport.h2.frames import ErrorCode
 from ratelimit_service.transport.h2.limits import ALL_HELD_BYTES, HELD_BYTES
 
@@ -42,6 +42,7 @@ class Account:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._spent_us = 0
+        """Below 0 if answered calls have made up for more than there was."""
         self.held = 0
         """Bytes kept for the client: messages that are not whole, answers that wait."""
 
@@ -51,6 +52,15 @@ class Account:
         if self._spent_us > BUDGET_US:
             text = f"too much work for nothing: {reason}"
             raise ConnectionFaultError(ErrorCode.ENHANCE_YOUR_CALM, text, f"flood_{reason}")
+
+    def _credit(self) -> None:
+        """A call was answered, or not for our own fault: it makes up for some of what was spent."""
+        if self._spent_us > -SAVED_US:
+            self._spent_us -= ANSWERED_US
+
+    def _forgive(self) -> None:
+        """A second is over: what was spent in it is forgotten, what was saved stays."""
+        self._spent_us = min(0, self._spent_us)
 
     def _hold(self, size: int) -> None:
         """Keeps so many bytes more, or less."""

@@ -15,8 +15,8 @@ from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.account import ConnectionFaultError, Memory
 from ratelimit_service.transport.h2.costs import (
+    CALL_HEADERS_US,
     FRAME_US,
-    FREE_HEADERS_US,
     HEADERS_US,
     PART_US,
     PIECE_US,
@@ -153,7 +153,7 @@ class Connection(Sending):
 
         The waits are those of `limits`.
         """
-        self._spent_us = 0
+        self._forgive()
         self._second += 1
         second = self._second
         if not self._unacknowledged:
@@ -423,10 +423,12 @@ class Connection(Sending):
         except BlockError as error:
             raise ConnectionFaultError(ErrorCode.COMPRESSION_ERROR, str(error)) from error
         cost_us = HEADERS_US + self._headers.cost_us
-        if cost_us > FREE_HEADERS_US:
-            self._spend(cost_us - FREE_HEADERS_US, "headers")
+        if cost_us > CALL_HEADERS_US:
+            self._spend(cost_us - CALL_HEADERS_US, "headers")
+            cost_us = CALL_HEADERS_US
         stream = self._stream(stream_id)
         if stream is not None:
+            stream.cost_us += cost_us
             self._trailers(stream_id, stream, head, flags, events)
             return
         if stream_id <= self._last_stream_id:
@@ -436,17 +438,20 @@ class Connection(Sending):
             raise ConnectionFaultError(code, "HEADERS on a stream that was open before")
         self._last_stream_id = stream_id
         if stream_id > self._last_accepted:
-            return
-        if len(self._streams) >= MAX_STREAMS:
-            self._reset(stream_id, ErrorCode.REFUSED_STREAM, FRAME_US)
+            self._spend(cost_us, "headers")
+        elif len(self._streams) >= MAX_STREAMS:
+            self._reset(stream_id, ErrorCode.REFUSED_STREAM, FRAME_US + cost_us)
         elif head.malformed or head.trailers:
-            self._reset(stream_id, ErrorCode.PROTOCOL_ERROR)
+            self._reset(stream_id, ErrorCode.PROTOCOL_ERROR, RESET_US + cost_us)
         else:
-            self._begin(stream_id, flags, head, events)
+            stream = Stream(head, self._methods)
+            stream.cost_us = cost_us
+            self._begin(stream_id, stream, flags, head, events)
 
-    def _begin(self, stream_id: int, flags: int, head: Head, events: list[Event]) -> None:
+    def _begin(
+        self, stream_id: int, stream: Stream, flags: int, head: Head, events: list[Event]
+    ) -> None:
         """Opens a stream for a new call."""
-        stream = Stream(head, self._methods)
         stream.since = self._second
         stream.ended = flags & END_STREAM != 0
         self._streams[stream_id] = stream
@@ -636,12 +641,14 @@ class Connection(Sending):
         if len(payload) != 4:
             raise ConnectionFaultError(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM has 4 bytes")
         _expect(0 < stream_id <= self._last_stream_id, "RST_STREAM on an idle stream")
-        self._spend(FRAME_US, "resets")
+        cost_us = FRAME_US
         stream = self._stream(stream_id)
         if stream is not None:
+            cost_us += stream.cost_us
             stream.ended = True
             self._close(stream_id, stream)
             events.append(Cancelled(stream_id))
+        self._spend(cost_us, "resets")
 
     def _ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         _expect(stream_id == 0, "PING on a stream")

@@ -13,7 +13,13 @@ from urllib.parse import quote
 
 from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.account import Account, ConnectionFaultError, Memory
-from ratelimit_service.transport.h2.costs import ANSWERED_US, RESET_US, VISIT_US
+from ratelimit_service.transport.h2.costs import (
+    ANSWERED_US,
+    HEADERS_US,
+    RESET_US,
+    SAVED_US,
+    VISIT_US,
+)
 from ratelimit_service.transport.h2.frames import (
     END_HEADERS,
     END_STREAM,
@@ -149,8 +155,8 @@ class Sending(Account):
             return False
         self._over.append(stream_id)
         self._send_window = window - size
-        if self._spent_us:
-            self._spent_us = max(0, self._spent_us - ANSWERED_US)
+        if self._spent_us > -SAVED_US:
+            self._spent_us -= ANSWERED_US
         output = self._output
         output.append(
             _answer_head(_HEADERS_HEAD, stream_id, OK_HEADERS, size, stream_id, len(message))
@@ -158,10 +164,6 @@ class Sending(Account):
         output.append(message)
         output.append(_answer_end(_TRAILERS_HEAD, stream_id, _OK_TRAILERS))
         return True
-
-    def _credit(self) -> None:
-        """What the client says of a call that we did not answer costs it no more than if we had."""
-        self._spent_us = max(0, self._spent_us - ANSWERED_US)
 
     def leave_unanswered(self, stream_ids: Sequence[int]) -> None:
         """Forgets calls whose callers are about to give up.
@@ -263,7 +265,7 @@ class Sending(Account):
             self._keep(stream, -sent)
             waiting.popleft()
             if last:
-                self._spent_us = max(0, self._spent_us - ANSWERED_US)
+                self._credit()
                 self._close(stream_id, stream)
                 return
         self._blocked.pop(stream_id, None)
@@ -378,6 +380,7 @@ class Sending(Account):
         if stream is None and stream_id in self._streams:
             stream = Stream(Head(), self._methods)
             stream.ended = True
+            stream.cost_us = HEADERS_US
             self._keep(stream, STREAM_BYTES)
             self._streams[stream_id] = stream
         return stream
@@ -391,6 +394,7 @@ class Sending(Account):
         self._output.append(frames.rst_stream(stream_id, code))
         stream = self._stream(stream_id)
         if stream is not None:
+            cost_us += stream.cost_us
             stream.ended = True
             self._close(stream_id, stream)
             self._withdrawn.append(stream_id)

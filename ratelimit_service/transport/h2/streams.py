@@ -83,6 +83,7 @@ class Stream:
         "answered",
         "asking",
         "body",
+        "cost_us",
         "credit",
         "ended",
         "head",
@@ -99,6 +100,8 @@ class Stream:
         self.head = head
         self.body = bytearray()
         self.received = 0
+        self.cost_us = 0
+        """What its headers have cost and is not charged: for nothing if it is reset."""
         self.ended = False
         """Whether the client has said all."""
         self.answered = False
