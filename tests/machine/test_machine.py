@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
+    invariant,
     precondition,
     rule,
     run_state_machine_as_test,
@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 
 from tests.machine import walk
 from tests.machine.answers import Answer, Asked, by_policy
+from tests.machine.conftest import WALKED
 from tests.machine.model import Identity, Model, Rule, Settings
 from tests.machine.world import (
     DOMAIN,
@@ -46,8 +47,6 @@ STEPS = int(os.environ.get("MACHINE_STEPS", "600"))
 SEED = int(os.environ.get("MACHINE_SEED", "1"))
 SHRINK = os.environ.get("MACHINE_SHRINK", "1") == "1"
 STEPS_A_WALK = 50
-LEAST_LIFE_S = 0.9
-"""A key lives for a second at least in Redis, whose time is not the walk's."""
 
 
 class Machine(RuleBasedStateMachine):
@@ -57,24 +56,30 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(settings=walk.settings, policy=walk.policies, rules=walk.rules)
     def begin(self, settings: Settings, policy: str, rules: list[Rule]) -> None:
-        self.world.begin(settings, policy)
-        self.policy = policy
-        self.model = Model(DOMAIN, settings)
+        self.settings, self.policy, self.fresh = settings, policy, 0
+        self.idle = True
+        """Whether this step has not done anything."""
+        self.start(rules)
+
+    def start(self, rules: list[Rule]) -> None:
+        """Begins in an empty world."""
+        self.world.begin(self.settings, self.policy)
+        self.model = Model(DOMAIN, self.settings)
         self.alone: dict[int, Model] = {}
         """What processes count that have lost their store."""
         self.names: dict[bytes, Identity] = {}
         """The model's counters by the service's keys."""
         self.leases: list[str] = []
         self.edges: list[int] = []
-        self.fresh = 0
         self.earliest = 0
         """When something was last given back: what had leaked until then stays so."""
-        self.stood_still = False
-        """Whether so much real time has passed that Redis may have dropped what was just counted.
-
-        That happens on a busy machine, and ends the walk.
-        """
         self.load(rules)
+
+    def begin_anew(self) -> None:
+        """Goes on from the start where Redis may have dropped what was just counted."""
+        self.world.stalls += 1
+        self.idle = True
+        self.start(self.written)
 
     def load(self, rules: list[Rule]) -> None:
         self.written = rules
@@ -87,6 +92,12 @@ class Machine(RuleBasedStateMachine):
     def now(self) -> int:
         return self.world.clock.now_us
 
+    @invariant()
+    def count(self) -> None:
+        """Counts the steps that did something; called after each."""
+        self.world.steps += not self.idle
+        self.idle = False
+
     @rule(requests=walk.requests, process=st.integers(0, 9))
     def ask(self, requests: list[tuple[list[walk.Wish], int]], process: int) -> None:
         """Requests one after the other."""
@@ -96,9 +107,11 @@ class Machine(RuleBasedStateMachine):
     @rule(requests=walk.requests, process=st.integers(0, 9))
     def ask_at_once(self, requests: list[tuple[list[walk.Wish], int]], process: int) -> None:
         """Requests in one batch."""
-        if self.world.settles_in_order:
-            batch = [([self.asked(wish) for wish in wishes], hits) for wishes, hits in requests]
-            self.decide(batch, process)
+        if not self.world.settles_in_order:
+            self.idle = True
+            return
+        batch = [([self.asked(wish) for wish in wishes], hits) for wishes, hits in requests]
+        self.decide(batch, process)
 
     def asked(self, wish: walk.Wish) -> Asked:
         value = wish.value
@@ -116,16 +129,13 @@ class Machine(RuleBasedStateMachine):
         return Asked(tuple(entries), addend, negative, wish.limit)
 
     def decide(self, batch: list[tuple[list[Asked], int]], number: int) -> None:
-        if self.stood_still:
-            return
-        began = time.monotonic()
         number %= len(self.world.processes)
         told = self.world.run(self.world.processes[number].decide(batch))
         alone = self.alone.get(number)
         if alone is None:
             self.world.asked(told)
-        if self.world.expires and time.monotonic() - began > LEAST_LIFE_S:
-            self.stood_still = True
+        if self.world.stood_still:
+            self.begin_anew()
             return
         for (descriptors, hits), one in zip(batch, told, strict=True):
             if alone is None:
@@ -187,21 +197,21 @@ class Machine(RuleBasedStateMachine):
     @rule(pause=walk.pauses)
     def wait(self, pause: int) -> None:
         """Time goes on."""
-        self.set_clock(self.now + pause)
+        self.idle = not pause or not self.set_clock(self.now + pause)
 
     @precondition(lambda self: self.edges)
     @rule(edge=st.integers(0, 9), beside=st.sampled_from([-1, 0, 1]))
     def wait_for_edge(self, edge: int, beside: int) -> None:
         """Time goes on to where something just asked for ends, or to beside that."""
         then = self.edges[edge % len(self.edges)] + beside
-        if then > self.now:
-            self.set_clock(then)
+        self.idle = then <= self.now or not self.set_clock(then)
 
     @rule(back=walk.steps_back)
     def step_back(self, back: int) -> None:
         """The clock is set back, or less far where the documents say nothing of that."""
         while not self.set_clock(self.now - back):
             back //= 10
+        self.idle = not back
 
     def set_clock(self, now: int) -> bool:
         """Sets the clock, if the documents say what then holds."""
@@ -230,7 +240,8 @@ class FailingMachine(Machine):
     @rule(process=st.integers(0, 1))
     def lose(self, process: int) -> None:
         """A process loses its way to the store."""
-        if process not in self.alone:
+        self.idle = process in self.alone
+        if not self.idle:
             self.world.lose(process)
             self.alone[process] = Model(DOMAIN, self.model.settings)
             self.alone[process].load(self.written)
@@ -240,10 +251,13 @@ class FailingMachine(Machine):
     def find(self, process: int) -> None:
         """A process finds its store again, and tells what it has counted without it."""
         alone = self.alone.pop(process, None)
+        self.idle = alone is None
         if alone is not None:
             self.world.find(process)
             self.model.told(alone, self.now)
             self.model.latest = max(self.model.latest, alone.latest, self.now)
+            if self.world.stood_still:
+                self.begin_anew()
 
 
 class FullMachine(Machine):
@@ -251,9 +265,9 @@ class FullMachine(Machine):
 
     world: FullMemory
 
-    @initialize()
-    def full(self) -> None:
+    def start(self, rules: list[Rule]) -> None:
         self.put_out = 0
+        super().start(rules)
 
     def decide(self, batch: list[tuple[list[Asked], int]], number: int) -> None:
         for one in batch:
@@ -277,9 +291,21 @@ class FullMachine(Machine):
 
 
 def run(world: World, machine: type[Machine] = Machine) -> None:
-    """Walks `STEPS` steps."""
+    """Walks until `STEPS` steps have done something and were held against the model."""
+    seed = SEED
+    try:
+        while world.steps < STEPS:
+            walk_on(world, machine, seed, STEPS - world.steps)
+            assert world.stalls <= STEPS // 10 + 10, "the machine is too busy"
+            seed += 1_000_000
+    finally:
+        WALKED.append(world.walked)
 
-    @hypothesis.seed(SEED)
+
+def walk_on(world: World, machine: type[Machine], seed: int, steps: int) -> None:
+    """Walks at most so many steps: those that do nothing, and those cut off by a stall, count."""
+
+    @hypothesis.seed(seed)
     class Walk(machine):  # type: ignore[valid-type, misc]
         pass
 
@@ -287,7 +313,7 @@ def run(world: World, machine: type[Machine] = Machine) -> None:
     run_state_machine_as_test(
         Walk,
         settings=hypothesis.settings(
-            max_examples=max(1, STEPS // STEPS_A_WALK),
+            max_examples=-(-steps // STEPS_A_WALK),
             stateful_step_count=STEPS_A_WALK,
             deadline=None,
             database=None,

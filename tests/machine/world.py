@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import redis
@@ -31,6 +32,7 @@ from ratelimit_service.stores import NEVER, Outcomes, Store, Wanted, always
 from ratelimit_service.stores.local import Local
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis.processes import PROCESSES
 from ratelimit_service.stores.redis.shard import Shard
 from tests.machine import model
 from tests.machine.answers import FAILED, Answer, Asked, Counted, Shown, Status
@@ -41,6 +43,8 @@ from tests.servers.redis import RedisServer
 from tests.stores.cases import T
 
 DOMAIN = "m"
+LEAST_LIFE_S = 0.9
+"""A key lives for a second at least in Redis, whose time is not the walk's."""
 
 
 class Time:
@@ -191,13 +195,24 @@ class World:
     settles_in_order = True
     """Whether requests of one batch see each other's charges, and nothing that is given back."""
 
-    expires = False
-    """Whether counters go by another clock than the walk's, if that is not looked after."""
+    stood_still = False
+    """Whether the last requests took so long that counters may be lost by another clock than the
+    walk's. That happens on a busy machine."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.clock = Time()
         self.processes: list[Process] = []
+        self.steps = 0
+        """How many steps did something, and were held against the model."""
+        self.stalls = 0
+        """How often a walk began anew, since the machine stood still."""
+
+    @property
+    def walked(self) -> str:
+        """How far it went, for its reader."""
+        anew = f", began anew after {self.stalls} stalls of the machine" if self.stalls else ""
+        return f"{type(self).__name__}: walked {self.steps} steps{anew}"
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run_until_complete(work)
@@ -258,12 +273,13 @@ class FullMemory(Memory):
 class InRedis(World):
     """In Redis: two processes, and keys that expire by the walk's clock instead of the server's."""
 
-    expires = True
-
     def __init__(self, loop: asyncio.AbstractEventLoop, url: str, servers: Sequence[str]) -> None:
         super().__init__(loop)
         self._clients = [redis.Redis.from_url(server) for server in servers]
         self._expires: dict[bytes, int] = {}
+        """When keys expire by the walk's clock."""
+        self._began = time.monotonic()
+        """When the servers were asked last."""
         self._stores: Sequence[RedisStore] = self.run(self._open(url))
 
     async def _open(self, url: str) -> list[RedisStore]:
@@ -283,16 +299,25 @@ class InRedis(World):
         return self._clients[0]
 
     def asked(self, told: Sequence[Told]) -> None:
+        self.keep({hit.key for one in told for hit in one.hits})
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        self._began, self.stood_still = time.monotonic(), False
+        return super().run(work)
+
+    def keep(self, keys: Iterable[bytes]) -> None:
         """Takes from the server's clock what expires, and notes when it does by the walk's."""
-        for key in {hit.key for one in told for hit in one.hits}:
+        for key in keys:
             pipeline = self.place(key).pipeline(transaction=False)
             pipeline.pttl(key)
             pipeline.persist(key)
             left_ms, _ = pipeline.execute()
             if left_ms > 0:
-                self._expires[key] = self.clock.now_us + left_ms * 1_000
+                passed_us = int((time.monotonic() - self._began) * 1_000_000)
+                self._expires[key] = self.clock.now_us + left_ms * 1_000 + passed_us
             elif left_ms == -2:
                 self._expires.pop(key, None)
+        self.stood_still = time.monotonic() - self._began > LEAST_LIFE_S
 
     def moved(self) -> None:
         for key, expires_us in list(self._expires.items()):
@@ -378,6 +403,8 @@ class Failing(InRedis):
     def find(self, number: int) -> None:
         """Opens the way again, and waits until all is told that was counted without it."""
         self.run(self._find(number))
+        keys = [key for key in self._clients[0].scan_iter() if isinstance(key, bytes)]
+        self.keep(key for key in keys if key != PROCESSES.encode())
 
     async def _lose(self, number: int) -> None:
         self._ways[number].refuse = True
@@ -388,9 +415,11 @@ class Failing(InRedis):
         shard = self._shard(self._stores[number])
         watched = shard._alarm
         self._ways[number].refuse = False
+        while not shard.available:
+            await asyncio.sleep(0.001)
+        self._began = time.monotonic()
         while (
-            not shard.available
-            or shard._alarm is watched  # it waits again once it has handed back
+            shard._alarm is watched  # it waits again once it has handed back
             or shard._queue
             or shard._in_flight
         ):
