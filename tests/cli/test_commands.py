@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from ratelimit_service import __version__, compiled
 from ratelimit_service.cli import format_descriptor, parse_descriptor
 from ratelimit_service.model import Descriptor, Entry
+from ratelimit_service.settings import settings
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
 from tests.servers.service import COMMAND, ServiceProcess
@@ -79,6 +80,36 @@ def test_help(command: list[str]) -> None:
     assert ran.code == 0
     assert "Usage: ratelimit" in ran.out
     assert not command or "Example: ratelimit" in ran.out
+
+
+def test_help_of_serve_has_every_setting_once_in_groups() -> None:
+    """`serve --help` shows each setting under its group, and an empty default not at all."""
+    out = Ran("serve", "--help").out
+    shown = re.findall(r"^  (--[a-z-]+)|^(\S.*):$", out, re.MULTILINE)
+    groups, flags = [group for _, group in shown if group], [flag for flag, _ in shown if flag]
+
+    assert flags == [*(each.flag for each in settings()), "--check"]
+    assert groups == [*dict.fromkeys(each.group for each in settings()), "Other"]
+    assert "default: ()" not in out
+    assert "default: ]" not in out
+
+
+def test_ranks() -> None:
+    """A flag ranks above our name, that above the reference's, and that above the image's."""
+    flags = ["--rules", "/flag"]
+    environment = {
+        "RATELIMIT_RULES": "/ours",
+        "RUNTIME_ROOT": "/reference",
+        "RATELIMIT_DEFAULT_RULES": "/image",
+    }
+
+    refused = [Ran("serve", *flags, **environment).err]
+    for name in list(environment):
+        refused.append(Ran("serve", **environment).err)
+        del environment[name]
+
+    for path, error in zip(("/flag", "/ours", "/reference/config", "/image"), refused, strict=True):
+        assert f"ratelimit: {path}: there is no such file" in error
 
 
 def test_version() -> None:

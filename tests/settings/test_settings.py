@@ -7,6 +7,7 @@ import pytest
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.settings import (
     Settings,
+    defaults,
     from_reference,
     parse_duration,
     redacted,
@@ -170,3 +171,29 @@ def test_every_default_can_be_typed() -> None:
         assert each.parse(
             each.default_text.lower() if each.metavar == "" else each.default_text
         ) == getattr(Settings(), each.name)
+
+
+def test_defaults_of_an_image_rank_lowest() -> None:
+    """RATELIMIT_DEFAULT_… holds only where the reference's environment says nothing either."""
+    image = {"RATELIMIT_DEFAULT_RULES": "/etc/rules", "RATELIMIT_DEFAULT_LOG_LEVEL": "error"}
+
+    assert defaults(image) == {"rules": "/etc/rules", "log_level": "error"}
+    assert defaults({**image, "RUNTIME_ROOT": "/data"})["rules"] == "/data/config"
+
+
+def test_defaults_of_an_image_that_cannot_be_used() -> None:
+    """A default of an image is read as strictly as any value, and named."""
+    with pytest.raises(SettingsError, match="RATELIMIT_DEFAULT_GRACE: '1' is no duration"):
+        defaults({"RATELIMIT_DEFAULT_GRACE": "1"})
+
+
+def test_names_are_taken_once() -> None:
+    """No two settings share a flag or a name in the environment."""
+    all_settings = list(settings())
+    names = [
+        name
+        for each in all_settings
+        for name in (each.flag, each.environment, each.default_environment)
+    ]
+
+    assert len(names) == len(set(names)) == 3 * len(all_settings)

@@ -1,0 +1,96 @@
+"""`ratelimit explain`: which rule a descriptor meets, and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ratelimit_service.cli.say import say
+from ratelimit_service.cli.words import parse_descriptor
+
+if TYPE_CHECKING:
+    from ratelimit_service.rules.explain import Explanation
+
+__all__ = ["explain"]
+
+
+@click.command()
+@click.argument("domain")
+@click.argument("descriptors", nargs=-1, required=True)
+@click.option(
+    "--rules",
+    default="rules",
+    show_default=True,
+    metavar="PATH",
+    envvar="RATELIMIT_RULES",
+    type=click.Path(path_type=Path),
+    help="A rule file or a directory of them.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a descriptor.")
+def explain(domain: str, descriptors: Sequence[str], rules: Path, as_json: bool) -> int:
+    """Tell which rule a descriptor meets, why, and what is counted.
+
+    A descriptor is written key=value,key=value; a comma, an equals sign or a backslash in a
+    key or value stands behind a backslash. Nothing is counted and no service is asked.
+
+    Example: ratelimit explain demo user=alice
+    """
+    from ratelimit_service.health import Health  # noqa: PLC0415
+    from ratelimit_service.observer import Counters  # noqa: PLC0415
+    from ratelimit_service.rules.explain import explain as explained  # noqa: PLC0415
+    from ratelimit_service.rules.load import Rules  # noqa: PLC0415
+
+    loaded = Rules(rules, counters=Counters(), health=Health())
+    loaded.load()
+    for text in descriptors:
+        explanation = explained(loaded.snapshot, domain, parse_descriptor(text))
+        known = loaded.snapshot.domains.get(domain)
+        keys = _counter_keys(domain, explanation, known.shard_by if known else None)
+        if as_json:
+            click.echo(json.dumps(_explained(explanation, keys)))
+        else:
+            say(str(explanation))
+            for key in keys:
+                say(f"counter {key}")
+    return 0
+
+
+def _counter_keys(
+    domain: str, explanation: Explanation, shard_by: frozenset[str] | None
+) -> list[str]:
+    """The key of each limit's counter."""
+    from ratelimit_service.stores.keys import CounterNames  # noqa: PLC0415
+
+    found = explanation.match
+    return [
+        CounterNames(domain, limit.measure, shard_by)
+        .key(found.identity, found.shared)
+        .decode("utf-8", "backslashreplace")
+        for limit in (found.rule.limits if found.rule else ())
+    ]
+
+
+def _explained(explanation: Explanation, keys: Sequence[str]) -> dict[str, object]:
+    return {
+        "rule": explanation.rule.path if explanation.rule else None,
+        "source": str(explanation.rule.source) if explanation.rule else None,
+        "why": explanation.why,
+        "counter": keys[0] if keys else None,
+        "counters": keys,
+        "steps": [
+            {
+                "entry": dict([step.entry]),
+                "how": step.how,
+                "taken": step.taken or None,
+                "passed_over": [
+                    {"node": other.node, "source": other.source, "why": other.why}
+                    for other in step.passed_over
+                ],
+            }
+            for step in explanation.steps
+        ],
+    }

@@ -1,0 +1,63 @@
+"""The command `ratelimit` and its entry point. Each command has a module of its own.
+
+Every error is one line on standard error and exit code 2. What only one command needs is
+imported by that command when it runs, so that `hit` starts fast.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from ratelimit_service import __version__, compiled
+from ratelimit_service.cli.explain import explain
+from ratelimit_service.cli.hit import hit
+from ratelimit_service.cli.lint import lint
+from ratelimit_service.cli.restart import restart
+from ratelimit_service.cli.say import fail, mistake
+from ratelimit_service.cli.serve import serve
+from ratelimit_service.errors import RateLimitError
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """The entry point of the command; never shows a traceback for a user's mistake."""
+    arguments = sys.argv[1:]
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in _GROUP_OPTIONS):
+        arguments = ["serve", *arguments]
+    try:
+        code = ratelimit.main(arguments, "ratelimit", standalone_mode=False)
+    except click.Abort:
+        code = 130
+    except click.ClickException as error:
+        code = fail(mistake(error))
+    except (RateLimitError, OSError) as error:
+        code = fail(str(error))
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has gone, as `head` does; nothing is left to say to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+_GROUP_OPTIONS = {"--help", "-h", "--version"}
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(
+    __version__, message=f"ratelimit %(version)s ({'compiled' if compiled() else 'interpreted'})"
+)
+def ratelimit() -> None:
+    """Decides whether requests may pass, for Envoy and everything that speaks its protocol.
+
+    Without a command it serves, so that it can stand in for envoyproxy/ratelimit, whose
+    environment names for rules, ports and Redis it reads.
+    """
+
+
+for _command in (serve, restart, lint, explain, hit):
+    ratelimit.add_command(_command)

@@ -1,0 +1,38 @@
+"""How the command speaks: lines that are safe for a terminal, and mistakes in one sentence."""
+
+from __future__ import annotations
+
+import click
+
+from ratelimit_service.text import printable
+
+__all__ = ["count", "fail", "mistake", "say"]
+
+_ERROR = 2
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Prints lines; of what others have written nothing reaches the terminal that acts there."""
+    for line in text.split("\n"):
+        click.echo(printable(line), err=err)
+
+
+def mistake(error: click.ClickException) -> str:
+    """What is wrong; of words that the command does not know, or misses, also where they are."""
+    said = error.format_message()
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    unknown = isinstance(error, (click.MissingParameter, click.NoSuchOption))
+    if context is None or not (unknown or isinstance(context.command, click.Group)):
+        return said
+    return f"{said.removesuffix('.')} (see {context.command_path} --help)"
+
+
+def fail(message: str) -> int:
+    """Says why the command cannot be done; returns its exit code."""
+    say(f"ratelimit: {message}", err=True)
+    return _ERROR
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

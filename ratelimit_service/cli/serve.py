@@ -1,0 +1,115 @@
+"""`ratelimit serve`: an option for every setting, in groups, and what is below them."""
+
+from __future__ import annotations
+
+import os
+from itertools import groupby
+
+import click
+
+from ratelimit_service.cli.say import say
+from ratelimit_service.errors import SettingsError
+from ratelimit_service.settings import Setting, Settings, defaults, settings
+
+__all__ = ["serve"]
+
+
+class _Parsed(click.ParamType[object]):
+    """A value read by a setting's own parser."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.name = setting.metavar
+        self._setting = setting
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._setting.parse(value)
+        except SettingsError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _option(setting: Setting) -> click.Option:
+    switch = not setting.metavar
+    return click.Option(
+        [setting.flag, setting.name],
+        default=setting.default,
+        envvar=setting.environment,
+        show_envvar=True,  # in errors
+        is_flag=switch,
+        type=None if switch else _Parsed(setting),
+        metavar=setting.metavar or None,
+    )
+
+
+def _serve(*, only_check: bool, **values: object) -> int:
+    from ratelimit_service.runtime.app import check, serve  # noqa: PLC0415 -- see `main`
+
+    given = Settings(**values)  # type: ignore[arg-type]  # each was read by its parser
+    if only_check:
+        check(given)
+        say("it would start")
+        return 0
+    return serve(given)
+
+
+class _Serve(click.Command):
+    """`serve`, whose defaults are what the environment says below our own names."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: object,
+    ) -> click.Context:
+        return super().make_context(
+            info_name,
+            args,
+            parent,
+            default_map=defaults(os.environ),  # noqa: TID251 -- handed over, not read
+            **extra,
+        )
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The settings under the headings of their groups, then all else."""
+        declared = {each.name: each for each in settings()}
+        for title, group in groupby(declared.values(), lambda setting: setting.group):
+            with formatter.section(title):
+                formatter.write_dl([_shown(setting) for setting in group])
+        records = [
+            each.get_help_record(ctx) for each in self.get_params(ctx) if each.name not in declared
+        ]
+        with formatter.section("Other"):
+            formatter.write_dl([record for record in records if record])
+
+
+def _shown(setting: Setting) -> tuple[str, str]:
+    """A flag, and what it does, with where else it can be set and what holds if it is not."""
+    default = setting.default_text if setting.metavar else ""
+    told = f"env var: {setting.environment}" + (f"; default: {default}" if default else "")
+    return f"{setting.flag} {setting.metavar}".strip(), f"{setting.help}  [{told}]"
+
+
+serve = _Serve(
+    "serve",
+    params=[
+        *(_option(setting) for setting in settings()),
+        click.Option(
+            ["--check", "only_check"],
+            is_flag=True,
+            help="Only tell whether it would start: settings, rules, TLS files.",
+        ),
+    ],
+    callback=_serve,
+    short_help="Serve decisions over gRPC and HTTP.",
+    help=(
+        "Serve decisions over gRPC and HTTP.\n\n"
+        "The ports open once the rules are loaded. Rules are reloaded when their files "
+        "change, and on SIGHUP; SIGTERM drains, SIGUSR2 replaces the workers.\n\n"
+        "Example: ratelimit serve --rules rules/ --store redis://localhost:6379/0"
+    ),
+)

@@ -1,0 +1,25 @@
+"""What can be set: by flag, by `RATELIMIT_…`, by envoyproxy/ratelimit's names, by an image.
+
+The only package that reads the environment.
+"""
+
+from ratelimit_service.settings.addresses import redacted, split_address, unix_path
+from ratelimit_service.settings.declared import Settings, settings
+from ratelimit_service.settings.environment import HANDOVER, defaults, inherited
+from ratelimit_service.settings.reference import from_reference
+from ratelimit_service.settings.setting import Setting
+from ratelimit_service.settings.values import parse_duration
+
+__all__ = [
+    "HANDOVER",
+    "Setting",
+    "Settings",
+    "defaults",
+    "from_reference",
+    "inherited",
+    "parse_duration",
+    "redacted",
+    "settings",
+    "split_address",
+    "unix_path",
+]

@@ -1,0 +1,215 @@
+"""Every setting of `ratelimit serve`: its type, its default and its help, in groups.
+
+To add one, declare a field here; the flag (`--max-counters` of `max_counters`), the name in the
+environment (`RATELIMIT_MAX_COUNTERS`), the help and the table in docs/settings.md follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ratelimit_service.model import FailurePolicy
+from ratelimit_service.settings.setting import Group, Setting, declared_in
+from ratelimit_service.settings.values import (
+    ADDRESS,
+    COUNT,
+    DURATION,
+    FAILURE_POLICY,
+    FILE,
+    GRPC_ADDRESS,
+    HEADER_NAME,
+    LOG_LEVEL,
+    NAME,
+    NAMES,
+    PATH,
+    POSITIVE,
+    RATIO,
+    SWITCH,
+    URL,
+    choice,
+)
+
+__all__ = ["Settings", "settings"]
+
+_RULES = Group("Rules")
+_COUNTERS = Group("Counters")
+_DECISIONS = Group("Decisions")
+_ANSWERS = Group("Answers")
+_GRPC = Group("gRPC")
+_TLS = Group("TLS on the gRPC port")
+_HTTP = Group("HTTP")
+_PROCESS = Group("Processes and log")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything `ratelimit serve` can be told. Durations are microseconds."""
+
+    rules: Path = _RULES.setting(
+        Path("rules"), PATH, "A rule file, or a directory whose files are all loaded."
+    )
+    strict_rules: bool = _RULES.setting(
+        False, SWITCH, "Refuse to start with any problem in the rules."
+    )
+
+    store: str = _COUNTERS.setting(
+        "memory",
+        URL,
+        "Where counters live: memory, redis://HOST:PORT/DB, rediss://…, redis+unix:///PATH, "
+        "redis+sentinel://HOST:PORT,…/NAME, redis+cluster://HOST:PORT,…, "
+        "redis+ring://HOST:PORT,…/DB or file:SHARDS.yaml.",
+    )
+    second_store: str = _COUNTERS.setting(
+        "", URL, "Where counters live whose window is a second, if not in the store."
+    )
+    store_timeout_us: int = _COUNTERS.setting(
+        10_000,
+        DURATION,
+        "How long a request waits for the store before the failure policy answers.",
+    )
+    local_cache_bytes: int = _COUNTERS.setting(
+        8_388_608,
+        COUNT,
+        "The most memory for keys known to be over their limit in Redis; 0 for none.",
+        reference="LOCAL_CACHE_SIZE_IN_BYTES",
+    )
+    max_counters: int = _COUNTERS.setting(
+        1_000_000, POSITIVE, "The most counters the memory store holds."
+    )
+
+    failure_policy: FailurePolicy = _DECISIONS.setting(
+        FailurePolicy.OPEN,
+        FAILURE_POLICY,
+        "What answers when the store does not: open (allow), closed (deny), error, or local "
+        "(count in this process).",
+    )
+    count_denied: bool = _DECISIONS.setting(
+        False, SWITCH, "Count hits of denied requests too, in every rule."
+    )
+    shadow_mode: bool = _DECISIONS.setting(
+        False, SWITCH, "Deny nothing, whatever the rules say.", reference="SHADOW_MODE"
+    )
+    quota_mode: bool = _DECISIONS.setting(
+        False, SWITCH, "Treat every rule as a quota.", reference="QUOTA_MODE"
+    )
+    near_limit_ratio: float = _DECISIONS.setting(
+        0.8,
+        RATIO,
+        "The share of a limit above which hits count as near it.",
+        reference="NEAR_LIMIT_RATIO",
+    )
+
+    limit_response_headers: bool = _ANSWERS.setting(
+        False,
+        SWITCH,
+        "Add limit, remaining and reset headers to responses.",
+        reference="LIMIT_RESPONSE_HEADERS_ENABLED",
+    )
+    limit_header: str = _ANSWERS.setting(
+        "RateLimit-Limit",
+        HEADER_NAME,
+        "The name of the header with the limit.",
+        reference="LIMIT_LIMIT_HEADER",
+    )
+    remaining_header: str = _ANSWERS.setting(
+        "RateLimit-Remaining",
+        HEADER_NAME,
+        "The name of the header with the remaining hits.",
+        reference="LIMIT_REMAINING_HEADER",
+    )
+    reset_header: str = _ANSWERS.setting(
+        "RateLimit-Reset",
+        HEADER_NAME,
+        "The name of the header with the seconds until the reset.",
+        reference="LIMIT_RESET_HEADER",
+    )
+    dynamic_metadata: bool = _ANSWERS.setting(
+        False,
+        SWITCH,
+        "Return the request and the rules' metadata as Envoy dynamic metadata.",
+        reference="RESPONSE_DYNAMIC_METADATA",
+    )
+
+    grpc: str = _GRPC.setting(
+        "0.0.0.0:8081", GRPC_ADDRESS, "Where Envoy calls; unix:PATH for a Unix socket."
+    )
+    transport: str = _GRPC.setting(
+        "h2",
+        choice("NAME", "h2", "grpcio"),
+        "What speaks gRPC: h2, our own and fast, or grpcio.",
+    )
+    no_reflection: bool = _GRPC.setting(
+        False, SWITCH, "Do not tell gRPC callers what there is to call."
+    )
+    max_connection_age_us: int = _GRPC.setting(
+        0,
+        DURATION,
+        "How old a gRPC connection may get before its client is sent elsewhere; 0s is any age.",
+        reference="GRPC_MAX_CONNECTION_AGE",
+    )
+    max_connections: int = _GRPC.setting(
+        10_000,
+        COUNT,
+        "The most gRPC connections; 0 is as many as files may be open. For h2.",
+    )
+    max_connections_per_peer: int = _GRPC.setting(
+        2_500, COUNT, "The most gRPC connections from one address; 0 is no bound. For h2."
+    )
+
+    tls_cert: str = _TLS.setting(
+        "",
+        FILE,
+        "A PEM file: the certificate of the gRPC port, with its chain. Without it no TLS.",
+        reference="GRPC_SERVER_TLS_CERT",
+    )
+    tls_key: str = _TLS.setting("", FILE, "A PEM file: its key.", reference="GRPC_SERVER_TLS_KEY")
+    tls_client_ca: str = _TLS.setting(
+        "",
+        FILE,
+        "A PEM file: the authorities of which callers need a certificate.",
+        reference="GRPC_CLIENT_TLS_CACERT",
+    )
+    tls_client_san: str = _TLS.setting(
+        "",
+        NAME,
+        "What a caller's certificate must be for: a DNS name, an IP address or a URI.",
+        reference="GRPC_CLIENT_TLS_SAN",
+    )
+
+    http: str = _HTTP.setting(
+        "0.0.0.0:8080", ADDRESS, "Where /healthcheck, /metrics, /json and /rlconfig are."
+    )
+    http_hosts: str = _HTTP.setting(
+        "",
+        NAMES,
+        "Public names by which callers reach the HTTP port, beside addresses and names of a "
+        "private network; * for any.",
+    )
+    no_json: bool = _HTTP.setting(False, SWITCH, "Make no decisions over HTTP: no /json.")
+    json_refunds: bool = _HTTP.setting(
+        False, SWITCH, "Take refunds over HTTP too: isNegativeHits in /json."
+    )
+
+    workers: int = _PROCESS.setting(
+        0,
+        COUNT,
+        "How many processes decide, if the store is in Redis; 0 is one for each core.",
+    )
+    grace_us: int = _PROCESS.setting(
+        10_000_000,
+        DURATION,
+        "How long requests in flight may take to finish after SIGTERM.",
+    )
+    log_level: str = _PROCESS.setting(
+        "info", LOG_LEVEL, "debug, info, warning or error.", reference="LOG_LEVEL"
+    )
+    log_format: str = _PROCESS.setting(
+        "text", choice("FORMAT", "text", "json"), "text or json.", reference="LOG_FORMAT"
+    )
+
+
+def settings() -> Iterator[Setting]:
+    """Every setting, in the order in which help and docs show them."""
+    return declared_in(Settings)

@@ -1,0 +1,172 @@
+"""The types that settings can have: how a value is written, read, bounded and shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from ratelimit_service.errors import SettingsError
+from ratelimit_service.model import FailurePolicy
+from ratelimit_service.settings.addresses import split_address, unix_path
+
+__all__ = [
+    "ADDRESS",
+    "COUNT",
+    "DURATION",
+    "FAILURE_POLICY",
+    "FILE",
+    "GRPC_ADDRESS",
+    "HEADER_NAME",
+    "LOG_LEVEL",
+    "NAME",
+    "NAMES",
+    "PATH",
+    "POSITIVE",
+    "RATIO",
+    "SWITCH",
+    "URL",
+    "ValueType",
+    "choice",
+    "parse_duration",
+]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ValueType(Generic[T]):
+    """How values of a setting are written; "" as `metavar` marks a switch.
+
+    `parse` raises SettingsError, which says what is allowed; `show` writes a value as it would
+    be typed.
+    """
+
+    metavar: str
+    parse: Callable[[str], T]
+    show: Callable[[T], str] = str
+
+
+def parse_duration(text: str) -> int:
+    """Microseconds of a duration such as `10ms`, `1.5s` or `1m30s`."""
+    parts = _DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise SettingsError(f"{text!r} is no duration: write a number and us, ms, s, m or h: 10ms")
+    return round(sum(float(number) * _UNITS_US[unit] for number, unit in parts))
+
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|µs|ms|s|m|h)")
+_UNITS_US = {
+    "us": 1,
+    "µs": 1,
+    "ms": 1_000,
+    "s": 1_000_000,
+    "m": 60_000_000,
+    "h": 3_600_000_000,
+}
+
+
+def _show_duration(duration_us: int) -> str:
+    milliseconds = duration_us // 1_000
+    return f"{milliseconds}ms" if milliseconds % 1_000 else f"{milliseconds // 1_000}s"
+
+
+def _address(text: str) -> str:
+    split_address(text)
+    return text
+
+
+def _address_or_nothing(text: str) -> str:
+    return _address(text) if text else ""
+
+
+def _grpc_address(text: str) -> str:
+    if unix_path(text) is None:
+        split_address(text)
+    return text
+
+
+def _one_of(text: str, *allowed: str) -> str:
+    if text.lower() not in allowed:
+        raise SettingsError(f"{text!r} is unknown: use {' or '.join(allowed)}")
+    return text.lower()
+
+
+def choice(metavar: str, *allowed: str) -> ValueType[str]:
+    """One of these words, in capitals or not."""
+    return ValueType(metavar, lambda text: _one_of(text, *allowed))
+
+
+_LOG_LEVELS = {
+    "trace": "debug",
+    "debug": "debug",
+    "info": "info",
+    "warn": "warning",
+    "warning": "warning",
+    "error": "error",
+    "fatal": "critical",
+    "panic": "critical",
+}
+
+
+def _log_level(text: str) -> str:
+    return _LOG_LEVELS[_one_of(text, *_LOG_LEVELS)]
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise SettingsError(f"{text!r} is no number from 1 upwards")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise SettingsError(f"{text!r} is no number from 0 upwards")
+    return int(text)
+
+
+def _ratio(text: str) -> float:
+    try:
+        ratio = float(text)
+    except ValueError:
+        ratio = -1.0
+    if not 0.0 <= ratio <= 1.0:
+        raise SettingsError(f"{text!r} is no number from 0 to 1")
+    return ratio
+
+
+def _header_name(text: str) -> str:
+    if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", text):
+        raise SettingsError(f"{text!r} is no header name: use letters, digits and -")
+    return text
+
+
+def _switch(text: str) -> bool:
+    """A boolean as Go's ParseBool reads it, which is how the reference's users write it."""
+    if text in {"1", "t", "T", "true", "TRUE", "True"}:
+        return True
+    if text in {"0", "f", "F", "false", "FALSE", "False"}:
+        return False
+    raise SettingsError(f"{text!r} is neither true nor false")
+
+
+ADDRESS = ValueType("HOST:PORT", _address)
+OPTIONAL_ADDRESS = ValueType("HOST:PORT", _address_or_nothing)
+"""Empty for none."""
+COUNT = ValueType("N", _count)
+DURATION = ValueType("DURATION", parse_duration, _show_duration)
+"""Microseconds."""
+FAILURE_POLICY = ValueType("POLICY", lambda text: FailurePolicy(_one_of(text, *FailurePolicy)))
+FILE = ValueType("FILE", str)
+GRPC_ADDRESS = ValueType("HOST:PORT", _grpc_address)
+HEADER_NAME = ValueType("NAME", _header_name)
+LOG_LEVEL = ValueType("LEVEL", _log_level)
+NAME = ValueType("NAME", str)
+NAMES = ValueType("NAME,…", str)
+PATH = ValueType("PATH", Path)
+POSITIVE = ValueType("N", _positive)
+RATIO = ValueType("RATIO", _ratio)
+SWITCH = ValueType("", _switch, lambda on: str(on).lower())
+URL = ValueType("URL", str)
