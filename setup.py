@@ -19,7 +19,7 @@ COMPILED = """
     stores/keys stores/damage stores/memory stores/local stores/local_cache
     stores/redis/script stores/redis/part stores/redis/charge stores/redis/debts
     stores/redis/shard stores/redis/connection stores/redis/store
-    limiter/plan limiter/answer limiter/headers limiter/tally limiter/plain
+    limiter/compiled limiter/plan limiter/answer limiter/headers limiter/tally limiter/plain
     wire/request wire/response
     service/refusal service/faults service/asked service/memo service/planning
     service/answering service/at_hand service/service

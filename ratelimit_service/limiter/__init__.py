@@ -1,17 +1,18 @@
 """Pure decisions: requests and rules in, hits out; outcomes in, decisions out. No I/O, no wire."""
 
 from ratelimit_service.limiter.answer import answer
+from ratelimit_service.limiter.compiled import CompiledRule
 from ratelimit_service.limiter.headers import lease_header, takes_lease
 from ratelimit_service.limiter.plain import Verdict, tally_plain, verdict
-from ratelimit_service.limiter.plan import LEASE_BYTES, Plan, Planner, Stem, Terms
+from ratelimit_service.limiter.plan import LEASE_BYTES, Plan, Planner, PlanTemplate
 from ratelimit_service.limiter.tally import tally, tally_within
 
 __all__ = [
     "LEASE_BYTES",
+    "CompiledRule",
     "Plan",
+    "PlanTemplate",
     "Planner",
-    "Stem",
-    "Terms",
     "Verdict",
     "answer",
     "lease_header",

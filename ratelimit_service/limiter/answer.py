@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from ratelimit_service.algorithms import denies
 from ratelimit_service.errors import PolicyError
+from ratelimit_service.limiter.compiled import CompiledLimit, Kind
 from ratelimit_service.limiter.headers import NO_MARKS, limit_headers, marks
-from ratelimit_service.limiter.plan import Counted, Kind, Plan
+from ratelimit_service.limiter.plan import Plan
 from ratelimit_service.model import (
     MAX_ADDEND,
     Calendar,
@@ -32,7 +33,7 @@ __all__ = ["Shown", "answer", "by_policy", "shown"]
 class Shown(NamedTuple):
     """The limit that speaks for a descriptor, and its outcome."""
 
-    counted: Counted
+    counted: CompiledLimit
     outcome: Outcome
 
 
@@ -43,7 +44,7 @@ def shown(planned: Plan, outcomes: Sequence[Outcome | None]) -> Shown | None:
     that was counted here alone speaks before the others.
     """
     best = None
-    for counted, outcome in zip(planned.terms.limits, outcomes, strict=True):
+    for counted, outcome in zip(planned.rule.limits, outcomes, strict=True):
         if outcome is None:
             return None
         if best is None or _before(Shown(counted, outcome), best):
@@ -84,7 +85,7 @@ def answer(
     denied = denies(
         (planned.hits[0].mode if planned.hits else Mode.ENFORCED, status.code is Code.OVER_LIMIT)
         for planned, status in zip(plans, statuses, strict=True)
-        if planned.terms.kind is Kind.UNSERVED or (planned.hits and not planned.refund)
+        if planned.rule.kind is Kind.UNSERVED or (planned.hits and not planned.refund)
     )
     metadata: dict[str, object] = {}
     if request and settings.dynamic_metadata:
@@ -103,15 +104,15 @@ def answer(
 
 
 def _status(planned: Plan, spoken: Shown | None) -> Status:
-    terms = planned.terms
-    if terms.kind is Kind.NO_RULE:
+    rule = planned.rule
+    if rule.kind is Kind.NO_RULE:
         return Status(Code.OK)
-    if terms.kind is Kind.UNLIMITED:
+    if rule.kind is Kind.UNLIMITED:
         return Status(Code.OK, remaining=MAX_ADDEND)
     if spoken is None:
         return Status(_by_policy(planned))
     outcome = spoken.outcome
-    over = outcome.over and not (terms.rule and terms.rule.shadow_mode)
+    over = outcome.over and not (rule.declared and rule.declared.shadow_mode)
     if outcome.local:
         return Status(Code.OVER_LIMIT if over else Code.OK)
     return Status(
@@ -125,28 +126,28 @@ def _status(planned: Plan, spoken: Shown | None) -> Status:
 def _by_policy(planned: Plan) -> Code:
     if planned.refund:
         return Code.OK
-    if planned.terms.policy is FailurePolicy.ERROR:
+    if planned.rule.policy is FailurePolicy.ERROR:
         raise PolicyError(
             "the store gave no answer in time, and the failure policy is `error`: "
             "see the service's health and log"
-            if planned.terms.kind is Kind.COUNTED
+            if planned.rule.kind is Kind.COUNTED
             else "the rules of this domain have never loaded, and the failure policy is `error`: "
             "see the service's health and log"
         )
-    return Code.OVER_LIMIT if planned.terms.policy is FailurePolicy.CLOSED else Code.OK
+    return Code.OVER_LIMIT if planned.rule.policy is FailurePolicy.CLOSED else Code.OK
 
 
 def by_policy(planned: Plan, spoken: Shown | None) -> bool:
     """Whether the failure policy decided on a descriptor, not the count of a store."""
     if spoken is not None:
         return spoken.outcome.local
-    return planned.terms.kind in (Kind.COUNTED, Kind.UNSERVED)
+    return planned.rule.kind in (Kind.COUNTED, Kind.UNSERVED)
 
 
 def _by_policies(plans: Sequence[Plan], spoken: Sequence[Shown | None]) -> dict[str, object]:
     """Which descriptors were decided by failure policy, and by which."""
     listed = [
-        {"descriptor": index, "policy": str(planned.terms.policy)}
+        {"descriptor": index, "policy": str(planned.rule.policy)}
         for index, (planned, one) in enumerate(zip(plans, spoken, strict=True))
         if by_policy(planned, one)
     ]
@@ -164,7 +165,7 @@ def _limits(
         _limit(index, Shown(counted, outcome))
         for index, (planned, each) in enumerate(zip(plans, outcomes, strict=True))
         if len(planned.hits) > 1 or any(map(_partly, each))
-        for counted, outcome in zip(planned.terms.limits, each, strict=True)
+        for counted, outcome in zip(planned.rule.limits, each, strict=True)
         if outcome is not None and not outcome.local
     ]
     return {"limits": listed} if listed else {}
@@ -217,7 +218,7 @@ def _metadata(
         metadata["hitsAddend"] = request.hits_addend
     merged: Mapping[str, object] = {}
     for planned, status in zip(plans, statuses, strict=True):
-        rule = planned.terms.rule
+        rule = planned.rule.declared
         if rule and rule.metadata and status.code is Code.OK:
             merged = _merged(merged, rule.metadata)
     if merged:

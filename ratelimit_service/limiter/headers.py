@@ -90,7 +90,7 @@ def marks(
     for planned, each in zip(plans, outcomes, strict=True):
         if planned.refund:
             continue
-        for counted, hit, outcome in zip(planned.terms.limits, planned.hits, each, strict=True):
+        for counted, hit, outcome in zip(planned.rule.limits, planned.hits, each, strict=True):
             if outcome is None or outcome.over:
                 continue
             leased = leased or takes_lease(hit, outcome)

@@ -59,14 +59,14 @@ def verdict(plans: Sequence[Plan], outcomes: Sequence[Outcome | None]) -> Verdic
     denied = False
     statuses: list[int] = []
     by_policy: list[tuple[int, str]] = []
-    for place, (terms, _, hits) in enumerate(plans):
+    for place, (rule, _, hits) in enumerate(plans):
         outcome, mode = outcomes[place], hits[0][3]
         if mode is _QUOTA:
             return None
         if outcome is None or outcome[4]:
-            policy = terms.policy
+            policy = rule.policy
             if outcome is not None:
-                over = outcome[0] and not (terms.rule is not None and terms.rule.shadow_mode)
+                over = outcome[0] and not (rule.declared is not None and rule.declared.shadow_mode)
             elif policy is _ERROR:
                 return None
             else:
@@ -78,7 +78,7 @@ def verdict(plans: Sequence[Plan], outcomes: Sequence[Outcome | None]) -> Verdic
             if over:
                 if outcome[1]:
                     return None
-                over = not (terms.rule is not None and terms.rule.shadow_mode)
+                over = not (rule.declared is not None and rule.declared.shadow_mode)
             statuses.append(COUNTED_OVER if over else COUNTED_OK)
         if over and mode is _ENFORCED:
             denied = True
@@ -98,11 +98,11 @@ def tally_plain(
     """
     counters.decisions["over_limit" if found.denied else "ok"] += times
     for place, planned in enumerate(plans):
-        terms, outcome = planned[0], outcomes[place]
+        rule, outcome = planned[0], outcomes[place]
         if outcome is None or outcome[4]:
-            counters.policy_decisions[terms.policy] += times
-        if terms.tally is not None:
-            shown = Shown(terms.limits[0], outcome) if outcome is not None else None
+            counters.policy_decisions[rule.policy] += times
+        if rule.tally is not None:
+            shown = Shown(rule.limits[0], outcome) if outcome is not None else None
             if times > 1:
                 planned = planned._replace(addend=planned.addend * times)  # noqa: PLW2901
-            add(planned, shown, terms.tally)
+            add(planned, shown, rule.tally)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from ratelimit_service.algorithms import denies
 from ratelimit_service.limiter.answer import Shown, by_policy, shown
-from ratelimit_service.limiter.plan import Kind, Plan
+from ratelimit_service.limiter.compiled import Kind
+from ratelimit_service.limiter.plan import Plan
 from ratelimit_service.model import Code, Decision, Outcome
 from ratelimit_service.observer import Counters, Tally
 from ratelimit_service.settings import Settings
@@ -16,14 +17,14 @@ __all__ = ["add", "tally", "tally_within"]
 
 def tally_within(plans: Sequence[Plan], outcomes: Sequence[Outcome]) -> None:
     """Adds the hits of a request none of which was over, and none given back."""
-    for place, (terms, addend, _) in enumerate(plans):
-        tally = terms.tally
+    for place, (rule, addend, _) in enumerate(plans):
+        tally = rule.tally
         if tally is not None:
             tally.hits += addend
             tally.within += addend
             left = outcomes[place][1]
-            if left < terms.near_left:
-                tally.near += min(addend, terms.near_left - left)
+            if left < rule.near_left:
+                tally.near += min(addend, rule.near_left - left)
 
 
 def tally(
@@ -37,24 +38,24 @@ def tally(
     counters.decisions["over_limit" if decision.code is Code.OVER_LIMIT else "ok"] += 1
     verdicts = []
     for planned, each in zip(plans, outcomes, strict=True):
-        terms = planned.terms
-        if terms.kind is Kind.NO_RULE:
+        rule = planned.rule
+        if rule.kind is Kind.NO_RULE:
             continue
         spoken = shown(planned, each)
-        if terms.tally is not None:
-            add(planned, spoken, terms.tally)
+        if rule.tally is not None:
+            add(planned, spoken, rule.tally)
         if by_policy(planned, spoken):
-            counters.policy_decisions[terms.policy] += 1
+            counters.policy_decisions[rule.policy] += 1
         if spoken is not None and not planned.refund:
-            verdicts.append((terms.mode, spoken.outcome.over))
+            verdicts.append((rule.mode, spoken.outcome.over))
     if settings.shadow_mode and denies(verdicts):
         counters.global_shadow_mode += 1
 
 
 def add(planned: Plan, spoken: Shown | None, tally: Tally) -> None:
     """Adds one descriptor to a tally; several limits count as the one that speaks for them."""
-    terms, hits, _ = planned
-    if terms.kind is Kind.UNLIMITED:
+    rule, hits, _ = planned
+    if rule.kind is Kind.UNLIMITED:
         tally.hits += hits
         tally.within += hits
         return
@@ -73,7 +74,7 @@ def add(planned: Plan, spoken: Shown | None, tally: Tally) -> None:
         tally.over += hits - room
         before = limit - outcome.left
         tally.near += room and limit - max(counted.near_limit, before)
-        if terms.rule and terms.rule.shadow_mode:
+        if rule.declared and rule.declared.shadow_mode:
             tally.shadow += hits - room
     elif outcome.charged < hits:
         tally.uncharged += hits

@@ -10,7 +10,7 @@ from typing import Final
 
 from ratelimit_service import limiter, wire
 from ratelimit_service.errors import BadRequestError
-from ratelimit_service.limiter import Plan, Stem
+from ratelimit_service.limiter import Plan, PlanTemplate
 from ratelimit_service.model import FailurePolicy, Hit, Request
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.tree import Domain, Snapshot
@@ -25,7 +25,7 @@ __all__ = ["Planning"]
 
 _REQUESTS: Final = 1 << 14
 _PARTS: Final = 1 << 16
-_STEMS: Final = 1 << 12
+_TEMPLATES: Final = 1 << 12
 """How many requests are remembered, how many of their parts, and how many beginnings that parts
 share up to their last value. Together they take 50 MB at most."""
 
@@ -40,11 +40,11 @@ class Planning:
         self._counters = counters
         self._faults = faults
         self._rare_log = rare_log
-        self._planner = limiter.Planner(settings, wire.encode_limit)
+        self._planner = limiter.Planner(settings)
         self.requests = Memo[Asked](_REQUESTS)
         """Whole requests: who plans looks here first."""
         self._parts = Memo[Plan](_PARTS)
-        self._stems = Memo[Stem](_STEMS)
+        self._templates = Memo[PlanTemplate](_TEMPLATES)
         self._plain = not (
             settings.limit_response_headers or settings.dynamic_metadata or settings.shadow_mode
         )
@@ -97,7 +97,7 @@ class Planning:
             if not snapshot.never_loaded(request.domain):
                 self._counters.unknown_domains += len(request.descriptors)
                 self._rare_log.unknown_domain(request.domain)
-        elif split and not asked.request and all(each.terms.independent for each in plans):
+        elif split and not asked.request and all(each.rule.independent for each in plans):
             for part, planned in zip(split.parts, plans, strict=True):
                 self._parts.put(part, snapshot.number, planned)
         return asked
@@ -122,10 +122,10 @@ class Planning:
     def _plan_part(self, part: bytes, split: wire.Split, snapshot: Snapshot) -> Plan | None:
         """Plans a descriptor that is not remembered; all but its last value may be."""
         value_at = wire.last_value_at(part, split.descriptor_at)
-        stem = self._stems.get(part[:value_at], snapshot.number)
-        if stem is not None:
+        template = self._templates.get(part[:value_at], snapshot.number)
+        if template is not None:
             try:
-                return stem.plan(part[value_at:])
+                return template.plan(part[value_at:])
             except UnicodeDecodeError:
                 return None
         domain = self._domain(split, snapshot)
@@ -133,9 +133,9 @@ class Planning:
         if domain is None or entries is None:
             return None
         if 0 < value_at < len(part):
-            stem = self._planner.stem(domain, entries, split.addend, snapshot)
-            if stem is not None:
-                self._stems.put(part[:value_at], snapshot.number, stem)
+            template = self._planner.template(domain, entries, split.addend, snapshot)
+            if template is not None:
+                self._templates.put(part[:value_at], snapshot.number, template)
         return self._planner.plan_alone(domain, entries, split.addend, snapshot)
 
     def _domain(self, split: wire.Split, snapshot: Snapshot) -> Domain | None:
@@ -151,11 +151,11 @@ class Planning:
         limits: list[bytes] = []
         leasing = False
         for planned in plans:
-            terms, _, charged = planned
+            rule, _, charged = planned
             hits += charged
-            if terms.plain and not charged[0].refund:
-                limits.append(terms.shown)
-            if terms.leasing and not charged[0].refund:
+            if rule.plain and not charged[0].refund:
+                limits.append(wire.encode_limit(rule.limits[0].limit))
+            if rule.leasing and not charged[0].refund:
                 leasing = self.leases = True
         simply_counted = self._plain and len(limits) == len(plans)
         return Asked(plans, hits, limits if simply_counted else None, request, leasing)

@@ -134,6 +134,7 @@ def _policies(by_policy: tuple[tuple[int, str], ...]) -> bytes:
     return _field(b"\x32", _struct({"by_policy": listed}))
 
 
+@lru_cache(maxsize=4096)
 def encode_limit(limit: Limit) -> bytes:
     """What does not change in the statuses of descriptors within this limit."""
     return _OK + _limit(limit)
