@@ -34,7 +34,7 @@ class Local:
         self._now_us = 0
         self._memory = self._empty()
         self._hits: dict[bytes, Hit] = {}
-        """The last hit on each counter, for its measure."""
+        """Of each counter that has counted, the last hit asked for: its limit is what holds now."""
         self._shares: dict[tuple[int, int], tuple[Measure, Measure]] = {}
         """By a measure's id and the number of processes: the measure, held, and the share."""
 
@@ -55,7 +55,7 @@ class Local:
 
         self._memory.charge([shared], done)
         for hit, shared_hit, outcome in zip(hits, shared, outcomes, strict=True):
-            if outcome.charged and len(self._hits) < _MAX_COUNTERS:
+            if hit.key in self._hits or (outcome.charged and len(self._hits) < _MAX_COUNTERS):
                 self._hits[hit.key] = shared_hit._replace(measure=hit.measure)
         return outcomes
 

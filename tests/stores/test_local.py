@@ -182,6 +182,23 @@ async def test_lease_taken_alone_is_given_back_by_its_id(own_redis: RedisServer)
     await store.close()
 
 
+@pytest.mark.parametrize("limit", [algorithms.LEASES, algorithms.TOKENS], ids=str)
+async def test_limit_lowered_while_the_store_is_away(own_redis: RedisServer, limit: Limit) -> None:
+    """Buckets and leases are full by the limit that was asked for last, also if it only denied."""
+    store = RedisStore(own_redis.url, TIMEOUT_US, Counters(), Health(), lambda: T)
+    await store.start()
+    one = algorithms.hit(limit, lease=b"lease--1")._replace(policy=FailurePolicy.LOCAL)
+    lower = one._replace(measure=one.measure._replace(limit=2))
+    own_redis.stop()
+    assert await admitted(store, one, 3) == 3
+    assert await admitted(store, lower, 1) == 0
+
+    own_redis.cont()
+
+    await counted(store, one, 1)
+    await store.close()
+
+
 async def test_found_too_late_by_the_server(own_redis: RedisServer) -> None:
     """A charge that the server finds too late, by its clock, is decided by policy."""
     store = RedisStore(own_redis.url, TIMEOUT_US, Counters(), Health())
