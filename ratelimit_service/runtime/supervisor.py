@@ -25,6 +25,7 @@ from ratelimit_service.rules.watch import watched
 from ratelimit_service.runtime import handover
 from ratelimit_service.runtime.announcement import announce
 from ratelimit_service.runtime.channel import sockets
+from ratelimit_service.runtime.deciding import open_store
 from ratelimit_service.runtime.handover import Handover
 from ratelimit_service.runtime.signals import Signals, hold_signals, log
 from ratelimit_service.runtime.workers import Counts, Workers
@@ -123,7 +124,12 @@ class _Supervisor:
         return 0
 
     async def _start(self) -> None:
-        """Reads the rules, starts the workers, then opens the ports, which were free before."""
+        """Reads the rules, starts the workers, then opens the ports, which were free before.
+
+        What no worker could start with is found out first.
+        """
+        store, _ = open_store(self._settings, Counters(), Health())
+        await store.close()
         listening.check_free(self._settings.http, "HTTP")
         listening.check_free(self._settings.grpc, "gRPC")
         await self._load_rules()

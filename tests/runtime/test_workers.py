@@ -574,6 +574,39 @@ def test_worker_of_another_version(start: Start, own_redis: RedisServer, install
     assert {worker["version"] for worker in processes(service)["workers"]} == {"7.1"}
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--store", "redis://h:x/0"], "the store URL cannot be read: allowed are redis://"),
+        (["--store", "memroy"], "store scheme 'memroy' is unknown: allowed are memory, redis://"),
+        (["--store", "file:///nowhere"], "/nowhere"),
+        (["--store", REDIS, "--second-store", "redis://h:x"], "the store URL cannot be read"),
+    ],
+)
+def test_store_that_cannot_be(tmp_path: Path, flags: list[str], message: str) -> None:
+    """A store that cannot be used is all that is said, before any worker's process is started."""
+    (tmp_path / "edge.yaml").write_text(RULES % 2)
+    started = tmp_path / "started"
+    (tmp_path / "sitecustomize.py").write_text(f"open({str(started)!r}, 'a').write('1')")
+    command = [COMMAND, "serve", "--rules", str(tmp_path / "edge.yaml"), "--workers", "2", *flags]
+    command += ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        timeout=PATIENCE_SECONDS,
+    )
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("ratelimit: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert started.read_text() == "1"
+
+
 @pytest.mark.parametrize("flag", ["--grpc", "--http"])
 @pytest.mark.parametrize("transport", ["h2", "grpcio"])
 def test_port_that_is_taken(
