@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 COMPILED := .venv-compiled
 TOOLS := .tools
 SOURCES := setup.py $(shell find ratelimit_service -name '*.py' -o -name '*.lua')
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-annotate --custom-compile-command "make lock"
+LOCKED := $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --requirement
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -84,22 +87,25 @@ clients: $(VENV)/.developing tools
 bench-stalls: $(VENV)/.developing tools
 	@$(BIN)/python -m benchmarks.stalls
 
-# Versions and hashes of all that the service (and, with -dev, its tests) needs, for whoever pins:
-# pip install --require-hashes --requirement requirements.txt
+# Versions and hashes of all that is installed here and into the image: what runs, what builds it,
+# what compiles it, and what tests it. Equal packages have equal versions in all of them.
 lock: $(VENV)/.developing
-	@$(BIN)/pip install --quiet --disable-pip-version-check uv
-	@$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
-		--no-annotate --custom-compile-command "make lock" --output-file requirements.txt pyproject.toml
-	@$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
-		--no-annotate --custom-compile-command "make lock" --constraint requirements.txt \
-		--group dev --output-file requirements-dev.txt pyproject.toml
+	@$(BIN)/pip install --quiet --disable-pip-version-check uv==0.13.9
+	@$(LOCK) --upgrade --output-file requirements.txt pyproject.toml
+	@$(LOCK) --upgrade --constraint requirements.txt --group dev --output-file requirements-dev.txt \
+		pyproject.toml
+	@$(LOCK) --upgrade --constraint requirements-dev.txt --group compile \
+		--output-file requirements-compile.txt
+	@grep -o '"setuptools[^"]*"' pyproject.toml | head -n 1 | tr -d '"' | $(LOCK) --upgrade \
+		--constraint requirements-dev.txt --output-file requirements-build.txt -
 
 proto: $(VENV)/.developing
 	@$(BIN)/python proto/generate.py
 
 # An interpreter counts only if it runs, is new enough and can make environments: a pyenv shim
 # may not run, and Debian packs venv apart.
-$(VENV)/.installed: pyproject.toml
+# What is installed has the versions and hashes of the lock files.
+$(VENV)/.installed: pyproject.toml requirements.txt requirements-build.txt
 	@for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
 		if $$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
 			>/dev/null 2>&1; then found=$$python; break; fi; \
@@ -110,17 +116,18 @@ $(VENV)/.installed: pyproject.toml
 	fi; \
 	echo "installing into $(VENV)"; \
 	$$found -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	@$(LOCKED) requirements.txt --requirement requirements-build.txt
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(COMPILED)/.compiled: $(SOURCES) pyproject.toml
+$(COMPILED)/.compiled: $(SOURCES) pyproject.toml requirements-compile.txt
 	@command -v cc >/dev/null || \
 		(echo "a C compiler is missing: sudo apt install gcc python3-dev"; exit 1)
 	@$(MAKE) --no-print-directory $(COMPILED)/.installed VENV=$(COMPILED)
 	@echo "compiling into $(COMPILED), which takes a minute or two"
 	@rm -rf build dist
-	@$(COMPILED)/bin/pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	@$(COMPILED)/bin/pip install --quiet --disable-pip-version-check --group compile
+	@$(COMPILED)/bin/pip install --quiet --disable-pip-version-check --require-hashes \
+		--requirement requirements-compile.txt
 	@$(COMPILED)/bin/python -c 'import os, sysconfig; \
 		os.stat(sysconfig.get_paths()["include"] + "/Python.h")' 2>/dev/null || \
 		(echo "the headers of Python are missing: sudo apt install python3-dev"; exit 1)
@@ -131,8 +138,7 @@ $(COMPILED)/.compiled: $(SOURCES) pyproject.toml
 	@touch $@
 	@$(COMPILED)/bin/ratelimit --version
 
-$(VENV)/.developing: $(VENV)/.installed
+$(VENV)/.developing: $(VENV)/.installed requirements-dev.txt
 	@echo "installing what lint and tests need into $(VENV)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --group dev
+	@$(LOCKED) requirements-dev.txt
 	@touch $@

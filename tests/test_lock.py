@@ -13,7 +13,17 @@ from packaging.utils import canonicalize_name
 TOP = Path(__file__).parents[1]
 PROJECT = tomllib.loads((TOP / "pyproject.toml").read_text())
 WANTED = PROJECT["project"]["dependencies"]
+COMPILE = PROJECT["dependency-groups"]["compile"]
 DEV = [each for each in PROJECT["dependency-groups"]["dev"] if isinstance(each, str)]
+BUILD = PROJECT["build-system"]["requires"]
+
+LOCKS = {
+    "requirements.txt": WANTED,
+    "requirements-build.txt": BUILD,
+    "requirements-compile.txt": COMPILE,
+    "requirements-dev.txt": WANTED + COMPILE + DEV + BUILD,
+}
+"""The lock files, and what each must have."""
 
 
 def locked(name: str) -> dict[str, set[str]]:
@@ -26,15 +36,11 @@ def locked(name: str) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [("requirements.txt", WANTED), ("requirements-dev.txt", WANTED + DEV)],
-    ids=["runs", "tests"],
-)
-def test_lock_has_what_the_project_wants(name: str, wanted: list[str]) -> None:
+@pytest.mark.parametrize("name", LOCKS)
+def test_lock_has_what_the_project_wants(name: str) -> None:
     """Each dependency of the project is in the lock file, in versions that it allows."""
     versions = locked(name)
-    for text in wanted:
+    for text in LOCKS[name]:
         requirement = Requirement(text)
         found = versions.get(canonicalize_name(requirement.name))
         assert found, f"{name} has no {requirement.name}: run make lock"
@@ -45,14 +51,15 @@ def test_lock_has_what_the_project_wants(name: str, wanted: list[str]) -> None:
             )
 
 
-def test_tests_run_what_runs() -> None:
-    """What runs has the same versions in both lock files."""
-    runs, tests = locked("requirements.txt"), locked("requirements-dev.txt")
+@pytest.mark.parametrize("name", LOCKS)
+def test_tests_run_what_runs(name: str) -> None:
+    """What runs, builds or compiles has the same versions where it is tested."""
+    mine, tested = locked(name), locked("requirements-dev.txt")
 
-    assert {name: tests.get(name) for name in runs} == runs
+    assert {package: tested.get(package) for package in mine} == mine
 
 
-@pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
+@pytest.mark.parametrize("name", LOCKS)
 def test_lock_has_hashes(name: str) -> None:
     """Each version in a lock file has hashes, so that pip can be told to demand them."""
     text = (TOP / name).read_text().replace("\\\n", " ")
@@ -60,3 +67,18 @@ def test_lock_has_hashes(name: str) -> None:
 
     assert lines
     assert all("--hash=sha256:" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", ["Makefile", "docker/Dockerfile"])
+def test_what_is_installed_is_locked(name: str) -> None:
+    """Whatever pip gets is held against the hashes; else it installs or builds the project alone.
+
+    What writes the lock files has its version pinned.
+    """
+    text = (TOP / name).read_text().replace("\\\n", " ")
+    commands = re.findall(r"\bpip\b(?: --\S+)* (?:install|wheel)\b[^&\n]*", text)
+
+    assert commands
+    for command in commands:
+        alone = "--no-deps" in command and ("--no-build-isolation" in command or ".whl" in command)
+        assert "--require-hashes" in command or alone or re.search(r" uv==\S+$", command), command
