@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -27,11 +26,10 @@ __all__ = ["explain"]
     show_default=True,
     metavar="PATH",
     envvar="RATELIMIT_RULES",
-    type=click.Path(path_type=Path),
-    help="A rule file or a directory of them.",
+    help="Where the rules come from, as for serve.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a descriptor.")
-def explain(domain: str, descriptors: Sequence[str], rules: Path, as_json: bool) -> int:
+def explain(domain: str, descriptors: Sequence[str], rules: str, as_json: bool) -> int:
     """Tell which rule a descriptor meets, why, and what is counted.
 
     A descriptor is written key=value,key=value; a comma, an equals sign or a backslash in a
@@ -43,8 +41,10 @@ def explain(domain: str, descriptors: Sequence[str], rules: Path, as_json: bool)
     from ratelimit_service.observer import Counters  # noqa: PLC0415
     from ratelimit_service.rules.explain import explain as explained  # noqa: PLC0415
     from ratelimit_service.rules.load import Rules  # noqa: PLC0415
+    from ratelimit_service.rules.sources import source_of  # noqa: PLC0415
+    from ratelimit_service.settings import Settings  # noqa: PLC0415
 
-    loaded = Rules(rules, counters=Counters(), health=Health())
+    loaded = Rules(source_of(Settings(rules=rules)), counters=Counters(), health=Health())
     loaded.load()
     for text in descriptors:
         explanation = explained(loaded.snapshot, domain, parse_descriptor(text))

@@ -9,28 +9,14 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import NamedTuple
 
 from ratelimit_service.errors import RulesError
+from ratelimit_service.rules.source import Found
 
-__all__ = ["MAX_FILE_BYTES", "Found", "read_rule_files"]
+__all__ = ["MAX_FILE_BYTES", "read_rule_files"]
 
 MAX_FILE_BYTES = 1 << 24
 """The largest rule file: 16 MiB, some hundred thousand rules."""
-
-
-class Found(NamedTuple):
-    """The files that could be read, in path order; and what could not, with the reason.
-
-    Among the latter are directories, whose files are then not known.
-    """
-
-    files: dict[str, bytes]
-    unread: dict[str, str]
-
-    def unread_above(self, name: str) -> bool:
-        """Whether a file was not looked for, since it or a directory above it cannot be read."""
-        return any(Path(name).is_relative_to(each) for each in self.unread)
 
 
 def read_rule_files(path: Path) -> Found:

@@ -1,4 +1,4 @@
-"""The rules that hold now: reads files, keeps what was good, swaps snapshots.
+"""The rules that hold now: reads their source, keeps what was good, swaps snapshots.
 
 A load builds a new snapshot beside the old one and swaps it in whole. One bad file never
 takes another down: it keeps its own last good version, and a domain whose files contradict
@@ -18,9 +18,10 @@ from ratelimit_service.health import Health
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.build import Built, FileReport, Version, build
 from ratelimit_service.rules.child import build_in_child
-from ratelimit_service.rules.files import Found, read_rule_files
+from ratelimit_service.rules.from_files import FromFiles
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.rulebook import Rulebook
+from ratelimit_service.rules.source import Found, RuleSource, Verdict
 from ratelimit_service.rules.tree import Domain, Snapshot, Source
 from ratelimit_service.text import printable
 
@@ -41,23 +42,24 @@ class _File:
 
 
 class Rules:
-    """The rule files under one path, and the rulebook made of them."""
+    """The rule files of one source, and the rulebook made of them."""
 
     def __init__(
         self,
-        path: Path,
+        source: RuleSource | Path,
         *,
         counters: Counters,
         health: Health,
         strict: bool = False,
         reloaded: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """With `strict`, problems that are otherwise only warned of make a file bad.
+        """A path stands for the files under it.
 
-        `reloaded` is awaited whenever other rules have come to hold.
+        With `strict`, problems that are otherwise only warned of make a file bad. `reloaded` is
+        awaited whenever other rules have come to hold.
         """
         self._reloaded = reloaded
-        self._path = path
+        self._source = FromFiles(source) if isinstance(source, Path) else source
         self._counters = counters
         self._health = health
         self._strict = strict
@@ -72,9 +74,9 @@ class Rules:
         self.book = Rulebook()
 
     @property
-    def path(self) -> Path:
-        """What is watched."""
-        return self._path
+    def source(self) -> RuleSource:
+        """Where the rules come from."""
+        return self._source
 
     @property
     def snapshot(self) -> Snapshot:
@@ -86,11 +88,12 @@ class Rules:
 
         With `strict`, any problem is an error; else bad files leave their domains unserved.
         """
-        found = self._read()
+        found = self._source.read()
         for name, why in found.unread.items():
             raise RulesError(f"{printable(name)} cannot be read: {why}")
         versions, _ = self._versions(found, keep_vanished=False)
         self._take_over(build(versions, self.book.tallies_of, strict=self._strict), versions)
+        self._source.judged(found, self._verdict())
         problems = self._fatal_problems()
         if self._strict and problems:
             lines = "\n".join(f"  {problem}" for problem in problems)
@@ -102,6 +105,7 @@ class Rules:
         What cannot be loaded is in the log, the counters and health, and changes nothing. With
         `keep_vanished` that goes for files that are not there any more, too.
         """
+        found = None
         async with self._lock:
             try:
                 found = await self._read_in_time()
@@ -119,9 +123,13 @@ class Rules:
                         await self._reloaded()
                 else:
                     self._tell_health()
+                self._source.judged(found, self._verdict())
             except RulesError as error:
                 self._counters.rule_loads["error"] += 1
                 self._health.degrade("rules", f"{error}; the last good rules stay")
+                if found is not None:
+                    problem = Problem(Source(self._source.place), "", str(error), "internal")
+                    self._source.judged(found, {"": [problem]})
 
     def watched_by(self, fault: str) -> None:
         """Says whether changes are seen at once: "", or why they are not."""
@@ -130,23 +138,16 @@ class Rules:
         else:
             self._health.recover("watch")
 
-    def _read(self) -> Found:
-        """Reads all files. Raises RulesError if there are none."""
-        try:
-            return read_rule_files(self._path)
-        except RulesError as error:
-            raise RulesError(f"{error}; name another with --rules PATH") from error
-
     async def _read_in_time(self) -> Found:
         """Raises RulesError if reading takes too long, as from a network that is away.
 
         It may go on all the same, and is then waited for the next time.
         """
-        reading = self._reading or asyncio.ensure_future(asyncio.to_thread(self._read))
+        reading = self._reading or asyncio.ensure_future(asyncio.to_thread(self._source.read))
         self._reading = reading
         await asyncio.wait([reading], timeout=_READ_SECONDS)
         if not reading.done():
-            raise RulesError(f"reading the rule files takes more than {_READ_SECONDS:g} s")
+            raise RulesError(f"reading {self._source.place} takes more than {_READ_SECONDS:g} s")
         self._reading = None
         return reading.result()
 
@@ -255,6 +256,13 @@ class Rules:
     def _problems(self) -> list[Problem]:
         of_files = [problem for file in self._files.values() for problem in file.report.problems]
         return sorted([*of_files, *self._conflicts, *self._missing])
+
+    def _verdict(self) -> Verdict:
+        """Why files are not used."""
+        every = {name: file.report.problems for name, file in self._files.items()}
+        every[""] = (*self._conflicts, *self._missing)
+        fatal = {name: [each for each in of if self._fatal(each)] for name, of in every.items()}
+        return {name: problems for name, problems in fatal.items() if problems}
 
     def _fatal_problems(self) -> list[Problem]:
         return [problem for problem in self._problems() if self._fatal(problem)]

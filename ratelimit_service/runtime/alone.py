@@ -13,6 +13,7 @@ from ratelimit_service.health import Health, Phase
 from ratelimit_service.metrics import Metrics
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.load import Rules
+from ratelimit_service.rules.sources import source_of
 from ratelimit_service.rules.watch import watched
 from ratelimit_service.runtime.announcement import announce
 from ratelimit_service.runtime.deciding import deciding
@@ -31,7 +32,8 @@ async def serve_alone(settings: Settings) -> int:
     listening.check_free(settings.http, "HTTP")
     listening.check_free(settings.grpc, "gRPC")
     counters, health = Counters(), Health()
-    rules = Rules(settings.rules, counters=counters, health=health, strict=settings.strict_rules)
+    source = source_of(settings)
+    rules = Rules(source, counters=counters, health=health, strict=settings.strict_rules)
     await asyncio.to_thread(rules.load)
     spare_the_old()
     async with AsyncExitStack() as stack:

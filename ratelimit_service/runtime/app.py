@@ -8,6 +8,7 @@ from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.load import Rules
+from ratelimit_service.rules.sources import source_of
 from ratelimit_service.runtime import logs
 from ratelimit_service.runtime.alone import serve_alone
 from ratelimit_service.runtime.deciding import open_store
@@ -57,7 +58,8 @@ async def _check(settings: Settings) -> None:
     counters, health = Counters(), Health()
     store, _ = open_store(settings, counters, health)
     await store.close()
-    Rules(settings.rules, counters=counters, health=health, strict=settings.strict_rules).load()
+    source = source_of(settings)
+    Rules(source, counters=counters, health=health, strict=settings.strict_rules).load()
 
 
 def workers(settings: Settings) -> int:

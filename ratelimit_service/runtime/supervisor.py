@@ -21,6 +21,7 @@ from ratelimit_service.health import Health, Phase
 from ratelimit_service.metrics import Metrics
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.load import Rules
+from ratelimit_service.rules.sources import source_of
 from ratelimit_service.rules.watch import watched
 from ratelimit_service.runtime import handover
 from ratelimit_service.runtime.announcement import announce
@@ -59,7 +60,7 @@ class _Supervisor:
         self._count = count
         self._counters, self._health = Counters(), Health()
         self._rules = Rules(
-            settings.rules,
+            source_of(settings),
             counters=self._counters,
             health=self._health,
             strict=settings.strict_rules,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from ratelimit_service.model import FailurePolicy
 from ratelimit_service.settings.setting import Group, Setting, declared_in
@@ -47,8 +46,8 @@ _PROCESS = Group("Processes and log")
 class Settings:
     """Everything `ratelimit serve` can be told. Durations are microseconds."""
 
-    rules: Path = _RULES.setting(
-        Path("rules"), PATH, "A rule file, or a directory whose files are all loaded."
+    rules: str = _RULES.setting(
+        "rules", PATH, "A rule file, or a directory whose files are all loaded."
     )
     strict_rules: bool = _RULES.setting(
         False, SWITCH, "Refuse to start with any problem in the rules."

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Generic, TypeVar
 
 from ratelimit_service.errors import SettingsError
@@ -165,7 +164,7 @@ HEADER_NAME = ValueType("NAME", _header_name)
 LOG_LEVEL = ValueType("LEVEL", _log_level)
 NAME = ValueType("NAME", str)
 NAMES = ValueType("NAME,…", str)
-PATH = ValueType("PATH", Path)
+PATH = ValueType("PATH", str)
 POSITIVE = ValueType("N", _positive)
 RATIO = ValueType("RATIO", _ratio)
 SWITCH = ValueType("", _switch, lambda on: str(on).lower())

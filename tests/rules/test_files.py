@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.errors import RulesError
-from ratelimit_service.rules import files, watch
+from ratelimit_service.rules import files, from_files, watch
 from ratelimit_service.rules.lint import lint
 from tests.rules.test_load import Directory, file_of
 from tests.servers.process import PATIENCE_SECONDS
@@ -205,9 +205,9 @@ async def test_watcher_that_dies(directory: Directory, monkeypatch: pytest.Monke
         yield set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(watch, "awatch", dying)
-    monkeypatch.setattr(watch, "_LOOK_MS", 1)
-    monkeypatch.setattr(watch, "_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(from_files, "awatch", dying)
+    monkeypatch.setattr(from_files, "_LOOK_MS", 1)
+    monkeypatch.setattr(from_files, "_RETRY_SECONDS", 0.001)
     faults: list[str] = []
     directory.health.listen(lambda: faults.extend(directory.health.faults.values()))
     directory.write(a=file_of("one", "x")).load()

@@ -1,0 +1,71 @@
+"""Rules from files under one path, and how their changes are seen. `files` reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Self
+
+from watchfiles import awatch
+
+from ratelimit_service.errors import RulesError
+from ratelimit_service.rules.files import read_rule_files
+from ratelimit_service.rules.source import Found, RuleSource
+from ratelimit_service.settings import Settings
+from ratelimit_service.text import printable
+
+__all__ = ["FromFiles"]
+
+_LOOK_MS = 5_000
+"""The longest time until a change is seen that the system does not tell of.
+
+That happens on network file systems, and when a link above the watched directory is turned.
+A look compares bytes; nothing is parsed that has not changed.
+"""
+
+_RETRY_SECONDS = 1.0
+
+
+class FromFiles(RuleSource):
+    """The rule files under one path. A file vanishes by mistake more often than on purpose."""
+
+    keeps_vanished = True
+
+    def __init__(self, path: Path) -> None:
+        self.place = str(path)
+        self._path = path
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """The path may not exist yet: `read` says so."""
+        return cls(Path(settings.rules))
+
+    def read(self) -> Found:
+        """Raises RulesError if there are no files."""
+        try:
+            return read_rule_files(self._path)
+        except RulesError as error:
+            raise RulesError(f"{error}; name another with --rules PATH") from error
+
+    async def changes(self) -> AsyncGenerator[str, None]:
+        """Sees edits, files that are replaced, added or removed, and a turned link.
+
+        The latter is how Kubernetes changes a ConfigMap. Bursts of changes become one.
+        """
+        while True:
+            target = self._path.parent if self._path.is_file() else self._path
+            try:
+                async for _ in awatch(
+                    target, watch_filter=None, rust_timeout=_LOOK_MS, yield_on_timeout=True
+                ):
+                    yield ""
+            except FileNotFoundError:
+                yield ""
+            except Exception as error:  # the system's means can end in many ways
+                yield (
+                    "the system does not tell of changed rules, looking every "
+                    f"{_LOOK_MS // 1_000} s: {printable(str(error) or type(error).__name__)}"
+                )
+                await asyncio.sleep(_LOOK_MS / 1_000 - _RETRY_SECONDS)
+            await asyncio.sleep(_RETRY_SECONDS)

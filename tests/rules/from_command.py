@@ -1,0 +1,44 @@
+"""Rules from what a command prints: `--rules exec://COMMAND`."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import subprocess
+from collections.abc import AsyncGenerator
+from typing import Self
+
+from ratelimit_service.errors import RulesError
+from ratelimit_service.rules.source import Found, RuleSource
+from ratelimit_service.settings import Settings
+
+__all__ = ["FromCommand"]
+
+_LOOK_SECONDS = 5.0
+
+
+class FromCommand(RuleSource):
+    """One rule file: what a command prints."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self._command = shlex.split(place.removeprefix("exec://"))
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Whether the command can be started is found out by reading."""
+        return cls(settings.rules)
+
+    def read(self) -> Found:
+        """Raises RulesError if the command fails."""
+        try:
+            done = subprocess.run(self._command, capture_output=True, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise RulesError(f"{self.place}: {error}; name another with --rules") from error
+        return Found({self.place: done.stdout}, {})
+
+    async def changes(self) -> AsyncGenerator[str, None]:
+        """Nobody tells of changes, so it looks now and then."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            yield ""

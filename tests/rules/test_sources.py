@@ -1,0 +1,84 @@
+"""A source of rules is one file and one line: held by one that is not shipped."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service.errors import RulesError, SettingsError
+from ratelimit_service.health import Health
+from ratelimit_service.observer import Counters
+from ratelimit_service.rules.load import Rules
+from ratelimit_service.rules.sources import SOURCES, source_of
+from ratelimit_service.rules.watch import watch
+from ratelimit_service.settings import Settings
+from tests.rules import from_command
+from tests.rules.test_load import file_of
+from tests.servers.process import PATIENCE_SECONDS
+
+TOP = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SOURCES, "exec", from_command.FromCommand)  # the one line
+    monkeypatch.setattr(from_command, "_LOOK_SECONDS", 0.01)
+
+
+def rules_from(place: str, health: Health | None = None) -> Rules:
+    source = source_of(Settings(rules=place))
+    return Rules(source, counters=Counters(), health=health or Health())
+
+
+def paths(rules: Rules) -> list[str]:
+    return [rule.path for each in rules.snapshot.domains.values() for rule in each.rules]
+
+
+async def test_source_of_ones_own(tmp_path: Path) -> None:
+    """What it finds is built, kept while it is good, and told of, as rule files are."""
+    file = tmp_path / "printed"
+    file.write_text(file_of("edge", "one"))
+    health = Health()
+    rules = rules_from(f"exec://cat {shlex.quote(str(file))}", health)
+    rules.load()
+    assert paths(rules) == ["one"]
+    watching = asyncio.create_task(watch(rules))
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        file.write_text(file_of("edge", "two"))
+        while paths(rules) != ["two"]:
+            await asyncio.sleep(0.001)
+        file.write_text("domain: edge\ndescriptors: [{kye: x}]\n")
+        while "2:15" not in health.faults.get("rules", ""):
+            await asyncio.sleep(0.001)
+        assert f"{rules.source.place}:2:15" in health.faults["rules"]
+        file.unlink()
+        while "returned non-zero exit status" not in health.faults["rules"]:
+            await asyncio.sleep(0.001)
+        assert paths(rules) == ["two"]
+        file.write_text(file_of("edge", "three"))
+        while paths(rules) != ["three"] or health.faults:
+            await asyncio.sleep(0.001)
+    watching.cancel()
+
+
+def test_source_that_has_nothing() -> None:
+    """A first read that fails says why, and what to do."""
+    with pytest.raises(RulesError, match=r"exec://false: .*name another with --rules"):
+        rules_from("exec://false").load()
+
+
+def test_no_such_source() -> None:
+    """A kind of source that there is not is an error that names those that there are."""
+    with pytest.raises(SettingsError, match=r"--rules ftp://x: write a path, or one of .*exec://"):
+        rules_from("ftp://x")
+
+
+def test_walked_example() -> None:
+    """CONTRIBUTING shows this very source."""
+    shown = (TOP / "CONTRIBUTING.md").read_text()
+
+    assert (TOP / "tests/rules/from_command.py").read_text() in shown
