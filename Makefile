@@ -12,7 +12,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-compiled run lint format test test-compiled check bench bench-stalls \
-	faults abuse clients proto lock tools
+	faults abuse clients proto docs lock tools
 
 help:
 	@echo "make install   $(VENV) with the package and its command, $(BIN)/ratelimit"
@@ -30,6 +30,7 @@ help:
 	@echo "make bench-stalls   look for whatever holds the process up, and how much memory it takes"
 	@echo "make format    put the code into shape"
 	@echo "make lock      versions and hashes of all that runs and tests: requirements*.txt"
+	@echo "make docs      write the tables in docs/ that follow from the code"
 	@echo "make proto     generate ratelimit_service/wire/generated from proto/"
 
 install: $(VENV)/.installed
@@ -45,6 +46,7 @@ lint: $(VENV)/.developing
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache --no-logo
 	@$(BIN)/python proto/generate.py --check
+	@$(BIN)/python docs/generate.py --check
 	@$(BIN)/ratelimit lint rules
 
 format: $(VENV)/.developing
@@ -101,6 +103,9 @@ lock: $(VENV)/.developing
 
 proto: $(VENV)/.developing
 	@$(BIN)/python proto/generate.py
+
+docs: $(VENV)/.developing
+	@$(BIN)/python docs/generate.py
 
 # An interpreter counts only if it runs, is new enough and can make environments: a pyenv shim
 # may not run, and Debian packs venv apart.

@@ -17,7 +17,7 @@ from ratelimit_service.cli.hit import hit
 from ratelimit_service.cli.lint import lint
 from ratelimit_service.cli.restart import restart
 from ratelimit_service.cli.say import fail, mistake
-from ratelimit_service.cli.serve import serve
+from ratelimit_service.cli.serve import STANDS_IN, serve
 from ratelimit_service.errors import RateLimitError
 
 __all__ = ["main"]
@@ -26,10 +26,11 @@ __all__ = ["main"]
 def main() -> None:
     """The entry point of the command; never shows a traceback for a user's mistake."""
     arguments = sys.argv[1:]
+    how = None
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in _GROUP_OPTIONS):
-        arguments = ["serve", *arguments]
+        arguments, how = ["serve", *arguments], STANDS_IN
     try:
-        code = ratelimit.main(arguments, "ratelimit", standalone_mode=False)
+        code = ratelimit.main(arguments, "ratelimit", standalone_mode=False, obj=how)
     except click.Abort:
         code = 130
     except click.ClickException as error:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from difflib import get_close_matches
 from itertools import groupby
 
 import click
 
 from ratelimit_service.cli.say import say
 from ratelimit_service.errors import SettingsError
-from ratelimit_service.settings import Setting, Settings, defaults, settings
+from ratelimit_service.settings import Setting, Settings, defaults, remarks, settings
 
-__all__ = ["serve"]
+__all__ = ["STANDS_IN", "serve"]
+
+STANDS_IN = "stands in"
+"""What the group's context holds if no command was given, as envoyproxy/ratelimit is started."""
+
+_NEAR = 0.75
+"""How alike an unknown flag must be to one of ours to be taken for a misspelling, from 0 to 1."""
 
 
 class _Parsed(click.ParamType[object]):
@@ -49,11 +57,30 @@ def _serve(*, only_check: bool, **values: object) -> int:
     from ratelimit_service.runtime.app import check, serve  # noqa: PLC0415 -- see `main`
 
     given = Settings(**values)  # type: ignore[arg-type]  # each was read by its parser
+    told = remarks(os.environ)  # noqa: TID251 -- handed over, not read
+    told += _of_unknown(click.get_current_context())
     if only_check:
         check(given)
+        for line in told:
+            say(line, err=True)
         say("it would start")
         return 0
-    return serve(given)
+    return serve(given, told)
+
+
+def _of_unknown(ctx: click.Context) -> Sequence[str]:
+    """What is said of arguments that are not ours. Raises NoSuchOption for one that is misspelt.
+
+    envoyproxy/ratelimit takes no arguments and ignores those that it is given.
+    """
+    if not ctx.args:
+        return ()
+    flags = [each.flag for each in settings()]
+    for each in ctx.args:
+        name = each.partition("=")[0]
+        if near := get_close_matches(name, flags, cutoff=_NEAR):
+            raise click.NoSuchOption(name, possibilities=near, ctx=ctx)
+    return [f"ignored, since they are no arguments of this service: {' '.join(ctx.args)}"]
 
 
 class _Serve(click.Command):
@@ -66,6 +93,8 @@ class _Serve(click.Command):
         parent: click.Context | None = None,
         **extra: object,
     ) -> click.Context:
+        if parent is not None and parent.obj == STANDS_IN:
+            extra |= {"ignore_unknown_options": True, "allow_extra_args": True}
         return super().make_context(
             info_name,
             args,

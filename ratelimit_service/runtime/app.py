@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Sequence
 
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health
@@ -19,19 +21,24 @@ from ratelimit_service.transport.tls import TLS
 
 __all__ = ["check", "serve", "workers"]
 
+log = logging.getLogger(__name__)
 
 _CHECK_NICENESS = 10
 """A service may be deciding beside it."""
 
 
-def serve(settings: Settings) -> int:
+def serve(settings: Settings, remarks: Sequence[str] = ()) -> int:
     """Serves until a signal ends it; returns the exit code of the process.
+
+    `remarks` are lines for the log: what was said at the start and does nothing.
 
     SIGTERM and SIGINT drain (a second one ends at once), SIGHUP reloads the rules, SIGUSR2
     replaces the workers. Raises RateLimitError for what the user must mend before anything can
     be served.
     """
     logs.configure(settings.log_level, settings.log_format)
+    for line in remarks:
+        log.warning("%s", line)
     raise_file_limit()
     count = workers(settings)
     if not count:

@@ -5,20 +5,25 @@ The only package that reads the environment.
 
 from ratelimit_service.settings.addresses import redacted, split_address, unix_path
 from ratelimit_service.settings.declared import Settings, settings
-from ratelimit_service.settings.environment import HANDOVER, defaults, inherited
-from ratelimit_service.settings.reference import from_reference
+from ratelimit_service.settings.environment import HANDOVER, defaults, inherited, remarks
+from ratelimit_service.settings.reference import REFERENCE, Fate, Variable
 from ratelimit_service.settings.setting import Setting
+from ratelimit_service.settings.translation import from_reference
 from ratelimit_service.settings.values import parse_duration
 
 __all__ = [
     "HANDOVER",
+    "REFERENCE",
+    "Fate",
     "Setting",
     "Settings",
+    "Variable",
     "defaults",
     "from_reference",
     "inherited",
     "parse_duration",
     "redacted",
+    "remarks",
     "settings",
     "split_address",
     "unix_path",

@@ -72,7 +72,6 @@ class Settings:
         8_388_608,
         COUNT,
         "The most memory for keys known to be over their limit in Redis; 0 for none.",
-        reference="LOCAL_CACHE_SIZE_IN_BYTES",
     )
     max_counters: int = _COUNTERS.setting(
         1_000_000, POSITIVE, "The most counters the memory store holds."
@@ -87,48 +86,38 @@ class Settings:
     count_denied: bool = _DECISIONS.setting(
         False, SWITCH, "Count hits of denied requests too, in every rule."
     )
-    shadow_mode: bool = _DECISIONS.setting(
-        False, SWITCH, "Deny nothing, whatever the rules say.", reference="SHADOW_MODE"
-    )
-    quota_mode: bool = _DECISIONS.setting(
-        False, SWITCH, "Treat every rule as a quota.", reference="QUOTA_MODE"
-    )
+    shadow_mode: bool = _DECISIONS.setting(False, SWITCH, "Deny nothing, whatever the rules say.")
+    quota_mode: bool = _DECISIONS.setting(False, SWITCH, "Treat every rule as a quota.")
     near_limit_ratio: float = _DECISIONS.setting(
         0.8,
         RATIO,
         "The share of a limit above which hits count as near it.",
-        reference="NEAR_LIMIT_RATIO",
     )
 
     limit_response_headers: bool = _ANSWERS.setting(
         False,
         SWITCH,
         "Add limit, remaining and reset headers to responses.",
-        reference="LIMIT_RESPONSE_HEADERS_ENABLED",
     )
     limit_header: str = _ANSWERS.setting(
         "RateLimit-Limit",
         HEADER_NAME,
         "The name of the header with the limit.",
-        reference="LIMIT_LIMIT_HEADER",
     )
     remaining_header: str = _ANSWERS.setting(
         "RateLimit-Remaining",
         HEADER_NAME,
         "The name of the header with the remaining hits.",
-        reference="LIMIT_REMAINING_HEADER",
     )
     reset_header: str = _ANSWERS.setting(
         "RateLimit-Reset",
         HEADER_NAME,
         "The name of the header with the seconds until the reset.",
-        reference="LIMIT_RESET_HEADER",
     )
     dynamic_metadata: bool = _ANSWERS.setting(
         False,
         SWITCH,
         "Return the request and the rules' metadata as Envoy dynamic metadata.",
-        reference="RESPONSE_DYNAMIC_METADATA",
     )
 
     grpc: str = _GRPC.setting(
@@ -146,7 +135,6 @@ class Settings:
         0,
         DURATION,
         "How old a gRPC connection may get before its client is sent elsewhere; 0s is any age.",
-        reference="GRPC_MAX_CONNECTION_AGE",
     )
     max_connections: int = _GRPC.setting(
         10_000,
@@ -161,20 +149,17 @@ class Settings:
         "",
         FILE,
         "A PEM file: the certificate of the gRPC port, with its chain. Without it no TLS.",
-        reference="GRPC_SERVER_TLS_CERT",
     )
-    tls_key: str = _TLS.setting("", FILE, "A PEM file: its key.", reference="GRPC_SERVER_TLS_KEY")
+    tls_key: str = _TLS.setting("", FILE, "A PEM file: its key.")
     tls_client_ca: str = _TLS.setting(
         "",
         FILE,
         "A PEM file: the authorities of which callers need a certificate.",
-        reference="GRPC_CLIENT_TLS_CACERT",
     )
     tls_client_san: str = _TLS.setting(
         "",
         NAME,
         "What a caller's certificate must be for: a DNS name, an IP address or a URI.",
-        reference="GRPC_CLIENT_TLS_SAN",
     )
 
     http: str = _HTTP.setting(
@@ -201,12 +186,8 @@ class Settings:
         DURATION,
         "How long requests in flight may take to finish after SIGTERM.",
     )
-    log_level: str = _PROCESS.setting(
-        "info", LOG_LEVEL, "debug, info, warning or error.", reference="LOG_LEVEL"
-    )
-    log_format: str = _PROCESS.setting(
-        "text", choice("FORMAT", "text", "json"), "text or json.", reference="LOG_FORMAT"
-    )
+    log_level: str = _PROCESS.setting("info", LOG_LEVEL, "debug, info, warning or error.")
+    log_format: str = _PROCESS.setting("text", choice("FORMAT", "text", "json"), "text or json.")
 
 
 def settings() -> Iterator[Setting]:

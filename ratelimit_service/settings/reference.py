@@ -1,104 +1,293 @@
-"""What envoyproxy/ratelimit's environment names stand for here.
+"""Every variable that envoyproxy/ratelimit reads, and what becomes of it here: one table.
 
-They rank below our own, so that this service can stand in for it as it is started today.
+`docs/migration.md` is generated from it. What must not live here: how values are turned into
+ours (`translation`), and what a start says of them (`environment`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from urllib.parse import quote
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 
-from ratelimit_service.errors import SettingsError
-from ratelimit_service.settings.addresses import split_address
-from ratelimit_service.settings.declared import Settings, settings
-from ratelimit_service.settings.values import SWITCH
-
-__all__ = ["checked", "from_reference"]
+__all__ = ["REFERENCE", "Fate", "Variable", "is_service_link", "set_in"]
 
 
-def from_reference(environ: Mapping[str, str]) -> dict[str, str]:
-    """The values that envoyproxy/ratelimit's environment names stand for, by field name.
+class Fate(StrEnum):
+    """What becomes of a variable that is set."""
 
-    Raises SettingsError for what this service cannot stand in for.
+    HONOURED = "honoured"
+    """It means the same here, or what it asks for is always so."""
+    REFUSED = "refused"
+    """The service does not start: to ignore it would let traffic through, or lose a limit."""
+    IGNORED = "ignored"
+    """One line of the log names it: it only tunes what the reference is made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One variable, or a family of them: a name that ends with `*`.
+
+    `settings` are the fields of `Settings` that it sets. A refused one is taken with an `allowed`
+    value (in small letters), else `text` says what to use instead. An ignored one is not spoken of
+    unless the switch `only_with` is on.
     """
-    found = {}
-    for each in settings():
-        if text := environ.get(each.reference):
-            found[each.name] = checked(each.reference, text, each.parse)
-    if not SWITCH.parse(
-        checked("GRPC_SERVER_USE_TLS", environ.get("GRPC_SERVER_USE_TLS") or "false", SWITCH.parse)
-    ):
-        for name in ("tls_cert", "tls_key", "tls_client_ca", "tls_client_san"):
-            found.pop(name, None)
-    if path := environ.get("GRPC_UDS"):
-        found["grpc"] = f"unix:{path}"
-    if any(environ.get(name) for name in _RUNTIME):
-        found["rules"] = str(
-            Path(*(environ.get(name, default) for name, default in _RUNTIME.items()))
-        )
-    for name, host, port in (("http", "HOST", "PORT"), ("grpc", "GRPC_HOST", "GRPC_PORT")):
-        if name not in found and (environ.get(host) or environ.get(port)):
-            default_host, default_port = split_address(str(getattr(Settings(), name)))
-            place = environ.get(host) or default_host
-            place = f"[{place}]" if ":" in place else place
-            text = f"{place}:{environ.get(port) or default_port}"
-            found[name] = checked(f"{host} and {port}", text, split_address)
-    backend = environ.get("BACKEND_TYPE") or "redis"
-    if backend != "redis":
-        raise SettingsError(
-            f"BACKEND_TYPE={backend} is not supported: use redis, or --store memory"
-        )
-    if environ.get("REDIS_URL"):
-        found["store"] = _reference_store(environ, "REDIS_")
-        per_second = environ.get("REDIS_PERSECOND") or "false"
-        if SWITCH.parse(checked("REDIS_PERSECOND", per_second, SWITCH.parse)) and environ.get(
-            "REDIS_PERSECOND_URL"
-        ):
-            found["second_store"] = _reference_store(environ, "REDIS_PERSECOND_")
-    return found
+
+    section: str
+    name: str
+    fate: Fate
+    text: str
+    settings: tuple[str, ...] = ()
+    allowed: frozenset[str] = frozenset()
+    only_with: str = ""
+    as_is: bool = False
+    """Whether its value is the setting's, as it stands."""
+
+    def is_for(self, name: str) -> bool:
+        """Whether this is the entry of a variable."""
+        if self.name.endswith("*"):
+            return name.startswith(self.name.removesuffix("*"))
+        return name == self.name
 
 
-def checked(name: str, text: str, parse: Callable[[str], object]) -> str:
-    """The text, if it can be read; else the error names the variable."""
-    try:
-        parse(text)
-    except SettingsError as error:
-        raise SettingsError(f"{name}: {error}") from error
-    return text
+def _honoured(section: str, name: str, settings: str, text: str) -> Variable:
+    return Variable(section, name, Fate.HONOURED, text, tuple(settings.split()))
 
 
-_RUNTIME = {
-    "RUNTIME_ROOT": "/srv/runtime_data/current",
-    "RUNTIME_SUBDIRECTORY": "",
-    "RUNTIME_APPDIRECTORY": "config",
-}
+def _same(section: str, name: str, setting: str, text: str = "") -> Variable:
+    return Variable(section, name, Fate.HONOURED, text, (setting,), as_is=True)
 
 
-def _reference_store(environ: Mapping[str, str], prefix: str) -> str:
-    kind = (environ.get(f"{prefix}TYPE") or "single").lower()
-    if kind not in {"single", "sentinel", "cluster"}:
-        raise SettingsError(f"{prefix}TYPE={kind} is unknown: use single, sentinel or cluster")
-    url = environ[f"{prefix}URL"]
-    auth = environ.get(f"{prefix}AUTH", "")
-    user, _, password = auth.partition(":") if ":" in auth else ("", "", auth)
-    login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if password else ""
-    tls = SWITCH.parse(
-        checked(f"{prefix}TLS", environ.get(f"{prefix}TLS") or "false", SWITCH.parse)
+def _ignored(section: str, name: str, text: str, only_with: str = "") -> Variable:
+    return Variable(section, name, Fate.IGNORED, text, only_with=only_with)
+
+
+def _refused(section: str, name: str, text: str, *allowed: str) -> Variable:
+    return Variable(section, name, Fate.REFUSED, text, allowed=frozenset(allowed))
+
+
+def _ports() -> Iterator[Variable]:
+    section = "Ports"
+    yield _honoured(section, "HOST", "http", "With `PORT`.")
+    yield _honoured(section, "PORT", "http", "With `HOST`.")
+    yield _honoured(section, "GRPC_HOST", "grpc", "With `GRPC_PORT`.")
+    yield _honoured(section, "GRPC_PORT", "grpc", "With `GRPC_HOST`.")
+    yield _honoured(section, "GRPC_UDS", "grpc", "A Unix socket's path, instead of the two above.")
+    yield _ignored(section, "DEBUG_HOST", "`/rlconfig` is on the HTTP port.")
+    yield _ignored(section, "DEBUG_PORT", "`/rlconfig` is on the HTTP port.")
+    yield _same(
+        section, "GRPC_MAX_CONNECTION_AGE", "max_connection_age_us", "Unset is any age, not 24h."
     )
-    if kind != "single":
-        if tls:
-            raise SettingsError(
-                f"{prefix}TLS with {prefix}TYPE={kind} does not say which authorities to trust: "
-                "write --store redis+…://…?ssl_ca_certs=FILE"
-            )
-        first, _, others = url.partition(",")
-        hosts = f"{others}/{first}" if kind == "sentinel" else url
-        return f"redis+{kind}://{login}{hosts}"
-    if url.startswith(("redis://", "rediss://")):
-        scheme, _, place = url.partition("://")
-        login = "" if "@" in place else login
-        return f"{'rediss' if tls else scheme}://{login}{place}"
-    if environ.get(f"{prefix}SOCKET_TYPE", "unix") == "unix":
-        return f"redis+unix://{login}{url}"
-    return f"{'rediss' if tls else 'redis'}://{login}{url}"
+    yield _ignored(
+        section,
+        "GRPC_MAX_CONNECTION_AGE_GRACE",
+        "A connection that is too old ends when its last call does.",
+    )
+    yield _honoured(
+        section,
+        "GRPC_SERVER_USE_TLS",
+        "",
+        "`true` for the files below; without it they are not used.",
+    )
+    yield _same(section, "GRPC_SERVER_TLS_CERT", "tls_cert")
+    yield _same(section, "GRPC_SERVER_TLS_KEY", "tls_key")
+    yield _same(
+        section,
+        "GRPC_CLIENT_TLS_CACERT",
+        "tls_client_ca",
+        "None of the system's authorities count beside it.",
+    )
+    yield _same(section, "GRPC_CLIENT_TLS_SAN", "tls_client_san", "An address or a URI, too.")
+    yield _ignored(
+        section,
+        "GRPC_SERVER_TLS_CA_CERT",
+        "The reference reads no such name, so callers bring no certificate. To ask for one use "
+        "`GRPC_CLIENT_TLS_CACERT`.",
+    )
+    yield _same(section, "LOG_LEVEL", "log_level", "Unset is `info`, not `warn`.")
+    yield _same(section, "LOG_FORMAT", "log_format")
+
+
+def _rules() -> Iterator[Variable]:
+    section = "Rules"
+    joined = "The three are joined; changes are always seen."
+    yield _refused(
+        section,
+        "CONFIG_TYPE",
+        "mount the rules as files and name them with --rules PATH",
+        "file",
+    )
+    yield _honoured(section, "RUNTIME_ROOT", "rules", joined)
+    yield _honoured(section, "RUNTIME_SUBDIRECTORY", "rules", joined)
+    yield _honoured(section, "RUNTIME_APPDIRECTORY", "rules", joined)
+    yield _honoured(
+        section, "RUNTIME_IGNOREDOTFILES", "", "Names that begin with a dot are always ignored."
+    )
+    yield _honoured(section, "RUNTIME_WATCH_ROOT", "", "Both kinds of change are always seen.")
+    yield _honoured(
+        section, "MERGE_DOMAIN_CONFIG", "", "Several files may always have the same domain."
+    )
+    yield _ignored(
+        section,
+        "FORCE_START_WITHOUT_INITIAL_CONFIG",
+        "It starts once it has looked for the rules; `--failure-policy` decides where there are "
+        "none.",
+    )
+    yield _ignored(
+        section,
+        "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED",
+        "Health is degraded, not failing, while rules cannot be read.",
+    )
+    for name in (
+        "NODE_ID",
+        "NODE_METADATA",
+        "SERVER_URL",
+        "SERVER_CONNECT_RETRY_INTERVAL",
+        "CLIENT_ADDITIONAL_HEADERS",
+        "SERVER_USE_TLS",
+        "CLIENT_TLS_CERT",
+        "CLIENT_TLS_KEY",
+        "SERVER_TLS_CACERT",
+        "SERVER_TLS_SAN",
+    ):
+        yield _ignored(section, f"CONFIG_GRPC_XDS_{name}", "See `CONFIG_TYPE`.")
+    for name in (
+        "BACKOFF_INITIAL_INTERVAL",
+        "BACKOFF_MAX_INTERVAL",
+        "BACKOFF_RANDOM_FACTOR",
+        "BACKOFF_JITTER",
+        "MAX_MSG_SIZE_IN_BYTES",
+    ):
+        yield _ignored(section, f"XDS_CLIENT_{name}", "See `CONFIG_TYPE`.")
+
+
+def _counting() -> Iterator[Variable]:
+    section = "Counting and answers"
+    yield _refused(
+        section,
+        "BACKEND_TYPE",
+        "use redis (REDIS_URL), or counters in this process (--store memory)",
+        "redis",
+    )
+    yield _ignored(section, "CACHE_KEY_PREFIX", "Give each service a Redis database of its own.")
+    yield _ignored(
+        section, "EXPIRATION_JITTER_MAX_SECONDS", "A key lives a second longer than its window."
+    )
+    yield _same(section, "LOCAL_CACHE_SIZE_IN_BYTES", "local_cache_bytes", "Unset is 8 MiB, not 0.")
+    yield _same(section, "NEAR_LIMIT_RATIO", "near_limit_ratio")
+    yield _honoured(
+        section,
+        "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
+        "",
+        "A denied request never charges anything, unless `--count-denied` is set.",
+    )
+    yield _same(section, "SHADOW_MODE", "shadow_mode")
+    yield _same(section, "QUOTA_MODE", "quota_mode")
+    yield _same(section, "LIMIT_RESPONSE_HEADERS_ENABLED", "limit_response_headers")
+    yield _same(section, "LIMIT_LIMIT_HEADER", "limit_header")
+    yield _same(section, "LIMIT_REMAINING_HEADER", "remaining_header")
+    yield _same(section, "LIMIT_RESET_HEADER", "reset_header")
+    yield _same(section, "RESPONSE_DYNAMIC_METADATA", "dynamic_metadata")
+
+
+def _redis() -> Iterator[Variable]:
+    section = "Redis"
+    yield _honoured(
+        section,
+        "REDIS_PERSECOND",
+        "second_store",
+        "`true` for a second store, at `REDIS_PERSECOND_URL`. Each name below has a twin that "
+        "begins with `REDIS_PERSECOND_`.",
+    )
+    for prefix, setting in (("REDIS_", "store"), ("REDIS_PERSECOND_", "second_store")):
+        for name, text in (
+            (
+                "URL",
+                "An address with `…_SOCKET_TYPE=tcp`, else a socket's path, or a URL. With "
+                "Sentinel `NAME,HOST:PORT,…`, with Cluster `HOST:PORT,…`. Unset: no Redis.",
+            ),
+            ("SOCKET_TYPE", "`tcp` or `unix`."),
+            ("TYPE", "`single`, `sentinel` or `cluster`."),
+            ("AUTH", "`password`, or `user:password`."),
+            ("TLS", "`true` for TLS."),
+        ):
+            yield _honoured(section, prefix + name, setting, text)
+        for name, text in (
+            ("TLS_CACERT", "The system's authorities are trusted."),
+            ("TLS_CLIENT_CERT", "Say `ssl_certfile` in the URL of `--store`."),
+            ("TLS_CLIENT_KEY", "Say `ssl_keyfile` in the URL of `--store`."),
+            ("TLS_SKIP_HOSTNAME_VERIFICATION", "The name is verified."),
+            ("SENTINEL_AUTH", "Say `sentinel_password` in the URL of `--store`."),
+            ("POOL_SIZE", "Requests share one connection to each server."),
+            ("POOL_ON_EMPTY_BEHAVIOR", "There is no pool."),
+            ("PIPELINE_WINDOW", "What comes in one tick goes out as one batch."),
+            ("PIPELINE_LIMIT", "Batches are bounded by the time that Redis needs for them."),
+            ("CLUSTER_PIPELINE_PARALLELISM", "All nodes are always asked at once."),
+            ("TIMEOUT", "See `--store-timeout`: how long a request waits, not a connection."),
+            ("HEALTH_CHECK_ACTIVE_CONNECTION", "Health is degraded while Redis is away."),
+            ("STARTUP_INITIAL_INTERVAL", "It starts without its Redis, and connects by itself."),
+            ("STARTUP_MAX_INTERVAL", "It starts without its Redis, and connects by itself."),
+            ("STARTUP_MAX_ELAPSED_TIME", "It starts without its Redis, and connects by itself."),
+        ):
+            yield _ignored(section, prefix + name, text)
+    yield _ignored(section, "MEMCACHE_*", "See `BACKEND_TYPE`.")
+
+
+def _telemetry() -> Iterator[Variable]:
+    section = "Metrics and traces"
+    metrics = "Metrics are at `/metrics` on the HTTP port."
+    yield _ignored(section, "USE_STATSD", f"{metrics} Unset is off.")
+    for name in ("STATSD_HOST", "STATSD_PORT", "STATSD_PROTOCOL"):
+        yield _ignored(section, name, metrics, "USE_STATSD")
+    for name in ("EXTRA_TAGS", "STATS_FLUSH_INTERVAL", "DISABLE_STATS"):
+        yield _ignored(section, name, metrics)
+    for name in ("USE_DOG_STATSD", "USE_DOG_STATSD_MOGRIFIERS", "DOG_STATSD_MOGRIFIER_*"):
+        yield _ignored(section, name, metrics)
+    for name in (
+        "USE_PROMETHEUS",
+        "PROMETHEUS_ADDR",
+        "PROMETHEUS_PATH",
+        "PROMETHEUS_MAPPER_YAML",
+        "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS",
+    ):
+        yield _ignored(section, name, metrics)
+    none = "There are no traces."
+    yield _ignored(section, "TRACING_ENABLED", none)
+    for name in (
+        "TRACING_SERVICE_NAME",
+        "TRACING_SERVICE_NAMESPACE",
+        "TRACING_SERVICE_INSTANCE_ID",
+        "TRACING_EXPORTER_PROTOCOL",
+        "TRACING_SAMPLING_RATE",
+        "OTEL_*",
+    ):
+        yield _ignored(section, name, none, "TRACING_ENABLED")
+
+
+REFERENCE: tuple[Variable, ...] = (
+    *_ports(),
+    *_rules(),
+    *_counting(),
+    *_redis(),
+    *_telemetry(),
+)
+
+
+_SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
+
+
+def is_service_link(name: str, value: str) -> bool:
+    """Whether Kubernetes has set a variable, to say where a Service is.
+
+    A Service named `grpc` makes `GRPC_PORT=tcp://10.0.0.1:80` in every container beside it.
+    """
+    return bool(name.endswith("_PORT") and _SERVICE_LINK.fullmatch(value))
+
+
+def set_in(environ: Mapping[str, str]) -> Iterator[tuple[Variable, str, str]]:
+    """The variables of the reference that are set, in the table's order, with name and value."""
+    for each in REFERENCE:
+        for name, value in sorted(environ.items()):
+            if value and each.is_for(name) and not is_service_link(name, value):
+                yield each, name, value

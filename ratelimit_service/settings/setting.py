@@ -15,17 +15,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting: a field of `Settings` with what people are told of it.
-
-    `reference` is the name in envoyproxy/ratelimit's environment that means the same.
-    """
+    """One setting: a field of `Settings` with what people are told of it."""
 
     name: str
     default: object
     value_type: ValueType[Any]
     help: str
     group: str
-    reference: str
 
     @property
     def flag(self) -> str:
@@ -69,13 +65,12 @@ class Group:
 
     title: str
 
-    def setting(self, default: T, value_type: ValueType[T], text: str, *, reference: str = "") -> T:
+    def setting(self, default: T, value_type: ValueType[T], text: str) -> T:
         """Declares a field of a dataclass as a setting of this group."""
         told = {
             "value_type": value_type,
             "help": text,
             "group": self.title,
-            "reference": reference,
         }
         return field(default=default, metadata=told)
 

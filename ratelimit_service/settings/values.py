@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -28,7 +28,9 @@ __all__ = [
     "SWITCH",
     "URL",
     "ValueType",
+    "checked",
     "choice",
+    "is_on",
     "parse_duration",
 ]
 
@@ -149,6 +151,20 @@ def _switch(text: str) -> bool:
     if text in {"0", "f", "F", "false", "FALSE", "False"}:
         return False
     raise SettingsError(f"{text!r} is neither true nor false")
+
+
+def checked(name: str, text: str, parse: Callable[[str], object]) -> str:
+    """The text of a variable, if it can be read. Raises SettingsError with the variable's name."""
+    try:
+        parse(text)
+    except SettingsError as error:
+        raise SettingsError(f"{name}: {error}") from error
+    return text
+
+
+def is_on(environ: Mapping[str, str], name: str) -> bool:
+    """Whether a switch is on, by its variable. Raises SettingsError with the variable's name."""
+    return _switch(checked(name, environ.get(name) or "false", _switch))
 
 
 ADDRESS = ValueType("HOST:PORT", _address)

@@ -173,6 +173,42 @@ def test_mistakes_in_the_environment(rules: Path) -> None:
     assert (ours.code, theirs.code) == (2, 2)
 
 
+def test_arguments_of_the_reference(rules: Path) -> None:
+    """Without a command, arguments that are not ours are said and ignored."""
+    argument = "--quotaRateLimitServiceAddr=http://quota:8080"
+
+    started = Ran("--check", argument, "-v=1", RATELIMIT_RULES=str(rules), **ANY_PORTS)
+    asked = Ran("serve", "--check", argument, RATELIMIT_RULES=str(rules), **ANY_PORTS)
+    misspelt = Ran("--rule=rules", RATELIMIT_RULES=str(rules), **ANY_PORTS)
+
+    assert (started.code, started.out) == (0, "it would start\n")
+    assert f"no arguments of this service: {argument} -v=1" in started.err
+    assert (asked.code, "No such option" in asked.err) == (2, True)
+    assert (misspelt.code, "Did you mean '--rules'?" in misspelt.err) == (2, True)
+
+
+def test_the_log_says_what_does_nothing(tmp_path: Path, rules: Path) -> None:
+    """A start with names that do nothing has a warning for each kind, and serves."""
+    environment = {"REDIS_POOL_SIZE": "5", "REDIS_TIMEOUT": "1s", "RATELIMIT_TEAM": "edge"}
+    service = ServiceProcess(tmp_path, "--rules", str(rules), environment=environment)
+    service.start()
+
+    log = service.log
+    service.kill()
+    assert re.search("WARNING no setting has these names.*: RATELIMIT_TEAM\n", log)
+    assert re.search("WARNING ignored, since .*: REDIS_POOL_SIZE, REDIS_TIMEOUT; docs", log)
+
+
+def test_a_misspelt_name_is_one_line(rules: Path) -> None:
+    """A name in the environment that is nearly ours ends the start with the right one."""
+    ran = Ran("serve", RATELIMIT_STROE="redis://h", RATELIMIT_RULES=str(rules), **ANY_PORTS)
+
+    assert (ran.code, ran.err) == (
+        2,
+        "ratelimit: RATELIMIT_STROE is no name of a setting: did you mean RATELIMIT_STORE?\n",
+    )
+
+
 def test_port_in_use(rules: Path, service: ServiceProcess) -> None:
     """A port that is taken is told with the flag that names another."""
     for flag, port in (("--grpc", service.grpc_port), ("--http", service.http_port)):

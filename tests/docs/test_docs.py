@@ -18,7 +18,7 @@ from ratelimit_service.metrics import Metrics, WorkerFigures
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
-from ratelimit_service.settings import settings
+from ratelimit_service.settings import REFERENCE, settings
 from tests.servers.redis import RedisServer
 from tests.servers.service import COMMAND, ServiceProcess, http
 
@@ -62,8 +62,20 @@ def test_settings() -> None:
     for each in settings():
         flag = each.flag + (f" {each.metavar}" if each.metavar else "")
         default = each.default_text if each.metavar else "off"
-        assert rows[flag][1:4] == [each.environment, each.reference or rows[flag][2], default]
+        names = [variable.name for variable in REFERENCE if each.name in variable.settings]
+        assert rows[flag][1:4] == [each.environment, ", ".join(names), default]
         assert rows[flag][4] == each.help
+
+
+def test_migration() -> None:
+    """docs/migration.md has every variable of the reference, with its fate and what it sets."""
+    flags = {each.name: each.flag for each in settings()}
+    rows = {row[0]: row for row in table("migration.md")}
+
+    for each in REFERENCE:
+        set_here = ", ".join(flags[name] for name in each.settings)
+        assert rows[each.name][1:3] == [each.fate, set_here]
+        assert each.text.replace("`", "") in rows[each.name][3]
 
 
 def test_metrics() -> None:

@@ -1,0 +1,122 @@
+"""Makes the tables in the documents that follow from the code.
+
+    python docs/generate.py           write them
+    python docs/generate.py --check   exit 1 if they are not what would be written
+
+A table stands between the lines `<!-- NAME: made by make docs -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+
+from ratelimit_service.settings import REFERENCE, Variable, settings
+
+DOCS = Path(__file__).parent
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    """The lines of a table."""
+    cells = list(head)
+    for row in (cells, ["---"] * len(cells), *rows):
+        yield f"| {' | '.join(row)} |"
+
+
+def code(text: str) -> str:
+    """Text as code; nothing if there is none."""
+    return f"`{text}`" if text else ""
+
+
+def of_settings() -> Iterator[str]:
+    """Every setting, a table for each group."""
+    for group, members in groupby(settings(), lambda setting: setting.group):
+        yield f"### {group}\n"
+        yield from table(
+            ("flag", "environment", "as in the reference", "default", "meaning"),
+            (
+                (
+                    code(f"{each.flag} {each.metavar}".strip()),
+                    code(each.environment),
+                    ", ".join(
+                        code(variable.name) for variable in REFERENCE if is_of(each.name, variable)
+                    ),
+                    code(each.default_text) if each.metavar else "off",
+                    each.help,
+                )
+                for each in members
+            ),
+        )
+        yield ""
+
+
+def is_of(setting: str, variable: Variable) -> bool:
+    """Whether a variable of the reference sets a setting."""
+    return setting in variable.settings
+
+
+def of_reference() -> Iterator[str]:
+    """Every variable of the reference, a table for each section."""
+    flags = {each.name: each.flag for each in settings()}
+    for section, members in groupby(REFERENCE, lambda variable: variable.section):
+        yield f"### {section}\n"
+        yield from table(
+            ("variable", "", "here", "meaning"),
+            (
+                (
+                    code(each.name),
+                    str(each.fate),
+                    ", ".join(code(flags[name]) for name in each.settings),
+                    meaning(each),
+                )
+                for each in members
+            ),
+        )
+        yield ""
+
+
+def meaning(variable: Variable) -> str:
+    """What is said of a variable."""
+    if not variable.allowed:
+        return variable.text
+    allowed = " or ".join(code(each) for each in sorted(variable.allowed))
+    return f"Anything but {allowed}: {variable.text}."
+
+
+TABLES: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
+    "settings": ("settings.md", of_settings),
+    "reference": ("migration.md", of_reference),
+}
+"""By the name of a table: its document, and its lines."""
+
+
+def written(text: str, name: str, lines: Iterable[str]) -> str:
+    """A document's text with a table anew."""
+    begin = f"<!-- {name}: made by make docs -->\n"
+    pattern = re.compile(re.escape(begin) + ".*?(?=<!-- end -->)", re.DOTALL)
+    if not pattern.search(text):
+        raise SystemExit(f"docs/generate.py: there is no place for the table {name!r}")
+    table_text = "\n".join(lines).rstrip()
+    return pattern.sub(lambda _: f"{begin}\n{table_text}\n\n", text)
+
+
+def main() -> int:
+    """Writes or, with --check, compares; returns the exit code."""
+    for name, (file, lines) in TABLES.items():
+        path = DOCS / file
+        text = path.read_text()
+        new = written(text, name, lines())
+        if new == text:
+            continue
+        if sys.argv[1:] == ["--check"]:
+            print(f"docs/{file} is out of date: run `make docs`")
+            return 1
+        path.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

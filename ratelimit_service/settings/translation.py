@@ -1,0 +1,72 @@
+"""How values of envoyproxy/ratelimit's variables are turned into values of our settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ratelimit_service.errors import SettingsError
+from ratelimit_service.settings.addresses import split_address
+from ratelimit_service.settings.declared import Settings, settings
+from ratelimit_service.settings.redis_reference import second_store_of, store_of
+from ratelimit_service.settings.reference import REFERENCE, Fate, is_service_link, set_in
+from ratelimit_service.settings.values import checked, is_on
+
+__all__ = ["from_reference"]
+
+_TLS = ("tls_cert", "tls_key", "tls_client_ca", "tls_client_san")
+
+_RUNTIME = {
+    "RUNTIME_ROOT": "/srv/runtime_data/current",
+    "RUNTIME_SUBDIRECTORY": "",
+    "RUNTIME_APPDIRECTORY": "config",
+}
+
+
+def from_reference(environ: Mapping[str, str]) -> dict[str, str]:
+    """The values that envoyproxy/ratelimit's environment names stand for, by field name.
+
+    Raises SettingsError for what this service cannot stand in for.
+    """
+    environ = {
+        name: value for name, value in environ.items() if value and not is_service_link(name, value)
+    }
+    _refuse(environ)
+    parsers = {each.name: each.parse for each in settings()}
+    found = {
+        each.settings[0]: checked(each.name, environ[each.name], parsers[each.settings[0]])
+        for each in REFERENCE
+        if each.as_is and each.name in environ
+    }
+    if not is_on(environ, "GRPC_SERVER_USE_TLS"):
+        for name in _TLS:
+            found.pop(name, None)
+    found |= _addresses(environ)
+    if any(name in environ for name in _RUNTIME):
+        parts = (environ.get(name, default) for name, default in _RUNTIME.items())
+        found["rules"] = str(Path(*parts))
+    if store := store_of(environ):
+        found["store"] = store
+        if second := second_store_of(environ):
+            found["second_store"] = second
+    return found
+
+
+def _refuse(environ: Mapping[str, str]) -> None:
+    for variable, name, value in set_in(environ):
+        if variable.fate is Fate.REFUSED and value.lower() not in variable.allowed:
+            raise SettingsError(f"{name}={value} is not supported: {variable.text}")
+
+
+def _addresses(environ: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for name, host, port in (("http", "HOST", "PORT"), ("grpc", "GRPC_HOST", "GRPC_PORT")):
+        if host in environ or port in environ:
+            default_host, default_port = split_address(str(getattr(Settings(), name)))
+            place = environ.get(host, default_host)
+            place = f"[{place}]" if ":" in place else place
+            text = f"{place}:{environ.get(port, default_port)}"
+            found[name] = checked(f"{host} and {port}", text, split_address)
+    if path := environ.get("GRPC_UDS"):
+        found["grpc"] = f"unix:{path}"
+    return found
