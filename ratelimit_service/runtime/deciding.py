@@ -56,6 +56,7 @@ def open_store(
         counters,
         health,
         second_url=settings.second_store,
+        key_prefix=settings.key_prefix,
     )
     if not settings.local_cache_bytes:
         return store, None

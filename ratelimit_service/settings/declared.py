@@ -19,6 +19,7 @@ from ratelimit_service.settings.values import (
     FILE,
     GRPC_ADDRESS,
     HEADER_NAME,
+    KEY_PREFIX,
     LOG_LEVEL,
     NAME,
     NAMES,
@@ -62,6 +63,11 @@ class Settings:
     )
     second_store: str = _COUNTERS.setting(
         "", URL, "Where counters live whose window is a second, if not in the store."
+    )
+    key_prefix: str = _COUNTERS.setting(
+        "",
+        KEY_PREFIX,
+        "What every key in Redis begins with: services with different ones do not meet there.",
     )
     store_timeout_us: int = _COUNTERS.setting(
         10_000,

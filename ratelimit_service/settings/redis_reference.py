@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.settings.values import is_on
@@ -31,23 +31,62 @@ def _url(environ: Mapping[str, str], prefix: str) -> str:
     if kind not in {"single", "sentinel", "cluster"}:
         raise SettingsError(f"{prefix}TYPE={kind} is unknown: use single, sentinel or cluster")
     url = environ[f"{prefix}URL"]
-    auth = environ.get(f"{prefix}AUTH", "")
-    user, _, password = auth.partition(":") if ":" in auth else ("", "", auth)
+    user, password = _login(environ, f"{prefix}AUTH")
     login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if password else ""
     tls = is_on(environ, f"{prefix}TLS")
-    if kind != "single":
-        if tls:
-            raise SettingsError(
-                f"{prefix}TLS with {prefix}TYPE={kind} does not say which authorities to trust: "
-                "write --store redis+…://…?ssl_ca_certs=FILE"
-            )
-        first, _, others = url.partition(",")
-        hosts = f"{others}/{first}" if kind == "sentinel" else url
-        return f"redis+{kind}://{login}{hosts}"
+    redis = "rediss" if tls else "redis"
+    options = _tls_options(environ, prefix) if tls else {}
+    if kind == "sentinel":
+        name, _, hosts = url.partition(",")
+        options |= _sentinel_login(environ, prefix)
+        return f"{redis}+sentinel://{login}{hosts}/{name}{_query(options)}"
+    if kind == "cluster":
+        return f"{redis}+cluster://{login}{url}{_query(options)}"
     if url.startswith(("redis://", "rediss://")):
         scheme, _, place = url.partition("://")
         login = "" if "@" in place else login
-        return f"{'rediss' if tls else scheme}://{login}{place}"
+        if scheme == "rediss":
+            options = _tls_options(environ, prefix)
+        return f"{redis if tls else scheme}://{login}{place}{_query(options, place)}"
     if environ.get(f"{prefix}SOCKET_TYPE", "unix") == "unix":
         return f"redis+unix://{login}{url}"
-    return f"{'rediss' if tls else 'redis'}://{login}{url}"
+    return f"{redis}://{login}{url}{_query(options)}"
+
+
+def _login(environ: Mapping[str, str], name: str) -> tuple[str, str]:
+    """User and password of `password` or `user:password`."""
+    auth = environ.get(name, "")
+    user, _, password = auth.partition(":") if ":" in auth else ("", "", auth)
+    return user, password
+
+
+def _sentinel_login(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
+    user, password = _login(environ, f"{prefix}SENTINEL_AUTH")
+    given = {"sentinel_username": user, "sentinel_password": password}
+    return {name: value for name, value in given.items() if value}
+
+
+def _tls_options(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """What is unset for the store of seconds is as for the other."""
+
+    def named(name: str) -> str:
+        return f"{prefix}{name}" if environ.get(f"{prefix}{name}") else f"REDIS_{name}"
+
+    options = {
+        option: environ[named(name)]
+        for option, name in (
+            ("ssl_ca_certs", "TLS_CACERT"),
+            ("ssl_certfile", "TLS_CLIENT_CERT"),
+            ("ssl_keyfile", "TLS_CLIENT_KEY"),
+        )
+        if environ.get(named(name))
+    }
+    if is_on(environ, named("TLS_SKIP_HOSTNAME_VERIFICATION")):
+        options["ssl_check_hostname"] = "false"
+    return options
+
+
+def _query(options: Mapping[str, str], url: str = "") -> str:
+    """Options as they stand behind a URL, which may have some of its own."""
+    mark = "&" if "?" in url else "?"
+    return mark + urlencode(options) if options else ""

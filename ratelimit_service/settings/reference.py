@@ -170,7 +170,7 @@ def _counting() -> Iterator[Variable]:
         "use redis (REDIS_URL), or counters in this process (--store memory)",
         "redis",
     )
-    yield _ignored(section, "CACHE_KEY_PREFIX", "Give each service a Redis database of its own.")
+    yield _same(section, "CACHE_KEY_PREFIX", "key_prefix", "At most 64 characters, without braces.")
     yield _ignored(
         section, "EXPIRATION_JITTER_MAX_SECONDS", "A key lives a second longer than its window."
     )
@@ -198,7 +198,7 @@ def _redis() -> Iterator[Variable]:
         "REDIS_PERSECOND",
         "second_store",
         "`true` for a second store, at `REDIS_PERSECOND_URL`. Each name below has a twin that "
-        "begins with `REDIS_PERSECOND_`.",
+        "begins with `REDIS_PERSECOND_`; a `…_TLS_…` twin that is unset is as its first.",
     )
     for prefix, setting in (("REDIS_", "store"), ("REDIS_PERSECOND_", "second_store")):
         for name, text in (
@@ -210,15 +210,15 @@ def _redis() -> Iterator[Variable]:
             ("SOCKET_TYPE", "`tcp` or `unix`."),
             ("TYPE", "`single`, `sentinel` or `cluster`."),
             ("AUTH", "`password`, or `user:password`."),
-            ("TLS", "`true` for TLS."),
+            ("SENTINEL_AUTH", "The same, for the Sentinels."),
+            ("TLS", "`true` for TLS, to the Sentinels too."),
+            ("TLS_CACERT", "Unset, the system's authorities are trusted."),
+            ("TLS_CLIENT_CERT", ""),
+            ("TLS_CLIENT_KEY", ""),
+            ("TLS_SKIP_HOSTNAME_VERIFICATION", "The certificate is verified all the same."),
         ):
             yield _honoured(section, prefix + name, setting, text)
         for name, text in (
-            ("TLS_CACERT", "The system's authorities are trusted."),
-            ("TLS_CLIENT_CERT", "Say `ssl_certfile` in the URL of `--store`."),
-            ("TLS_CLIENT_KEY", "Say `ssl_keyfile` in the URL of `--store`."),
-            ("TLS_SKIP_HOSTNAME_VERIFICATION", "The name is verified."),
-            ("SENTINEL_AUTH", "Say `sentinel_password` in the URL of `--store`."),
             ("POOL_SIZE", "Requests share one connection to each server."),
             ("POOL_ON_EMPTY_BEHAVIOR", "There is no pool."),
             ("PIPELINE_WINDOW", "What comes in one tick goes out as one batch."),

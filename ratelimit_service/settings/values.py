@@ -19,6 +19,7 @@ __all__ = [
     "FILE",
     "GRPC_ADDRESS",
     "HEADER_NAME",
+    "KEY_PREFIX",
     "LOG_LEVEL",
     "NAME",
     "NAMES",
@@ -144,6 +145,14 @@ def _header_name(text: str) -> str:
     return text
 
 
+def _key_prefix(text: str) -> str:
+    if not re.fullmatch(r"[!-z|~]{0,64}", text):
+        raise SettingsError(
+            f"{text!r} is no key prefix: use at most 64 letters, digits and marks, but no braces"
+        )
+    return text
+
+
 def _switch(text: str) -> bool:
     """A boolean as Go's ParseBool reads it, which is how the reference's users write it."""
     if text in {"1", "t", "T", "true", "TRUE", "True"}:
@@ -177,6 +186,7 @@ FAILURE_POLICY = ValueType("POLICY", lambda text: FailurePolicy(_one_of(text, *F
 FILE = ValueType("FILE", str)
 GRPC_ADDRESS = ValueType("HOST:PORT", _grpc_address)
 HEADER_NAME = ValueType("NAME", _header_name)
+KEY_PREFIX = ValueType("TEXT", _key_prefix)
 LOG_LEVEL = ValueType("LEVEL", _log_level)
 NAME = ValueType("NAME", str)
 NAMES = ValueType("NAME,…", str)

@@ -127,6 +127,46 @@ def test_redacted(url: str, shown: str) -> None:
             },
             {"store": "redis://r:1", "second_store": "redis://s:2"},
         ),
+        (
+            {"REDIS_TYPE": "cluster", "REDIS_URL": "a:1,b:2", "REDIS_TLS": "true"},
+            {"store": "rediss+cluster://a:1,b:2"},
+        ),
+        (
+            {
+                "REDIS_TYPE": "SENTINEL",
+                "REDIS_URL": "main,a:1,b:2",
+                "REDIS_AUTH": "x",
+                "REDIS_SENTINEL_AUTH": "u:p&q",
+                "REDIS_TLS": "true",
+                "REDIS_TLS_CACERT": "/ca.pem",
+                "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION": "true",
+            },
+            {
+                "store": "rediss+sentinel://:x@a:1,b:2/main?ssl_ca_certs=%2Fca.pem"
+                "&ssl_check_hostname=false&sentinel_username=u&sentinel_password=p%26q"
+            },
+        ),
+        (
+            {
+                "REDIS_SOCKET_TYPE": "tcp",
+                "REDIS_URL": "r:1",
+                "REDIS_TLS": "true",
+                "REDIS_TLS_CACERT": "ca",
+                "REDIS_TLS_CLIENT_CERT": "c",
+                "REDIS_TLS_CLIENT_KEY": "k",
+                "REDIS_PERSECOND": "true",
+                "REDIS_PERSECOND_TYPE": "cluster",
+                "REDIS_PERSECOND_URL": "s:2",
+                "REDIS_PERSECOND_TLS": "true",
+                "REDIS_PERSECOND_TLS_CACERT": "ca2",
+            },
+            {
+                "store": "rediss://r:1?ssl_ca_certs=ca&ssl_certfile=c&ssl_keyfile=k",
+                "second_store": "rediss+cluster://s:2?ssl_ca_certs=ca2&ssl_certfile=c&ssl_keyfile=k",
+            },
+        ),
+        ({"REDIS_TLS_CACERT": "ca", "REDIS_URL": "/s"}, {"store": "redis+unix:///s"}),
+        ({"CACHE_KEY_PREFIX": "edge:"}, {"key_prefix": "edge:"}),
         ({"LOG_LEVEL": "WARN", "SHADOW_MODE": "1"}, {"log_level": "WARN", "shadow_mode": "1"}),
         (
             {"LIMIT_RESPONSE_HEADERS_ENABLED": "t", "LIMIT_RESET_HEADER": "X-Reset"},
@@ -148,9 +188,10 @@ def test_reference_environment(environment: dict[str, str], found: dict[str, str
         ({"LOG_LEVEL": "loud"}, "LOG_LEVEL: 'loud' is unknown: use trace or debug or info"),
         ({"REDIS_TYPE": "RING", "REDIS_URL": "r"}, "REDIS_TYPE=ring is unknown: use single"),
         (
-            {"REDIS_TYPE": "cluster", "REDIS_URL": "a:1,b:2", "REDIS_TLS": "true"},
-            "REDIS_TLS with REDIS_TYPE=cluster does not say which authorities to trust",
+            {"REDIS_URL": "r:1", "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION": "x", "REDIS_TLS": "1"},
+            "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION: 'x' is neither true nor false",
         ),
+        ({"CACHE_KEY_PREFIX": "{a}"}, "CACHE_KEY_PREFIX: '{a}' is no key prefix"),
         ({"BACKEND_TYPE": "memcache"}, "BACKEND_TYPE=memcache is not supported"),
         ({"LIMIT_LIMIT_HEADER": "a b"}, "LIMIT_LIMIT_HEADER: 'a b' is no header name"),
     ],

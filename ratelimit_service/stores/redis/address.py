@@ -28,12 +28,15 @@ __all__ = [
 
 SCHEMES = (
     "redis://host:port/db, rediss://host:port/db, redis+unix:///path?db=0, "
-    "redis+ring://host:port,host:port/db, redis+cluster://host:port,host:port, redis+sentinel://host:port,host:port/name"
+    "redis+ring://host:port,host:port/db, redis+cluster://host:port,host:port, "
+    "redis+sentinel://host:port,host:port/name, and the last three over TLS as rediss+ring://…"
 )
 _PORT = 6379
 _SENTINEL_PORT = 26379
 _LOGIN = ("username", "password", "password_file")
-_TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_CHECK_HOSTNAME = "ssl_check_hostname"
+_TLS = (*_TLS_FILES, _CHECK_HOSTNAME)
 _SENTINEL = ("sentinel_username", "sentinel_password", "sentinel_password_file")
 
 
@@ -69,20 +72,25 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class TLSFiles:
-    """The PEM files of TLS; without authorities of our own the system's are trusted."""
+    """The PEM files of TLS; without authorities of our own the system's are trusted.
+
+    Without `check_hostname` a server's certificate may be for another host.
+    """
 
     ca: str = ""
     cert: str = ""
     key: str = ""
+    check_hostname: bool = True
 
     def context(self) -> ssl.SSLContext:
         """The files as they are now. Raises StoreError if they cannot be used."""
         try:
             context = ssl.create_default_context(cafile=self.ca or None)
+            context.check_hostname = self.check_hostname
             if self.cert:
                 context.load_cert_chain(self.cert, self.key or None)
         except OSError as error:
-            files = zip(_TLS, (self.ca, self.cert, self.key), strict=True)
+            files = zip(_TLS_FILES, (self.ca, self.cert, self.key), strict=True)
             names = ", ".join(f"{name}={path}" for name, path in files if path)
             raise StoreError(f"the store's TLS files cannot be used ({names}): {error}") from error
         return context
@@ -197,9 +205,13 @@ class _Read:
 
     def tls(self) -> TLSFiles | None:
         """The TLS files, tried once; None without any, unless the scheme says TLS."""
-        files = TLSFiles(*(self.options.get(name, "") for name in _TLS))
-        if files == TLSFiles() and self.scheme != "rediss":
+        if not self.scheme.startswith("rediss") and not any(name in self.options for name in _TLS):
             return None
+        check = self.options.get(_CHECK_HOSTNAME, "true")
+        if check not in {"true", "false"}:
+            raise SettingsError(f"store URL option {_CHECK_HOSTNAME!r} is neither true nor false")
+        ca, cert, key = (self.options.get(name, "") for name in _TLS_FILES)
+        files = TLSFiles(ca, cert, key, check == "true")
         files.context()
         return files
 
@@ -263,6 +275,9 @@ _READERS: dict[str, Callable[[_Read], Ring | Cluster]] = {
     "redis+ring": _ring,
     "redis+cluster": _cluster,
     "redis+sentinel": _sentinel,
+    "rediss+ring": _ring,
+    "rediss+cluster": _cluster,
+    "rediss+sentinel": _sentinel,
 }
 
 

@@ -164,13 +164,14 @@ Section = tuple[int, Sequence[Sequence[Hit]]]
 
 
 def arguments(
-    sections: Sequence[Section], now_us: int, *, judge: bool = False
+    sections: Sequence[Section], now_us: int, *, judge: bool = False, prefix: bytes = b""
 ) -> list[bytes | int | str]:
     """What follows the script's name in EVAL and EVALSHA: keys, time, and the packed hits.
 
     Redis' own time counts, unless `now_us` is to `judge`; else it only tells which periods of a
     calendar to send, from which Redis picks. Hits are packed into one argument, each request
     led by the number of its hits. After a section's deadline nothing of it but refunds counts.
+    In the server the `prefix` stands before each key.
     """
     keys: list[bytes | int | str] = [0]
     packed: list[bytes] = []
@@ -180,6 +181,8 @@ def arguments(
             last_us = not_after_us
             packed.append(_DEADLINE.pack(0, not_after_us))
         _pack(requests, now_us, keys, packed)
+    if prefix:
+        keys = [prefix + key if isinstance(key, bytes) else key for key in keys]
     keys[0] = len(keys) - 1
     return [*keys, now_us if judge else "", b"".join(packed)]
 

@@ -48,7 +48,7 @@ async def moved(place: Sentinels, address: Address) -> None:
 async def _asking(place: Sentinels) -> AsyncIterator[Sentinel]:
     options: dict[str, object] = {}
     if tls := place.master.tls:
-        options["ssl"] = True
+        options |= {"ssl": True, "ssl_check_hostname": tls.check_hostname}
         files = {"ssl_ca_certs": tls.ca, "ssl_certfile": tls.cert, "ssl_keyfile": tls.key}
         options |= {name: path for name, path in files.items() if path}
     if password := place.login.read():

@@ -137,12 +137,15 @@ class Shard:
         heard: Callable[[str, Sequence[Process]], None],
         slots: Slots | None = None,
         clock: Clock | None = None,
+        key_prefix: str = "",
     ) -> None:
         """`component` is its name in health; `heard` is told once a second who counts here.
 
         `slots` are the cluster's, if it is a node of one. With a `clock` its time counts, not
-        the server's.
+        the server's. All keys in the server begin with `key_prefix`.
         """
+        self._key_prefix = key_prefix
+        self._key_prefix_bytes = key_prefix.encode()
         self.name = name
         self._slots = slots
         self._process = process
@@ -435,7 +438,7 @@ class Shard:
                 if asking:
                     commands.append(["ASKING"])
                     replied.append(_ignore)
-                words = arguments(call.sections, now, judge=judge)
+                words = arguments(call.sections, now, judge=judge, prefix=self._key_prefix_bytes)
                 commands.append([*script, *words, call.number])
                 replied.append(partial(self._replied, connection, call, under_way, asking))
             connection.send(commands, replied)
@@ -663,7 +666,7 @@ class Shard:
 
         key = self._slots.beat_key(self) if self._slots else PROCESSES
         if key:
-            connection.send([beat(self._process, key)], [heard])
+            connection.send([beat(self._process, self._key_prefix + key)], [heard])
 
     async def _give_up_if_hung(self, connection: Connection) -> None:
         """Closes a connection on which calls have been pending in silence for too long."""

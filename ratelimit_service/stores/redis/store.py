@@ -53,18 +53,20 @@ class RedisStore:
         health: Health,
         clock: Clock | None = None,
         second_url: str = "",
+        key_prefix: str = "",
     ) -> None:
         """Reads the URLs; raises SettingsError if they cannot be used.
 
         With a `clock` its time counts instead of Redis' own. Counters whose window is a second
-        lie at the `second_url`, where there is one.
+        lie at the `second_url`, where there is one. All keys in Redis begin with `key_prefix`,
+        which has no braces in it.
         """
         self._timeout_us = timeout_us
         self._counters = counters
         self._bugs = Bugs()
         self._given_back: GivenBack = _nobody_asks
         self._loop = asyncio.get_running_loop()
-        setup = Setup(timeout_us, counters, health, clock=clock)
+        setup = Setup(timeout_us, counters, health, clock=clock, key_prefix=key_prefix)
         self._first = _topology(url, setup)
         self._topologies = [self._first]
         self._find = self._first.find

@@ -32,6 +32,7 @@ class Setup:
     component: str = "store"
     """How the store is called in health; a shard of several has its name behind it."""
     clock: Clock | None = None
+    key_prefix: str = ""
 
     def shard(
         self,
@@ -56,6 +57,7 @@ class Setup:
             heard,
             slots,
             self.clock,
+            self.key_prefix,
         )
 
 
