@@ -50,7 +50,10 @@ def generated() -> dict[Path, bytes]:
 
 def _in_package(stub: bytes) -> bytes:
     """The stub with its imports of our other stubs turned to where they lie here."""
-    return (HEAD + stub.decode().replace("from envoy.", f"from {PACKAGE}envoy.")).encode()
+    text = stub.decode()
+    for ours in ("envoy.", "google.rpc", "ratelimit."):
+        text = text.replace(f"from {ours}", f"from {PACKAGE}{ours}")
+    return (HEAD + text).encode()
 
 
 def main() -> int:

@@ -7,20 +7,26 @@ a domain whose files contradict each other is `load`'s business.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ratelimit_service.observer import Tallies
+from ratelimit_service.rules.overlay import NO_OVERLAY, Overlay, parse_overlay
 from ratelimit_service.rules.problem import Problem, did_you_mean, quoted
+from ratelimit_service.rules.resource import parse_resource
 from ratelimit_service.rules.schema import RuleFile, parse
 from ratelimit_service.rules.tree import Domain, Level, Node, path_text, walk
 
-__all__ = ["OVERRIDES", "Built", "FileReport", "TalliesOf", "Version", "build", "merge"]
+__all__ = ["OVERRIDES", "Built", "FileReport", "Language", "TalliesOf", "Version", "build", "merge"]
 
 OVERRIDES = ""
 """In place of a rule's path: the tallies of a domain's overrides."""
 
 TalliesOf = Callable[[str, str], Tallies]
 """Gives the tallies of a rule by domain and path."""
+
+
+Language = Literal["yaml", "resource", "overlay"]
+"""What a file is: rules in YAML, rules as `resource` keeps them, or an `overlay` for the latter."""
 
 
 class Version(NamedTuple):
@@ -31,6 +37,7 @@ class Version(NamedTuple):
     good: bytes | None
     vanished: bool = False
     """The file is not there any more: where others contradict it, it goes."""
+    language: Language = "yaml"
 
 
 class FileReport(NamedTuple):
@@ -66,18 +73,23 @@ def build(versions: Iterable[Version], tallies: TalliesOf, *, strict: bool) -> B
     def fatal(problems: Iterable[Problem]) -> bool:
         return any(problem.fatal(strict=strict) for problem in problems)
 
+    every = sorted(versions)
     reports: list[FileReport] = []
+    overlay = NO_OVERLAY
+    for version in (each for each in every if each.language == "overlay"):
+        overlay, report = _overlay(version, fatal)
+        reports.append(report)
     good: dict[str, list[RuleFile]] = {}
     never_good = set()
     vanished = set()
-    for version in sorted(versions):
+    for version in (each for each in every if each.language != "overlay"):
         if version.vanished:
             vanished.add(version.name)
-        file = parse(version.name, version.newest, tallies)
+        file = _parsed(version, version.newest, tallies, overlay)
         bad = fatal(file.problems)
         reports.append(FileReport(file.name, file.domain, file.problems, bad))
         if bad and version.good is not None:
-            file = parse(version.name, version.good, tallies)
+            file = _parsed(version, version.good, tallies, overlay)
         elif bad:
             if file.domain:
                 never_good.add(file.domain)
@@ -110,6 +122,22 @@ def build(versions: Iterable[Version], tallies: TalliesOf, *, strict: bool) -> B
         {name: sum(1 for _ in domain.rules) for name, domain in domains.items()},
         frozenset(let_go),
     )
+
+
+def _overlay(
+    version: Version, fatal: Callable[[Iterable[Problem]], bool]
+) -> tuple[Overlay, FileReport]:
+    overlay, problems = parse_overlay(version.name, version.newest)
+    bad = fatal(problems)
+    if bad:
+        overlay = parse_overlay(version.name, version.good)[0] if version.good else NO_OVERLAY
+    return overlay, FileReport(version.name, "", problems, bad)
+
+
+def _parsed(version: Version, data: bytes, tallies: TalliesOf, overlay: Overlay) -> RuleFile:
+    if version.language == "resource":
+        return parse_resource(version.name, data, tallies, overlay)
+    return parse(version.name, data, tallies)
 
 
 def merge(files: Sequence[RuleFile]) -> tuple[tuple[Node, ...], list[Problem]]:

@@ -103,7 +103,9 @@ def explain(snapshot: Snapshot, domain_name: str, descriptor: Descriptor) -> Exp
     """Tells how a descriptor without a limit of its own walks the rules."""
     domain = snapshot.domains.get(domain_name)
     if domain is None:
-        if not snapshot.domains:
+        if snapshot.emptied:
+            why = "no rule: there are none, as the source of the rules says"
+        elif not snapshot.domains:
             why = "no domain is served: no rule file could be read"
         elif domain_name in snapshot.unserved:
             why = f"domain {domain_name!r} is not served: its rules have errors"

@@ -16,12 +16,12 @@ from pathlib import Path
 from ratelimit_service.errors import RulesError
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Counters
-from ratelimit_service.rules.build import Built, FileReport, Version, build
+from ratelimit_service.rules.build import Built, FileReport, Language, Version, build
 from ratelimit_service.rules.child import build_in_child
 from ratelimit_service.rules.from_files import FromFiles
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.rulebook import Rulebook
-from ratelimit_service.rules.source import Found, RuleSource, Verdict
+from ratelimit_service.rules.source import Found, Left, RuleSource, Verdict
 from ratelimit_service.rules.tree import Domain, Snapshot, Source
 from ratelimit_service.text import printable
 
@@ -39,6 +39,7 @@ class _File:
     data: bytes
     report: FileReport
     good: bytes | None
+    language: Language
 
 
 class Rules:
@@ -70,7 +71,10 @@ class Rules:
         self._reading: asyncio.Future[Found] | None = None
         self._sizes: dict[str, int] = {}
         """How many rules each domain has that is served."""
+        self._accepted: dict[str, tuple[str, bytes]] = {}
+        """Of a source that leaves it: the domain and bytes of each file that is in force."""
         self._lock = asyncio.Lock()
+        self._begun = asyncio.Event()
         self.book = Rulebook()
 
     @property
@@ -83,12 +87,27 @@ class Rules:
         """The rules that hold now."""
         return self.book.snapshot
 
-    def load(self) -> None:
+    @property
+    def begun(self) -> bool:
+        """Whether the source has said which rules there are."""
+        return self._begun.is_set()
+
+    async def begin(self) -> None:
+        """Waits until it has."""
+        await self._begun.wait()
+
+    def load(self, left: Left | None = None, *, once: bool = False) -> None:
         """The first load. Raises RulesError if there is nothing to serve, or something unreadable.
 
-        With `strict`, any problem is an error; else bad files leave their domains unserved.
+        With `strict`, any problem is an error; else bad files leave their domains unserved. `left`
+        is what `leave` gave to a former program of this process. With `once` nobody will reload.
+        A source that has nothing yet begins without rules.
         """
-        found = self._source.read()
+        found = self._source.fetch() if once else self._source.first(left)
+        if found is None:
+            why = f"no rules have come from {self._source.place} yet: the failure policy decides"
+            self._health.degrade("rules", why)
+            return
         for name, why in found.unread.items():
             raise RulesError(f"{printable(name)} cannot be read: {why}")
         versions, _ = self._versions(found, keep_vanished=False)
@@ -111,7 +130,8 @@ class Rules:
                 found = await self._read_in_time()
                 versions, missing = self._versions(found, keep_vanished=keep_vanished)
                 self._note_missing(missing)
-                if changed := self._changed(versions):
+                changed = self._changed(versions)
+                if changed or not (self.begun or missing):
                     before = self._numbers()
                     built = await build_in_child(
                         versions, self.book.tallies_of, strict=self._strict
@@ -130,6 +150,12 @@ class Rules:
                 if found is not None:
                     problem = Problem(Source(self._source.place), "", str(error), "internal")
                     self._source.judged(found, {"": [problem]})
+
+    def leave(self) -> Left | None:
+        """What the next program of this process is to begin with; None if it reads it anew."""
+        if not (self._source.leaves and self.begun):
+            return None
+        return {name: data.decode() for name, (_, data) in self._accepted.items()}
 
     def watched_by(self, fault: str) -> None:
         """Says whether changes are seen at once: "", or why they are not."""
@@ -162,13 +188,15 @@ class Rules:
         ]
         for name, data in found.files.items():
             known = self._files.get(name)
-            versions.append(Version(name, data, known.good if known else None))
+            language = found.languages.get(name, "yaml")
+            good = known.good if known else None
+            versions.append(Version(name, data, good, language=language))
         for name, file in self._files.items():
             if name in found.files:
                 continue
             unread = found.unread_above(name)
             if unread or keep_vanished:
-                versions.append(Version(name, file.data, file.good, vanished=not unread))
+                versions.append(Version(name, file.data, file.good, not unread, file.language))
             if keep_vanished and not unread:
                 message = "this file has vanished: what was good stays until SIGHUP or a restart"
                 missing.append(Problem(Source(name), "", message, "vanished"))
@@ -212,7 +240,7 @@ class Rules:
                 continue
             version = read[report.name]
             good = version.good if report.bad else version.newest
-            self._files[report.name] = _File(version.newest, report, good)
+            self._files[report.name] = _File(version.newest, report, good, version.language)
             if told.get(report.name) != version.newest:
                 self._log(report.problems)
         self._log(problem for problem in built.conflicts if problem not in self._conflicts)
@@ -222,10 +250,31 @@ class Rules:
             name: (built.rules if domain is built.domains.get(name) else self._sizes)[name]
             for name, domain in domains.items()
         }
-        old = self.book.swap(domains, unserved)
+        rules = [file for file in self._files.values() if file.language != "overlay"]
+        emptied = not (rules or self._missing)
+        old = self.book.swap(domains, unserved, emptied=emptied)
+        self._accepted = self._now_accepted(built)
+        self._begun.set()
         self._counters.rule_loads["error" if self._fatal_problems() else "success"] += 1
         self._tell_health()
         return old
+
+    def _now_accepted(self, built: Built) -> dict[str, tuple[str, bytes]]:
+        """Where files contradict each other, those that held before are still in force."""
+        if not self._source.leaves:
+            return {}
+        kept = {
+            name: file
+            for name, file in self._accepted.items()
+            if file[0] in built.contradicting and file[0] in self.snapshot.domains
+        }
+        return kept | {
+            name: (domain, file.good)
+            for name, file in self._files.items()
+            if file.good is not None
+            and file.language == "resource"
+            and (domain := file.report.domain) not in built.contradicting
+        }
 
     def _served(self, built: Built) -> tuple[dict[str, Domain], frozenset[str]]:
         """The domains that hold now; where there is nothing good, those that held before."""

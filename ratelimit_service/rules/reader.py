@@ -16,7 +16,7 @@ from ratelimit_service.model import MAX_ADDEND
 from ratelimit_service.rules.problem import Problem, did_you_mean, quoted
 from ratelimit_service.rules.tree import Source, path_text
 
-__all__ = ["Fields", "Path", "Reader", "Unreadable", "listed"]
+__all__ = ["Fields", "ForeignMark", "Path", "Reader", "Unreadable", "listed"]
 
 _MAX_DEPTH = 100
 """The deepest nesting; PyYAML's composer overflows the C stack somewhere beyond."""
@@ -33,6 +33,10 @@ _FALSE = {"no", "false", "off"}
 
 Path = tuple[tuple[str, str], ...]
 """A place in the tree of rules: the keys and values from the top."""
+
+
+class ForeignMark(yaml.Mark):
+    """Where a node stands that is taken over from another file, `name`."""
 
 
 class Unreadable(Exception):  # noqa: N818 -- no error of its own: its problem is noted already
@@ -53,12 +57,13 @@ class Reader:
         self.problems: list[Problem] = []
         self._visited = 0
 
-    def document(self, data: bytes, allowed: Sequence[str], places: Mapping[str, str]) -> Fields:
-        """The first document, a mapping of the allowed keys. Raises Unreadable.
+    def document(
+        self, root: yaml.Node, allowed: Sequence[str], places: Mapping[str, str]
+    ) -> Fields:
+        """A document, a mapping of the allowed keys. Raises Unreadable.
 
         `places` says of every known key where it stands.
         """
-        root = self._compose(data)
         fields = Fields(self, root, (), allowed, places)
         if not fields.readable:
             raise Unreadable
@@ -82,7 +87,10 @@ class Reader:
     def source(self, node: yaml.Node | yaml.Event) -> Source:
         """Where a node stands."""
         mark = node.start_mark
-        return Source(self.name, mark.line + 1, mark.column + 1) if mark else Source(self.name)
+        if not mark:
+            return Source(self.name)
+        file = mark.name if isinstance(mark, ForeignMark) else self.name
+        return Source(file, mark.line + 1, mark.column + 1)
 
     def visit(self, node: yaml.Node, depth: int) -> None:
         """Counts a node's values. Raises Unreadable if they are too many or nested too deep.
@@ -111,7 +119,8 @@ class Reader:
                 self._stop(self.source(merge), "yaml", message)
             yield from self.pairs(merge, depth + 1)
 
-    def _compose(self, data: bytes) -> yaml.Node:
+    def composed(self, data: bytes) -> yaml.Node:
+        """The first document of a YAML text. Raises Unreadable."""
         try:
             text = data.decode("utf-8-sig")
             self._check_depth(text)
@@ -215,6 +224,14 @@ class Fields:
         elif value is not None:
             node = self._pairs[value].value
         self._reader.report(node, self.path, kind, message, tolerated=tolerated, hint=hint)
+
+    def node(self, name: str) -> yaml.Node:
+        """The value of a key that is there."""
+        return self._pairs[name].value
+
+    def key_node(self, name: str) -> yaml.Node:
+        """A key that is there."""
+        return self._pairs[name].key
 
     def raw(self, name: str) -> str:
         """A value as it stands in the file, whatever YAML takes it for; "" if it is no scalar."""

@@ -54,10 +54,15 @@ class Rulebook:
         for domain, path, value, taken in tallied:
             self.tallies_of(domain, path).of(value).add(taken)
 
-    def swap(self, domains: Mapping[str, Domain], unserved: frozenset[str]) -> Snapshot:
-        """Lets other rules hold from now on; returns what held before, for `let_go`."""
+    def swap(
+        self, domains: Mapping[str, Domain], unserved: frozenset[str], *, emptied: bool = False
+    ) -> Snapshot:
+        """Lets other rules hold from now on; returns what held before, for `let_go`.
+
+        `emptied` says that there are none on purpose.
+        """
         old = self._snapshot
-        self._snapshot = Snapshot(old.number + 1, domains, unserved)
+        self._snapshot = Snapshot(old.number + 1, domains, unserved, emptied)
         return old
 
     async def let_go(self, old: Snapshot) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import yaml
+
 from ratelimit_service.model import FailurePolicy, Limit
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.limits import LIMIT_KEYS, limit_name, read_limit
@@ -20,7 +22,7 @@ from ratelimit_service.rules.problem import Problem, quoted
 from ratelimit_service.rules.reader import Fields, Reader, Unreadable
 from ratelimit_service.rules.tree import Level, Node, Pattern, Rule, Source, path_text
 
-__all__ = ["RuleFile", "parse"]
+__all__ = ["RuleFile", "compiled", "parse"]
 
 _ROOT_KEYS = ("domain", "shard_by", "descriptors")
 _DESCRIPTOR_KEYS = (
@@ -88,9 +90,23 @@ def parse(
     `tallies` gives the tallies of a rule by domain and path.
     """
     reader = Reader(name)
+    return compiled(name, reader, lambda: reader.composed(data), _guessed_domain(data), tallies)
+
+
+def compiled(
+    name: str,
+    reader: Reader,
+    compose: Callable[[], yaml.Node],
+    guessed_domain: str,
+    tallies: Callable[[str, str], Tallies],
+) -> RuleFile:
+    """What the nodes of one rule file mean, whatever they were read from.
+
+    `compose` makes them; where it raises Unreadable, the file is bad and the domain is a guess.
+    """
     shard_by = None
     try:
-        root = reader.document(data, _ROOT_KEYS, _PLACES)
+        root = reader.document(compose(), _ROOT_KEYS, _PLACES)
         domain = root.text("domain")
         if not domain:
             state = "empty" if "domain" in root else "missing"
@@ -98,9 +114,9 @@ def parse(
         shard_by = _shard_by(root)
         nodes = _Language(domain, tallies).descriptors(root)
     except Unreadable:
-        domain, nodes = _guessed_domain(data), ()
+        domain, nodes = guessed_domain, ()
     except Exception as error:  # one file never takes the others down
-        domain, nodes = _guessed_domain(data), ()
+        domain, nodes = guessed_domain, ()
         reader.problems.append(_fault(name, error))
     return RuleFile(name, domain, nodes, tuple(reader.problems), shard_by)
 

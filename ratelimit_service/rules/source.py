@@ -9,15 +9,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, Self
 
+from ratelimit_service.rules.build import Language
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.settings import Settings
 
-__all__ = ["Found", "RuleSource", "Verdict"]
+__all__ = ["Found", "Left", "RuleSource", "Verdict"]
 
 Verdict = Mapping[str, Sequence[Problem]]
 """Why files are not used, by their names; what is wrong between several stands under ""."""
+
+
+Left = Mapping[str, str]
+"""The text of each file in its last good version, by name."""
 
 
 class Found(NamedTuple):
@@ -29,6 +35,8 @@ class Found(NamedTuple):
 
     files: dict[str, bytes]
     unread: dict[str, str]
+    languages: Mapping[str, Language] = MappingProxyType({})
+    """Of those that are no YAML."""
 
     def unread_above(self, name: str) -> bool:
         """Whether a file was not looked for, since it or a directory above it cannot be read."""
@@ -41,6 +49,9 @@ class RuleSource(ABC):
     place: str
     """What people call it, as `--rules` names it."""
 
+    leaves = False
+    """Whether what was good is handed to the next program of this process, instead of read anew."""
+
     keeps_vanished = False
     """Whether the rules of a file that is not there any more stay until SIGHUP or a restart."""
 
@@ -52,6 +63,19 @@ class RuleSource(ABC):
     @abstractmethod
     def read(self) -> Found:
         """All that is there now. Raises RulesError if there is nothing, with what to do next."""
+
+    def first(self, left: Left | None) -> Found | None:
+        """What to begin with; None to begin without rules, which `changes` will tell of.
+
+        `left` is what a former program of this process had from a source that `leaves` it. Raises
+        RulesError as `read`.
+        """
+        del left
+        return self.read()
+
+    def fetch(self) -> Found:
+        """As `read`, for who asks just once and so waits for an answer."""
+        return self.read()
 
     @abstractmethod
     def changes(self) -> AsyncGenerator[str, None]:

@@ -207,19 +207,20 @@ class Snapshot:
     """All rules at one moment; replaced as a whole by a reload, never changed.
 
     `unserved` are the domains that files name but that never had a good version: their
-    requests follow the failure policy.
+    requests follow the failure policy. `emptied` says that there are no rules on purpose.
     """
 
     number: int
     domains: Mapping[str, Domain]
     unserved: frozenset[str] = frozenset()
+    emptied: bool = False
 
     def never_loaded(self, domain: str) -> bool:
         """Whether a domain has no rules because they cannot be read, not because there are none.
 
         Where no file could be read that holds for every domain: nobody knows what they say.
         """
-        return domain in self.unserved or not self.domains
+        return domain in self.unserved or not (self.domains or self.emptied)
 
 
 _PLAIN = frozenset("*-_./:@+~")

@@ -37,7 +37,8 @@ class Kind(IntEnum):
     RULES = 2
     """To a worker: a slice of the rules' records."""
     RULES_END = 3
-    """To a worker: these were all; the domains that are not served."""
+    """To a worker: these were all; the domains that are not served; whether there are none on
+    purpose."""
     LEAVE = 4
     """To a worker: finish within `grace_us` and end; `draining` if nobody takes over."""
     REPORT = 5

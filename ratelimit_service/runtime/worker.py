@@ -19,7 +19,7 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ratelimit_service import __version__
 from ratelimit_service.errors import RateLimitError
@@ -61,6 +61,13 @@ async def _work(messages: socket.socket, connections: socket.socket) -> int:
     return await _Worker(connections).work(messages)
 
 
+class _RulesEnd(NamedTuple):
+    """What is to be known of the rules beside their trees."""
+
+    unserved: list[str]
+    emptied: bool
+
+
 class _Worker:
     """What one worker knows, and how it answers messages."""
 
@@ -71,7 +78,7 @@ class _Worker:
         self._health = Health(logging.DEBUG)  # the supervisor says it for all
         self._book = Rulebook()
         self._settled: asyncio.Future[tuple[int, Settings]] = self._loop.create_future()
-        self._parts: asyncio.Queue[bytes | frozenset[str]] = asyncio.Queue()
+        self._parts: asyncio.Queue[bytes | _RulesEnd] = asyncio.Queue()
         self._ruled = asyncio.Event()
         self._told: asyncio.Future[tuple[Phase, int]] = self._loop.create_future()
         """How to end, and how long it may take."""
@@ -151,7 +158,7 @@ class _Worker:
         elif kind == Kind.RULES:
             self._parts.put_nowait(payload)
         elif kind == Kind.RULES_END:
-            self._parts.put_nowait(frozenset(json.loads(payload)))
+            self._parts.put_nowait(_RulesEnd(**json.loads(payload)))
         elif kind == Kind.LEAVE:
             how = json.loads(payload)
             self._end(Phase.DRAINING if how["draining"] else Phase.LEAVING, how["grace_us"])
@@ -199,7 +206,11 @@ class _Worker:
                 assembly.add(part)
                 await asyncio.sleep(0)
                 continue
-            await self._book.let_go(self._book.swap(assembly.domains, part))
+            unserved = frozenset(part.unserved)
+            # No name for the old snapshot here, or it would outlive its last slice.
+            await self._book.let_go(
+                self._book.swap(assembly.domains, unserved, emptied=part.emptied)
+            )
             assembly = Assembly(self._book.tallies_of)
             self._ruled.set()
 

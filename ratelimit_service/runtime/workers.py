@@ -225,8 +225,8 @@ class Workers:
         for part in packed(snapshot.domains.values()):
             rules.append((Kind.RULES, part))
             await asyncio.sleep(0)
-        unserved = json.dumps(sorted(snapshot.unserved)).encode()
-        self._rules = [*rules, (Kind.RULES_END, unserved)]
+        end = {"unserved": sorted(snapshot.unserved), "emptied": snapshot.emptied}
+        self._rules = [*rules, (Kind.RULES_END, json.dumps(end).encode())]
         for worker in self._all:
             if worker.version == __version__:
                 self._tell_rules_to(worker)
