@@ -16,8 +16,7 @@ __all__ = ["Acceptor", "Guests"]
 log = logging.getLogger(__name__)
 
 _ACCEPTED_AT_ONCE = 8
-"""Connections taken from one socket before others have their turn. Each may bring a TLS handshake,
-whose first message is read in the next round of the loop: some 50 us."""
+"""Connections taken from one socket before others have their turn: some 50 us each."""
 
 _NO_FILES_SECONDS = 0.1
 """How long to wait when no more files may be open."""

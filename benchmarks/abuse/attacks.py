@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gzip
 import json
 import ssl
@@ -392,6 +393,26 @@ async def tls_slow(aim: Aim) -> None:
         wire = await aim.raw()
         wire.write(b"".join(records))
     await aim.rest()
+
+
+@attack("TLS: 300 handshakes begun at the same moment, each second", flags=TLS)
+async def tls_together(aim: Aim) -> None:
+    assert aim.context is not None
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = aim.context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    hello, made = outgoing.read(), 0
+    async for _ in aim.due(1):
+        wires = [await aim.raw() for _ in range(300)]
+        for wire in wires:
+            wire.write(hello)
+        made += len(wires)
+        await asyncio.sleep(min(0.5, max(0.0, aim.left)))
+        for wire in wires:
+            wire.abort()
+        aim.wires.clear()
+    aim.findings.append(f"{made:,} begun")
 
 
 # HTTP

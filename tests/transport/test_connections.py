@@ -8,7 +8,7 @@ import resource
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import hpack
@@ -118,6 +118,61 @@ async def test_handshake(tmp_path: Path, given: bool) -> None:
     writer.close()
 
     await until(lambda: place.server.connections == 0, "the client to be forgotten")
+    await place.server.stop(0)
+
+
+class Shaking:
+    """The client's end of a TLS handshake, a step at a time."""
+
+    def __init__(self, end: socket.socket, context: ssl.SSLContext) -> None:
+        end.setblocking(False)
+        self._end = end
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._in, self._out, server_hostname="localhost")
+
+    def step(self) -> None:
+        """Says what is to be said next."""
+        with suppress(ssl.SSLWantReadError):
+            self._tls.do_handshake()
+        self._end.send(self._out.read())
+
+    def hears(self) -> bool:
+        """Whether the server has said something since."""
+        try:
+            self._in.write(self._end.recv(65_536))
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self._end.close()
+
+
+async def test_many_handshakes(tmp_path: Path) -> None:
+    """However many clients shake hands at the same moment, a turn of the loop takes a few steps."""
+    place = Place(tmp_path, given=True, tls=True, guests=None)
+    context = ssl.create_default_context(cafile=str(place.files.ca))
+    context.set_alpn_protocols(["h2"])
+    clients = [Shaking(await place.client(), context) for _ in range(100)]
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+    for _ in ("hello", "finished"):
+        for client in clients:
+            client.step()
+        in_turns: list[int] = []
+        waiting = clients
+        while waiting:
+            await asyncio.sleep(0)
+            still = [client for client in waiting if not client.hears()]
+            in_turns.append(len(waiting) - len(still))
+            waiting = still
+        assert max(in_turns) <= 50
+
+    assert place.server.connections == len(clients)
+    for client in clients:
+        client.close()
+    await until(lambda: place.server.connections == 0, "all to go")
     await place.server.stop(0)
 
 

@@ -18,6 +18,7 @@ from ratelimit_service.service import Service
 from ratelimit_service.transport.h2.account import Memory
 from ratelimit_service.transport.h2.calls import METHODS, METHODS_UNREFLECTED, ServiceCalls
 from ratelimit_service.transport.h2.frames import ErrorCode
+from ratelimit_service.transport.h2.handshake import agreed
 from ratelimit_service.transport.h2.limits import HANDSHAKE_SECONDS
 from ratelimit_service.transport.h2.overload import Overload
 from ratelimit_service.transport.h2.protocol import Protocol
@@ -156,15 +157,12 @@ class H2Server:
         self._counters.refused_connections["no_files"] += 1
 
     async def _adopt(self, protocol: Protocol, connection: socket.socket) -> None:
-        seconds = HANDSHAKE_SECONDS if self._context else None
         try:
-            await self._loop.connect_accepted_socket(
-                lambda: protocol,
-                connection,
-                ssl=self._context,
-                ssl_handshake_timeout=seconds,
-                ssl_shutdown_timeout=seconds,
-            )
+            if self._context is None:
+                await self._loop.connect_accepted_socket(lambda: protocol, connection)
+            else:
+                seconds = HANDSHAKE_SECONDS
+                await agreed(connection, protocol, self._context, self._turns, seconds)
         except OSError as error:  # its client has gone, is too slow, or speaks no TLS
             log.debug("a connection failed: %s", error)
             self._counters.refused_connections["handshake"] += 1

@@ -1,0 +1,184 @@
+"""TLS handshakes in turns: however many clients shake hands at once, others come in between.
+
+A step of a handshake takes up to a millisecond, and a turn of the loop would take all steps whose
+bytes have come. So until both sides have agreed the bytes of a connection wait for their turn
+(`turns`), as those of calls do. After that the loop's own TLS has them. What must not live here:
+which files TLS needs, and what is spoken over it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from typing import Final, cast
+
+from ratelimit_service.clock import elapsed_us
+from ratelimit_service.transport.h2.turns import Turns
+
+__all__ = ["agreed"]
+
+log = logging.getLogger(__name__)
+
+_PIECE_BYTES: Final = 16_384
+"""What is handled before it is another client's turn."""
+
+_INBOX_BYTES: Final = 65_536
+"""A client of which so much waits is not read from."""
+
+
+async def agreed(
+    connection: socket.socket,
+    protocol: asyncio.Protocol,
+    context: ssl.SSLContext,
+    turns: Turns,
+    seconds: float,
+) -> None:
+    """Hands a connection to its protocol once both sides have agreed on TLS.
+
+    Raises OSError if that fails or takes longer than so many seconds.
+    """
+    loop = asyncio.get_running_loop()
+    raw, handshake = await loop.connect_accepted_socket(lambda: _Handshake(turns), connection)
+    if raw.is_closing():
+        raise ConnectionResetError("the client has gone")
+    guard = _Guard(protocol)
+    # Before TLS is told of the connection, and of its first bytes.
+    loop.call_soon(handshake.stand_before_tls)
+    try:
+        secured = await loop.start_tls(
+            raw,
+            guard,
+            context,
+            server_side=True,
+            ssl_handshake_timeout=seconds,
+            ssl_shutdown_timeout=seconds,
+        )
+    finally:
+        handshake.stand_aside()
+    if secured is None or guard.lost:
+        raise ConnectionResetError("the client has gone")
+    guard.let_through(secured)
+
+
+class _Guard(asyncio.Protocol):
+    """Stands before a protocol that is to hear of nothing before its connection is made."""
+
+    def __init__(self, protocol: asyncio.Protocol) -> None:
+        self._protocol = protocol
+        self._through = False
+        self._early: list[bytes] = []
+        self.lost = False
+
+    def let_through(self, transport: asyncio.Transport) -> None:
+        """The connection is made."""
+        self._through = True
+        transport.set_protocol(self._protocol)
+        self._protocol.connection_made(transport)
+        for data in self._early:
+            self._protocol.data_received(data)
+        self._early.clear()
+
+    def data_received(self, data: bytes) -> None:
+        """Called by TLS: the client's first words may come with the end of its handshake."""
+        self._early.append(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Called by TLS."""
+        self.lost = True
+        if self._through:
+            self._protocol.connection_lost(error)
+
+
+class _Handshake(asyncio.Protocol):
+    """Stands between a connection and its TLS until these have agreed."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.used_us = 0
+        """How much time the handshake has taken, for `turns` to compare."""
+        self._turns = turns
+        self._tls: asyncio.BufferedProtocol | None = None
+        self._raw: asyncio.Transport | None = None
+        self._inbox = bytearray()
+        self._paused = False
+        self._waiting = False
+        """Whether a turn has been asked for."""
+        self._aside = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by asyncio."""
+        # uvloop's transports are none of asyncio's classes, so the type is asyncio's word.
+        self._raw = cast(asyncio.Transport, transport)
+
+    def stand_before_tls(self) -> None:
+        """Takes the connection's bytes from now on, and hands them on in turns."""
+        if self._raw is None or self._aside:
+            return
+        self._tls = cast(asyncio.BufferedProtocol, self._raw.get_protocol())
+        self._raw.set_protocol(self)
+        self._ask_for_a_turn()
+
+    def stand_aside(self) -> None:
+        """The handshake is over: TLS gets what there is, and all that will come, by itself."""
+        self._aside = True
+        if self._raw is None or self._tls is None:
+            return
+        self._raw.set_protocol(self._tls)
+        while self._inbox and not self._raw.is_closing():
+            self._hand_on()
+        if self._paused:
+            self._raw.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        """Called by asyncio."""
+        self._inbox += data
+        if len(self._inbox) > _INBOX_BYTES and self._raw is not None and not self._paused:
+            self._paused = True
+            self._raw.pause_reading()
+        self._ask_for_a_turn()
+
+    def eof_received(self) -> bool | None:
+        """Called by asyncio: who says nothing more does not agree."""
+        return self._tls.eof_received() if self._tls is not None else None
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Called by asyncio."""
+        self._raw = None
+        self._inbox.clear()
+        if self._tls is not None:
+            self._tls.connection_lost(error)
+
+    def handle_piece(self, _now_us: int) -> bool:
+        """Takes a step of the handshake; returns whether there are bytes for another."""
+        if self._aside or self._raw is None:
+            self._waiting = False
+            return False
+        self._hand_on()
+        self._waiting = bool(self._inbox)
+        if not self._waiting and self._paused and not self._aside and self._raw is not None:
+            self._paused = False
+            self._raw.resume_reading()
+        return self._waiting
+
+    def end_turn(self) -> None:
+        """Nothing: TLS writes by itself."""
+
+    def fail(self, error: Exception) -> None:
+        """Drops the connection for a fault of ours."""
+        log.error("a fault in a TLS handshake: please report this", exc_info=error)
+        if self._raw is not None:
+            self._raw.abort()
+
+    def _ask_for_a_turn(self) -> None:
+        if self._inbox and self._tls is not None and not self._waiting:
+            self._waiting = True
+            self._turns.add(self, elapsed_us())
+
+    def _hand_on(self) -> None:
+        assert self._tls is not None  # noqa: S101 -- nobody asks for a turn before
+        room = memoryview(self._tls.get_buffer(_PIECE_BYTES))
+        size = min(len(self._inbox), _PIECE_BYTES, len(room))
+        room[:size] = self._inbox[:size]
+        del self._inbox[:size]
+        self._tls.buffer_updated(size)
