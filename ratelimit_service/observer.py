@@ -206,7 +206,8 @@ class Counters:
         self.rule_loads: Counter[str] = Counter()
         """Loads of the rules: `success`, `error` (a file or domain kept its last good version)."""
         self.http_closed: Counter[str] = Counter()
-        """Connections of the HTTP port that were closed for their client: `slow`, `crowded`."""
+        """Connections of the HTTP port that were closed for their client: `slow`, `crowded`,
+        `handshake` (it spoke no TLS)."""
         self.worker_ends: Counter[str] = Counter()
         """Workers that have ended: `died`, `hung`, `replaced`."""
         self.restarts: Counter[str] = Counter()
@@ -217,6 +218,9 @@ class Counters:
         self.closed_connections: Counter[str] = Counter()
         """gRPC connections that were ended for what their clients did: `flood_…` by what flooded,
         `memory`, `timeout`, `stuck`, `protocol`."""
+        self.tls_reloads: Counter[str] = Counter()
+        """Changed TLS files that were read anew: `success`, `error` (the old ones' content stays
+        in force)."""
         self.unknown_domains = 0
         """Descriptors that asked for a domain no rule file names."""
         self.global_shadow_mode = 0
@@ -268,4 +272,5 @@ _LABELLED: Final[tuple[str, ...]] = (
     "restarts",
     "refused_connections",
     "closed_connections",
+    "tls_reloads",
 )

@@ -6,13 +6,24 @@ Who may ask is `origin`'s business, how long a connection may take that of `door
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Protocol
 
 from aiohttp import web
 
-from ratelimit_service import listening
-from ratelimit_service.admin.doors import BODY_SECONDS, WRITE_SECONDS, Doors
+from ratelimit_service.accepting import Acceptor, Guests
+from ratelimit_service.admin.doors import (
+    BODY_SECONDS,
+    CLOSE_SECONDS,
+    HEAD_SECONDS,
+    MOST,
+    MOST_OF_PEER,
+    WRITE_SECONDS,
+    Doors,
+)
 from ratelimit_service.admin.faults import faults_log
 from ratelimit_service.admin.origin import is_ours
 from ratelimit_service.errors import BadRequestError, StatusCode
@@ -28,6 +39,8 @@ from ratelimit_service.wire import decision_to_json, decode_decision, request_fr
 
 __all__ = ["Admin"]
 
+log = logging.getLogger(__name__)
+
 _MAX_BODY_BYTES = 1 << 17
 """JSON is wordier than protobuf; the message itself is held to its own bound, half of this."""
 
@@ -40,6 +53,9 @@ _LINGER_SECONDS = 1.0
 _LAST_SECONDS = 1.0
 """How long answers under way may take when the port is closed."""
 
+_PROBES = frozenset({"/healthcheck", "/livez", "/readyz"})
+"""Answered under any name."""
+
 _HTTP_STATUS = {
     StatusCode.INVALID_ARGUMENT: 400,
     StatusCode.RESOURCE_EXHAUSTED: 400,
@@ -47,8 +63,15 @@ _HTTP_STATUS = {
 }
 
 
+class Certificate(Protocol):
+    """What the port shows to callers that speak TLS."""
+
+    def context(self) -> ssl.SSLContext:
+        """For asyncio."""
+
+
 class Admin:
-    """Serves `/json`, `/healthcheck`, `/metrics`, `/rlconfig` and `/processes`."""
+    """Serves `/json`, probes, `/metrics`, `/rlconfig` and `/processes`."""
 
     def __init__(
         self,
@@ -79,6 +102,8 @@ class Admin:
         if not settings.no_json:
             app.router.add_route("*", "/json", self._json)
         app.router.add_get("/healthcheck", self._healthcheck)
+        app.router.add_get("/livez", self._livez)
+        app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/rlconfig", self._rlconfig)
         app.router.add_get("/processes", self._show_processes)
@@ -92,29 +117,65 @@ class Admin:
             lingering_time=_LINGER_SECONDS,
             auto_decompress=False,
         )
-        self._servers: list[asyncio.Server] = []
+        self._sockets: Sequence[socket.socket] = ()
+        self._acceptor: Acceptor | None = None
+        self._context: ssl.SSLContext | None = None
+        self._coming = Guests(MOST, MOST_OF_PEER)
+        """Those whose TLS handshake is not over: no door knows them yet."""
+        self._greeting: set[asyncio.Task[None]] = set()
 
-    async def start(self, sockets: Sequence[socket.socket]) -> None:
-        """Serves on sockets that listen already."""
+    async def renew(self, tls: Certificate) -> None:
+        """Greets clients with another certificate from now on; who is connected stays."""
+        self._context = await asyncio.to_thread(tls.context)
+
+    async def start(self, sockets: Sequence[socket.socket], tls: Certificate | None = None) -> None:
+        """Serves on sockets that listen already, which are closed at the end."""
+        self._context = tls.context() if tls else None
         await self._runner.setup()
         make = self._runner.server
         assert make is not None  # noqa: S101 -- it was just set up
         self.doors = Doors(make, self._counters.http_closed)
         self.doors.watch()
-        loop = asyncio.get_running_loop()
-        for each in sockets:
-            self._servers.append(
-                await loop.create_server(self.doors.door, sock=each, backlog=listening.BACKLOG)
-            )
+        self._sockets = sockets
+        self._acceptor = Acceptor(asyncio.get_running_loop(), sockets, self._accepted)
+        self._acceptor.start()
 
     async def close(self) -> None:
         """Closes the sockets and their connections."""
-        for server in self._servers:
-            server.close()
-        if self._servers:
+        if self._acceptor is not None:
+            self._acceptor.stop()
             self.doors.close()
-        self._servers = []
+        for each in self._sockets:
+            each.close()
+        for task in self._greeting:
+            task.cancel()
         await self._runner.cleanup()
+
+    def _accepted(self, connection: socket.socket, peer: str) -> None:
+        if self._coming.admit(peer):
+            self._counters.http_closed["crowded"] += 1
+            connection.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._greet(connection, peer))
+        self._greeting.add(task)
+        task.add_done_callback(self._greeting.discard)
+
+    async def _greet(self, connection: socket.socket, peer: str) -> None:
+        """Hands a connection to a door, after its TLS handshake where there is one."""
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self.doors.door,
+                connection,
+                ssl=self._context,
+                ssl_handshake_timeout=HEAD_SECONDS if self._context else None,
+                ssl_shutdown_timeout=CLOSE_SECONDS if self._context else None,
+            )
+        except OSError as error:  # its client has gone, is too slow, or speaks no TLS
+            log.debug("a connection to the HTTP port failed: %s", error)
+            self._counters.http_closed["handshake"] += 1
+            connection.close()
+        finally:
+            self._coming.leave(peer)
 
     @web.middleware
     async def _at_the_door(
@@ -126,7 +187,7 @@ class Admin:
         self.doors.begin(request.protocol)
         try:
             host = request.headers.get("Host", "")
-            if request.path != "/healthcheck" and not is_ours(host, self._hosts):
+            if request.path not in _PROBES and not is_ours(host, self._hosts):
                 why = f"{_shown(host)} is no known name of this service: see --http-hosts"
                 return _refused(421, why)
             return await handler(request)
@@ -177,6 +238,17 @@ class Admin:
         lines = ["degraded", *(f"{component}: {reason}" for component, reason in faults.items())]
         return web.Response(text="\n".join(lines) + "\n")
 
+    async def _livez(self, _: web.Request) -> web.Response:
+        """200 for as long as anything is answered, also before and after it serves."""
+        return web.Response(text="OK")
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        """200 while requests are welcome, also degraded; 503 before and after."""
+        ready = self._health.serving
+        return web.Response(
+            status=200 if ready else 503, text="OK" if ready else f"{self._health.phase}\n"
+        )
+
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         content_type, pages = self._render_metrics(request.headers.get("Accept", ""))
         return await _streamed(request, content_type, pages)
@@ -198,7 +270,7 @@ class Admin:
 
     async def _not_found(self, request: web.Request) -> web.Response:
         json = "" if self._settings.no_json else "/json "
-        paths = f"/healthcheck {json}/metrics /rlconfig /processes"
+        paths = f"/healthcheck /livez /readyz {json}/metrics /rlconfig /processes"
         return web.Response(status=404, text=f"{_shown(request.path)} is not here: {paths} are\n")
 
 

@@ -26,7 +26,8 @@ __all__ = ["restart"]
     metavar="DURATION",
     help="How long to wait for the end.",
 )
-def restart(http: str, timeout: str) -> int:
+@click.option("--tls", is_flag=True, help="The HTTP port speaks TLS.")
+def restart(http: str, timeout: str, tls: bool) -> int:
     """Replace the workers of the service on this machine, one after the other.
 
     It goes on as the version that is installed now, with what the rules and files say now; no
@@ -38,6 +39,6 @@ def restart(http: str, timeout: str) -> int:
     from ratelimit_service.runtime.restart import restart as restarted  # noqa: PLC0415
 
     split_address(http)
-    for line in restarted(http, parse_duration(timeout)):
+    for line in restarted(http, parse_duration(timeout), tls=tls):
         say(line)
     return 0

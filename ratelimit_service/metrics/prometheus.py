@@ -259,10 +259,17 @@ class Metrics:
             counters.rule_loads,
         )
         yield _counter(
+            "ratelimit_tls_reloads",
+            "Changed TLS files that were read anew; error means that the old content stays.",
+            "result",
+            ("success", "error"),
+            counters.tls_reloads,
+        )
+        yield _counter(
             "ratelimit_http_closed_connections",
-            "Connections of the HTTP port that were closed for being slow or too many.",
+            "Connections of the HTTP port that were slow, too many, or failed to speak TLS.",
             "reason",
-            ("slow", "crowded"),
+            ("slow", "crowded", "handshake"),
             counters.http_closed,
         )
         yield CounterMetricFamily(

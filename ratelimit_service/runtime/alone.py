@@ -16,22 +16,22 @@ from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.sources import source_of
 from ratelimit_service.rules.watch import watched
 from ratelimit_service.runtime.announcement import announce
+from ratelimit_service.runtime.certificates import Certificates
 from ratelimit_service.runtime.deciding import deciding
 from ratelimit_service.runtime.process import collect, spare_the_old
 from ratelimit_service.runtime.signals import Signals, log
 from ratelimit_service.settings import Settings
 from ratelimit_service.transport import TRANSPORTS
-from ratelimit_service.transport.tls import TLS
 
 __all__ = ["serve_alone"]
 
 
 async def serve_alone(settings: Settings) -> int:
     """Serves until a signal ends it; returns the exit code."""
-    tls = TLS.of(settings)
+    counters, health = Counters(), Health()
+    certificates = Certificates(settings, health, counters)
     listening.check_free(settings.http, "HTTP")
     listening.check_free(settings.grpc, "gRPC")
-    counters, health = Counters(), Health()
     source = source_of(settings)
     rules = Rules(source, counters=counters, health=health, strict=settings.strict_rules)
     await asyncio.to_thread(rules.load)
@@ -45,7 +45,7 @@ async def serve_alone(settings: Settings) -> int:
             here.service,
             health,
             settings.max_connection_age_us,
-            tls,
+            certificates.grpc,
             counters=counters,
             guests=Guests(settings.max_connections, settings.max_connections_per_peer),
             reflection=not settings.no_reflection,
@@ -62,9 +62,10 @@ async def serve_alone(settings: Settings) -> int:
         )
         stack.push_async_callback(admin.close)
         http = listening.listen(settings.http, "HTTP")
-        await admin.start(http)
+        await admin.start(http, certificates.http)
         grpc_port = await grpc_server.start()
         await stack.enter_async_context(watched(rules))
+        await stack.enter_async_context(certificates.watched(grpc_server.renew, admin.renew))
 
         signals = Signals(rules.reload, _cannot_restart)
         collect()

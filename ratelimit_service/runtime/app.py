@@ -13,11 +13,11 @@ from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.sources import source_of
 from ratelimit_service.runtime import logs
 from ratelimit_service.runtime.alone import serve_alone
+from ratelimit_service.runtime.certificates import check_certificates
 from ratelimit_service.runtime.deciding import open_store
 from ratelimit_service.runtime.process import raise_file_limit, run
 from ratelimit_service.runtime.supervisor import supervise
 from ratelimit_service.settings import Settings, inherited
-from ratelimit_service.transport.tls import TLS
 
 __all__ = ["check", "serve", "workers"]
 
@@ -50,7 +50,7 @@ def check(settings: Settings) -> None:
     """Raises RateLimitError if `serve` would; opens no port and connects to nothing."""
     os.nice(_CHECK_NICENESS)
     workers(settings)
-    TLS.of(settings)
+    check_certificates(settings)
     run(_check(settings))
 
 

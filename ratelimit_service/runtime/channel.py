@@ -61,6 +61,8 @@ class Kind(IntEnum):
     """From a worker: the number of what was asked, a status code, and the answer or reason."""
     LEAVING = 14
     """From a worker that was told to end by somebody else: it does once another serves."""
+    TLS = 15
+    """To a worker: what the files of TLS say; pickled. First, and whenever they change."""
 
 
 Received = Callable[[int, bytes], None]

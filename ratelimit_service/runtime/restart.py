@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import TypedDict
 
 from ratelimit_service.errors import RateLimitError
@@ -41,12 +42,13 @@ class _Processes(TypedDict):
     workers: list[_Process]
 
 
-def restart(http: str, timeout_us: int) -> Iterator[str]:
+def restart(http: str, timeout_us: int, *, tls: bool = False) -> Iterator[str]:
     """Replaces the workers of the service whose HTTP port is given; tells how it goes.
 
-    Raises RateLimitError if there is no such service, or it cannot or does not restart.
+    `tls` is for an HTTP port that speaks it. Raises RateLimitError if there is no such service,
+    or it cannot or does not restart.
     """
-    with closing(_connection(http)) as connection:
+    with closing(_connection(http, tls=tls)) as connection:
         before = _asked(http, connection)
         if not before["workers"]:
             raise RateLimitError(
@@ -57,16 +59,16 @@ def restart(http: str, timeout_us: int) -> Iterator[str]:
             raise RateLimitError(f"the service at {http} is restarting already")
         check_peer(connection.sock, before["pid"])
         os.kill(before["pid"], RESTART)
-    yield from _followed(http, before, time.monotonic() + timeout_us / 1_000_000)
+    yield from _followed(http, tls, before, time.monotonic() + timeout_us / 1_000_000)
 
 
-def _followed(http: str, before: _Processes, until: float) -> Iterator[str]:
+def _followed(http: str, tls: bool, before: _Processes, until: float) -> Iterator[str]:
     told = {worker["pid"] for worker in before["workers"]}
     begun = False
     while time.monotonic() < until:
         time.sleep(_LOOK_SECONDS)
         try:
-            with closing(_connection(http)) as connection:
+            with closing(_connection(http, tls=tls)) as connection:
                 now = _asked(http, connection)
         except RateLimitError:  # for a moment nobody answers
             continue
@@ -84,8 +86,14 @@ def _followed(http: str, before: _Processes, until: float) -> Iterator[str]:
     raise RateLimitError(f"the service at {http} is still restarting: see its log")
 
 
-def _connection(http: str) -> HTTPConnection:
-    return HTTPConnection(*split_address(http), timeout=_ANSWER_SECONDS)
+def _connection(http: str, *, tls: bool) -> HTTPConnection:
+    host, port = split_address(http)
+    if not tls:
+        return HTTPConnection(host, port, timeout=_ANSWER_SECONDS)
+    # Whose the connection is the system tells better than a certificate: see `peer`.
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return HTTPSConnection(host, port, timeout=_ANSWER_SECONDS, context=context)
 
 
 def _asked(http: str, connection: HTTPConnection) -> _Processes:
@@ -95,7 +103,8 @@ def _asked(http: str, connection: HTTPConnection) -> _Processes:
         said = json.loads(connection.getresponse().read(_MOST_BYTES))
     except OSError as error:
         raise RateLimitError(
-            f"no service answers at http://{http}: {error}; name its HTTP port with --http"
+            f"no service answers at {http}: {error}; name its HTTP port with --http, and give "
+            "--tls if it speaks that"
         ) from error
     except (HTTPException, ValueError) as error:
         raise RateLimitError(_OTHER.format(http=http)) from error

@@ -25,13 +25,13 @@ from ratelimit_service.rules.sources import source_of
 from ratelimit_service.rules.watch import watched
 from ratelimit_service.runtime import handover
 from ratelimit_service.runtime.announcement import announce
+from ratelimit_service.runtime.certificates import Certificates
 from ratelimit_service.runtime.channel import sockets
 from ratelimit_service.runtime.deciding import open_store
 from ratelimit_service.runtime.handover import Handover
 from ratelimit_service.runtime.signals import Signals, hold_signals, log
 from ratelimit_service.runtime.workers import Counts, Workers
 from ratelimit_service.settings import Settings
-from ratelimit_service.transport.tls import TLS
 
 __all__ = ["supervise"]
 
@@ -45,7 +45,6 @@ async def supervise(settings: Settings, count: int, inherited: int | None) -> in
 
     `inherited` is the descriptor of what a former image of this process has left.
     """
-    TLS.of(settings)
     supervisor = _Supervisor(settings, count)
     left = handover.take_over(inherited) if inherited is not None else None
     return await supervisor.run(left)
@@ -59,6 +58,7 @@ class _Supervisor:
         self._settings = settings
         self._count = count
         self._counters, self._health = Counters(), Health()
+        self._certificates = Certificates(settings, self._health, self._counters)
         self._rules = Rules(
             source_of(settings),
             counters=self._counters,
@@ -76,6 +76,7 @@ class _Supervisor:
             self._guests,
             self._workers_changed,
             self._other_version,
+            self._certificates.grpc,
         )
         self._grpc: list[socket.socket] = []
         self._http: list[socket.socket] = []
@@ -102,8 +103,11 @@ class _Supervisor:
                 await self._resume(left)
             stack.callback(self._close_grpc)
             stack.push_async_callback(self._admin.close)
-            await self._admin.start(self._http)
+            await self._admin.start(self._http, self._certificates.http)
             await stack.enter_async_context(watched(self._rules))
+            await stack.enter_async_context(
+                self._certificates.watched(self._workers.tell_tls, self._admin.renew)
+            )
             self._health.enter(Phase.SERVING)
             self._workers_changed()
             replacing = None

@@ -1,7 +1,8 @@
 """A worker: one process that decides, on connections that the supervisor hands it.
 
 It is told its settings and its rules, says how it is and what it has counted, and ends when it is
-told to, or when the supervisor is gone. It opens no port and reads no file but TLS's.
+told to, or when the supervisor is gone. It opens no port and reads no file but those that the
+store names.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class _Worker:
         """How to end, and how long it may take."""
         self._service: Service | None = None
         self._server: H2Server | None = None
+        self._tls: TLS | None = None
         self._asked = False
         """Whether somebody else than the supervisor told us to end."""
         self._taken = 0
@@ -112,7 +114,6 @@ class _Worker:
         return 0
 
     async def _serve(self, settings: Settings) -> None:
-        tls = TLS.of(settings)
         self._do(self._take_rules())
         await self._ruled.wait()
         spare_the_old()
@@ -126,7 +127,7 @@ class _Worker:
                 here.service,
                 self._health,
                 settings.max_connection_age_us,
-                tls,
+                self._tls,
                 self._tell_soon,
                 counters=self._counters,
                 reflection=not settings.no_reflection,
@@ -159,6 +160,8 @@ class _Worker:
             self._parts.put_nowait(payload)
         elif kind == Kind.RULES_END:
             self._parts.put_nowait(_RulesEnd(**json.loads(payload)))
+        elif kind == Kind.TLS:
+            self._renew(pickle.loads(payload))  # noqa: S301 -- our supervisor's
         elif kind == Kind.LEAVE:
             how = json.loads(payload)
             self._end(Phase.DRAINING if how["draining"] else Phase.LEAVING, how["grace_us"])
@@ -166,6 +169,11 @@ class _Worker:
             self._do(self._report(payload))
         elif kind == Kind.DECIDE:
             self._do(self._decide(payload[:4], payload[4:]))
+
+    def _renew(self, tls: TLS | None) -> None:
+        self._tls = tls
+        if self._server is not None and tls is not None:
+            self._do(self._server.renew(tls))
 
     def _lost(self) -> None:
         """The supervisor is gone: nobody will hand us connections, and somebody may be next."""

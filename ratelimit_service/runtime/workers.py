@@ -28,6 +28,7 @@ from ratelimit_service.runtime.worker import BEAT_SECONDS
 from ratelimit_service.runtime.worker_process import SLACK_SECONDS, Inherited, WorkerProcess
 from ratelimit_service.service import Answer, Refusal
 from ratelimit_service.settings import Settings
+from ratelimit_service.transport.tls import TLS
 
 __all__ = ["Counts", "Workers"]
 
@@ -82,6 +83,7 @@ class Workers:
         guests: Guests,
         changed: Callable[[], None],
         other_version: Callable[[str], None],
+        tls: TLS | None = None,
     ) -> None:
         """What workers count is added to `counters` and the book's tallies.
 
@@ -97,6 +99,7 @@ class Workers:
         self._guests = guests
         self._changed = changed
         self._other_version = other_version
+        self._tls = tls
         self._all: list[WorkerProcess] = []
         self._rules: list[tuple[Kind, bytes]] = []
         """What tells a worker the rules that hold now."""
@@ -230,6 +233,13 @@ class Workers:
         for worker in self._all:
             if worker.version == __version__:
                 self._tell_rules_to(worker)
+
+    async def tell_tls(self, tls: TLS) -> None:
+        """Tells all workers, and those to come, what the gRPC port's TLS files say now."""
+        self._tls = tls
+        for worker in self._all:
+            if worker.version == __version__:
+                worker.send(Kind.TLS, pickle.dumps(tls))
 
     async def decide(self, bodies: Sequence[bytes]) -> list[Answer]:
         """As `Service.decide`, in one of the workers."""
@@ -422,6 +432,7 @@ class Workers:
             worker.kill()
             self._other_version(version)
             return
+        worker.send(Kind.TLS, pickle.dumps(self._tls))
         worker.send(Kind.SETTINGS, pickle.dumps((worker.number, self._settings)))
         self._tell_rules_to(worker)
 

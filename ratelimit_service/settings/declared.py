@@ -182,6 +182,13 @@ class Settings:
         False, SWITCH, "Take refunds over HTTP too: isNegativeHits in /json."
     )
 
+    http_tls_cert: str = _HTTP.setting(
+        "",
+        FILE,
+        "A PEM file: the certificate of the HTTP port, with its chain. Without it no TLS.",
+    )
+    http_tls_key: str = _HTTP.setting("", FILE, "A PEM file: its key.")
+
     workers: int = _PROCESS.setting(
         0,
         COUNT,

@@ -52,7 +52,7 @@ class GrpcioServer:
         Connections are not bounded by anybody but grpcio itself.
         """
         self._address = address
-        self._tls = tls
+        self._certificate_required = tls is not None and tls.client_ca is not None
         self._reflected = REFLECTION_SERVICES if reflection else ()
         self._options: list[tuple[str, object]] = [("grpc.so_reuseport", 0)]
         if max_connection_age_us:
@@ -61,6 +61,11 @@ class GrpcioServer:
         self._service = service
         self._health = HealthService(health)
         self._server: grpc.aio.Server | None = None
+        self._certificate = tls.configuration() if tls else None
+
+    async def renew(self, tls: TLS) -> None:
+        """Greets clients with another certificate from now on; who is connected stays."""
+        self._certificate = tls.configuration()
 
     async def start(self) -> int:
         """Opens the port and returns its number, which for a socket says nothing.
@@ -93,10 +98,13 @@ class GrpcioServer:
             )
         )
         try:
-            if self._tls is None:
+            if self._certificate is None:
                 port = server.add_insecure_port(self._address)
             else:
-                port = server.add_secure_port(self._address, self._tls.credentials())
+                credentials = grpc.dynamic_ssl_server_credentials(
+                    self._certificate, self._current, self._certificate_required
+                )
+                port = server.add_secure_port(self._address, credentials)
         except RuntimeError as error:
             raise TransportError(
                 f"cannot open the gRPC port {self._address}: it is in use or not this machine's; "
@@ -110,6 +118,11 @@ class GrpcioServer:
         """Takes no new calls, and lets those in flight finish for at most `grace_us`."""
         if self._server is not None:
             await self._server.stop(grace_us / 1_000_000)
+
+    def _current(self) -> grpc.ServerCertificateConfiguration:
+        """What grpcio asks for at every handshake."""
+        assert self._certificate is not None  # noqa: S101 -- else nobody asks
+        return self._certificate
 
     async def _should_rate_limit(self, body: bytes, context: _Context) -> bytes:
         seconds = context.time_remaining()

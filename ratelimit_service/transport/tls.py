@@ -1,19 +1,26 @@
-"""TLS on the gRPC port: which files, and what each transport makes of them."""
+"""TLS on the ports: which files, and what each transport makes of them."""
 
 from __future__ import annotations
 
+import os
 import ssl
-from collections.abc import Mapping
-from dataclasses import dataclass
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 
 import grpc
 
 from ratelimit_service.errors import SettingsError
+from ratelimit_service.health import Health
+from ratelimit_service.observer import Counters
+from ratelimit_service.renewed import Renewed
 from ratelimit_service.settings import Settings
 
-__all__ = ["TLS"]
+__all__ = ["TLS", "TLSFiles"]
 
 
 _OF_SERVERS = ssl.PROTOCOL_TLS_SERVER
@@ -21,20 +28,52 @@ _OF_SERVERS = ssl.PROTOCOL_TLS_SERVER
 
 @dataclass(frozen=True, slots=True)
 class TLS:
-    """PEM files: the server's certificate (with its chain) and key, and whom clients must be.
+    """What was in the PEM files: the server's certificate (with its chain) and key.
 
     With `client_ca` a client needs a certificate of one of its authorities, and of no other; with
-    `client_san` only one that is for this name.
+    `client_san` only one that is for this name. `protocols` are offered (ALPN, RFC 7301).
     """
+
+    cert: bytes
+    key: bytes = field(repr=False)
+    client_ca: bytes | None = None
+    client_san: str = ""
+    protocols: tuple[str, ...] = ("h2",)
+
+    def context(self) -> ssl.SSLContext:
+        """For asyncio. Raises OSError or ValueError for what cannot be used."""
+        context = _Narrowed(self.client_san) if self.client_san else ssl.SSLContext(_OF_SERVERS)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self.protocols:
+            context.set_alpn_protocols(self.protocols)
+        with _as_file(self.cert) as cert, _as_file(self.key) as key:
+            context.load_cert_chain(cert, key, _no_password)
+        if self.client_ca is not None:
+            context.load_verify_locations(cadata=self.client_ca.decode("ascii", "ignore"))
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def configuration(self) -> grpc.ServerCertificateConfiguration:
+        """For grpcio."""
+        return grpc.ssl_server_certificate_configuration(
+            [(self.key, self.cert)], root_certificates=self.client_ca
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TLSFiles:
+    """The PEM files of a port, and the flags that name them."""
 
     cert: Path
     key: Path
     client_ca: Path | None = None
     client_san: str = ""
+    flags: str = "--tls"
+    protocols: tuple[str, ...] = ("h2",)
 
     @classmethod
-    def of(cls, settings: Settings) -> TLS | None:
-        """What the settings ask for. Raises SettingsError for files that cannot be used."""
+    def of_grpc(cls, settings: Settings) -> TLSFiles | None:
+        """What the settings ask for on the gRPC port. Raises SettingsError if that is not whole."""
         given = (settings.tls_cert, settings.tls_key, settings.tls_client_ca)
         if not any((*given, settings.tls_client_san)):
             return None
@@ -49,40 +88,66 @@ class TLS:
                 "--tls-client-san needs --transport h2: grpcio cannot ask what certificates are for"
             )
         authorities = Path(settings.tls_client_ca) if settings.tls_client_ca else None
-        tls = cls(
+        return cls(
             Path(settings.tls_cert), Path(settings.tls_key), authorities, settings.tls_client_san
         )
-        tls.context()  # grpcio would only say later, and to the client, that it cannot use them
+
+    @classmethod
+    def of_http(cls, settings: Settings) -> TLSFiles | None:
+        """The same of the HTTP port."""
+        if not (settings.http_tls_cert or settings.http_tls_key):
+            return None
+        if not (settings.http_tls_cert and settings.http_tls_key):
+            raise SettingsError(
+                "TLS on the HTTP port needs both --http-tls-cert FILE and --http-tls-key FILE"
+            )
+        cert, key = Path(settings.http_tls_cert), Path(settings.http_tls_key)
+        return cls(cert, key, flags="--http-tls", protocols=("http/1.1",))
+
+    def read(self) -> TLS:
+        """What the files say now. Raises SettingsError if it cannot be used."""
+        pair = f"{self.flags}-cert {self.cert} and {self.flags}-key {self.key}"
+        try:
+            cert, key = self.cert.read_bytes(), self.key.read_bytes()
+            tls = TLS(cert, key, None, self.client_san, self.protocols)
+            tls.context()  # grpcio would only say later, and to the client, that it cannot use it
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"{pair} cannot be used: {error}") from error
+        if self.client_ca is None:
+            return tls
+        try:
+            tls = TLS(cert, key, self.client_ca.read_bytes(), self.client_san, self.protocols)
+            tls.context()
+        except (OSError, ValueError) as error:
+            authorities = f"{self.flags}-client-ca {self.client_ca}"
+            raise SettingsError(f"{authorities} cannot be used: {error}") from error
         return tls
 
-    def context(self) -> ssl.SSLContext:
-        """For asyncio. HTTP/2 alone is offered (ALPN, RFC 7301). Raises SettingsError."""
-        context = _Narrowed(self.client_san) if self.client_san else ssl.SSLContext(_OF_SERVERS)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(["h2"])
-        try:
-            context.load_cert_chain(self.cert, self.key)
-        except OSError as error:
-            raise SettingsError(
-                f"--tls-cert {self.cert} and --tls-key {self.key} cannot be used: {error}"
-            ) from error
-        if self.client_ca is not None:
-            try:
-                context.load_verify_locations(self.client_ca)
-            except OSError as error:
-                raise SettingsError(
-                    f"--tls-client-ca {self.client_ca} cannot be used: {error}"
-                ) from error
-            context.verify_mode = ssl.CERT_REQUIRED
-        return context
+    def renewed(self, component: str, health: Health, counters: Counters) -> Renewed[TLS]:
+        """What they say, now and whenever they change. Raises SettingsError as `read`."""
+        files = [file for file in (self.cert, self.key, self.client_ca) if file is not None]
+        return Renewed(component, files, self.read, health, counters.tls_reloads)
 
-    def credentials(self) -> grpc.ServerCredentials:
-        """For grpcio."""
-        return grpc.ssl_server_credentials(
-            [(self.key.read_bytes(), self.cert.read_bytes())],
-            root_certificates=self.client_ca.read_bytes() if self.client_ca else None,
-            require_client_auth=self.client_ca is not None,
-        )
+
+@contextmanager
+def _as_file(content: bytes) -> Iterator[str]:
+    """A path under which bytes can be read for a moment: ssl reads certificates from files only.
+
+    Nothing is written to disk where the system has files in memory.
+    """
+    if sys.platform == "linux":
+        file, folder = os.fdopen(os.memfd_create("tls"), "wb"), "/proc/self/fd"
+    else:
+        file, folder = tempfile.TemporaryFile("wb"), "/dev/fd"  # noqa: SIM115 -- closed below
+    with file:
+        file.write(content)
+        file.flush()
+        yield f"{folder}/{file.fileno()}"
+
+
+def _no_password() -> str:
+    """Asked for where a key is encrypted; without this OpenSSL would ask the terminal."""
+    raise ValueError("the key is encrypted: give one without a password")
 
 
 class _Narrowed(ssl.SSLContext):

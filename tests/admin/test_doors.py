@@ -211,7 +211,7 @@ async def test_no_json(tmp_path: Path) -> None:
     await site.admin.close()
     assert (answer.status, answer.text) == (
         404,
-        "/json is not here: /healthcheck /metrics /rlconfig /processes are\n",
+        "/json is not here: /healthcheck /livez /readyz /metrics /rlconfig /processes are\n",
     )
 
 

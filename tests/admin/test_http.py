@@ -138,7 +138,8 @@ async def test_other_paths(site: Site) -> None:
 
     assert (answer.status, answer.text) == (
         404,
-        "/nowhere is not here: /healthcheck /json /metrics /rlconfig /processes are\n",
+        "/nowhere is not here: "
+        "/healthcheck /livez /readyz /json /metrics /rlconfig /processes are\n",
     )
 
 

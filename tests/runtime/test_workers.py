@@ -19,11 +19,10 @@ from typing import Any
 
 import grpc
 import pytest
-import trustme
 
 import ratelimit_service
 from ratelimit_service import __version__
-from ratelimit_service.client import Client, ClientTLS
+from ratelimit_service.client import Client
 from ratelimit_service.errors import SettingsError, TransportError
 from ratelimit_service.model import Code, Request
 from ratelimit_service.runtime.app import workers
@@ -231,69 +230,63 @@ def test_only_worker_that_is_told_to_end(start: Start, own_redis: RedisServer) -
     assert metric(service, 'ratelimit_worker_ends_total{reason="replaced"}') == 1
 
 
-class Secured:
-    """A service of one worker over TLS; without its certificate no other worker can start."""
+class Sharded:
+    """A service of one worker; without the file that lists its shards no other can start."""
 
     def __init__(self, start: Start, redis: RedisServer, directory: Path) -> None:
-        authority = trustme.CA()
-        issued = authority.issue_cert("127.0.0.1")
-        self._cert, key, ca = (directory / name for name in ("cert", "key", "ca"))
-        issued.cert_chain_pems[0].write_to_path(str(self._cert))
-        issued.private_key_pem.write_to_path(str(key))
-        authority.cert_pem.write_to_path(str(ca))
-        files = ["--tls-cert", str(self._cert), "--tls-key", str(key)]
-        self.service = start("--store", redis.url, "--workers", "1", *files)
-        self.tls = ClientTLS(str(ca))
+        self._shards = directory / "shards.yaml"
+        self._shards.write_text(f"shards: [{{store: '{redis.url}'}}]")
+        self.service = start("--store", f"file:{self._shards}", "--workers", "1")
 
-    def lose_certificate(self) -> None:
-        self._cert.rename(self._cert.with_name("away"))
+    def lose_shards(self) -> None:
+        self._shards.rename(self._shards.with_name("away"))
 
-    def find_certificate(self) -> None:
-        self._cert.with_name("away").rename(self._cert)
+    def find_shards(self) -> None:
+        self._shards.with_name("away").rename(self._shards)
 
     def failures(self) -> int:
         return self.service.log.count("worker 1 cannot start")
 
 
 @pytest.fixture
-def secured(start: Start, own_redis: RedisServer, tmp_path: Path) -> Secured:
-    return Secured(start, own_redis, tmp_path)
+def sharded(start: Start, own_redis: RedisServer, tmp_path: Path) -> Sharded:
+    return Sharded(start, own_redis, tmp_path)
 
 
-def test_worker_whose_successor_cannot_start(secured: Secured) -> None:
+def test_worker_whose_successor_cannot_start(sharded: Sharded) -> None:
     """A worker that is told to end serves old and new clients until another does, however long."""
-    service = secured.service
+    service = sharded.service
     (told,) = pids(service)
-    with Client(service.address, secured.tls) as client:
+    with Client(service.address) as client:
         ask(client)
-        secured.lose_certificate()
+        sharded.lose_shards()
 
         os.kill(told, signal.SIGTERM)
 
-        wait_until(lambda: secured.failures() == 3, "three attempts to start another")
+        wait_until(lambda: sharded.failures() == 3, "three attempts to start another")
         assert ask(client) is Code.OK
-        with Client(service.address, secured.tls) as another:
+        with Client(service.address) as another:
             assert ask(another) is Code.OVER_LIMIT
         (shown,) = processes(service)["workers"]
         assert (shown["pid"], shown["state"]) == (told, "leaving")
-        secured.find_certificate()
+        sharded.find_shards()
         wait_until(lambda: told not in pids(service), "the worker to end")
         assert ask(client) is Code.OVER_LIMIT
     assert metric(service, 'ratelimit_worker_ends_total{reason="replaced"}') == 1
 
 
-def test_worker_that_is_told_to_end_twice(secured: Secured) -> None:
+def test_worker_that_is_told_to_end_twice(sharded: Sharded) -> None:
     """A second SIGTERM ends a worker without waiting for another."""
-    (told,) = pids(secured.service)
-    secured.lose_certificate()
+    (told,) = pids(sharded.service)
+    sharded.lose_shards()
     os.kill(told, signal.SIGTERM)
-    wait_until(lambda: secured.failures() == 1, "an attempt to start another")
+    wait_until(lambda: sharded.failures() == 1, "an attempt to start another")
 
     os.kill(told, signal.SIGTERM)
 
     wait_until(lambda: not runs(told), "the worker to end")
-    secured.find_certificate()
-    wait_until(lambda: secured.service.get("/healthcheck").text == "OK", "another worker")
+    sharded.find_shards()
+    wait_until(lambda: sharded.service.get("/healthcheck").text == "OK", "another worker")
 
 
 def test_supervisor_that_is_killed(start: Start, own_redis: RedisServer) -> None:
@@ -521,7 +514,7 @@ def test_restart_of_nothing() -> None:
     )
 
     assert done.returncode == 2
-    assert "no service answers at http://127.0.0.1:1" in done.stderr
+    assert "no service answers at 127.0.0.1:1" in done.stderr
     assert "--http" in done.stderr
 
 

@@ -14,9 +14,10 @@ import trustme
 from ratelimit_service.errors import SettingsError, TransportError
 from ratelimit_service.health import Health
 from ratelimit_service.model import Code, Request
+from ratelimit_service.runtime.certificates import check_certificates
 from ratelimit_service.settings import Settings
 from ratelimit_service.transport import TRANSPORTS
-from ratelimit_service.transport.tls import TLS, _is_for
+from ratelimit_service.transport.tls import TLSFiles, _is_for
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 from tests.servers.redis import RedisServer
 from tests.servers.service import COMMAND, ServiceProcess
@@ -64,7 +65,7 @@ def asking(tmp_path: Path) -> Asking:
 
 async def test_tls(files: Files, asking: Asking, transport: str) -> None:
     """With a certificate the port speaks TLS, and clients can tell whom they reach."""
-    tls = TLS(files.cert, files.key)
+    tls = TLSFiles(files.cert, files.key).read()
     server = TRANSPORTS[transport]("127.0.0.1:0", asking.service, Health(), 0, tls)
     port = await server.start()
     trusting = grpc.ssl_channel_credentials(files.ca.read_bytes())
@@ -79,7 +80,7 @@ async def test_tls(files: Files, asking: Asking, transport: str) -> None:
 
 async def test_client_certificates(files: Files, asking: Asking, transport: str) -> None:
     """With authorities for clients only those call that have a certificate of theirs."""
-    tls = TLS(files.cert, files.key, files.ca)
+    tls = TLSFiles(files.cert, files.key, files.ca).read()
     server = TRANSPORTS[transport]("127.0.0.1:0", asking.service, Health(), 0, tls)
     port = await server.start()
     known = grpc.ssl_channel_credentials(
@@ -118,7 +119,7 @@ async def test_client_certificates_for_a_name(
     files: Files, asking: Asking, issued: list[str], asked: str, taken: bool
 ) -> None:
     """Of those whom the authorities vouch for only those call whose certificate has the name."""
-    tls = TLS(files.cert, files.key, files.ca, asked)
+    tls = TLSFiles(files.cert, files.key, files.ca, asked).read()
     server = TRANSPORTS["h2"]("127.0.0.1:0", asking.service, Health(), 0, tls)
     port = await server.start()
     client = files.authority.issue_cert(*issued, common_name=asked)
@@ -200,7 +201,7 @@ def test_files_that_cannot_be_used(
     named = {name: str(tmp_path / file) for name, file in given.items()}
 
     with pytest.raises(SettingsError, match=message):
-        TLS.of(Settings(**named))  # type: ignore[arg-type]  # all of them are paths
+        check_certificates(Settings(**named))  # type: ignore[arg-type]  # all of them are paths
 
 
 @pytest.mark.parametrize(
@@ -222,7 +223,7 @@ def test_files_that_cannot_be_used(
 def test_names_that_cannot_be_asked_for(settings: Settings, message: str) -> None:
     """Where certificates cannot be narrowed to a name the service does not start."""
     with pytest.raises(SettingsError, match=message):
-        TLS.of(settings)
+        check_certificates(settings)
 
 
 async def test_unix_socket(tmp_path: Path, asking: Asking, transport: str) -> None:

@@ -19,7 +19,7 @@ from ratelimit_service.health import Health
 from ratelimit_service.observer import Counters
 from ratelimit_service.transport.h2 import H2Server, frames, server
 from ratelimit_service.transport.h2.frames import PREFACE, FrameType
-from ratelimit_service.transport.tls import TLS
+from ratelimit_service.transport.tls import TLSFiles
 from tests.service.asking import Asking
 from tests.transport.test_addresses import Files
 from tests.transport.test_h2 import Client
@@ -48,7 +48,7 @@ class Place:
             Asking(rules, RULES).service,
             Health(),
             0,
-            TLS(self.files.cert, self.files.key) if tls else None,
+            TLSFiles(self.files.cert, self.files.key).read() if tls else None,
             counters=self.counters,
             guests=guests,
         )

@@ -20,6 +20,7 @@ from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import StoreError
 from ratelimit_service.stores.redis.address import Address, without
+from ratelimit_service.stores.redis.contexts import Contexts
 
 __all__ = ["Answered", "Command", "Connection", "Reply", "all_read", "open_connection"]
 
@@ -188,6 +189,7 @@ async def all_read() -> None:
 
 async def open_connection(
     address: Address,
+    contexts: Contexts,
     *greetings: Command,
     greeted: Callable[[Connection], Awaitable[None]] | None = None,
 ) -> Connection:
@@ -198,7 +200,7 @@ async def open_connection(
     """
     loop = asyncio.get_running_loop()
     password = address.login.read()
-    tls = await asyncio.to_thread(address.tls.context) if address.tls else None
+    tls = await contexts.of(address.tls) if address.tls else None
     try:
         if address.path:
             _, connection = await loop.create_unix_connection(Connection, address.path)

@@ -37,6 +37,7 @@ from ratelimit_service.stores.redis.connection import (
     all_read,
     open_connection,
 )
+from ratelimit_service.stores.redis.contexts import Contexts
 from ratelimit_service.stores.redis.debts import Debts
 from ratelimit_service.stores.redis.part import Part
 from ratelimit_service.stores.redis.processes import (
@@ -135,6 +136,7 @@ class Shard:
         component: str,
         process: Process,
         heard: Callable[[str, Sequence[Process]], None],
+        contexts: Contexts,
         slots: Slots | None = None,
         clock: Clock | None = None,
         key_prefix: str = "",
@@ -150,6 +152,7 @@ class Shard:
         self._slots = slots
         self._process = process
         self._heard = heard
+        self._contexts = contexts
         self._place = place
         self._timeout_us = timeout_us
         self._counters = counters
@@ -575,7 +578,9 @@ class Shard:
                 async with asyncio.timeout(_OPEN_SECONDS):
                     address = await find(self._place)
                     load = "SCRIPT", "LOAD", SCRIPT
-                    connection = await open_connection(address, load, greeted=self._read_time)
+                    connection = await open_connection(
+                        address, self._contexts, load, greeted=self._read_time
+                    )
             except StoreError as error:
                 reason = str(error)
             except TimeoutError:

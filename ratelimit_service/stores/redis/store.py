@@ -20,6 +20,7 @@ from ratelimit_service.stores import AT_ONCE, NEVER, Outcomes, Wanted, always
 from ratelimit_service.stores.redis.address import Cluster, parse_store
 from ratelimit_service.stores.redis.charge import Charge, GivenBack, Place
 from ratelimit_service.stores.redis.cluster import ClusterOfNodes
+from ratelimit_service.stores.redis.contexts import Contexts
 from ratelimit_service.stores.redis.shard import Shard
 from ratelimit_service.stores.redis.shards_file import read_shards
 from ratelimit_service.stores.redis.topology import RingOfShards, Setup, Topology
@@ -66,7 +67,10 @@ class RedisStore:
         self._bugs = Bugs()
         self._given_back: GivenBack = _nobody_asks
         self._loop = asyncio.get_running_loop()
-        setup = Setup(timeout_us, counters, health, clock=clock, key_prefix=key_prefix)
+        self._contexts = Contexts("store tls", health, counters.tls_reloads)
+        setup = Setup(
+            timeout_us, counters, health, self._contexts, clock=clock, key_prefix=key_prefix
+        )
         self._first = _topology(url, setup)
         self._topologies = [self._first]
         self._find = self._first.find
@@ -103,6 +107,7 @@ class RedisStore:
     async def close(self) -> None:
         """Disconnects for good."""
         await asyncio.gather(*(topology.close() for topology in self._topologies))
+        self._contexts.close()
         if self._timer is not None:
             self._timer.cancel()
 

@@ -15,6 +15,7 @@ from ratelimit_service.model import Hit
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores.redis.address import Address, Ring, Sentinels
 from ratelimit_service.stores.redis.charge import Place
+from ratelimit_service.stores.redis.contexts import Contexts
 from ratelimit_service.stores.redis.processes import Process
 from ratelimit_service.stores.redis.ring import fingerprint, owners, place_of
 from ratelimit_service.stores.redis.shard import Shard, Slots
@@ -29,6 +30,7 @@ class Setup:
     timeout_us: int
     counters: Counters
     health: Health
+    contexts: Contexts
     component: str = "store"
     """How the store is called in health; a shard of several has its name behind it."""
     clock: Clock | None = None
@@ -55,6 +57,7 @@ class Setup:
             component,
             process,
             heard,
+            self.contexts,
             slots,
             self.clock,
             self.key_prefix,

@@ -92,6 +92,10 @@ class H2Server:
         """How many there are, those included that are just being made."""
         return len(self._protocols)
 
+    async def renew(self, tls: TLS) -> None:
+        """Greets clients with another certificate from now on; who is connected stays."""
+        self._context = await asyncio.to_thread(tls.context)
+
     async def start(self) -> int:
         """Opens the port and returns its number, which for a socket says nothing.
 

@@ -1,0 +1,58 @@
+"""The certificates of the ports: read by the process that was started, and renewed by it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from ratelimit_service.health import Health
+from ratelimit_service.observer import Counters
+from ratelimit_service.settings import Settings
+from ratelimit_service.transport.tls import TLS, TLSFiles
+
+__all__ = ["Certificates", "check_certificates"]
+
+_Renew = Callable[[TLS], Awaitable[None]]
+
+
+def check_certificates(settings: Settings) -> None:
+    """Raises SettingsError if the TLS files that the settings name cannot be used."""
+    for files in (TLSFiles.of_grpc(settings), TLSFiles.of_http(settings)):
+        if files is not None:
+            files.read()
+
+
+class Certificates:
+    """Those of the gRPC and the HTTP port; None where a port speaks no TLS."""
+
+    def __init__(self, settings: Settings, health: Health, counters: Counters) -> None:
+        """Reads the files. Raises SettingsError if they cannot be used."""
+        grpc, http = TLSFiles.of_grpc(settings), TLSFiles.of_http(settings)
+        self._grpc = grpc.renewed("tls", health, counters) if grpc else None
+        self._http = http.renewed("http tls", health, counters) if http else None
+
+    @property
+    def grpc(self) -> TLS | None:
+        """What holds now on the gRPC port."""
+        return self._grpc.value if self._grpc else None
+
+    @property
+    def http(self) -> TLS | None:
+        """What holds now on the HTTP port."""
+        return self._http.value if self._http else None
+
+    @asynccontextmanager
+    async def watched(self, grpc: _Renew, http: _Renew) -> AsyncIterator[None]:
+        """Hands what the files say when they change to the two ports, for as long as it lasts."""
+        watching = []
+        for renewed, renew in ((self._grpc, grpc), (self._http, http)):
+            if renewed is not None:
+                renewed.listen(renew)
+                watching.append(asyncio.create_task(renewed.watch()))
+        try:
+            yield
+        finally:
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)

@@ -1,0 +1,49 @@
+"""What connections to Redis trust and show over TLS: read from files, and anew when they change."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import Counter
+from pathlib import Path
+
+from ratelimit_service.health import Health
+from ratelimit_service.renewed import Renewed
+from ratelimit_service.stores.redis.address import TLSFiles
+
+__all__ = ["Contexts"]
+
+
+class Contexts:
+    """The contexts of a store, by the files that they come from.
+
+    Files are watched once a connection has asked for them. A connection that is open stays as it
+    is; the next one gets what the files say by then, or said when they were last good.
+    """
+
+    def __init__(self, component: str, health: Health, reloads: Counter[str]) -> None:
+        """`component` is the name in health."""
+        self._component = component
+        self._health = health
+        self._reloads = reloads
+        self._kept: dict[TLSFiles, Renewed[ssl.SSLContext]] = {}
+        self._watching: list[asyncio.Task[None]] = []
+
+    async def of(self, files: TLSFiles) -> ssl.SSLContext:
+        """The context to connect with now. Raises StoreError if the files were never good."""
+        kept = self._kept.get(files)
+        if kept is None:
+            read = await asyncio.to_thread(self._read, files)
+            kept = self._kept.setdefault(files, read)  # another shard may have read them as well
+            if kept is read:
+                self._watching.append(asyncio.create_task(kept.watch()))
+        return kept.value
+
+    def close(self) -> None:
+        """Watches no more."""
+        for task in self._watching:
+            task.cancel()
+
+    def _read(self, files: TLSFiles) -> Renewed[ssl.SSLContext]:
+        paths = [Path(path) for path in (files.ca, files.cert, files.key) if path]
+        return Renewed(self._component, paths, files.context, self._health, self._reloads)
