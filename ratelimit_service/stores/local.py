@@ -22,7 +22,7 @@ _MAX_COUNTERS: Final = 100_000
 _LEASES_AT_ONCE: Final = 250
 """How many leases are handed back in one hit: some 0.2 ms of Redis' time."""
 
-_UNBOUNDED: Final = frozenset({"fixed_window", "sliding_window"})
+_UNBOUNDED: Final = frozenset({"fixed_window", "sliding_window", "sliding_log"})
 """Algorithms whose counters can hold more than their limit."""
 
 
@@ -72,18 +72,19 @@ class Local:
             # A share does not bound what was counted: `count_denied` goes beyond it, and there
             # were fewer processes, so larger shares, before.
             most = MAX_ADDEND if hit.measure.algorithm in _UNBOUNDED else hit.measure.limit
+            # A refund of nothing is told when all of it is over, also by a limit that is lower now.
             peek = hit._replace(
                 measure=self._share(hit.measure, processes)._replace(limit=most),
                 addend=0,
                 mode=Mode.SHADOW,
-                refund=False,
+                refund=True,
                 joined=False,
                 receipt=None,
             )
             outcome = _settled(memory, peek)
             used = most - outcome.left
             if used > 0:
-                base = peek._replace(measure=hit.measure, count_denied=True)
+                base = peek._replace(measure=hit.measure, refund=False, count_denied=True)
                 if hit.measure.algorithm == "concurrency":
                     pieces = list(_bundles(base, held(memory.state(hit.key))))
                 else:

@@ -117,6 +117,7 @@ COUNTS_DENIED = [
     algorithms.UTC_MONTH,
     algorithms.SLIDING._replace(unit=Unit.DAY),
     algorithms.PARTS,
+    algorithms.LOG,
 ]
 
 
