@@ -49,6 +49,8 @@ class Counter:
         """The latest moment at which it changed."""
         self.touched = False
         """Whether it has changed since it was last put away."""
+        self.given_back_at: int | None = None
+        """When hits were last counted, and given back as their request was denied elsewhere."""
         self.forget()
 
     def copy(self) -> Counter:
@@ -94,8 +96,15 @@ class Counter:
             return True
         if now >= latest and now >= self.changed:
             return False
+        back = self.given_back_at
+        if back and now < back and (now <= back - shortest or self.moves(now, back)):
+            return True
         over = self.over_at()
         return now < over <= latest - SECOND // 2 or now < over == self.changed
+
+    def moves(self, now: int, then: int) -> bool:
+        """Whether it goes on between these moments: what has leaked by `then` stays so."""
+        return self.used(self.terms, now) != self.used(self.terms, then)
 
     def over_at(self) -> int:
         """From when on nothing counts any more."""
@@ -217,6 +226,9 @@ class TwoCounters(Counter):
             return start, 0, self.count
         return start, 0, 0
 
+    def moves(self, now: int, then: int) -> bool:
+        return self._at(self.terms, now)[0] != self._at(self.terms, then)[0]
+
     def used(self, terms: Terms, at: int) -> int:
         start, count, before = self._at(terms, at)
         still_within = terms.window_us - (max(at, start) - start)
@@ -258,6 +270,9 @@ class Parts(Counter):
     def _newest(self, terms: Terms, at: int) -> int:
         known = list(self.counts) if any(self.counts.values()) else []
         return max([at // self._part(terms), *known])
+
+    def moves(self, now: int, then: int) -> bool:
+        return self._newest(self.terms, now) != self._newest(self.terms, then)
 
     def used(self, terms: Terms, at: int) -> int:
         oldest = self._newest(terms, at) - terms.parts

@@ -184,6 +184,25 @@ class Model:
         denied = self._denied(meant) and not self.settings.shadow_mode
         return by_policy(Answer(denied, tuple(map(status, meant)), (), False, None, False, ()))
 
+    def known_over(
+        self, descriptors: Sequence[Asked], hits: int, results: Sequence[Counted]
+    ) -> Answer:
+        """A request that was denied by what is known of its counters, without asking the store.
+
+        "Rules in shadow or quota mode, those with `count_denied`, and `concurrency` always ask."
+        """
+        meant = [self._meant(asked, hits) for asked in descriptors]
+        self._replace(meant)
+        self.last = [name for one in meant for name in one.counters]
+        found = iter(results)
+        for one in meant:
+            one.results = [next(found) for _ in one.terms]
+            assert not any((one.refund, one.shadow, one.quota, self.settings.shadow_mode))
+            for terms in one.terms:
+                assert not self._always(one, terms), terms
+                assert terms.algorithm != "concurrency", terms
+        return self._answer(meant, denied=True, now=0)
+
     def named(self, descriptors: Sequence[Asked], at: int) -> str:
         """One of the counters of a request, for its reader."""
         meant = [self._meant(asked, 0) for asked in descriptors]

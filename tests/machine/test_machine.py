@@ -9,6 +9,7 @@ import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import closing
+from typing import NamedTuple
 
 import hypothesis
 import pytest
@@ -23,12 +24,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from ratelimit_service.model import Measure
 from tests.machine import walk
-from tests.machine.answers import Answer, Asked, by_policy
+from tests.machine.answers import Answer, Asked, Counted, by_policy
 from tests.machine.conftest import WALKED
 from tests.machine.model import Identity, Model, Rule, Settings
+from tests.machine.terms import SECOND
 from tests.machine.world import (
     DOMAIN,
+    Cached,
     Failing,
     FullMemory,
     InCluster,
@@ -47,6 +51,14 @@ STEPS = int(os.environ.get("MACHINE_STEPS", "600"))
 SEED = int(os.environ.get("MACHINE_SEED", "1"))
 SHRINK = os.environ.get("MACHINE_SHRINK", "1") == "1"
 STEPS_A_WALK = 50
+
+
+class Denial(NamedTuple):
+    """What a process was told of a counter that had no room: when, and until when it has none."""
+
+    asked_us: int
+    passes_us: int
+    measure: Measure
 
 
 class Machine(RuleBasedStateMachine):
@@ -70,9 +82,9 @@ class Machine(RuleBasedStateMachine):
         self.names: dict[bytes, Identity] = {}
         """The model's counters by the service's keys."""
         self.leases: list[str] = []
+        self.last: list[tuple[list[Asked], int]] = []
+        """The last request."""
         self.edges: list[int] = []
-        self.earliest = 0
-        """When something was last given back: what had leaked until then stays so."""
         self.load(rules)
 
     def begin_anew(self) -> None:
@@ -113,6 +125,13 @@ class Machine(RuleBasedStateMachine):
         batch = [([self.asked(wish) for wish in wishes], hits) for wishes, hits in requests]
         self.decide(batch, process)
 
+    @precondition(lambda self: self.last)
+    @rule(process=st.integers(0, 1), pause=walk.short_pauses)
+    def ask_again(self, process: int, pause: int) -> None:
+        """The last request once more, soon after."""
+        if self.set_clock(self.now + pause):
+            self.decide(self.last, process)
+
     def asked(self, wish: walk.Wish) -> Asked:
         value = wish.value
         if value == "new":
@@ -129,46 +148,55 @@ class Machine(RuleBasedStateMachine):
         return Asked(tuple(entries), addend, negative, wish.limit)
 
     def decide(self, batch: list[tuple[list[Asked], int]], number: int) -> None:
+        self.last = batch[-1:]
         number %= len(self.world.processes)
         told = self.world.run(self.world.processes[number].decide(batch))
-        alone = self.alone.get(number)
-        if alone is None:
+        if number not in self.alone:
             self.world.asked(told)
         if self.world.stood_still:
             self.begin_anew()
             return
         for (descriptors, hits), one in zip(batch, told, strict=True):
-            if alone is None:
-                expected = self.model.decide(self.now, descriptors, hits, one.lease)
-            elif self.policy == "local":
-                alone.share = self.world.share(number)
-                known = alone.decide(self.now, descriptors, hits, one.lease, alone=True)
-                expected = by_policy(known)
-            else:
-                expected = alone.without(descriptors, hits, self.policy)
-            self.compare(descriptors, one, expected)
-            self.names.update(zip([hit.key for hit in one.hits], self.model.last, strict=False))
-            if one.lease:
-                self.leases.append(one.lease)
-            if not self.world.settles_in_order:
-                self.start_anew(one)
-                if any(each.over for each in one.answer.counted):
-                    self.earliest = self.now
-            self.edges = [self.now + each.reset_us for each in one.answer.counted]
+            self.hold(number, descriptors, hits, one)
         models = (self.model, *self.alone.values())
         if not all(each.may_be(self.now) for each in models):
             self.set_clock(max(each.latest for each in models))
+
+    def hold(self, number: int, descriptors: list[Asked], hits: int, one: Told) -> None:
+        """Holds what was told against the model, and notes what it tells."""
+        self.compare(descriptors, one, self.expected(number, descriptors, hits, one))
+        self.names.update(zip([hit.key for hit in one.hits], self.model.last, strict=False))
+        if one.lease:
+            self.leases.append(one.lease)
+        if not self.world.settles_in_order:
+            self.start_anew(one)
+        self.edges = [self.now + each.reset_us for each in one.answer.counted]
+
+    def expected(self, number: int, descriptors: list[Asked], hits: int, one: Told) -> Answer:
+        """The model's answer to a request that a process was asked."""
+        return self.model.decide(self.now, descriptors, hits, one.lease)
+
+    @rule(request=walk.request, process=st.integers(0, 9))
+    def ask_in_vain(self, request: tuple[list[walk.Wish], int], process: int) -> None:
+        """A fault of the service's own where it asks its store: nothing of the request counts."""
+        wishes, hits = request
+        process %= len(self.world.processes)
+        asked = [([self.asked(wish) for wish in wishes], hits)]
+        self.world.run(self.world.processes[process].fail(asked))
 
     def start_anew(self, one: Told) -> None:
         """Forgets what counts nothing now, but would if the clock stepped to where it counted.
 
         Where a denied request was charged in several places, giving it back leaves a new counter.
         """
+        over = any(each.over for each in one.answer.counted)
         for hit in one.hits:
             name = self.names[hit.key]
             counter = self.model.counters.get(name)
             if counter is None:
                 continue
+            if over:
+                counter.given_back_at = self.now
             if counter.damaged(self.now) or not counter.used(counter.terms, self.now):
                 del self.model.counters[name]
                 self.world.forget(hit.key)
@@ -218,8 +246,6 @@ class Machine(RuleBasedStateMachine):
         models = (self.model, *self.alone.values())
         if now != self.now and not all(each.may_be(now) for each in models):
             return False
-        if now < min(self.earliest, self.now):
-            return False
         for each in models:
             each.latest = max(each.latest, now)
         self.world.clock.now_us = now
@@ -237,14 +263,49 @@ class FailingMachine(Machine):
 
     world: Failing
 
+    def expected(self, number: int, descriptors: list[Asked], hits: int, one: Told) -> Answer:
+        alone = self.alone.get(number)
+        if alone is None:
+            return super().expected(number, descriptors, hits, one)
+        if self.policy == "local":
+            alone.share = self.world.share(number)
+            known = alone.decide(self.now, descriptors, hits, one.lease, alone=True)
+            return by_policy(known)
+        return alone.without(descriptors, hits, self.policy)
+
     @rule(process=st.integers(0, 1))
     def lose(self, process: int) -> None:
         """A process loses its way to the store."""
         self.idle = process in self.alone
         if not self.idle:
             self.world.lose(process)
-            self.alone[process] = Model(DOMAIN, self.model.settings)
-            self.alone[process].load(self.written)
+            self.leave_alone(process)
+
+    def leave_alone(self, process: int) -> None:
+        self.alone[process] = Model(DOMAIN, self.model.settings)
+        self.alone[process].load(self.written)
+
+    @rule(request=walk.request, process=st.integers(0, 1))
+    def lose_the_reply(self, request: tuple[list[walk.Wish], int], process: int) -> None:
+        """A process loses its store, which has counted what the process is never told."""
+        self.idle = process in self.alone
+        if self.idle:
+            return
+        wishes, hits = request
+        descriptors = [self.asked(wish) for wish in wishes]
+        self.world.lose_next_reply(process)
+        (one,) = self.world.run(self.world.processes[process].decide([(descriptors, hits)]))
+        if one.hits:
+            self.world.lose(process)
+            self.world.asked([one])
+            lease = next((hit.lease.hex() for hit in one.hits if not hit.refund), "")
+            self.model.decide(self.now, descriptors, hits, lease)
+            self.leave_alone(process)
+        else:
+            self.world.lose_next_reply(process, lose=False)
+        self.hold(process, descriptors, hits, one)
+        if self.world.stood_still:
+            self.begin_anew()
 
     @precondition(lambda self: self.alone)
     @rule(process=st.integers(0, 1))
@@ -258,6 +319,58 @@ class FailingMachine(Machine):
             self.model.latest = max(self.model.latest, alone.latest, self.now)
             if self.world.stood_still:
                 self.begin_anew()
+
+
+class CachedMachine(Machine):
+    """A walk in which processes deny by what they know, for a second at most."""
+
+    world: Cached
+
+    def start(self, rules: list[Rule]) -> None:
+        self.denials: dict[tuple[int, bytes], Denial] = {}
+        self.told_last = b""
+        """The key of the last hit that a process was told of."""
+        super().start(rules)
+
+    @rule(wish=walk.wish, process=st.integers(0, 1), pause=walk.short_pauses)
+    def fill(self, wish: walk.Wish, process: int, pause: int) -> None:
+        """Single hits until they are denied, and more soon after."""
+        asked = self.asked(wish)._replace(addend=None, negative=False)
+        for _ in range(12):
+            self.decide([([asked], 0)], process)
+            if self.denials.get((process, self.told_last)):
+                break
+        if self.set_clock(self.now + pause):
+            self.decide([([asked], 0)], process)
+            self.decide([([asked], 0)], 1 - process)
+
+    def expected(self, number: int, descriptors: list[Asked], hits: int, one: Told) -> Answer:
+        """The model's answer, or what this process may believe.
+
+        "A key of which not even one hit would pass is remembered for as long as that holds, one
+        second at most [...]. What is given back, or a raised limit, so reaches other processes
+        within a second, this one at once."
+        """
+        now = self.world.elapsed_us
+        if self.world.knew(number):
+            results = []
+            for hit in one.hits:
+                denial = self.denials[number, hit.key]
+                assert denial.measure == hit.measure, f"{hit} was denied by {denial}"
+                assert now < min(denial.passes_us, denial.asked_us + SECOND), f"{now}: {denial}"
+                results.append(Counted(True, 0, denial.passes_us - now, 0))
+            return self.model.known_over(descriptors, hits, results)
+        expected = self.model.decide(self.now, descriptors, hits, one.lease)
+        for hit, name, result in zip(one.hits, self.model.last, one.answer.counted, strict=True):
+            if hit.refund:
+                self.denials.pop((number, hit.key), None)
+            elif result.over and hit.addend == 1:
+                counter = self.model.counters.get(name)
+                if counter is None or not counter.left(counter.terms, self.now):
+                    denial = Denial(now, now + result.reset_us, hit.measure)
+                    self.denials[number, hit.key] = denial
+        self.told_last = one.hits[-1].key if one.hits else b""
+        return expected
 
 
 class FullMachine(Machine):
@@ -353,6 +466,15 @@ def test_ring(loop: asyncio.AbstractEventLoop, redis_server: RedisServer, ring_u
     shards = [redis_server.url.removesuffix("0") + str(number) for number in range(3)]
     with closing(InRing(loop, ring_url, shards)) as world:
         run(world)
+
+
+def test_local_cache(
+    loop: asyncio.AbstractEventLoop, redis_server: RedisServer, ring_url: str
+) -> None:
+    """Processes that remember what is over deny nothing for longer than the documents say."""
+    shards = [redis_server.url.removesuffix("0") + str(number) for number in range(3)]
+    with closing(Cached(loop, ring_url, shards)) as world:
+        run(world, CachedMachine)
 
 
 def test_cluster(loop: asyncio.AbstractEventLoop, redis_cluster: RedisCluster) -> None:

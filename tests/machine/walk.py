@@ -172,12 +172,19 @@ def _wish(number: int) -> Wish:
     )
 
 
-wishes = st.lists(st.integers(0, CHOICES).map(_wish), min_size=1, max_size=4)
-requests = st.lists(st.tuples(wishes, st.sampled_from([0, 0, 1, 2])), min_size=1, max_size=3)
-"""Requests: their descriptors, and their hits."""
+wish = st.integers(0, CHOICES).map(_wish)
+wishes = st.lists(wish, min_size=1, max_size=4)
+request = st.tuples(wishes, st.sampled_from([0, 0, 1, 2]))
+"""A request: its descriptors, and its hits."""
+
+requests = st.lists(request, min_size=1, max_size=3)
+
+LONG = [40 * DAY, SECOND << 20, MINUTE << 20]
+"""Among them so many windows that their numbers, modulo 2^20, are those of now."""
 
 pauses = st.sampled_from(
-    [0, 1, 999, SECOND // 3, SECOND, 7 * SECOND, MINUTE // 2, MINUTE, 3 * MINUTE, DAY, 40 * DAY]
+    [0, 1, 999, SECOND // 3, SECOND, 7 * SECOND, MINUTE // 2, MINUTE, 3 * MINUTE, DAY, *LONG]
 )
+short_pauses = st.sampled_from([0, 0, 1, SECOND // 3, SECOND - 1])
 steps_back = st.sampled_from([1, SECOND // 3, SECOND - 1, 20 * SECOND, MINUTE - 1, 3 * MINUTE])
 policies = st.sampled_from(["local", "open", "closed", "error"])

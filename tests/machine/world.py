@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from ratelimit_service.service import Refusal, Service
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import NEVER, Outcomes, Store, Wanted, always
 from ratelimit_service.stores.local import Local
+from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.processes import PROCESSES
@@ -43,6 +45,9 @@ from tests.servers.redis import RedisServer
 from tests.stores.cases import T
 
 DOMAIN = "m"
+CHARGED = re.compile(rb"\*\d+\r\n:")
+"""How the reply to a script call begins that charges."""
+
 LEAST_LIFE_S = 0.9
 """A key lives for a second at least in Redis, whose time is not the walk's."""
 
@@ -63,6 +68,8 @@ class Recorder:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.noted: list[tuple[Sequence[Hit], Outcomes]] = []
+        self.fails = False
+        """Whether charging fails by a fault of the service's own."""
 
     @property
     def waits(self) -> bool:
@@ -85,6 +92,8 @@ class Recorder:
             self.noted += zip(requests, found, strict=True)
             done(found)
 
+        if self.fails:
+            raise ArithmeticError("a fault of the service's own")
         self.store.charge(requests, answered, wanted, deadline_us)
 
 
@@ -116,13 +125,27 @@ class Process:
     async def decide(self, requests: Sequence[tuple[Sequence[Asked], int]]) -> list[Told]:
         """Asks for a batch."""
         self.recorder.noted.clear()
-        bodies = [
-            wire.encode_request(Request(DOMAIN, tuple(map(_descriptor, asked)), hits))
-            for asked, hits in requests
-        ]
-        answers = await self._service.decide(bodies)
+        answers = await self._service.decide(_bodies(requests))
         noted = iter(list(self.recorder.noted))
         return [_told(answer, noted) for answer in answers]
+
+    async def fail(self, requests: Sequence[tuple[Sequence[Asked], int]]) -> None:
+        """Asks for a batch while its store fails: what is to be counted there is refused."""
+        self.recorder.fails = True
+        answers = await self._service.decide(_bodies(requests))
+        self.recorder.fails = False
+        for answer in answers:
+            if isinstance(answer, Refusal):
+                assert answer.code is StatusCode.INTERNAL, answer
+            else:
+                assert not any(status.limit for status in wire.decode_decision(answer).statuses)
+
+
+def _bodies(requests: Sequence[tuple[Sequence[Asked], int]]) -> list[bytes]:
+    return [
+        wire.encode_request(Request(DOMAIN, tuple(map(_descriptor, asked)), hits))
+        for asked, hits in requests
+    ]
 
 
 def _told(answer: bytes | Refusal, noted: Iterator[tuple[Sequence[Hit], Outcomes]]) -> Told:
@@ -345,6 +368,37 @@ class InRing(InRedis):
         return next((client for client in self._clients if client.exists(key)), self._clients[0])
 
 
+class Cached(InRing):
+    """In a ring, with what each of two processes knows to be over in front of it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, url: str, servers: Sequence[str]) -> None:
+        self.elapsed_us = 0
+        """What processes measure time by, which never goes back."""
+        self._latest_us = T
+        super().__init__(loop, url, servers)
+
+    def stores(self) -> Sequence[Store]:
+        super().stores()
+        self._latest_us = T
+        self._counters = [Counters() for _ in self._stores]
+        self._known = [0 for _ in self._stores]
+        caches = []
+        for store, counters in zip(self._stores, self._counters, strict=True):
+            caches.append(LocalCache(store, 1 << 20, counters, lambda: self.elapsed_us))
+            store.tell_of_give_backs(caches[-1].given_back)
+        return caches
+
+    def moved(self) -> None:
+        self.elapsed_us += max(0, self.clock.now_us - self._latest_us)
+        self._latest_us = self.clock.now_us
+        super().moved()
+
+    def knew(self, number: int) -> bool:
+        """Whether the last request of a process was answered without asking the ring."""
+        before, self._known[number] = self._known[number], self._counters[number].local_cache["hit"]
+        return self._known[number] > before
+
+
 class InCluster(InRedis):
     """In a cluster of three, each of which has a third of the slots."""
 
@@ -376,6 +430,7 @@ class Failing(InRedis):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, server: RedisServer) -> None:
         self._ways = [Proxy(server.port) for _ in range(2)]
+        self._stores = ()
         super().__init__(loop, "", [server.url])
 
     async def _open(self, url: str) -> list[RedisStore]:
@@ -392,6 +447,17 @@ class Failing(InRedis):
         (shard,) = store.shards
         return shard
 
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Ends with no reply under way: whoever is not listened to for a second counts as hung."""
+        found = super().run(work)
+        self.loop.run_until_complete(self._quiet())
+        return found
+
+    async def _quiet(self) -> None:
+        for store in self._stores:
+            while (connection := self._shard(store)._connection) and connection._calls:
+                await asyncio.sleep(0.001)
+
     def share(self, number: int) -> int:
         """How many processes a process knows of."""
         return self._shard(self._stores[number]).processes
@@ -399,6 +465,10 @@ class Failing(InRedis):
     def lose(self, number: int) -> None:
         """Cuts the way of a process."""
         self.run(self._lose(number))
+
+    def lose_next_reply(self, number: int, *, lose: bool = True) -> None:
+        """Cuts the way of a process as soon as the server has counted; or does not after all."""
+        self._ways[number].lose = CHARGED if lose else None
 
     def find(self, number: int) -> None:
         """Opens the way again, and waits until all is told that was counted without it."""
@@ -414,7 +484,7 @@ class Failing(InRedis):
     async def _find(self, number: int) -> None:
         shard = self._shard(self._stores[number])
         watched = shard._alarm
-        self._ways[number].refuse = False
+        self._ways[number].refuse, self._ways[number].lose = False, None
         while not shard.available:
             await asyncio.sleep(0.001)
         self._began = time.monotonic()

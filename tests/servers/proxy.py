@@ -8,6 +8,7 @@ the next reply on and resets the connection; `clear` ends all of it.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import struct
 import sys
@@ -26,6 +27,8 @@ class Proxy:
         self.delay_seconds = 0.0
         self.hold = False
         self.cut = False
+        self.lose: re.Pattern[bytes] | None = None
+        """A reply in which this is found gets lost, with its connection and all new ones."""
         self.surplus = b""
         """What the client gets before the next reply, once."""
         self.last_reply = b""
@@ -106,6 +109,9 @@ class Proxy:
                     found: socket.socket = writer.get_extra_info("socket")
                     found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                     data = b""
+                if replies and self.lose and self.lose.search(data):
+                    self.lose, self.refuse = None, True
+                    return
                 if not data:
                     return
                 if replies:
