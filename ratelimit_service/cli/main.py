@@ -18,6 +18,7 @@ from ratelimit_service.cli.lint import lint
 from ratelimit_service.cli.restart import restart
 from ratelimit_service.cli.say import fail, mistake
 from ratelimit_service.cli.serve import STANDS_IN, serve
+from ratelimit_service.cli.test import test
 from ratelimit_service.errors import RateLimitError
 
 __all__ = ["main"]
@@ -60,5 +61,5 @@ def ratelimit() -> None:
     """
 
 
-for _command in (serve, restart, lint, explain, hit):
+for _command in (serve, restart, lint, test, explain, hit):
     ratelimit.add_command(_command)

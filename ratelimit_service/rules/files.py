@@ -13,14 +13,24 @@ from pathlib import Path
 from ratelimit_service.errors import RulesError
 from ratelimit_service.rules.source import Found
 
-__all__ = ["MAX_FILE_BYTES", "read_rule_files"]
+__all__ = ["MAX_FILE_BYTES", "TESTS", "read_rule_files"]
+
+TESTS = ".test.yaml"
+"""How the names of tests of rules end, which `ratelimit test` runs."""
+
+_NO_RULES = {
+    TESTS: "it holds tests of rules, see `ratelimit test`",
+    ".md": "it is a text about rules",
+    "~": "it is an editor's copy",
+}
+"""Names of files in a rules directory that are no rule files end so."""
 
 MAX_FILE_BYTES = 1 << 24
 """The largest rule file: 16 MiB, some hundred thousand rules."""
 
 
 def read_rule_files(path: Path) -> Found:
-    """A rule file, or all files below a directory but dot files.
+    """A rule file, or all files below a directory but dot files, tests and texts.
 
     Symbolic links are followed, so that a mounted Kubernetes ConfigMap counts once. Raises
     RulesError if there is nothing at all.
@@ -32,7 +42,8 @@ def read_rule_files(path: Path) -> Found:
     except OSError as error:
         raise RulesError(f"{path} cannot be read: {error.strerror}") from error
     unread: dict[str, str] = {}
-    paths = _walk(path, unread) if is_directory else [str(path)]
+    skipped: dict[str, str] = {}
+    paths = _walk(path, unread, skipped) if is_directory else [str(path)]
     if not paths and not unread:
         raise RulesError(f"{path}: there is no rule file in this directory")
     files = {}
@@ -43,14 +54,14 @@ def read_rule_files(path: Path) -> Found:
             unread[name] = error.strerror or str(error)
         except _NoRuleFileError as error:
             unread[name] = str(error)
-    return Found(files, unread)
+    return Found(files, unread, skipped=skipped)
 
 
 class _NoRuleFileError(Exception):
     """Something else than a rule file; the text says what."""
 
 
-def _walk(directory: Path, unread: dict[str, str]) -> list[str]:
+def _walk(directory: Path, unread: dict[str, str], skipped: dict[str, str]) -> list[str]:
     def failed(error: OSError) -> None:
         unread[str(error.filename)] = error.strerror or str(error)
 
@@ -62,7 +73,12 @@ def _walk(directory: Path, unread: dict[str, str]) -> list[str]:
             continue
         seen.add(real)
         directories[:] = [name for name in directories if not name.startswith(".")]
-        found += [Path(parent, name) for name in files if not name.startswith(".")]
+        for name in files:
+            why = next((why for end, why in _NO_RULES.items() if name.endswith(end)), "")
+            if why:
+                skipped[str(Path(parent, name))] = why
+            elif not name.startswith("."):
+                found.append(Path(parent, name))
     return [str(each) for each in sorted(found)]
 
 

@@ -10,6 +10,7 @@ from ratelimit_service.rules.build import merge
 from ratelimit_service.rules.files import read_rule_files
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.schema import RuleFile, parse
+from ratelimit_service.rules.tree import Source
 from ratelimit_service.text import printable
 
 __all__ = ["lint"]
@@ -27,6 +28,8 @@ def lint(paths: Sequence[Path]) -> list[Problem]:
         found = read_rule_files(path)
         for name, why in found.unread.items():
             raise RulesError(f"{printable(name)} cannot be read: {why}")
+        for name, why in found.skipped.items():
+            problems.append(Problem(Source(name), "", f"not read: {why}", "skipped", hint=True))
         for name, data in found.files.items():
             file = parse(name, data)
             problems += file.problems

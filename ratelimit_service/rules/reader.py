@@ -51,9 +51,10 @@ class _Pair(NamedTuple):
 class Reader:
     """Reads one file and collects its problems."""
 
-    def __init__(self, name: str) -> None:
-        """`name` is the file's, for the problems."""
+    def __init__(self, name: str, needs: str = "a domain") -> None:
+        """`name` is the file's, for the problems; `needs` is what an empty file lacks."""
         self.name = name
+        self._needs = needs
         self.problems: list[Problem] = []
         self._visited = 0
 
@@ -127,7 +128,7 @@ class Reader:
             loader = yaml.CSafeLoader(text)
             root = loader.get_node() if loader.check_node() else None
             if root is None:
-                self._stop(None, "no_domain", "the file is empty: it needs a domain")
+                self._stop(None, "no_domain", f"the file is empty: it needs {self._needs}")
             second = loader.get_node() if loader.check_node() else None
         except UnicodeDecodeError as error:
             line = data.count(b"\n", 0, error.start) + 1
@@ -257,6 +258,40 @@ class Fields:
             else:
                 self._reader.report(item, self.path, "type", f"{name} must be a list of texts")
         return found
+
+    def text_pairs(self, name: str) -> list[tuple[str, str]]:
+        """The keys and texts of a mapping, in order."""
+        return self._text_pairs(name, self._pairs[name].value)
+
+    def entries(self, name: str) -> list[list[tuple[str, str]]]:
+        """A list of what `text_pairs` reads; an item may be a list of mappings itself.
+
+        So one that has a key twice can be written.
+        """
+        value = self._pairs[name].value if name in self._pairs else None
+        if not isinstance(value, yaml.SequenceNode):
+            if value is not None:
+                self.report("type", f"{name} must be a list of mappings", value=name)
+            return []
+        return [
+            [
+                pair
+                for mapping in (item.value if isinstance(item, yaml.SequenceNode) else [item])
+                for pair in self._text_pairs(name, mapping)
+            ]
+            for item in value.value
+        ]
+
+    def _text_pairs(self, name: str, node: yaml.Node) -> list[tuple[str, str]]:
+        if not isinstance(node, yaml.MappingNode):
+            self._reader.report(node, self.path, "type", f"{name}: write {{key: value}} here")
+            return []
+        pairs = []
+        for (key, value), _ in self._reader.pairs(node):
+            if not isinstance(value, yaml.ScalarNode):
+                self._reader.report(value, self.path, "type", f"{name}: this must be text")
+            pairs.append((_raw(key), _raw(value)))
+        return pairs
 
     def switch(self, name: str) -> bool:
         """A boolean of YAML 1.1, without quotes."""

@@ -37,6 +37,8 @@ class Found(NamedTuple):
     unread: dict[str, str]
     languages: Mapping[str, Language] = MappingProxyType({})
     """Of those that are no YAML."""
+    skipped: Mapping[str, str] = MappingProxyType({})
+    """Files that hold no rules, as their names tell, with what they are."""
 
     def unread_above(self, name: str) -> bool:
         """Whether a file was not looked for, since it or a directory above it cannot be read."""

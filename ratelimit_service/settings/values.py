@@ -55,11 +55,13 @@ def parse_duration(text: str) -> int:
     """Microseconds of a duration such as `10ms`, `1.5s` or `1m30s`."""
     parts = _DURATION.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise SettingsError(f"{text!r} is no duration: write a number and us, ms, s, m or h: 10ms")
+        raise SettingsError(
+            f"{text!r} is no duration: write a number and us, ms, s, m, h, d or w: 10ms"
+        )
     return round(sum(float(number) * _UNITS_US[unit] for number, unit in parts))
 
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|µs|ms|s|m|h)")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|µs|ms|s|m|h|d|w)")
 _UNITS_US = {
     "us": 1,
     "µs": 1,
@@ -67,6 +69,8 @@ _UNITS_US = {
     "s": 1_000_000,
     "m": 60_000_000,
     "h": 3_600_000_000,
+    "d": 86_400_000_000,
+    "w": 604_800_000_000,
 }
 
 

@@ -246,6 +246,28 @@ def test_lint_hints(tmp_path: Path) -> None:
     assert "Envoy does not wait: to it this queue is a meter with a burst of 10" in ran.out
 
 
+def test_tests_of_rules(tmp_path: Path, rules: Path) -> None:
+    """The exit status of `test` tells success, a difference, too little coverage, and problems."""
+    path = tmp_path / "some.test.yaml"
+    step = "{domain: demo, descriptors: [{user: a}], times: 3, expect: %s}"
+    text = f"rules: {rules}\ncases: [{{name: one, steps: [{step}]}}]\n"
+
+    path.write_text(text % "[OK]")
+    problem = Ran("test", str(path))
+    path.write_text(text % "OK")
+    differs = Ran("test", str(path))
+    path.write_text((text % "OK").replace("times: 3", "times: 2"))
+    few, passed = Ran("test", str(path), "--min-coverage", "50"), Ran("test", str(tmp_path))
+
+    assert (problem.code, problem.out) == (2, "")
+    assert problem.err.startswith(f"{path}:2:")
+    assert (differs.code, differs.err) == (1, "")
+    assert "- expect: OK\n  + expect: OVER_LIMIT\n1 case, 1 failed\n" in differs.out
+    assert (few.code, few.out) == (1, "1 case passed\n")
+    assert few.err.endswith("1 of 5 rules met: 20 %\n--min-coverage 50 is not reached\n")
+    assert (passed.code, passed.out, passed.err) == (0, "1 case passed\n", "")
+
+
 def test_explain(rules: Path) -> None:
     """Explain tells the rule, the walk and the counter."""
     ran = Ran("explain", "--rules", str(rules), "demo", "user=a", "free=b")

@@ -224,6 +224,21 @@ async def test_watcher_that_dies(directory: Directory, monkeypatch: pytest.Monke
     watching.cancel()
 
 
+def test_texts_and_tests_are_no_rules(directory: Directory) -> None:
+    """Tests, texts and editors' copies beside rules are not read; lint names them."""
+    for name in ("one.test.yaml", "README.md", "one.yaml~"):
+        (directory.path / name).write_text("domain: [")
+    directory.write(a=file_of("one", "x")).load()
+
+    assert directory.domains == {"one": ["x"]}
+    assert sorted(Path(each.source.file).name for each in lint([directory.path])) == [
+        "README.md",
+        "one.test.yaml",
+        "one.yaml~",
+    ]
+    assert all(each.hint for each in lint([directory.path]))
+
+
 def test_odd_names(directory: Directory) -> None:
     """A file's name reaches no log and no terminal raw."""
     name = b"a\n\x1b[31m\xff\xe2\x80\xae.yaml"

@@ -1,0 +1,68 @@
+"""`ratelimit test`: whether rules do what their tests say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from ratelimit_service.cli.say import say
+
+__all__ = ["test"]
+
+
+@click.command()
+@click.argument("cases", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--format",
+    "shape",
+    default="text",
+    show_default=True,
+    type=click.Choice(["text", "github", "junit"]),
+    help="For people, for GitHub Actions, or JUnit's XML.",
+)
+@click.option("--coverage", is_flag=True, help="Name the rules that no case meets.")
+@click.option(
+    "--min-coverage",
+    default=0.0,
+    metavar="PERCENT",
+    type=click.FloatRange(0, 100),
+    help="Fail if fewer of the rules are met.",
+)
+def test(cases: Sequence[Path], shape: str, coverage: bool, min_coverage: float) -> int:
+    """Run tests of rules on a clock of their own.
+
+    A test file NAME.test.yaml holds cases; of a directory all such files are run. Each case
+    starts with no hits counted, and asks the real limiter what its steps ask, at their times.
+    Nothing is asked of a service and no time passes.
+
+    Exits 0 if everything was as expected, 1 if not, 2 if a file has problems.
+
+    Example: ratelimit test rules/
+    """
+    from ratelimit_service.simulation.cases import (  # noqa: PLC0415
+        CasesError,
+        find_case_files,
+        read_cases,
+    )
+    from ratelimit_service.simulation.report import FORMATS, coverage_text  # noqa: PLC0415
+    from ratelimit_service.simulation.trial import Trial  # noqa: PLC0415
+
+    trial = Trial()
+    try:
+        files = [read_cases(path) for path in find_case_files(cases)]
+        results = [result for file in files for result in trial.run(file)]
+    except CasesError as error:
+        say(str(error), err=True)
+        return 2
+    for line in FORMATS[shape](results):
+        say(line)
+    met = trial.coverage
+    few = met.percent < min_coverage
+    if coverage or few:
+        for line in coverage_text(met):
+            say(line, err=True)
+    if few:
+        say(f"--min-coverage {min_coverage:g} is not reached", err=True)
+    return int(few or not all(result.passed for result in results))

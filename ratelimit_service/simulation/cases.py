@@ -1,0 +1,299 @@
+"""Tests of rules as people write them: from a `NAME.test.yaml` to cases and their steps.
+
+What must not live here: how a case is run (`trial`). The file's form is told in
+docs/testing-rules.md.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ratelimit_service.errors import RateLimitError, SettingsError
+from ratelimit_service.model import Code, Descriptor, Entry, Request
+from ratelimit_service.rules.files import TESTS
+from ratelimit_service.rules.problem import quoted
+from ratelimit_service.rules.reader import Fields, Reader, Unreadable, listed
+from ratelimit_service.rules.tree import Source
+from ratelimit_service.settings import Settings, parse_duration, settings
+
+__all__ = ["Case", "CaseFile", "CasesError", "Expected", "Step", "find_case_files", "read_cases"]
+
+START = "2026-01-01T00:00:00Z"
+"""When cases start that say nothing: a Thursday, at which windows of up to a week begin."""
+
+_FILE_KEYS = ("rules", "settings", "start", "cases")
+_CASE_KEYS = ("name", "start", "settings", "steps")
+_EXPECT_KEYS = (
+    "expect",
+    "statuses",
+    "rule",
+    "limit",
+    "remaining",
+    "reset",
+    "retry_after",
+    "headers",
+)
+_STEP_KEYS = ("at", "domain", "descriptors", "hits", "times", *_EXPECT_KEYS)
+_PLACES = {
+    key: place
+    for place, keys in (
+        ("in a step", _STEP_KEYS),
+        ("in a case", _CASE_KEYS),
+        ("at the top of the file", _FILE_KEYS),
+    )
+    for key in keys
+}
+_SETTING_GROUPS = ("Decisions", "Answers")
+_MAX_TIMES = 1_000_000
+_CODES = {"OK": Code.OK, "OVER_LIMIT": Code.OVER_LIMIT}
+
+
+class CasesError(RateLimitError):
+    """Case files that cannot be run; each line of the text is a problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a step says of the answer; None where it says nothing. Durations are microseconds."""
+
+    code: Code | None = None
+    statuses: tuple[Code, ...] | None = None
+    rule: str | None = None
+    limit: int | None = None
+    remaining: int | None = None
+    reset_us: int | None = None
+    retry_after_us: int | None = None
+    headers: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One request, asked `times` times at one moment; `at_us` counts from the case's start."""
+
+    source: Source
+    at_us: int
+    request: Request
+    times: int
+    expected: Expected
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Steps that share counters, which are all new at the start (microseconds since 1970)."""
+
+    name: str
+    source: Source
+    start_us: int
+    settings: Settings
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CaseFile:
+    """The cases of one file, and the rules that they are about."""
+
+    path: Path
+    rules: Path
+    cases: tuple[Case, ...]
+
+
+def find_case_files(paths: Sequence[Path]) -> list[Path]:
+    """The files themselves, and of directories all `*.test.yaml` below. Raises CasesError."""
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            below = sorted(path.rglob(f"*{TESTS}"))
+            if not below:
+                raise CasesError(f"{path}: there is no file *{TESTS} in this directory")
+            found += below
+        elif path.exists():
+            found.append(path)
+        else:
+            raise CasesError(f"{path}: there is no such file or directory")
+    return found
+
+
+def read_cases(path: Path) -> CaseFile:
+    """Reads a case file. Raises CasesError with all that is wrong in it."""
+    reader = Reader(str(path), needs="rules and cases")
+    cases: tuple[Case, ...] = ()
+    rules = path
+    try:
+        root = reader.document(reader.composed(_bytes(path)), _FILE_KEYS, _PLACES)
+        rules = _rules(root, path)
+        cases = tuple(_cases(root, _start_us(root, _START_US), _settings(root, Settings())))
+        if not cases and not reader.problems:
+            root.report("no_cases", "cases are missing: write what is asked and expected")
+    except Unreadable:
+        pass
+    if problems := [problem for problem in reader.problems if not problem.hint]:
+        raise CasesError("\n".join(map(str, sorted(problems))))
+    return CaseFile(path, rules, cases)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CasesError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _rules(root: Fields, path: Path) -> Path:
+    """The rules a file names, relative to itself; else those of its own name."""
+    if root.given("rules"):
+        rules = path.parent / root.text("rules")
+        if not rules.exists():
+            message = f"there are no rules at {quoted(str(rules))}: rules is relative to this file"
+            root.report("rules", message, value="rules")
+        return rules
+    rules = path.with_name(path.name.removesuffix(TESTS) + ".yaml")
+    if rules == path or not rules.exists():
+        root.report("rules", "rules is missing: name the rule file or directory that is tested")
+    return rules
+
+
+def _cases(root: Fields, start_us: int, common: Settings) -> Iterator[Case]:
+    names: dict[str, Source] = {}
+    for fields in root.items("cases", _CASE_KEYS, deeper=False):
+        name = fields.text("name")
+        if not name:
+            fields.report("name", "name is missing: say in a few words what the case proves")
+        elif name in names:
+            fields.report("name", f"a case at {names[name]} has the same name", value="name")
+        names[name] = fields.source()
+        yield Case(
+            name,
+            fields.source(),
+            _start_us(fields, start_us),
+            _settings(fields, common),
+            tuple(_steps(fields)),
+        )
+
+
+def _steps(case: Fields) -> Iterator[Step]:
+    if not case.given("steps"):
+        case.report("steps", "steps are missing: write what is asked, and when")
+    now_us, domain = 0, ""
+    for fields in case.items("steps", _STEP_KEYS, deeper=False):
+        at_us = _duration_us(fields, "at")
+        if at_us is not None and at_us < now_us:
+            message = "a step cannot be before the one above it: at counts from the case's start"
+            fields.report("at", message, value="at")
+        now_us = at_us if at_us is not None else now_us
+        domain = fields.text("domain") or domain
+        if not domain:
+            fields.report("domain", "domain is missing; later steps may leave it out")
+        yield Step(
+            fields.source(),
+            now_us,
+            _request(fields, domain),
+            fields.number("times", 1, _MAX_TIMES),
+            _expected(fields),
+        )
+
+
+def _request(fields: Fields, domain: str) -> Request:
+    """The step's request: `hits` of each descriptor, 0 for a peek, below 0 to give back."""
+    hits = fields.number("hits", -_MAX_TIMES) if fields.given("hits") else None
+    if not fields.given("descriptors"):
+        fields.report("descriptors", "descriptors is missing: write [{key: value}]")
+    descriptors = tuple(
+        Descriptor(
+            tuple(Entry(key, value) for key, value in entries),
+            hits_addend=None if hits is None else abs(hits),
+            is_negative_hits=hits is not None and hits < 0,
+        )
+        for entries in fields.entries("descriptors")
+    )
+    return Request(domain, descriptors)
+
+
+def _expected(fields: Fields) -> Expected:
+    if not any(fields.given(key) for key in _EXPECT_KEYS):
+        fields.report("expect", f"nothing is expected: write one of {listed(_EXPECT_KEYS)}")
+    headers = dict(fields.text_pairs("headers")) if fields.given("headers") else None
+    return Expected(
+        _code(fields, "expect"),
+        _statuses(fields),
+        fields.text("rule") if fields.given("rule") else None,
+        fields.number("limit", 0) if fields.given("limit") else None,
+        fields.number("remaining", 0) if fields.given("remaining") else None,
+        _duration_us(fields, "reset"),
+        _duration_us(fields, "retry_after"),
+        headers,
+    )
+
+
+def _code(fields: Fields, name: str) -> Code | None:
+    if not fields.given(name):
+        return None
+    code = _CODES.get(fields.text(name).upper())
+    if code is None:
+        fields.report(name, f"{name} must be OK or OVER_LIMIT", value=name)
+    return code
+
+
+def _statuses(fields: Fields) -> tuple[Code, ...] | None:
+    """A list of OK and OVER_LIMIT, one for each descriptor."""
+    if not fields.given("statuses"):
+        return None
+    words = fields.texts("statuses")
+    codes = [_CODES.get(word.upper()) for word in words or ()]
+    if words is None or None in codes:
+        message = "statuses is a list of OK and OVER_LIMIT, one for each descriptor"
+        fields.report("statuses", message, value="statuses")
+    return tuple(code for code in codes if code is not None)
+
+
+def _duration_us(fields: Fields, name: str) -> int | None:
+    if not fields.given(name):
+        return None
+    try:
+        return parse_duration(fields.text(name))
+    except SettingsError as error:
+        fields.report(name, f"{name}: {error}", value=name)
+        return None
+
+
+def _start_us(fields: Fields, default_us: int) -> int:
+    """A moment of RFC 3339 with its offset, as 2026-03-29T01:30:00+01:00."""
+    if not fields.given("start"):
+        return default_us
+    try:
+        return _moment_us(fields.text("start"))
+    except ValueError:
+        message = f"start must be a time with its offset from UTC, as {START}"
+        fields.report("start", message, value="start")
+        return default_us
+
+
+def _moment_us(text: str) -> int:
+    moment = datetime.datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
+    if moment.tzinfo is None:
+        raise ValueError(text)
+    return (moment - _EPOCH) // datetime.timedelta(microseconds=1)
+
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_START_US = _moment_us(START)
+
+
+def _settings(fields: Fields, base: Settings) -> Settings:
+    """`base` with the settings that a mapping names, as they are called in the rule service."""
+    if not fields.given("settings"):
+        return base
+    known = {each.name: each for each in settings() if each.group in _SETTING_GROUPS}
+    given = fields.mapping("settings", tuple(known))
+    found: dict[str, Any] = {}  # each as its setting declares
+    for name, each in known.items():
+        if given.given(name):
+            try:
+                found[name] = each.parse(given.text(name))
+            except SettingsError as error:
+                given.report("settings", f"{name}: {error}", value=name)
+    return replace(base, **found)

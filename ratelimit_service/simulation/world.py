@@ -1,0 +1,93 @@
+"""Decisions at times that the caller chooses: rules, limiter and memory store without a network.
+
+What must not live here: what is expected of a decision (`cases`, `trial`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from ratelimit_service.health import Health
+from ratelimit_service.limiter import LEASE_BYTES, Plan, Planner, answer
+from ratelimit_service.model import Code, Decision, Hit, Request, Status
+from ratelimit_service.observer import Counters
+from ratelimit_service.rules.tree import Rule, Snapshot
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores import Outcomes
+from ratelimit_service.stores.memory import MemoryStore
+
+__all__ = ["Decided", "World"]
+
+_MAX_COUNTERS = 1_000_000
+
+
+class Decided(NamedTuple):
+    """A decision, and of the descriptors the one that it hangs on.
+
+    If any is over, that is the one with the longest wait; else the one with the fewest hits left.
+    `rules` are those that the descriptors met, in their order; None for one that met none.
+    """
+
+    decision: Decision
+    rules: tuple[Rule | None, ...]
+    deciding: int
+
+    @property
+    def rule(self) -> Rule | None:
+        """The rule that the decision hangs on."""
+        return self.rules[self.deciding] if self.rules else None
+
+    @property
+    def status(self) -> Status | None:
+        """What callers are told of the descriptor that the decision hangs on."""
+        statuses = self.decision.statuses
+        return statuses[self.deciding] if statuses else None
+
+
+class World:
+    """Counters of its own, all empty, and a time that only moves when it is told to."""
+
+    def __init__(self, snapshot: Snapshot, settings: Settings) -> None:
+        """The rules that hold, and the settings that say how to decide and answer."""
+        self._snapshot = snapshot
+        self._settings = settings
+        self._planner = Planner(settings)
+        self._now_us = 0
+        self._leases = 0
+        self._store = MemoryStore(_MAX_COUNTERS, Counters(), Health(), lambda: self._now_us)
+
+    def decide(self, request: Request, at_us: int) -> Decided:
+        """Decides and counts a request at that moment, in microseconds since the Unix epoch."""
+        self._now_us = at_us
+        plans = self._planner.plan(request, self._snapshot)
+        self._leases += 1
+        lease = self._leases.to_bytes(LEASE_BYTES, "big")
+        hits = [
+            hit._replace(lease=lease) if planned.rule.leasing and not hit.refund else hit
+            for planned in plans
+            for hit in planned.hits
+        ]
+        outcomes = iter(self._charge(hits) if hits else ())
+        each = [list(islice(outcomes, len(planned.hits))) for planned in plans]
+        return _decided(answer(request, plans, each, self._settings, lease), plans)
+
+    def _charge(self, hits: Sequence[Hit]) -> Outcomes:
+        found: list[Outcomes] = []
+        self._store.charge([hits], found.extend)
+        return found[0]
+
+
+def _decided(decision: Decision, plans: Sequence[Plan]) -> Decided:
+    rules = tuple(planned.rule.declared for planned in plans)
+    deciding = max(
+        range(len(plans)), key=lambda index: _weight(decision.statuses[index]), default=0
+    )
+    return Decided(decision, rules, deciding)
+
+
+def _weight(status: Status) -> tuple[bool, bool, int]:
+    """The descriptor with the largest is the one that a decision hangs on."""
+    over = status.code is Code.OVER_LIMIT
+    return over, status.limit is not None, (status.reset_us or 0) if over else -status.remaining
