@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 
+from ratelimit_service.metrics import CATALOGUE, MetricKind
 from ratelimit_service.settings import REFERENCE, Variable, settings
 
 DOCS = Path(__file__).parent
@@ -78,6 +79,22 @@ def of_reference() -> Iterator[str]:
         yield ""
 
 
+def of_metrics() -> Iterator[str]:
+    """Every metric, as Prometheus calls it."""
+    yield from table(
+        ("metric", "type", "labels", "meaning"),
+        (
+            (
+                code(each.name + ("_total" if each.kind is MetricKind.COUNTER else "")),
+                str(each.kind),
+                ", ".join(map(code, each.labels)),
+                each.help,
+            )
+            for each in CATALOGUE
+        ),
+    )
+
+
 def meaning(variable: Variable) -> str:
     """What is said of a variable."""
     if not variable.allowed:
@@ -88,6 +105,7 @@ def meaning(variable: Variable) -> str:
 
 TABLES: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
     "settings": ("settings.md", of_settings),
+    "metrics": ("metrics.md", of_metrics),
     "reference": ("migration.md", of_reference),
 }
 """By the name of a table: its document, and its lines."""

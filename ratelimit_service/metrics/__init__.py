@@ -1,5 +1,16 @@
-"""The counts that operators see, in Prometheus's format. The only package that knows Prometheus."""
+"""The counts that operators see. The only package that knows Prometheus."""
 
-from ratelimit_service.metrics.prometheus import Metrics, WorkerFigures
+from ratelimit_service.metrics.catalogue import CATALOGUE, Metric, MetricKind, Sample
+from ratelimit_service.metrics.prometheus import Metrics
+from ratelimit_service.metrics.reading import Reading, Sources, WorkerFigures
 
-__all__ = ["Metrics", "WorkerFigures"]
+__all__ = [
+    "CATALOGUE",
+    "Metric",
+    "MetricKind",
+    "Metrics",
+    "Reading",
+    "Sample",
+    "Sources",
+    "WorkerFigures",
+]

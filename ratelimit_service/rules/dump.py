@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from ratelimit_service.model import WEEKDAYS, Anchor, Calendar, Limit, Unit
-from ratelimit_service.rules.tree import Domain, Node, Rule, Snapshot, path_text
+from ratelimit_service.rules.tree import Domain, Node, Rule, Snapshot, path_text, ways
 from ratelimit_service.text import printable
 
 __all__ = ["dump"]
@@ -20,25 +20,15 @@ def dump(snapshot: Snapshot) -> Iterator[str]:
     """
     for name in sorted(snapshot.domains):
         domain = snapshot.domains[name]
-        for way in _ways(domain.root.nodes):
+        for way in ways(domain.root.nodes):
             yield printable(_line(domain, way)) + "\n"
     for name in sorted(snapshot.unserved):
         yield printable(f"{name}: not served, its rules never loaded") + "\n"
 
 
-def _ways(nodes: Iterable[Node], above: tuple[Node, ...] = ()) -> Iterator[tuple[Node, ...]]:
-    """To each node with a rule: the nodes from the root on, itself the last."""
-    for node in nodes:
-        way = (*above, node)
-        if node.rule:
-            yield way
-        if node.children:
-            yield from _ways(node.children.nodes, way)
-
-
 def _line(domain: Domain, way: tuple[Node, ...]) -> str:
     rule = way[-1].rule
-    assert rule is not None  # noqa: S101 -- `_ways` ends at rules
+    assert rule is not None  # noqa: S101 -- `ways` ends at rules
     key = ".".join(
         [domain.name, *(f"{node.key}_{node.value}" if node.value else node.key for node in way)]
     )

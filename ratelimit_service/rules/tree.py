@@ -6,6 +6,7 @@ Nothing here reads files, knows YAML or decides; `match` walks these, `schema` b
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -23,8 +24,10 @@ __all__ = [
     "Rule",
     "Snapshot",
     "Source",
+    "parse_path",
     "path_text",
     "walk",
+    "ways",
 ]
 
 
@@ -202,6 +205,16 @@ def walk(nodes: Iterable[Node]) -> Iterator[Node]:
             yield from walk(node.children.nodes)
 
 
+def ways(nodes: Iterable[Node], above: tuple[Node, ...] = ()) -> Iterator[tuple[Node, ...]]:
+    """To each node with a rule: the nodes from the root on, itself the last."""
+    for node in nodes:
+        way = (*above, node)
+        if node.rule:
+            yield way
+        if node.children:
+            yield from ways(node.children.nodes, way)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
     """All rules at one moment; replaced as a whole by a reload, never changed.
@@ -240,3 +253,21 @@ def _quoted(text: str) -> str:
     if text and all(c.isalnum() or c in _PLAIN for c in text):
         return text
     return printable(json.dumps(text, ensure_ascii=False))
+
+
+def parse_path(text: str) -> list[tuple[str, str]]:
+    """The entries that `path_text` has written. What it had to escape stays escaped."""
+    return [(_unquoted(key), _unquoted(value)) for key, _, value in _PART.findall(text) if key]
+
+
+_WORD = r'("(?:[^"\\]|\\.)*"|[^ ="]*)'
+_PART = re.compile(rf"{_WORD}(=?){_WORD}(?: > |$)")
+
+
+def _unquoted(text: str) -> str:
+    if not text.startswith('"'):
+        return text
+    try:
+        return str(json.loads(text))
+    except ValueError:  # it holds what does not print, and is escaped otherwise than in JSON
+        return text.strip('"')

@@ -10,7 +10,7 @@ from ratelimit_service import __version__, compiled, listening
 from ratelimit_service.accepting import Guests
 from ratelimit_service.admin import Admin
 from ratelimit_service.health import Health, Phase
-from ratelimit_service.metrics import Metrics
+from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.sources import source_of
@@ -50,7 +50,7 @@ async def serve_alone(settings: Settings) -> int:
             guests=Guests(settings.max_connections, settings.max_connections_per_peer),
             reflection=not settings.no_reflection,
         )
-        metrics = Metrics(counters, health, lambda: rules.snapshot, here.live_counters)
+        metrics = Metrics(Sources(counters, health, lambda: rules.snapshot, here.live_counters))
         admin = Admin(
             settings,
             here.service.decide,

@@ -18,7 +18,7 @@ from ratelimit_service.accepting import Acceptor, Guests
 from ratelimit_service.admin import Admin
 from ratelimit_service.errors import TransportError
 from ratelimit_service.health import Health, Phase
-from ratelimit_service.metrics import Metrics
+from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.sources import source_of
@@ -264,12 +264,13 @@ class _Supervisor:
     # HTTP
 
     def _new_admin(self) -> Admin:
-        metrics = Metrics(
+        sources = Sources(
             self._counters,
             self._health,
             lambda: self._rules.snapshot,
             workers=self._workers.figures,
         )
+        metrics = Metrics(sources)
 
         def render(accept: str) -> tuple[str, AsyncIterator[bytes]]:
             content_type, pages = metrics.render(accept)

@@ -15,7 +15,7 @@ from ratelimit_service import listening
 from ratelimit_service.admin import Admin
 from ratelimit_service.errors import TransportError
 from ratelimit_service.health import Phase
-from ratelimit_service.metrics import Metrics
+from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.model import FailurePolicy
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Store
@@ -35,7 +35,9 @@ class Site:
 
     def __init__(self, directory: Path, settings: Settings, store: Store | None) -> None:
         self.asking = asking = Asking(directory, RULES, settings=settings, store=store)
-        metrics = Metrics(asking.counters, asking.health, lambda: asking.rules.snapshot, lambda: 7)
+        metrics = Metrics(
+            Sources(asking.counters, asking.health, lambda: asking.rules.snapshot, lambda: 7)
+        )
         self.admin = Admin(
             settings,
             asking.service.decide,

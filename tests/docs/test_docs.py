@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.health import Health
-from ratelimit_service.metrics import Metrics, WorkerFigures
+from ratelimit_service.metrics import Metrics, Sources, WorkerFigures
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
@@ -80,7 +80,7 @@ def test_migration() -> None:
 
 def test_metrics() -> None:
     """docs/metrics.md has exactly the metrics of a scrape, with their labels and their help."""
-    file = parse("f", b"domain: d\ndescriptors: [{key: k, rate_limit: {unlimited: true}}]")
+    file = parse("f", b"domain: d\ndescriptors: [{key: k, rate_limit: {unit: day}}]")
     domain = Domain("d", Level.of(file.nodes))
     for rule in domain.rules:
         rule.tallies.of()
@@ -88,7 +88,7 @@ def test_metrics() -> None:
     counters.refusals["no_domain"] = 1
     worker = WorkerFigures(1, 0, 0, 0)
     metrics = Metrics(
-        counters, Health(), lambda: Snapshot(1, {"d": domain}), lambda: 0, lambda: [worker]
+        Sources(counters, Health(), lambda: Snapshot(1, {"d": domain}), lambda: 0, lambda: [worker])
     )
 
     scraped = {}

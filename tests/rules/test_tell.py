@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Counters
@@ -12,7 +14,7 @@ from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.lint import lint
 from ratelimit_service.rules.load import Rules
-from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.rules.tree import Snapshot, parse_path, path_text
 from tests.service.asking import descriptor
 
 RULES = """domain: edge
@@ -195,3 +197,15 @@ def test_dump_leaves_nothing_out(tmp_path: Path) -> None:
 def test_shipped_rules_lint_clean() -> None:
     """The rule files that ship have no problem."""
     assert lint([Path(__file__).parents[2] / "rules"]) == []
+
+
+@given(
+    st.lists(
+        st.tuples(st.text('ab="\\ > é', min_size=1, max_size=6), st.text('ab="\\ >*é', max_size=6)),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_a_path_is_read_as_it_is_written(entries: list[tuple[str, str]]) -> None:
+    """What a rule's path shows can be told apart again, whatever marks are in it."""
+    assert parse_path(path_text(entries)) == entries

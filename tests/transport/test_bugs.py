@@ -14,7 +14,7 @@ from ratelimit_service import listening
 from ratelimit_service.admin import Admin
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.health import Health
-from ratelimit_service.metrics import Metrics
+from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.model import Code, Hit, Outcome, Request
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service import Refusal
@@ -210,7 +210,9 @@ async def test_same_connection_goes_on(
 @pytest.mark.parametrize("seam", REFUSED)
 async def test_json_goes_on(asking: Asking, broken: Broken, seam: str) -> None:
     """Over /json the request ends with 500 and a sentence, and the next one is decided."""
-    metrics = Metrics(asking.counters, asking.health, lambda: asking.rules.snapshot, lambda: 0)
+    metrics = Metrics(
+        Sources(asking.counters, asking.health, lambda: asking.rules.snapshot, lambda: 0)
+    )
     admin = Admin(
         asking.settings,
         asking.service.decide,

@@ -1,0 +1,129 @@
+"""Where numbers come from, and one look at all of them.
+
+A reading is taken a little at a time, since there can be thousands of rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ratelimit_service.health import Health
+from ratelimit_service.observer import Counters, Tally
+from ratelimit_service.rules.tree import Node, Rule, Snapshot, ways
+from ratelimit_service.slices import slowly
+
+__all__ = ["OVERRIDES", "Limited", "Reading", "Series", "Sources", "WorkerFigures"]
+
+OVERRIDES = "(override)"
+"""What stands for a rule where callers bring their limits along."""
+
+
+class WorkerFigures(NamedTuple):
+    """A worker by its number, with what it uses."""
+
+    number: int
+    connections: int
+    cpu_us: int
+    resident_bytes: int
+
+
+class Series(NamedTuple):
+    """A tally of a rule: its own ("" as `value`), or that of one value.
+
+    `way` leads to the rule; it is empty, and there is no rule, for limits that callers bring.
+    """
+
+    domain: str
+    way: tuple[Node, ...]
+    rule: Rule | None
+    value: str
+    tally: Tally
+
+    @property
+    def labels(self) -> tuple[str, str, str]:
+        """Domain, rule and value."""
+        return self.domain, self.rule.path if self.rule else OVERRIDES, self.value
+
+
+class Limited(NamedTuple):
+    """A rule of a domain that has limits."""
+
+    domain: str
+    rule: Rule
+
+
+@dataclass(slots=True)
+class Reading:
+    """All numbers at one moment, or nearly: rules are looked at one after the other."""
+
+    counters: Counters
+    health: Health
+    live_counters: int | None
+    workers: Sequence[WorkerFigures] | None
+    series: list[Series] = field(default_factory=list)
+    limited: list[Limited] = field(default_factory=list)
+
+    def add(self, found: Series | Limited) -> None:
+        """Adds what was found of a rule."""
+        if isinstance(found, Series):
+            self.series.append(found)
+        else:
+            self.limited.append(found)
+
+
+class Sources:
+    """Where the numbers are kept, for whoever takes a reading."""
+
+    def __init__(
+        self,
+        counters: Counters,
+        health: Health,
+        snapshot: Callable[[], Snapshot],
+        live_counters: Callable[[], int] | None = None,
+        workers: Callable[[], Sequence[WorkerFigures]] | None = None,
+    ) -> None:
+        """`live_counters` is the size of an in-memory store, None where there is none.
+
+        `workers` gives the figures of those that serve, None where one process does all.
+        """
+        self._counters = counters
+        self._health = health
+        self._snapshot = snapshot
+        self._live_counters = live_counters
+        self._workers = workers
+
+    async def read(self) -> Reading:
+        """A reading, with pauses for requests."""
+        reading = self._begun()
+        async for found in slowly(self._of_rules()):
+            reading.add(found)
+        return reading
+
+    def read_at_once(self) -> Reading:
+        """A reading, without pauses: where nobody waits."""
+        reading = self._begun()
+        for found in self._of_rules():
+            reading.add(found)
+        return reading
+
+    def _begun(self) -> Reading:
+        return Reading(
+            self._counters,
+            self._health,
+            self._live_counters() if self._live_counters else None,
+            self._workers() if self._workers else None,
+        )
+
+    def _of_rules(self) -> Iterator[Series | Limited]:
+        for domain in self._snapshot().domains.values():
+            for way in ways(domain.root.nodes):
+                rule = way[-1].rule
+                assert rule is not None  # noqa: S101 -- `ways` end at rules
+                for value, tally in rule.tallies.items():
+                    yield Series(domain.name, way, rule, value, tally)
+                if rule.limits:
+                    yield Limited(domain.name, rule)
+            for value, tally in domain.overrides.items():
+                yield Series(domain.name, (), None, value, tally)
