@@ -1,4 +1,4 @@
-"""How a counter is named in every store: the only place that writes keys.
+"""How a counter is named in every store: the only module that writes keys, or takes them apart.
 
 A key says what is counted (domain, entries, algorithm, window) and nothing else: neither the
 rule's place nor its number, so that edits to rules keep the counts. Parts are encoded with
@@ -8,6 +8,7 @@ their numbers of characters, never joined, so that no two counters share a key.
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
+from binascii import crc_hqx
 from collections.abc import Collection, Iterable, Sequence
 from hashlib import blake2b
 from typing import Final
@@ -15,7 +16,22 @@ from zlib import crc32
 
 from ratelimit_service.model import SECOND_US, WEEKDAYS, Anchor, Calendar, Measure, Unit
 
-__all__ = ["CounterNames", "KeyStem", "counter_kind"]
+__all__ = [
+    "PARTITIONS",
+    "SLOTS",
+    "CounterNames",
+    "KeyStem",
+    "counter_kind",
+    "partition_of",
+    "slot_of",
+    "slot_of_tag",
+]
+
+PARTITIONS: Final = 1 << 16
+"""Of a ring: many for each shard, so that they can be given out evenly."""
+
+SLOTS: Final = 1 << 14
+"""Of Redis Cluster."""
 
 _MAX_BYTES: Final = 90
 _crc32: Final = crc32
@@ -123,6 +139,21 @@ class KeyStem:
 
 
 _LENGTHS: Final = [b"%d:" % length for length in range(_MAX_BYTES)]
+
+
+def partition_of(key: bytes) -> int:
+    """Which of a ring's partitions a counter is in: the first half of its key's tag."""
+    return int(key[1:5], 16)
+
+
+def slot_of(key: bytes) -> int:
+    """Which of Redis Cluster's slots a counter is in."""
+    return crc_hqx(key[1:9], 0) & SLOTS - 1
+
+
+def slot_of_tag(tag: bytes) -> int:
+    """The slot of all keys with this tag: CRC-16/XMODEM modulo 16,384."""
+    return crc_hqx(tag, 0) & SLOTS - 1
 
 
 def _encoded(entries: Iterable[tuple[str, str]], shared: Collection[int] = ()) -> str:

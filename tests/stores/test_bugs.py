@@ -13,7 +13,7 @@ from ratelimit_service.model import FailurePolicy, Hit
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore
-from ratelimit_service.stores.redis.part import Errand
+from ratelimit_service.stores.redis.batch import Background
 from tests.servers.cluster import RedisCluster
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
@@ -112,7 +112,7 @@ async def test_fault_in_handling_a_reply(store: Store) -> None:
             raise KeyError("no errand")
 
     for number in range(5):
-        shard.charge(Errand([[steady()]], told))
+        shard.charge(Background([[steady()]], told))
         async with asyncio.timeout(PATIENCE_SECONDS):
             while len(answered) <= number:
                 await asyncio.sleep(0)

@@ -15,7 +15,7 @@ from ratelimit_service.model import FailurePolicy, Hit, Receipt
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore
-from ratelimit_service.stores.redis.part import Errand
+from ratelimit_service.stores.redis.batch import Background
 from ratelimit_service.stores.redis.script import fits, read
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.proxy import Proxy
@@ -130,14 +130,14 @@ async def test_reset_in_the_middle_of_a_reply(fixture: Fixture) -> None:
     assert fixture.count() == 3
 
 
-async def undo(fixture: Fixture) -> Errand:
+async def undo(fixture: Fixture) -> Background:
     """What gives back a charge of 3 that was counted."""
     assert await fixture.until(answered)
     await charged(fixture.store, [[hit(2)]])
     now = fixture.store.shards[0].now_us()
     window_us = hit().measure.window_us
     receipt = Receipt(now, now - now % window_us + window_us)
-    return Errand([[hit(3)._replace(refund=True, receipt=receipt)]])
+    return Background([[hit(3)._replace(refund=True, receipt=receipt)]])
 
 
 async def test_give_back_whose_reply_is_lost(fixture: Fixture) -> None:
@@ -189,7 +189,7 @@ async def test_too_many_give_backs_wait(fixture: Fixture, caplog: pytest.LogCapt
 
     with caplog.at_level(logging.WARNING):
         for _ in range(10_003):
-            shard.charge(Errand([[hit(2, key="b")._replace(refund=True)]], told.append))
+            shard.charge(Background([[hit(2, key="b")._replace(refund=True)]], told.append))
 
     assert fixture.counters.lost_give_backs == {"overflow": 3}
     assert told == [None] * 3

@@ -15,12 +15,12 @@ from ratelimit_service.health import Health
 from ratelimit_service.model import FailurePolicy, Hit, Measure, Mode
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores import Outcomes
-from ratelimit_service.stores.keys import CounterNames
+from ratelimit_service.stores.keys import CounterNames, partition_of
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.address import parse_store
-from ratelimit_service.stores.redis.ring import fingerprint, owners, place_of
+from ratelimit_service.stores.redis.ring import fingerprint, owners
 from ratelimit_service.stores.redis.shards_file import read_shards
 from tests.conftest import need
 from tests.servers.process import PATIENCE_SECONDS
@@ -35,7 +35,7 @@ KEYS = [NAMES.key([("user", f"user-{number}")]) for number in range(100_000)]
 def placed(weights: dict[str, int]) -> list[str]:
     """The shard of each of 100,000 keys."""
     names = owners(weights)
-    return [names[place_of(key)] for key in KEYS]
+    return [names[partition_of(key)] for key in KEYS]
 
 
 def test_equal_shards_have_about_the_same() -> None:
@@ -129,7 +129,7 @@ class Ring:
         """A hit on a counter that lies there."""
         for number in range(1_000):
             one = hit(addend, key=f"{key}{number}", limit=limit, window_us=600 * MINUTE)
-            if self._owners[place_of(one.key)] == where:
+            if self._owners[partition_of(one.key)] == where:
                 return one
         raise AssertionError(where)
 

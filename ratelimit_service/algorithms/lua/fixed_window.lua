@@ -6,9 +6,7 @@ local COUNTS = 4294967296 -- 2^32
 local NUMBERS = 1048576 -- 2^20: with the count below 2^52, and a state is gone long before that
 local FAR_AHEAD = 1024
 
-local fixed_window = {
-  adds = true, -- hits that pass within a window add their number to its state
-}
+local fixed_window = {}
 
 local function first_hit(state, now, window)
   local found = { count = 0, start = now, window = window, reset = 0 }

@@ -16,16 +16,16 @@ from ratelimit_service.algorithms import denies
 from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome, Receipt
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores import Outcomes, Wanted
-from ratelimit_service.stores.redis.part import Errand
+from ratelimit_service.stores.redis.batch import Background
 from ratelimit_service.stores.redis.shard import Shard
 
-__all__ = ["Charge", "Find", "Place"]
+__all__ = ["Charge", "Find", "Home"]
 
-Place = tuple[Shard, int]
+Home = tuple[Shard, int]
 """Where a counter lies: its shard, and which of the shard's hits one script call may settle."""
 
-Find = Callable[[Hit], Place]
-"""The place of a hit's counter; the same object for all that one script call may settle."""
+Find = Callable[[Hit], Home]
+"""The home of a hit's counter; the same object for all that one script call may settle."""
 
 GivenBack = Callable[[Sequence[bytes]], None]
 """Hears of counters in which hits were given back, once that is done."""
@@ -38,6 +38,7 @@ class Charge:
     """The requests of one call of `charge`, and what is known of their outcomes."""
 
     __slots__ = (
+        "batches",
         "counters",
         "deadline_us",
         "done",
@@ -46,7 +47,6 @@ class Charge:
         "missing",
         "outcomes",
         "over",
-        "parts",
         "requests",
         "spreads",
         "wanted",
@@ -75,43 +75,43 @@ class Charge:
         self.missing = len(requests)
         self.over = False
         """Whether `done` was called: nobody waits any more."""
-        self.parts: list[_Part] = []
-        self.spreads: list[_Spread] = []
+        self.batches: list[ShardBatch] = []
+        self.spreads: list[CrossShardRequest] = []
 
     def start(self, find: Find) -> None:
-        """Hands every shard its part."""
+        """Hands every shard its batch."""
         self._divide(find)
-        for part in list(self.parts):
-            part.shard.charge(part)
+        for batch in list(self.batches):
+            batch.shard.charge(batch)
 
     def give_up(self, find: Find, reason: str) -> None:
         """Ends the charge before it began: its caller has no time left."""
         if any(hit[8] is _LOCAL for hits in self.requests for hit in hits):
             self._divide(find)
-            for part in list(self.parts):
-                part.failed(range(len(part.requests)), reason)
+            for batch in list(self.batches):
+                batch.failed(range(len(batch.requests)), reason)
         else:
             self.counters.store_errors[reason] += sum(map(len, self.requests))
             self.abandon()
 
     def _divide(self, find: Find) -> None:
-        parts: dict[Shard, _Part] = {}
-        for place, hits in enumerate(self.requests):
+        batches: dict[Shard, ShardBatch] = {}
+        for index, hits in enumerate(self.requests):
             homes = [find(hit) for hit in hits]
             home = homes[0]
             if homes.count(home) < len(homes):
-                self._spread(place, hits, homes, parts)
+                self._spread(index, hits, homes, batches)
                 continue
-            part = parts.get(home[0]) or self._part(home[0], parts)
-            part.requests.append(hits)
-            part.places.append(place)
-            part.pieces.append(None)
+            batch = batches.get(home[0]) or self._batch(home[0], batches)
+            batch.requests.append(hits)
+            batch.indexes.append(index)
+            batch.pieces.append(None)
 
     def start_whole(self, shard: Shard) -> None:
         """As `start`, where everything lies in one shard."""
-        part = _Part(self, shard, self.requests, _whole(len(self.requests)), [])
-        self.parts.append(part)
-        shard.charge(part)
+        batch = ShardBatch(self, shard, self.requests, _whole(len(self.requests)), [])
+        self.batches.append(batch)
+        shard.charge(batch)
 
     def settled(self, count: int) -> None:
         """Notes that so many requests have their outcomes; with the last the charge is done."""
@@ -119,7 +119,7 @@ class Charge:
         if not self.missing and not self.over:
             self.over = True
             # Parts know their charge: it lets go of them, since nobody looks for cycles.
-            self.parts.clear()
+            self.batches.clear()
             self.spreads.clear()
             self.done(self.outcomes)
 
@@ -134,8 +134,8 @@ class Charge:
 
         All replies that had come by `read_us` have been read.
         """
-        for part in list(self.parts):
-            part.expire(read_us)
+        for batch in list(self.batches):
+            batch.expire(read_us)
         for spread in list(self.spreads):
             spread.finish()
 
@@ -156,20 +156,20 @@ class Charge:
                 found[at] = outcome
         return found
 
-    def _part(self, shard: Shard, parts: dict[Shard, _Part]) -> _Part:
-        part = parts[shard] = _Part(self, shard, [], [], [])
-        self.parts.append(part)
-        return part
+    def _batch(self, shard: Shard, batches: dict[Shard, ShardBatch]) -> ShardBatch:
+        batch = batches[shard] = ShardBatch(self, shard, [], [], [])
+        self.batches.append(batch)
+        return batch
 
     def _spread(
         self,
-        place: int,
+        index: int,
         hits: Sequence[Hit],
-        homes: Sequence[Place],
-        parts: dict[Shard, _Part],
+        homes: Sequence[Home],
+        batches: dict[Shard, ShardBatch],
     ) -> None:
-        """Divides a request between the places of its counters."""
-        spread = _Spread(self, place, hits)
+        """Divides a request between the homes of its counters."""
+        spread = CrossShardRequest(self, index, hits)
         self.spreads.append(spread)
         if len(homes) == 2:
             ats_of = {homes[0]: [0], homes[1]: [1]}
@@ -183,23 +183,23 @@ class Charge:
             if hit[7] or hit[3] is _QUOTA:
                 plain = False
         for home, ats in ats_of.items():
-            part = parts.get(home[0]) or self._part(home[0], parts)
-            part.requests.append([hits[at] for at in ats] if plain else _piece(hits, ats))
-            part.places.append(place)
-            part.pieces.append((spread, ats))
+            batch = batches.get(home[0]) or self._batch(home[0], batches)
+            batch.requests.append([hits[at] for at in ats] if plain else _piece(hits, ats))
+            batch.indexes.append(index)
+            batch.pieces.append((spread, ats))
 
 
 _QUOTA: Final = Mode.QUOTA
 
 
-class _Part:
+class ShardBatch:
     """What of a charge goes to one shard: whole requests, and pieces of those that are spread."""
 
     __slots__ = (
         "charge",
         "deadline_us",
+        "indexes",
         "pieces",
-        "places",
         "requests",
         "sent",
         "shard",
@@ -211,10 +211,10 @@ class _Part:
         charge: Charge,
         shard: Shard,
         requests: Sequence[Sequence[Hit]],
-        places: list[int],
-        pieces: list[tuple[_Spread, list[int]] | None],
+        indexes: list[int],
+        pieces: list[tuple[CrossShardRequest, list[int]] | None],
     ) -> None:
-        """`places` are, of each request, its place in the charge.
+        """`indexes` are, of each request, its index in the charge.
 
         `pieces` are, of each that is one, of what and which hits; empty if none is.
         """
@@ -222,7 +222,7 @@ class _Part:
         self.shard = shard
         self.deadline_us = charge.deadline_us
         self.requests = list(requests)
-        self.places = places
+        self.indexes = indexes
         self.pieces = pieces
         self.wanted = charge.wanted
         self.sent = 0
@@ -231,69 +231,69 @@ class _Part:
     def over(self) -> bool:
         return self.charge.over
 
-    def dropped(self, places: Sequence[int]) -> None:
-        for place in places:
-            piece = self._piece(place)
+    def dropped(self, indexes: Sequence[int]) -> None:
+        for index in indexes:
+            piece = self._piece(index)
             if piece:
                 spread, ats = piece
                 spread.drop(ats)
             else:
-                self.charge.outcomes[self.places[place]] = []
+                self.charge.outcomes[self.indexes[index]] = []
                 self.charge.settled(1)
 
-    def answered(self, places: Sequence[int], found: Iterator[Outcomes], at_us: int) -> None:
-        charge, of, pieces = self.charge, self.places, self.pieces
+    def answered(self, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int) -> None:
+        charge, of, pieces = self.charge, self.indexes, self.pieces
         if charge.over:
-            for place in places:
-                self._answered_late(place, next(found), at_us)
+            for index in indexes:
+                self._answered_late(index, next(found), at_us)
             return
         outcomes, count = charge.outcomes, 0
-        for place in places:
-            piece = pieces[place] if pieces else None
+        for index in indexes:
+            piece = pieces[index] if pieces else None
             if piece is None:
-                outcomes[of[place]] = next(found)
+                outcomes[of[index]] = next(found)
                 count += 1
             else:
                 piece[0].answered(self.shard, piece[1], next(found), at_us)
         if count:
             charge.settled(count)
 
-    def _answered_late(self, place: int, found: Outcomes, at_us: int) -> None:
+    def _answered_late(self, index: int, found: Outcomes, at_us: int) -> None:
         """Of what nobody waits for any more."""
-        piece = self._piece(place)
+        piece = self._piece(index)
         if piece:
             spread, ats = piece
             spread.answered(self.shard, ats, found, at_us)
         else:
-            hits, final = self.requests[place], self.charge.outcomes[self.places[place]]
+            hits, final = self.requests[index], self.charge.outcomes[self.indexes[index]]
             _give_back_late(self.charge, self.shard, hits, final, found, at_us)
 
-    def failed(self, places: Sequence[int], reason: str) -> None:
+    def failed(self, indexes: Sequence[int], reason: str) -> None:
         charge, count, at_us = self.charge, 0, self.shard.now_us()
-        for place in places:
-            hits, piece = self.requests[place], self._piece(place)
+        for index in indexes:
+            hits, piece = self.requests[index], self._piece(index)
             if piece:
                 spread, ats = piece
                 if spread.outcomes[ats[0]] is _ABSENT:
                     found = charge.without(hits, reason, self.shard, at_us)
                     spread.answered(self.shard, ats, found, at_us)
-            elif charge.outcomes[self.places[place]] is _PENDING:
+            elif charge.outcomes[self.indexes[index]] is _PENDING:
                 found = charge.without(hits, reason, self.shard, at_us)
                 if found.count(None) < len(found) and _denied(hits, found):
                     _give_back_here(self.shard, hits, found, at_us)
-                charge.outcomes[self.places[place]] = found
+                charge.outcomes[self.indexes[index]] = found
                 count += 1
         if count:
             charge.settled(count)
 
     def expire(self, read_us: int) -> None:
         """Ends what has no answer, and has the shard look whether that is its server's fault."""
-        unanswered = [place for place in range(len(self.requests)) if not self._has_answer(place)]
+        unanswered = [index for index in range(len(self.requests)) if not self._has_answer(index)]
         late: list[int] = []
         unwanted: list[int] = []
-        for place in unanswered:
-            wanted = place < self.sent or self.wanted(self.places[place])
-            (late if wanted else unwanted).append(place)
+        for index in unanswered:
+            wanted = index < self.sent or self.wanted(self.indexes[index])
+            (late if wanted else unwanted).append(index)
         self.dropped(unwanted)
         if late:
             # Without the server's fault it is ours: there was more to do than time.
@@ -301,20 +301,20 @@ class _Part:
             self.failed(late, "timeout" if hurried or self.shard.late(read_us) else "overloaded")
             self.shard.missed(read_us)
 
-    def _piece(self, place: int) -> tuple[_Spread, list[int]] | None:
-        return self.pieces[place] if self.pieces else None
+    def _piece(self, index: int) -> tuple[CrossShardRequest, list[int]] | None:
+        return self.pieces[index] if self.pieces else None
 
-    def _has_answer(self, place: int) -> bool:
-        piece = self._piece(place)
+    def _has_answer(self, index: int) -> bool:
+        piece = self._piece(index)
         if piece:
             spread, ats = piece
             return spread.outcomes[ats[0]] is not _ABSENT
-        return self.charge.outcomes[self.places[place]] is not _PENDING
+        return self.charge.outcomes[self.indexes[index]] is not _PENDING
 
 
 @lru_cache(maxsize=1024)
 def _whole(count: int) -> list[int]:
-    """The places of all requests of a charge; nobody changes them."""
+    """The indexes of all requests of a charge; nobody changes them."""
     return list(range(count))
 
 
@@ -322,28 +322,28 @@ _ABSENT: Final = Outcome(False, 0, 0, -1)
 """Until there is an answer."""
 
 
-class _Spread:
-    """A request whose counters lie in several places."""
+class CrossShardRequest:
+    """A request whose counters have several homes."""
 
     __slots__ = (
         "charge",
         "dropped",
         "given_back",
         "hits",
+        "index",
         "missing",
         "outcomes",
         "over",
         "pieces",
-        "place",
     )
 
-    def __init__(self, charge: Charge, place: int, hits: Sequence[Hit]) -> None:
+    def __init__(self, charge: Charge, index: int, hits: Sequence[Hit]) -> None:
         self.charge = charge
-        self.place = place
+        self.index = index
         self.hits = hits
         self.outcomes: list[Outcome | None] = [_ABSENT] * len(hits)
         self.pieces: list[tuple[Shard, Sequence[int], int]] = []
-        """Of each answer the shard, the places of its hits, and the shard's time."""
+        """Of each answer the shard, the indexes of its hits, and the shard's time."""
         self.missing = 0
         """How many pieces have no answer yet."""
         self.given_back = 0
@@ -433,7 +433,7 @@ class _Spread:
         }
 
     def _take_back(self, shard: Shard, ats: Sequence[int], at_us: int, *, local: bool) -> None:
-        """Undoes what was counted of these hits, all in one place, and looks what is left."""
+        """Undoes what was counted of these hits, all in one home, and looks what is left."""
         undone, peeks = [], []
         for at in ats:
             hit, outcome = self.hits[at], self.outcomes[at]
@@ -448,7 +448,7 @@ class _Spread:
             now_us = shard.now_us()
             self._undone(ats, shard.charge_here([*undone, *peeks], now_us)[count:])
             return
-        shard.charge(Errand([[*undone, *peeks]], partial(self._given_back, ats)))
+        shard.charge(Background([[*undone, *peeks]], partial(self._given_back, ats)))
 
     def _given_back(self, ats: Sequence[int], found: Outcomes | None) -> None:
         """The shard has given these hits back, and told what is left of them."""
@@ -476,7 +476,7 @@ class _Spread:
             return
         self.over = True
         charge = self.charge
-        charge.outcomes[self.place] = [] if self.dropped else self.outcomes
+        charge.outcomes[self.index] = [] if self.dropped else self.outcomes
         charge.settled(1)
 
 
@@ -500,7 +500,7 @@ def _give_back_late(
     ]
     if undone:
         keys = [hit.key for hit in undone]
-        shard.charge(Errand([undone], partial(_given_back_late, charge.given_back, keys)))
+        shard.charge(Background([undone], partial(_given_back_late, charge.given_back, keys)))
 
 
 def _given_back_late(given_back: GivenBack, keys: Sequence[bytes], _found: Outcomes | None) -> None:
@@ -538,7 +538,7 @@ def _look(hit: Hit) -> Hit:
 
 
 def _descriptors(hits: Sequence[Hit], outcomes: Outcomes) -> Iterable[tuple[Sequence[int], bool]]:
-    """The places of the hits of each descriptor that charges, and whether it is over."""
+    """The indexes of the hits of each descriptor that charges, and whether it is over."""
     groups: list[list[int]] = []
     for at, hit in enumerate(hits):
         if hit.refund:

@@ -10,28 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from binascii import crc_hqx
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from secrets import token_hex
 
 from ratelimit_service.model import Hit
 from ratelimit_service.stores import Outcomes, Wanted, always
+from ratelimit_service.stores.keys import SLOTS, slot_of, slot_of_tag
 from ratelimit_service.stores.redis.address import Address, Cluster
-from ratelimit_service.stores.redis.charge import Place
+from ratelimit_service.stores.redis.batch import Batch
+from ratelimit_service.stores.redis.charge import Home
 from ratelimit_service.stores.redis.connection import Reply
-from ratelimit_service.stores.redis.part import Part
 from ratelimit_service.stores.redis.processes import Process
 from ratelimit_service.stores.redis.shard import Shard
-from ratelimit_service.stores.redis.topology import Setup
+from ratelimit_service.stores.redis.topology import ShardConfig
 
-__all__ = ["ClusterOfNodes", "slot_of"]
+__all__ = ["ClusterOfNodes"]
 
 log = logging.getLogger(__name__)
 
-_SLOTS = 1 << 14
 _MOST_PORT = 65_535
-_TAG = slice(1, 9)
 _QUICK_HOPS = 4
 _MOST_HOPS = 1_000
 """How often a call is sent elsewhere at once, and at all; its deadline ends it sooner."""
@@ -43,21 +41,12 @@ _LOOK_SECONDS = 5.0
 _HURRY_SECONDS = 0.1
 
 
-def slot_of(key: bytes) -> int:
-    """The slot of a counter, from its key's tag: CRC-16/XMODEM modulo 16,384."""
-    return _slot(key[_TAG])
-
-
-def _slot(tag: bytes) -> int:
-    return crc_hqx(tag, 0) & _SLOTS - 1
-
-
 class ClusterOfNodes:
     """The masters of a cluster, by the slots they have."""
 
-    def __init__(self, cluster: Cluster, setup: Setup) -> None:
+    def __init__(self, cluster: Cluster, config: ShardConfig) -> None:
         self._cluster = cluster
-        self._setup = setup
+        self._config = config
         self._process = Process(token_hex(8), "cluster")
         self._nodes: dict[tuple[str, int], Shard] = {}
         self._keeper: asyncio.Task[None] | None = None
@@ -69,16 +58,16 @@ class ClusterOfNodes:
             self._node(seed.host, seed.port)
         first = next(iter(self._nodes.values()))
         # Until the slots are known: whoever is asked first sends everything where it belongs.
-        self._places: list[Place] = [(first, slot) for slot in range(_SLOTS)]
+        self._homes: list[Home] = [(first, slot) for slot in range(SLOTS)]
 
     @property
     def shards(self) -> Collection[Shard]:
         """All nodes that are known."""
         return self._nodes.values()
 
-    def find(self, hit: Hit) -> Place:
+    def find(self, hit: Hit) -> Home:
         """The node and the slot."""
-        return self._places[slot_of(hit[0])]
+        return self._homes[slot_of(hit[0])]
 
     def slot(self, hits: Sequence[Hit]) -> int:
         """The slot that all of a request's counters are in."""
@@ -102,36 +91,36 @@ class ClusterOfNodes:
 
     def beat_key(self, node: Shard) -> str | None:
         """The key under which processes are listed: in one of the node's slots."""
-        for number in range(_SLOTS):
-            if self._places[_slot(b"%d" % number)][0] is node:
+        for number in range(SLOTS):
+            if self._homes[slot_of_tag(b"%d" % number)][0] is node:
                 return f"{{{number}}}processes"
         return None
 
-    def redirected(self, node: Shard, error: str, part: Part, places: Sequence[int]) -> bool:
-        """Sends requests of a part to where an error says; False if it says something else."""
+    def redirected(self, node: Shard, error: str, batch: Batch, indexes: Sequence[int]) -> bool:
+        """Sends requests of a batch to where an error says; False if it says something else."""
         word, _, rest = error.partition(" ")
         if word == "CLUSTERDOWN":
             self._stale.set()
         if word not in {"MOVED", "ASK", "TRYAGAIN"}:
             return False
-        hops = part.hops if isinstance(part, _Again) else 0
+        hops = batch.hops if isinstance(batch, Redirected) else 0
         if word == "TRYAGAIN":
             # While a slot moves, keys of one request can be in two nodes; others go on alone.
             loop = asyncio.get_running_loop()
-            for place in places:
-                loop.call_later(_AGAIN_SECONDS, self._charge_home, _Again(part, [place], 0))
+            for index in indexes:
+                loop.call_later(_AGAIN_SECONDS, self._charge_home, Redirected(batch, [index], 0))
             return True
-        if part.over or hops >= _MOST_HOPS:
+        if batch.over or hops >= _MOST_HOPS:
             return False
         moved = _moved(rest)
         if moved is None:
             return False
         slot, host, port = moved
         target = self._node(host or self._host_of(node), port, start=True)
-        again = _Again(part, places, hops + 1)
+        again = Redirected(batch, indexes, hops + 1)
         send = target.ask if word == "ASK" else target.charge
         if word == "MOVED":
-            self._places[slot] = target, slot
+            self._homes[slot] = target, slot
             self._stale.set()
         if hops >= _QUICK_HOPS:  # nodes that disagree for a moment must not be kept busy
             asyncio.get_running_loop().call_later(_AGAIN_SECONDS, send, again)
@@ -141,9 +130,9 @@ class ClusterOfNodes:
             send(again)
         return True
 
-    def _charge_home(self, part: Part) -> None:
-        """Sends a part to the node that has its slot."""
-        self.find(part.requests[0][0])[0].charge(part)
+    def _charge_home(self, batch: Batch) -> None:
+        """Sends a batch to the node that has its slot."""
+        self.find(batch.requests[0][0])[0].charge(batch)
 
     def _host_of(self, node: Shard) -> str:
         return next(host for (host, _), known in self._nodes.items() if known is node)
@@ -154,7 +143,7 @@ class ClusterOfNodes:
             seed = self._cluster.seeds[0]
             place: Address = replace(seed, host=host, port=port)
             name = f"{host}:{port}"
-            node = self._setup.shard(name, place, self._process, lambda *_: None, slots=self)
+            node = self._config.shard(name, place, self._process, lambda *_: None, router=self)
             self._nodes[host, port] = node
             if start:
                 task = self._starting[node] = asyncio.create_task(node.start())
@@ -196,8 +185,8 @@ class ClusterOfNodes:
             node = self._node(*place, start=True)
             masters.add(node)
             for slot in range(first, last + 1):
-                if self._places[slot][0] is not node:
-                    self._places[slot] = node, slot
+                if self._homes[slot][0] is not node:
+                    self._homes[slot] = node, slot
         for place, node in list(self._nodes.items()):
             if node not in masters:
                 self._retire(place, node)
@@ -222,7 +211,7 @@ def _moved(text: str) -> tuple[int, str, int] | None:
     """The slot, host and port that an error names; None if it names none."""
     slot, _, address = text.partition(" ")
     host, _, port = address.rpartition(":")
-    if not (slot.isdecimal() and port.isdecimal() and int(slot) < _SLOTS):
+    if not (slot.isdecimal() and port.isdecimal() and int(slot) < SLOTS):
         return None
     return (int(slot), host, int(port)) if 0 < int(port) <= _MOST_PORT else None
 
@@ -238,7 +227,7 @@ def _ranges(reply: Reply, asked: str) -> list[tuple[int, int, tuple[str, int]]]:
     try:
         for first, last, (host, port, *_), *_ in reply:
             name = host.decode() if isinstance(host, bytes) else ""
-            if not (0 <= first <= last < _SLOTS and 0 < port <= _MOST_PORT):
+            if not (0 <= first <= last < SLOTS and 0 < port <= _MOST_PORT):
                 return []
             found.append((int(first), int(last), (name or asked, int(port))))
     except (TypeError, ValueError):
@@ -246,27 +235,27 @@ def _ranges(reply: Reply, asked: str) -> list[tuple[int, int, tuple[str, int]]]:
     return found
 
 
-class _Again:
-    """Some requests of a part, on another way."""
+class Redirected:
+    """Some requests of a batch, on another way."""
 
-    def __init__(self, part: Part, places: Sequence[int], hops: int) -> None:
-        self._part = part
-        self.places = places
+    def __init__(self, batch: Batch, indexes: Sequence[int], hops: int) -> None:
+        self._batch = batch
+        self.indexes = indexes
         self.hops = hops
-        self.requests = [part.requests[place] for place in places]
-        self.deadline_us = part.deadline_us
+        self.requests = [batch.requests[index] for index in indexes]
+        self.deadline_us = batch.deadline_us
         self.sent = 0
         self.wanted: Wanted = always  # it was, when it was sent first
 
     @property
     def over(self) -> bool:
-        return self._part.over
+        return self._batch.over
 
-    def dropped(self, places: Sequence[int]) -> None:
-        self._part.dropped([self.places[place] for place in places])
+    def dropped(self, indexes: Sequence[int]) -> None:
+        self._batch.dropped([self.indexes[index] for index in indexes])
 
-    def answered(self, places: Sequence[int], found: Iterator[Outcomes], at_us: int) -> None:
-        self._part.answered([self.places[place] for place in places], found, at_us)
+    def answered(self, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int) -> None:
+        self._batch.answered([self.indexes[index] for index in indexes], found, at_us)
 
-    def failed(self, places: Sequence[int], reason: str) -> None:
-        self._part.failed([self.places[place] for place in places], reason)
+    def failed(self, indexes: Sequence[int], reason: str) -> None:
+        self._batch.failed([self.indexes[index] for index in indexes], reason)

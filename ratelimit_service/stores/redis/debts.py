@@ -18,8 +18,8 @@ from ratelimit_service.model import Hit, Outcome
 from ratelimit_service.observer import Counters
 from ratelimit_service.slices import slowly
 from ratelimit_service.stores.local import Local
-from ratelimit_service.stores.redis.part import Debt, Part
-from ratelimit_service.stores.redis.script import MAX_BATCH_WEIGHT, weight
+from ratelimit_service.stores.redis.batch import Batch, Debt
+from ratelimit_service.stores.redis.script import MAX_CALL_WEIGHT, weight
 
 __all__ = ["Debts"]
 
@@ -48,17 +48,17 @@ class Server(Protocol):
     def elapsed_at(self, at_us: int) -> int:
         """When it will be that time there, by `elapsed_us`."""
 
-    def charge(self, part: Part) -> None:
+    def charge(self, batch: Batch) -> None:
         """Queues what it is told."""
 
 
 class Debts:
     """What one server is owed, and the counters of one outage."""
 
-    def __init__(self, server: Server, place: str, counters: Counters) -> None:
-        """`place` is how the log calls the server."""
+    def __init__(self, server: Server, address: str, counters: Counters) -> None:
+        """`address` is how the log calls the server."""
         self._server = server
-        self._place = place
+        self._address = address
         self._loop = asyncio.get_running_loop()
         self._local = Local(counters)
         self._handing: Iterator[tuple[Sequence[Sequence[Hit]], int]] = iter(())
@@ -113,7 +113,7 @@ class Debts:
         start, weighs = 0, 0
         for at, hits in enumerate(requests):
             added = weight(hits)
-            if at > start and weighs + added > MAX_BATCH_WEIGHT:
+            if at > start and weighs + added > MAX_CALL_WEIGHT:
                 self._owed.append(Debt(requests[start:at], weighs, over_us, self._told))
                 start, weighs = at, 0
             weighs += added
@@ -122,14 +122,14 @@ class Debts:
             self._owed.popleft()
             if not self._overflowing:
                 log.warning(
-                    "Redis at %s will not be told of all that was counted here", self._place
+                    "Redis at %s will not be told of all that was counted here", self._address
                 )
             self._overflowing = True
 
     def _tell(self) -> None:
         """Tells the server what it is owed: one batch at a time, so that charges come between."""
         now, at_us = elapsed_us(), self._server.now_us()
-        while self._owed and self._server.available and self._telling < MAX_BATCH_WEIGHT:
+        while self._owed and self._server.available and self._telling < MAX_CALL_WEIGHT:
             debt = self._owed.popleft()
             if debt.over_us > at_us:
                 # Once the connection is given up it must not be counted any more: it is told anew.

@@ -1,6 +1,6 @@
 """Which shard of a ring a counter lies in: pure arithmetic on names and weights.
 
-Rendezvous hashing (Thaler and Ravishankar, 1998) of 65,536 places: each belongs to the shard
+Rendezvous hashing (Thaler and Ravishankar, 1998) of 65,536 partitions: each belongs to the shard
 whose hash for it is the highest. A shard of weight w draws w times, so that it wins w times as
 often; one that comes or goes moves only what it gets or had.
 """
@@ -11,24 +11,18 @@ import hashlib
 import struct
 from collections.abc import Mapping
 
-__all__ = ["PLACES", "fingerprint", "owners", "place_of"]
+from ratelimit_service.stores.keys import PARTITIONS
 
-PLACES = 1 << 16
-_TAG = slice(1, 5)
-
-
-def place_of(key: bytes) -> int:
-    """The place of a counter, from the first half of its key's tag (`stores.keys`)."""
-    return int(key[_TAG], 16)
+__all__ = ["fingerprint", "owners"]
 
 
 def owners(weights: Mapping[str, int]) -> list[str]:
-    """For each place the name of its shard; the same in every process and release."""
-    best = [(-1, "")] * PLACES
+    """For each partition the name of its shard; the same in every process and release."""
+    best = [(-1, "")] * PARTITIONS
     for name, weight in sorted(weights.items()):
         for draw in range(weight):
-            stream = hashlib.shake_128(f"{draw}:{name}".encode()).digest(4 * PLACES)
-            drawn = struct.unpack(f">{PLACES}I", stream)
+            stream = hashlib.shake_128(f"{draw}:{name}".encode()).digest(4 * PARTITIONS)
+            drawn = struct.unpack(f">{PARTITIONS}I", stream)
             best = [
                 (score, name) if score > held[0] else held
                 for score, held in zip(drawn, best, strict=True)

@@ -14,7 +14,7 @@ from ratelimit_service.algorithms import ALGORITHMS
 from ratelimit_service.model import MAX_ADDEND, Anchor, Calendar, Hit, Measure, Outcome
 
 __all__ = [
-    "MAX_BATCH_WEIGHT",
+    "MAX_CALL_WEIGHT",
     "SCRIPT",
     "SHA",
     "Found",
@@ -25,7 +25,7 @@ __all__ = [
     "weight",
 ]
 
-MAX_BATCH_WEIGHT: Final = 256
+MAX_CALL_WEIGHT: Final = 256
 """Of one script call, so that it keeps Redis for a millisecond: 128 hits on new fixed windows.
 A single request may have more: it goes alone."""
 
@@ -89,7 +89,7 @@ def _joined() -> str:
         for name, number in _NUMBERS.items()
     ]
     parts.append(f"local function load_settle()\n{text('settle')}\nreturn settle\nend")
-    parts.append((files("ratelimit_service.stores.redis") / "charge.lua").read_text())
+    parts.append((files("ratelimit_service.stores.redis") / "script.lua").read_text())
     return "\n".join(parts)
 
 

@@ -29,6 +29,7 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.stores import NEVER, Outcomes
 from ratelimit_service.stores.damage import Damage
 from ratelimit_service.stores.redis.address import Address, Sentinels
+from ratelimit_service.stores.redis.batch import Batch
 from ratelimit_service.stores.redis.connection import (
     Answered,
     Command,
@@ -39,7 +40,6 @@ from ratelimit_service.stores.redis.connection import (
 )
 from ratelimit_service.stores.redis.contexts import Contexts
 from ratelimit_service.stores.redis.debts import Debts
-from ratelimit_service.stores.redis.part import Part
 from ratelimit_service.stores.redis.processes import (
     BEAT_SECONDS,
     PROCESSES,
@@ -49,7 +49,7 @@ from ratelimit_service.stores.redis.processes import (
     silence,
 )
 from ratelimit_service.stores.redis.script import (
-    MAX_BATCH_WEIGHT,
+    MAX_CALL_WEIGHT,
     SCRIPT,
     SHA,
     Found,
@@ -61,7 +61,7 @@ from ratelimit_service.stores.redis.script import (
 )
 from ratelimit_service.stores.redis.sentinel import find, moved
 
-__all__ = ["Shard", "Slots"]
+__all__ = ["ClusterRouter", "Shard"]
 
 log = logging.getLogger(__name__)
 
@@ -94,25 +94,25 @@ _MAX_HELD: Final = 10_000
 """How many give-backs wait for a server that is away; then the oldest are lost."""
 
 
-class Slots(Protocol):
+class ClusterRouter(Protocol):
     """What a node of a cluster asks of the cluster."""
 
     def slot(self, hits: Sequence[Hit]) -> int:
         """The slot of a request: a script call settles requests of one slot only."""
 
-    def redirected(self, node: Shard, error: str, part: Part, places: Sequence[int]) -> bool:
-        """Sends requests of a part elsewhere, if the node's error says that they belong there."""
+    def redirected(self, node: Shard, error: str, batch: Batch, indexes: Sequence[int]) -> bool:
+        """Sends requests of a batch elsewhere, if the node's error says that they belong there."""
 
     def beat_key(self, node: Shard) -> str | None:
         """The key under which processes are listed in this node."""
 
 
 class _Call(NamedTuple):
-    """What one script call charges, and of which parts that is which."""
+    """What one script call charges, and of which batches that is which."""
 
     sections: list[Section]
     requests: list[Sequence[Hit]]
-    places: list[tuple[Part, list[int]]]
+    indexes: list[tuple[Batch, list[int]]]
     sent_us: int
     number: int
     """By which its reply is known."""
@@ -129,7 +129,7 @@ class Shard:
     def __init__(
         self,
         name: str,
-        place: Address | Sentinels,
+        address: Address | Sentinels,
         timeout_us: int,
         counters: Counters,
         health: Health,
@@ -137,23 +137,23 @@ class Shard:
         process: Process,
         heard: Callable[[str, Sequence[Process]], None],
         contexts: Contexts,
-        slots: Slots | None = None,
+        router: ClusterRouter | None = None,
         clock: Clock | None = None,
         key_prefix: str = "",
     ) -> None:
         """`component` is its name in health; `heard` is told once a second who counts here.
 
-        `slots` are the cluster's, if it is a node of one. With a `clock` its time counts, not
+        `router` is the cluster's, if it is a node of one. With a `clock` its time counts, not
         the server's. All keys in the server begin with `key_prefix`.
         """
         self._key_prefix = key_prefix
         self._key_prefix_bytes = key_prefix.encode()
         self.name = name
-        self._slots = slots
+        self._router = router
         self._process = process
         self._heard = heard
         self._contexts = contexts
-        self._place = place
+        self._address = address
         self._timeout_us = timeout_us
         self._counters = counters
         self._damage = Damage(counters)
@@ -164,10 +164,10 @@ class Shard:
         self._loop = asyncio.get_running_loop()
         self._connection: Connection | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._queue: deque[Part] = deque()
-        self._held: deque[Part] = deque()
+        self._queue: deque[Batch] = deque()
+        self._held: deque[Batch] = deque()
         """What has no deadline and waits for the server to come back."""
-        self._heir: Callable[[Part], None] | None = None
+        self._heir: Callable[[Batch], None] | None = None
         """Who takes what has no deadline once the server has nothing to do any more."""
         self._sending = False
         self._number = randbits(48)
@@ -182,7 +182,7 @@ class Shard:
         self._alarm: asyncio.Future[str] = self._loop.create_future()
         """Done when somebody should look at the connection."""
         self._fault_at: float | None = None
-        self._debts = Debts(self, str(place), counters)
+        self._debts = Debts(self, str(address), counters)
         self.processes = 1
         """How many processes count in this server, this one included, as last known."""
         self._ahead_us: int | None = None
@@ -200,13 +200,13 @@ class Shard:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
         if self._connection is not None:
-            if not self._slots:
+            if not self._router:
                 self._connection.send([silence(self._process)], [_ignore])
             self._connection.close()
             self._connection = None
         self._empty("disconnected")
 
-    async def retire(self, heir: Callable[[Part], None]) -> None:
+    async def retire(self, heir: Callable[[Batch], None]) -> None:
         """Disconnects from a server that has nothing to do any more; its faults are nobody's.
 
         What is to be given back there goes to the `heir` from now on; `debts` are asked for.
@@ -216,20 +216,20 @@ class Shard:
         self._release()
         self._health.recover(self._component)
 
-    def charge(self, part: Part) -> None:
-        """Queues a part for the next script calls; each call is atomic.
+    def charge(self, batch: Batch) -> None:
+        """Queues a batch for the next script calls; each call is atomic.
 
         What comes in one tick goes out together, by weight, and a few calls at a time, so that
         batches grow with the load. A request is never split over calls.
         """
         if self._connection is None or self._sick:
-            if part.deadline_us == NEVER:
-                self._hold(part)
+            if batch.deadline_us == NEVER:
+                self._hold(batch)
             else:
                 reason = "disconnected" if self._connection is None else "circuit_open"
-                part.failed(range(len(part.requests)), reason)
+                batch.failed(range(len(batch.requests)), reason)
             return
-        self._queue.append(part)
+        self._queue.append(batch)
         if not self._sending and self._in_flight < _MAX_IN_FLIGHT:
             self._sending = True
             self._loop.call_soon(self._send)
@@ -238,16 +238,16 @@ class Shard:
         """Settles hits in this process alone, on its share of their limits."""
         return self._debts.charge_here(hits, at_us)
 
-    def ask(self, part: Part) -> None:
-        """Sends a part at once to a node that is about to get its slot."""
+    def ask(self, batch: Batch) -> None:
+        """Sends a batch at once to a node that is about to get its slot."""
         connection = self._connection
         if connection is None:
-            part.failed(range(len(part.requests)), "disconnected")
+            batch.failed(range(len(batch.requests)), "disconnected")
             return
         calls: dict[int, _Call] = {}
-        for place, hits in enumerate(part.requests):
-            slot = self._slots.slot(hits) if self._slots else 0
-            self._add(calls, slot, elapsed_us(), part, [place], [hits])
+        for index, hits in enumerate(batch.requests):
+            slot = self._router.slot(hits) if self._router else 0
+            self._add(calls, slot, elapsed_us(), batch, [index], [hits])
         self._in_flight += 1
         self._call(connection, list(calls.values()), [len(calls)], asking=True)
 
@@ -288,7 +288,7 @@ class Shard:
         return since_us is not None and read_us - since_us >= self._timeout_us
 
     def missed(self, read_us: int) -> None:
-        """A part of a charge had no answer in time. That counts against a server that is late."""
+        """A batch of a charge had no answer in time. That counts against a server that is late."""
         if not self.late(read_us):
             return
         if not self._missed:
@@ -299,28 +299,30 @@ class Shard:
         self._degrade(f"is slower than {self._timeout_us / 1000:g} ms")
         lasted_us = read_us - self._missed_first_us
         if self._missed >= _SICK_AFTER and lasted_us >= self._timeout_us and not self._sick:
-            log.warning("Redis at %s is sick: it is left alone until it answers pings", self._place)
+            log.warning(
+                "Redis at %s is sick: it is left alone until it answers pings", self._address
+            )
             self._sick = True
             self._raise_alarm()
             self._empty("circuit_open")
 
-    def _hold(self, part: Part) -> None:
+    def _hold(self, batch: Batch) -> None:
         """Keeps what has no deadline for when the server is back; the oldest goes if it is much."""
         if self._heir is not None:
-            self._heir(part)
+            self._heir(batch)
             return
         if len(self._held) >= _MAX_HELD:
             lost = self._held.popleft()
             if not self._counters.lost_give_backs["overflow"]:
-                log.warning("Redis at %s is away: too much waits to be given back", self._place)
+                log.warning("Redis at %s is away: too much waits to be given back", self._address)
             self._fail(lost, range(lost.sent, len(lost.requests)), "overflow")
-        self._held.append(part)
+        self._held.append(batch)
 
     def _release(self) -> None:
         """Sends what has waited for the server; what still cannot be sent waits on."""
         held, self._held = self._held, deque()
-        for part in held:
-            self.charge(part)
+        for batch in held:
+            self.charge(batch)
 
     def _raise_alarm(self) -> None:
         if not self._alarm.done():
@@ -329,11 +331,11 @@ class Shard:
     def _empty(self, reason: str) -> None:
         """Ends what is queued; what has no deadline waits."""
         queue, self._queue = self._queue, deque()
-        for part in queue:
-            if part.deadline_us == NEVER:
-                self._hold(part)
+        for batch in queue:
+            if batch.deadline_us == NEVER:
+                self._hold(batch)
             else:
-                self._fail(part, range(part.sent, len(part.requests)), reason)
+                self._fail(batch, range(batch.sent, len(batch.requests)), reason)
 
     def _send(self) -> None:
         """Sends what is queued, as much as may be under way."""
@@ -356,30 +358,30 @@ class Shard:
         calls: dict[int, _Call] = {}
         now, size = elapsed_us(), 0
         while self._queue:
-            part = self._queue[0]
-            if part.deadline_us <= now:
+            batch = self._queue[0]
+            if batch.deadline_us <= now:
                 self._queue.popleft()
-                self._fail(part, range(part.sent, len(part.requests)), "overloaded")
+                self._fail(batch, range(batch.sent, len(batch.requests)), "overloaded")
                 continue
             try:
-                size = self._take(part, calls, now, size)
+                size = self._take(batch, calls, now, size)
             except Exception as error:
                 self._bugs.note("hits could not be sent to Redis", error)
-                self._fail(part, range(part.sent, len(part.requests)), "internal")
-                part.sent = len(part.requests)
-            if part.sent < len(part.requests) and not part.over:
+                self._fail(batch, range(batch.sent, len(batch.requests)), "internal")
+                batch.sent = len(batch.requests)
+            if batch.sent < len(batch.requests) and not batch.over:
                 break
             self._queue.popleft()
         return list(calls.values())
 
-    def _take(self, part: Part, calls: dict[int, _Call], now: int, size: int) -> int:
-        """Takes from a part what fits beside what weighs `size`; returns what all of it weighs."""
-        requests, taken, dropped, at = part.requests, [], [], part.sent
-        wanted, numbers, section = part.wanted, part.places, []
-        while at < len(requests) and not part.over:
+    def _take(self, batch: Batch, calls: dict[int, _Call], now: int, size: int) -> int:
+        """Takes from a batch what fits beside what weighs `size`; returns what all of it weighs."""
+        requests, taken, dropped, at = batch.requests, [], [], batch.sent
+        wanted, numbers, section = batch.wanted, batch.indexes, []
+        while at < len(requests) and not batch.over:
             hits = requests[at]
             added = weight(hits)
-            if size and size + added > MAX_BATCH_WEIGHT:
+            if size and size + added > MAX_CALL_WEIGHT:
                 break
             if wanted(numbers[at]):
                 taken.append(at)
@@ -388,15 +390,15 @@ class Shard:
             else:
                 dropped.append(at)
             at += 1
-        if taken and self._slots is None:
-            self._add(calls, 0, now, part, taken, section)
-        elif taken and self._slots is not None:
-            slots = [self._slots.slot(hits) for hits in section]
-            for slot, place, hits in zip(slots, taken, section, strict=True):
-                self._add(calls, slot, now, part, [place], [hits])
-        part.sent = at
+        if taken and self._router is None:
+            self._add(calls, 0, now, batch, taken, section)
+        elif taken and self._router is not None:
+            slots = [self._router.slot(hits) for hits in section]
+            for slot, index, hits in zip(slots, taken, section, strict=True):
+                self._add(calls, slot, now, batch, [index], [hits])
+        batch.sent = at
         if dropped:
-            part.dropped(dropped)
+            batch.dropped(dropped)
         return size
 
     def _add(
@@ -404,18 +406,18 @@ class Shard:
         calls: dict[int, _Call],
         slot: int,
         now_us: int,
-        part: Part,
-        places: list[int],
+        batch: Batch,
+        indexes: list[int],
         requests: list[Sequence[Hit]],
     ) -> None:
-        """Adds requests of a part to the call of their slot."""
+        """Adds requests of a batch to the call of their slot."""
         call = calls.get(slot)
         if call is None:
             self._number += 1
             call = calls[slot] = _Call([], [], [], now_us, self._number)
-        call.places.append((part, places))
+        call.indexes.append((batch, indexes))
         call.requests.extend(requests)
-        call.sections.append((self._not_after(part.deadline_us), requests))
+        call.sections.append((self._not_after(batch.deadline_us), requests))
 
     def _not_after(self, deadline_us: int) -> int:
         """A deadline by the server's clock, 0 for none."""
@@ -449,8 +451,8 @@ class Shard:
             self._landed(under_way, len(calls))
             self._bugs.note("hits could not be sent to Redis", error)
             for call in calls:
-                for part, places in call.places:
-                    self._fail(part, places, "internal")
+                for batch, indexes in call.indexes:
+                    self._fail(batch, indexes, "internal")
 
     def _replied(
         self,
@@ -479,18 +481,18 @@ class Shard:
                     self._missed = 0  # it was not found late with this one
                 self._succeeded(call, found)
                 each, at_us = iter(found.outcomes), found.at_us
-                for part, places in call.places:
+                for batch, indexes in call.indexes:
                     if found.late:
-                        _answer_one_by_one(part, places, each, at_us)
+                        _answer_one_by_one(batch, indexes, each, at_us)
                     else:
-                        part.answered(places, each, at_us)
+                        batch.answered(indexes, each, at_us)
             else:
                 self._refused(connection, call, reply)
         except Exception as error:
             # Nobody knows whose the outcomes are that are left.
             self._bugs.note("a reply from Redis could not be handled", error)
-            for part, places in call.places:
-                self._fail(part, places, "internal")
+            for batch, indexes in call.indexes:
+                self._fail(batch, indexes, "internal")
         if self._queue and not self._sending:
             self._send()
 
@@ -500,13 +502,13 @@ class Shard:
         if not under_way[0]:
             self._in_flight -= 1
 
-    def _fail(self, part: Part, places: Sequence[int], reason: str) -> None:
-        """Tells a part that it gets no answer; if that fails too, its deadline ends it."""
-        if part.deadline_us == NEVER:
-            hits = sum([len(part.requests[place]) for place in places])
+    def _fail(self, batch: Batch, indexes: Sequence[int], reason: str) -> None:
+        """Tells a batch that it gets no answer; if that fails too, its deadline ends it."""
+        if batch.deadline_us == NEVER:
+            hits = sum([len(batch.requests[index]) for index in indexes])
             self._counters.lost_give_backs[reason] += hits
         try:
-            part.failed(places, reason)
+            batch.failed(indexes, reason)
         except Exception as error:
             self._bugs.note("hits could not be decided without Redis", error)
 
@@ -514,9 +516,9 @@ class Shard:
         """The call has an error, or none that could be read, or no reply at all."""
         error = str(reply) if isinstance(reply, hiredis.ReplyError) else ""
         left = [
-            (part, places)
-            for part, places in call.places
-            if not (self._slots and error and self._slots.redirected(self, error, part, places))
+            (batch, indexes)
+            for batch, indexes in call.indexes
+            if not (self._router and error and self._router.redirected(self, error, batch, indexes))
         ]
         if not left:
             return
@@ -528,15 +530,15 @@ class Shard:
             connection.close(
                 f"it answers {connection.shown(reply):.100}"
             )  # who is the master is asked anew
-        for part, places in left:
-            whole = len(places) == len(part.requests)
-            if part.deadline_us == NEVER and whole and error.startswith(_NOTHING_DONE):
-                part.sent = 0
-                self._hold(part)
+        for batch, indexes in left:
+            whole = len(indexes) == len(batch.requests)
+            if batch.deadline_us == NEVER and whole and error.startswith(_NOTHING_DONE):
+                batch.sent = 0
+                self._hold(batch)
             else:
                 # What may have been given back is not given back again: that could be once too
                 # often, and admit too much.
-                self._fail(part, places, "unknown" if reply is None else "refused")
+                self._fail(batch, indexes, "unknown" if reply is None else "refused")
 
     def _succeeded(self, call: _Call, found: Found) -> None:
         self._learn(found.at_us, call.sent_us)
@@ -567,7 +569,7 @@ class Shard:
 
     def _degrade(self, fault: str) -> None:
         self._fault_at = self._loop.time()
-        self._health.degrade(self._component, f"Redis at {self._place} {fault}")
+        self._health.degrade(self._component, f"Redis at {self._address} {fault}")
 
     async def _keep_connected(self, tried: asyncio.Event) -> None:
         first, longest = _BACK_OFF_SECONDS, _LONGEST_BACK_OFF_SECONDS
@@ -576,7 +578,7 @@ class Shard:
             lasted = 0.0
             try:
                 async with asyncio.timeout(_OPEN_SECONDS):
-                    address = await find(self._place)
+                    address = await find(self._address)
                     load = "SCRIPT", "LOAD", SCRIPT
                     connection = await open_connection(
                         address, self._contexts, load, greeted=self._read_time
@@ -584,10 +586,10 @@ class Shard:
             except StoreError as error:
                 reason = str(error)
             except TimeoutError:
-                reason = f"Redis at {self._place} does not answer"
+                reason = f"Redis at {self._address} does not answer"
             except Exception as error:
-                self._bugs.note(f"Redis at {self._place} cannot be connected to", error)
-                reason = f"Redis at {self._place} cannot be connected to: see the log"
+                self._bugs.note(f"Redis at {self._address} cannot be connected to", error)
+                reason = f"Redis at {self._address} cannot be connected to: see the log"
             else:
                 log.info("connected to Redis at %s", address)
                 wait, since = first, self._loop.time()
@@ -597,7 +599,7 @@ class Shard:
                 try:
                     await self._look_after(connection)
                 except Exception as error:
-                    self._bugs.note(f"Redis at {self._place} is not looked after", error)
+                    self._bugs.note(f"Redis at {self._address} is not looked after", error)
                     connection.close("the service failed: see its log")
                 finally:
                     following.cancel()
@@ -620,7 +622,7 @@ class Shard:
         try:
             seconds, micros = map(int, reply)  # type: ignore[call-overload]
         except (TypeError, ValueError) as error:
-            raise StoreError(f"Redis at {self._place} does not tell its time") from error
+            raise StoreError(f"Redis at {self._address} does not tell its time") from error
         self._learn(seconds * 1_000_000 + micros, sent_us)
 
     def _well(self, connection: Connection) -> None:
@@ -652,9 +654,9 @@ class Shard:
 
     async def _follow(self, connection: Connection, address: Address) -> None:
         """Leaves a master as soon as Sentinel names another."""
-        if isinstance(self._place, Sentinels):
+        if isinstance(self._address, Sentinels):
             with contextlib.suppress(StoreError):  # told when the connection is made anew
-                await moved(self._place, address)
+                await moved(self._address, address)
                 connection.close("Sentinel names another master")
 
     def _beat(self, connection: Connection) -> None:
@@ -669,7 +671,7 @@ class Shard:
                 self.processes = max(1, len(beats))
                 self._heard(self.name, beats)
 
-        key = self._slots.beat_key(self) if self._slots else PROCESSES
+        key = self._router.beat_key(self) if self._router else PROCESSES
         if key:
             connection.send([beat(self._process, self._key_prefix + key)], [heard])
 
@@ -696,20 +698,20 @@ class Shard:
                 await asyncio.wait([ping], timeout=_PING_SECONDS)
             await self._give_up_if_hung(connection)
         if not connection.lost.done():
-            log.warning("Redis at %s answers pings in time again", self._place)
+            log.warning("Redis at %s answers pings in time again", self._address)
             self._well(connection)
 
 
 def _answer_one_by_one(
-    part: Part, places: Sequence[int], found: Iterator[Outcomes], at_us: int
+    batch: Batch, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int
 ) -> None:
-    """Tells a part's requests apart: those that the server found too late have no answer."""
-    for place in places:
+    """Tells a batch's requests apart: those that the server found too late have no answer."""
+    for index in indexes:
         outcomes = next(found)
         if None in outcomes:
-            part.failed([place], "timeout")
+            batch.failed([index], "timeout")
         else:
-            part.answered([place], iter([outcomes]), at_us)
+            batch.answered([index], iter([outcomes]), at_us)
 
 
 def _ignore(_: Reply) -> None: ...

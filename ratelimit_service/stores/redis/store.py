@@ -18,25 +18,25 @@ from ratelimit_service.model import SECOND_US, Hit
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores import AT_ONCE, NEVER, Outcomes, Wanted, always
 from ratelimit_service.stores.redis.address import Cluster, parse_store
-from ratelimit_service.stores.redis.charge import Charge, GivenBack, Place
+from ratelimit_service.stores.redis.charge import Charge, GivenBack, Home
 from ratelimit_service.stores.redis.cluster import ClusterOfNodes
 from ratelimit_service.stores.redis.contexts import Contexts
 from ratelimit_service.stores.redis.shard import Shard
 from ratelimit_service.stores.redis.shards_file import read_shards
-from ratelimit_service.stores.redis.topology import RingOfShards, Setup, Topology
+from ratelimit_service.stores.redis.topology import RingOfShards, ShardConfig, Topology
 
 __all__ = ["RedisStore"]
 
 
-def _topology(url: str, setup: Setup) -> Topology:
+def _topology(url: str, config: ShardConfig) -> Topology:
     """Of a store URL, or of the file that `file:` names."""
     if url.startswith("file:"):
         path = Path(url.removeprefix("file:").removeprefix("//"))
-        return RingOfShards(read_shards(path, parse_store), setup)
-    place = parse_store(url)
-    if isinstance(place, Cluster):
-        return ClusterOfNodes(place, setup)
-    return RingOfShards(place, setup)
+        return RingOfShards(read_shards(path, parse_store), config)
+    servers = parse_store(url)
+    if isinstance(servers, Cluster):
+        return ClusterOfNodes(servers, config)
+    return RingOfShards(servers, config)
 
 
 class RedisStore:
@@ -68,15 +68,15 @@ class RedisStore:
         self._given_back: GivenBack = _nobody_asks
         self._loop = asyncio.get_running_loop()
         self._contexts = Contexts("store tls", health, counters.tls_reloads)
-        setup = Setup(
+        config = ShardConfig(
             timeout_us, counters, health, self._contexts, clock=clock, key_prefix=key_prefix
         )
-        self._first = _topology(url, setup)
+        self._first = _topology(url, config)
         self._topologies = [self._first]
         self._find = self._first.find
         self._only: Shard | None = None
         if second_url:
-            self._second = _topology(second_url, replace(setup, component="second store"))
+            self._second = _topology(second_url, replace(config, component="second store"))
             self._topologies.append(self._second)
             self._find = self._find_by_window
         elif isinstance(self._first, RingOfShards) and len(self._first.shards) == 1:
@@ -157,7 +157,7 @@ class RedisStore:
         if self._timer is None or waiting[0][2] is charge:
             self._wait_until(deadline_us, now)
 
-    def _find_by_window(self, hit: Hit) -> Place:
+    def _find_by_window(self, hit: Hit) -> Home:
         topology = self._second if hit.measure.window_us == SECOND_US else self._first
         return topology.find(hit)
 

@@ -13,18 +13,19 @@ from ratelimit_service.clock import Clock
 from ratelimit_service.health import Health
 from ratelimit_service.model import Hit
 from ratelimit_service.observer import Counters
+from ratelimit_service.stores.keys import partition_of
 from ratelimit_service.stores.redis.address import Address, Ring, Sentinels
-from ratelimit_service.stores.redis.charge import Place
+from ratelimit_service.stores.redis.charge import Home
 from ratelimit_service.stores.redis.contexts import Contexts
 from ratelimit_service.stores.redis.processes import Process
-from ratelimit_service.stores.redis.ring import fingerprint, owners, place_of
-from ratelimit_service.stores.redis.shard import Shard, Slots
+from ratelimit_service.stores.redis.ring import fingerprint, owners
+from ratelimit_service.stores.redis.shard import ClusterRouter, Shard
 
-__all__ = ["RingOfShards", "Setup", "Topology"]
+__all__ = ["RingOfShards", "ShardConfig", "Topology"]
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class ShardConfig:
     """What all shards of a store have in common."""
 
     timeout_us: int
@@ -39,18 +40,18 @@ class Setup:
     def shard(
         self,
         name: str,
-        place: Address | Sentinels,
+        address: Address | Sentinels,
         process: Process,
         heard: Callable[[str, Sequence[Process]], None],
         *,
         alone: bool = False,
-        slots: Slots | None = None,
+        router: ClusterRouter | None = None,
     ) -> Shard:
         """A shard, not started."""
         component = self.component if alone else f"{self.component} {name}"
         return Shard(
             name,
-            place,
+            address,
             self.timeout_us,
             self.counters,
             self.health,
@@ -58,7 +59,7 @@ class Setup:
             process,
             heard,
             self.contexts,
-            slots,
+            router,
             self.clock,
             self.key_prefix,
         )
@@ -71,8 +72,8 @@ class Topology(Protocol):
     def shards(self) -> Collection[Shard]:
         """All servers that have counters now."""
 
-    def find(self, hit: Hit) -> Place:
-        """The place of a hit's counter; the same object for all that a script call may settle."""
+    def find(self, hit: Hit) -> Home:
+        """The home of a hit's counter; the same object for all that one script call may settle."""
 
     async def start(self) -> None:
         """Tries every server once, in bounded time, and keeps them connected from then on."""
@@ -84,17 +85,17 @@ class Topology(Protocol):
 class RingOfShards:
     """A ring, or a single server: names and weights place the counters, whoever is there."""
 
-    def __init__(self, ring: Ring, setup: Setup) -> None:
+    def __init__(self, ring: Ring, config: ShardConfig) -> None:
         weights = {member.name: member.weight for member in ring.members}
         process = Process(token_hex(8), fingerprint(weights))
         self._ring = process.ring
-        self._health = setup.health
-        self._component = "ring" if setup.component == "store" else f"ring of {setup.component}"
+        self._health = config.health
+        self._component = "ring" if config.component == "store" else f"ring of {config.component}"
         self._strangers: dict[str, Process] = {}
         """By shard a process that counts there and places counters otherwise."""
         alone = len(ring.members) == 1
         self._shards = {
-            member.name: setup.shard(member.name, member.place, process, self._heard, alone=alone)
+            member.name: config.shard(member.name, member.place, process, self._heard, alone=alone)
             for member in ring.members
         }
         self._homes = [(shard, 0) for shard in self._shards.values()]
@@ -107,9 +108,9 @@ class RingOfShards:
         """All of them."""
         return self._shards.values()
 
-    def find(self, hit: Hit) -> Place:
-        """The shard that owns the place."""
-        return self._homes[self._owners[place_of(hit[0])]]
+    def find(self, hit: Hit) -> Home:
+        """The shard that owns the counter's partition."""
+        return self._homes[self._owners[partition_of(hit[0])]]
 
     async def start(self) -> None:
         """Tries every shard once, at most a second long, and keeps trying in the background."""

@@ -1,4 +1,4 @@
-"""What a shard is handed: requests that go to it together, and who hears of their outcomes.
+"""What a shard is handed: a batch of requests, and who hears of their outcomes.
 
 What must not live here: connections, and what a request comes to that lies in several shards.
 """
@@ -11,10 +11,10 @@ from typing import Protocol
 from ratelimit_service.model import Hit
 from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
 
-__all__ = ["Debt", "Errand", "Part"]
+__all__ = ["Background", "Batch", "Debt"]
 
 
-class Part(Protocol):
+class Batch(Protocol):
     """What goes to one shard: requests, or those of their hits that lie there."""
 
     sent: int
@@ -33,27 +33,27 @@ class Part(Protocol):
         """Whether nobody waits for any of it."""
 
     @property
-    def places(self) -> Sequence[int]:
+    def indexes(self) -> Sequence[int]:
         """By what number `wanted` knows each request."""
 
     @property
     def wanted(self) -> Wanted:
         """Whether somebody waits for a request, asked just before it is sent."""
 
-    def dropped(self, places: Sequence[int]) -> None:
+    def dropped(self, indexes: Sequence[int]) -> None:
         """These requests were not sent, since they are not wanted."""
 
-    def answered(self, places: Sequence[int], found: Iterator[Outcomes], at_us: int) -> None:
+    def answered(self, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int) -> None:
         """The next outcomes found are these requests'; `at_us` is the server's time."""
 
-    def failed(self, places: Sequence[int], reason: str) -> None:
+    def failed(self, indexes: Sequence[int], reason: str) -> None:
         """These requests get no answer."""
 
 
-class Errand:
-    """A part that no caller waits for: what is given back, or told to a server that was away."""
+class Background:
+    """A batch that no caller waits for: what is given back, or told to a server that was away."""
 
-    __slots__ = ("_told", "deadline_us", "over", "places", "requests", "sent", "wanted")
+    __slots__ = ("_told", "deadline_us", "indexes", "over", "requests", "sent", "wanted")
 
     def __init__(
         self,
@@ -63,24 +63,24 @@ class Errand:
     ) -> None:
         """`told` gets the outcomes of each request, None where there are none."""
         self.requests = requests
-        self.places = range(len(requests))
+        self.indexes = range(len(requests))
         self.wanted: Wanted = always
         self.deadline_us = deadline_us
         self.over = False
         self.sent = 0
         self._told = told
 
-    def dropped(self, places: Sequence[int]) -> None:
+    def dropped(self, indexes: Sequence[int]) -> None:
         """Never: it is always wanted."""
 
-    def answered(self, places: Sequence[int], found: Iterator[Outcomes], _at_us: int) -> None:
+    def answered(self, indexes: Sequence[int], found: Iterator[Outcomes], _at_us: int) -> None:
         """Tells the outcomes."""
-        for _ in places:
+        for _ in indexes:
             self._told(next(found))
 
-    def failed(self, places: Sequence[int], _reason: str) -> None:
+    def failed(self, indexes: Sequence[int], _reason: str) -> None:
         """Tells that there are none."""
-        for _ in places:
+        for _ in indexes:
             self._told(None)
 
 
@@ -91,9 +91,9 @@ class Debt:
         "_missing",
         "_settled",
         "deadline_us",
+        "indexes",
         "over",
         "over_us",
-        "places",
         "requests",
         "sent",
         "untold",
@@ -118,7 +118,7 @@ class Debt:
         self.deadline_us = NEVER
         """Until when it may be counted if it is sent now, by `elapsed_us`: whoever tells it sets
         it."""
-        self.places = range(len(requests))
+        self.indexes = range(len(requests))
         self.wanted: Wanted = always
         self.over = False
         self.sent = 0
@@ -126,20 +126,20 @@ class Debt:
         self._missing = len(requests)
         self._settled = settled
 
-    def dropped(self, places: Sequence[int]) -> None:
+    def dropped(self, indexes: Sequence[int]) -> None:
         """Never: it is always wanted."""
 
-    def answered(self, places: Sequence[int], found: Iterator[Outcomes], _at_us: int) -> None:
+    def answered(self, indexes: Sequence[int], found: Iterator[Outcomes], _at_us: int) -> None:
         """The server has counted these."""
-        for _ in places:
+        for _ in indexes:
             next(found)
-        self._less(len(places))
+        self._less(len(indexes))
 
-    def failed(self, places: Sequence[int], reason: str) -> None:
+    def failed(self, indexes: Sequence[int], reason: str) -> None:
         """The server has not counted these, or has not said so."""
         if reason != "internal":  # that would only happen again
-            self.untold += [self.requests[place] for place in places]
-        self._less(len(places))
+            self.untold += [self.requests[index] for index in indexes]
+        self._less(len(indexes))
 
     def _less(self, count: int) -> None:
         self._missing -= count
