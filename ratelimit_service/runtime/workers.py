@@ -453,6 +453,9 @@ class Workers:
                 continue
             if successor is not None:
                 await successor.settled()
+                if successor.lost.is_set():
+                    await successor.ended.wait()
+                    continue
             if successor is None or successor.serves:
                 worker.why = "replaced"
                 worker.leave(self._settings.grace_us, draining=False)
