@@ -167,15 +167,21 @@ class Rules:
     async def _read_in_time(self) -> Found:
         """Raises RulesError if reading takes too long, as from a network that is away.
 
-        It may go on all the same, and is then waited for the next time.
+        It may go on all the same. The next time it is waited for, and what it brings is dropped:
+        that may be older than the change for which we read.
         """
-        reading = self._reading or asyncio.ensure_future(asyncio.to_thread(self._source.read))
-        self._reading = reading
+        if self._reading is not None:
+            await self._done_in_time(self._reading)
+            self._reading.exception()
+        self._reading = asyncio.ensure_future(asyncio.to_thread(self._source.read))
+        await self._done_in_time(self._reading)
+        reading, self._reading = self._reading, None
+        return reading.result()
+
+    async def _done_in_time(self, reading: asyncio.Future[Found]) -> None:
         await asyncio.wait([reading], timeout=_READ_SECONDS)
         if not reading.done():
             raise RulesError(f"reading {self._source.place} takes more than {_READ_SECONDS:g} s")
-        self._reading = None
-        return reading.result()
 
     def _versions(
         self, found: Found, *, keep_vanished: bool

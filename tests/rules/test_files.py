@@ -185,13 +185,40 @@ async def test_reading_that_takes_for_ever(
         await directory.reload(a=file_of("one", "y"))
         assert "takes more than" in directory.health.faults["rules"]
 
-    os.write(pipes[1], b"x")
+    os.close(pipes[1])
     async with asyncio.timeout(PATIENCE_SECONDS):
         while directory.health.faults:
             await directory.rules.reload()
     assert directory.domains == {"one": ["y"]}
-    for each in pipes:
-        os.close(each)
+    os.close(pipes[0])
+
+
+async def test_reading_that_took_too_long(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a read brings that took too long is not used: files may have changed meanwhile."""
+    directory.write(a=file_of("one", "x")).load()
+    pipes = os.pipe()
+    read = files._read
+
+    def slow(name: str) -> bytes:
+        data = read(name)
+        os.read(pipes[0], 1)
+        return data
+
+    monkeypatch.setattr(files, "_read", slow)
+    monkeypatch.setattr("ratelimit_service.rules.load._READ_SECONDS", 0.01)
+    while not directory.health.faults:
+        await directory.reload(a=file_of("one", "y"))
+    directory.write(a=file_of("one", "z"))
+    os.close(pipes[1])
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while directory.health.faults:
+            await directory.rules.reload()
+
+    assert directory.domains == {"one": ["z"]}
+    os.close(pipes[0])
 
 
 async def test_watcher_that_dies(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
