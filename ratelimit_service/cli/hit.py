@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import click
 
 from ratelimit_service.cli.say import say
-from ratelimit_service.cli.words import format_descriptor, parse_descriptor, parse_limit
+from ratelimit_service.cli.words import duration, format_descriptor, parse_descriptor, parse_limit
 from ratelimit_service.model import MAX_ADDEND, Code, Decision, Request, Status, whole_seconds
-from ratelimit_service.settings import parse_duration
 
 __all__ = ["hit"]
 
@@ -51,7 +50,13 @@ __all__ = ["hit"]
     help="Ask so many times.",
 )
 @click.option(
-    "--timeout", default="1s", show_default=True, metavar="DURATION", help="For each call."
+    "--timeout",
+    "timeout_us",
+    default="1s",
+    show_default=True,
+    metavar="DURATION",
+    callback=duration,
+    help="For each call.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a decision.")
 def hit(
@@ -65,7 +70,7 @@ def hit(
     refund: bool,
     limit: str | None,
     repeat: int,
-    timeout: str,
+    timeout_us: int,
     as_json: bool,
 ) -> int:
     """Ask a service for a decision, and count it.
@@ -89,7 +94,6 @@ def hit(
         for text in descriptors
     )
     request = Request(domain, asked)
-    timeout_us = parse_duration(timeout)
     over = 0
     with Client(address, tls) as client:
         for _ in range(repeat):

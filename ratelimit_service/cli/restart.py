@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from ratelimit_service.cli.say import say
-from ratelimit_service.settings import parse_duration, split_address
+from ratelimit_service.cli.words import duration
+from ratelimit_service.settings import split_address
 
 __all__ = ["restart"]
 
@@ -21,13 +22,15 @@ __all__ = ["restart"]
 )
 @click.option(
     "--timeout",
+    "timeout_us",
     default="5m",
     show_default=True,
     metavar="DURATION",
+    callback=duration,
     help="How long to wait for the end.",
 )
 @click.option("--tls", is_flag=True, help="The HTTP port speaks TLS.")
-def restart(http: str, timeout: str, tls: bool) -> int:
+def restart(http: str, timeout_us: int, tls: bool) -> int:
     """Replace the workers of the service on this machine, one after the other.
 
     It goes on as the version that is installed now, with what the rules and files say now; no
@@ -39,6 +42,6 @@ def restart(http: str, timeout: str, tls: bool) -> int:
     from ratelimit_service.runtime.restart import restart as restarted  # noqa: PLC0415
 
     split_address(http)
-    for line in restarted(http, parse_duration(timeout), tls=tls):
+    for line in restarted(http, timeout_us, tls=tls):
         say(line)
     return 0

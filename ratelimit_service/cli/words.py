@@ -6,9 +6,11 @@ import re
 
 import click
 
+from ratelimit_service.errors import SettingsError
 from ratelimit_service.model import MAX_ADDEND, Descriptor, Entry, Limit, Unit
+from ratelimit_service.settings import parse_duration
 
-__all__ = ["format_descriptor", "parse_descriptor", "parse_limit"]
+__all__ = ["duration", "format_descriptor", "parse_descriptor", "parse_limit"]
 
 _LIMIT = re.compile(r"(\d+)/(\d*)([a-z]+?)s?")
 
@@ -51,3 +53,11 @@ def parse_limit(text: str) -> Limit:
             f"--limit {text!r}: write N/UNIT, as in 10/minute; units are {units}"
         )
     return Limit(int(found[1]), unit, int(found[2] or 1))
+
+
+def duration(_: click.Context, flag: click.Parameter, text: str) -> int:
+    """An option's duration in microseconds. Raises click.UsageError, which names the option."""
+    try:
+        return parse_duration(text)
+    except SettingsError as error:
+        raise click.UsageError(f"{flag.opts[0]} {error}") from error
