@@ -1,0 +1,189 @@
+"""One HTTP port over aiohttp: its sockets, its connections, its certificate, and who may ask.
+
+How long a connection may take is `doors`' business, who may ask `origin`'s. What is answered is
+known by those who derive from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from typing import Protocol
+
+from aiohttp import web
+
+from ratelimit_service.accepting import Acceptor, Guests
+from ratelimit_service.admin.doors import (
+    CLOSE_SECONDS,
+    HEAD_SECONDS,
+    MOST,
+    MOST_OF_PEER,
+    WRITE_SECONDS,
+    Doors,
+)
+from ratelimit_service.admin.faults import faults_log
+from ratelimit_service.admin.origin import is_ours
+
+__all__ = ["Certificate", "Port", "refused", "shown", "streamed"]
+
+log = logging.getLogger(__name__)
+
+_MAX_SHOWN = 200
+"""Characters of a caller's text that an answer repeats."""
+
+_LINGER_SECONDS = 1.0
+"""How long what is left of a refused body is read, so that its sender sees the answer."""
+
+_LAST_SECONDS = 1.0
+"""How long answers under way may take when the port is closed."""
+
+
+class Certificate(Protocol):
+    """What the port shows to callers that speak TLS."""
+
+    def context(self) -> ssl.SSLContext:
+        """For asyncio."""
+
+
+class Port:
+    """Serves what is routed by `app`, once it is started."""
+
+    def __init__(
+        self,
+        hosts: str,
+        closed: Counter[str],
+        *,
+        probes: Collection[str] = (),
+        most_bytes: int = 0,
+    ) -> None:
+        """`hosts` are public names of the service, as the setting has them.
+
+        `closed` counts connections that were closed for their client. `probes` are paths that are
+        answered under any name. A request's body has at most `most_bytes`.
+        """
+        self._hosts = frozenset(name.strip().lower() for name in hosts.split(",") if name.strip())
+        self._closed = closed
+        self._probes = frozenset(probes)
+        self.app = web.Application(client_max_size=most_bytes, middlewares=[self._at_the_door])
+        self._runner = web.AppRunner(
+            self.app,
+            access_log=None,
+            logger=faults_log(),
+            handle_signals=False,
+            shutdown_timeout=_LAST_SECONDS,
+            lingering_time=_LINGER_SECONDS,
+            auto_decompress=False,
+        )
+        self._sockets: Sequence[socket.socket] = ()
+        self._acceptor: Acceptor | None = None
+        self._context: ssl.SSLContext | None = None
+        self._coming = Guests(MOST, MOST_OF_PEER)
+        """Those whose TLS handshake is not over: no door knows them yet."""
+        self._greeting: set[asyncio.Task[None]] = set()
+
+    async def renew(self, tls: Certificate) -> None:
+        """Greets clients with another certificate from now on; who is connected stays."""
+        self._context = await asyncio.to_thread(tls.context)
+
+    async def start(self, sockets: Sequence[socket.socket], tls: Certificate | None = None) -> None:
+        """Serves on sockets that listen already, which are closed at the end."""
+        self._context = tls.context() if tls else None
+        await self._runner.setup()
+        make = self._runner.server
+        assert make is not None  # noqa: S101 -- it was just set up
+        self.doors = Doors(make, self._closed)
+        self.doors.watch()
+        self._sockets = sockets
+        self._acceptor = Acceptor(asyncio.get_running_loop(), sockets, self._accepted)
+        self._acceptor.start()
+
+    async def close(self) -> None:
+        """Closes the sockets and their connections."""
+        if self._acceptor is not None:
+            self._acceptor.stop()
+            self.doors.close()
+        for each in self._sockets:
+            each.close()
+        for task in self._greeting:
+            task.cancel()
+        await self._runner.cleanup()
+
+    def _accepted(self, connection: socket.socket, peer: str) -> None:
+        if self._coming.admit(peer):
+            self._closed["crowded"] += 1
+            connection.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._greet(connection, peer))
+        self._greeting.add(task)
+        task.add_done_callback(self._greeting.discard)
+
+    async def _greet(self, connection: socket.socket, peer: str) -> None:
+        """Hands a connection to a door, after its TLS handshake where there is one."""
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self.doors.door,
+                connection,
+                ssl=self._context,
+                ssl_handshake_timeout=HEAD_SECONDS if self._context else None,
+                ssl_shutdown_timeout=CLOSE_SECONDS if self._context else None,
+            )
+        except OSError as error:  # its client has gone, is too slow, or speaks no TLS
+            log.debug("a connection to the HTTP port failed: %s", error)
+            self._closed["handshake"] += 1
+            connection.close()
+        finally:
+            self._coming.leave(peer)
+
+    @web.middleware
+    async def _at_the_door(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        """Lets in who names this service; tells the door when a request begins and ends."""
+        self.doors.begin(request.protocol)
+        try:
+            host = request.headers.get("Host", "")
+            if request.path not in self._probes and not is_ours(host, self._hosts):
+                why = f"{shown(host)} is no known name of this service: see --http-hosts"
+                return refused(421, why)
+            return await handler(request)
+        finally:
+            self.doors.finish(request.protocol)
+            if error := request.content.exception():  # it is kept, and with it all that it passed
+                error.__traceback__ = None
+
+
+async def streamed(
+    request: web.Request, content_type: str, parts: AsyncIterator[bytes]
+) -> web.StreamResponse:
+    """An answer that may be megabytes, written part by part."""
+    response = web.StreamResponse(headers={"Content-Type": content_type})
+    await response.prepare(request)
+    try:
+        async for part in parts:
+            async with asyncio.timeout(WRITE_SECONDS):
+                await response.write(part)
+        async with asyncio.timeout(WRITE_SECONDS):
+            await response.write_eof()
+    except TimeoutError as error:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("the reader does not read") from error
+    return response
+
+
+def shown(text: str) -> str:
+    """What a caller has sent, fit for an answer."""
+    return ascii(text[:_MAX_SHOWN])[1:-1]
+
+
+def refused(status: int, why: str) -> web.Response:
+    """An answer after which the connection closes: a body that is not read costs nothing."""
+    response = web.Response(status=status, text=f"{why}\n")
+    response.force_close()
+    return response
