@@ -257,7 +257,7 @@ async def test_slow_body(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_reader_that_does_not_read(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever does not read a long answer is cut off, and the answer let go."""
-    monkeypatch.setattr("ratelimit_service.admin.http.WRITE_SECONDS", 0.05)
+    monkeypatch.setattr("ratelimit_service.admin.port.WRITE_SECONDS", 0.05)
 
     async def endless() -> AsyncIterator[bytes]:
         while True:
