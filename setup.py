@@ -6,15 +6,14 @@ The same source runs either way: `make install-compiled`.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from setuptools import Extension, setup
 
 COMPILED = """
     clock observer
-    model/request model/hit model/measure model/decision model/limit
-    algorithms/__init__ algorithms/step algorithms/level algorithms/settle
-    algorithms/fixed_window algorithms/sliding_window algorithms/sliding_log
-    algorithms/token_bucket algorithms/leaky_bucket algorithms/concurrency
+    model/request model/hit model/step model/algorithm model/decision model/limit
+    algorithms/*
     rules/match
     stores/keys stores/damage stores/memory stores/local stores/local_cache
     stores/redis/script stores/redis/batch stores/redis/charge stores/redis/debts
@@ -28,7 +27,7 @@ COMPILED = """
     transport/h2/sending transport/h2/connection transport/h2/protocol transport/h2/calls
     transport/h2/turns transport/h2/overload
 """
-"""The modules that a request goes through, and what they share."""
+"""The modules that a request goes through, and what they share; `*` is any name."""
 
 
 def extensions() -> list[Extension]:
@@ -37,7 +36,14 @@ def extensions() -> list[Extension]:
         return []
     from mypyc.build import mypycify  # only here, since a plain build needs no compiler
 
-    paths = [f"ratelimit_service/{module}.py" for module in COMPILED.split()]
+    paths: list[str] = []
+    for module in COMPILED.split():
+        found = sorted(map(str, Path("ratelimit_service").glob(f"{module}.py")))
+        if not found:
+            raise FileNotFoundError(
+                f"setup.py: there is no ratelimit_service/{module}.py to compile"
+            )
+        paths += found
     return mypycify(paths, opt_level="3", strip_asserts=False)
 
 

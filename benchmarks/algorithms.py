@@ -30,6 +30,7 @@ from benchmarks.run import (
     running,
     told,
 )
+from ratelimit_service.algorithms import measure_of
 from ratelimit_service.health import Health
 from ratelimit_service.model import SECOND_US, Hit, Limit
 from ratelimit_service.observer import Counters
@@ -93,7 +94,7 @@ def limit_of(kind: Kind) -> Limit:
 
 def hits_of(kind: Kind) -> Iterator[tuple[int, list[list[Hit]]]]:
     """Batches of requests of one hit each, with their time: every counter spread over an hour."""
-    measure = limit_of(kind).measure
+    measure = measure_of(limit_of(kind))
     names = CounterNames("bench", measure)
     keys = [
         names.key([("route", "checkout"), ("user", f"customer-{number:09d}")])

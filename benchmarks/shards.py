@@ -27,6 +27,7 @@ from benchmarks.run import (
     running,
     told,
 )
+from ratelimit_service.algorithms import DEFAULT
 from ratelimit_service.health import Health
 from ratelimit_service.model import Hit, Measure
 from ratelimit_service.observer import Counters
@@ -62,7 +63,7 @@ async def denied_in_vain(url: str) -> float:
     stores = [RedisStore(url, 1_000_000, Counters(), Health()) for _ in range(4)]
     for store in stores:
         await store.start()
-    measure, full = Measure("fixed_window", 1, 3_600_000_000), Measure("fixed_window", 0, 10**9)
+    measure, full = Measure(DEFAULT, 1, 3_600_000_000), Measure(DEFAULT, 0, 10**9)
     names = CounterNames("vain", measure)
     wrong = asked = 0
     for number in range(500):

@@ -1,20 +1,30 @@
 """How hits are counted: each algorithm in Python beside its Lua, and the rule of passing."""
 
-from ratelimit_service.algorithms.concurrency import MAX_LEASES, held, several
-from ratelimit_service.algorithms.settle import ALGORITHMS, Changes, denies, settle
-from ratelimit_service.algorithms.sliding_log import MAX_HITS
-from ratelimit_service.algorithms.step import Algorithm, State, Step
+from ratelimit_service.algorithms.concurrency import held, several
+from ratelimit_service.algorithms.registry import (
+    ALGORITHMS,
+    DEFAULT,
+    PARAMETERS,
+    capacity_of,
+    measure_of,
+    soft_of,
+    value_of,
+    with_parameter,
+)
+from ratelimit_service.algorithms.settle import Changes, denies, settle
 
 __all__ = [
     "ALGORITHMS",
-    "MAX_HITS",
-    "MAX_LEASES",
-    "Algorithm",
+    "DEFAULT",
+    "PARAMETERS",
     "Changes",
-    "State",
-    "Step",
+    "capacity_of",
     "denies",
     "held",
+    "measure_of",
     "settle",
     "several",
+    "soft_of",
+    "value_of",
+    "with_parameter",
 ]

@@ -13,12 +13,11 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from ratelimit_service.algorithms.step import State, Step, step
-from ratelimit_service.model import Measure, Receipt
+from ratelimit_service.model import Algorithm, Denied, Measure, Receipt, State, Step, step
 
-__all__ = ["MAX_LEASES", "charge", "held", "refund", "several"]
+__all__ = ["ALGORITHM", "charge", "held", "refund", "several"]
 
-MAX_LEASES: Final = 10_000
+_MAX_LEASES: Final = 10_000
 """The highest limit: every hit reads and writes all leases, each of 20 bytes."""
 
 _HEAD: Final = struct.Struct(">cI")
@@ -168,3 +167,26 @@ def held(state: State | None) -> list[tuple[int, bytes]]:
 def _reset_us(leases: _Leases, now_us: int, window_us: int) -> int:
     """When the last lease has ended."""
     return leases.last + window_us - now_us if leases.total else 0
+
+
+_WEIGHT: Final = 3
+_LEASES_PER_WEIGHT: Final = 25
+"""The leases of a full counter that weigh one, for reading and writing them."""
+
+
+def _weight(measure: Measure) -> int:
+    return _WEIGHT + measure.limit // _LEASES_PER_WEIGHT
+
+
+ALGORITHM: Final = Algorithm(
+    "concurrency",
+    "c",
+    charge,
+    refund,
+    most=_MAX_LEASES,
+    most_why=f"keeps every lease, at most {_MAX_LEASES}",
+    weight=_weight,
+    denied=Denied.NOT_COUNTED,
+    leases=True,
+    cached=False,  # leases come back at any time
+)

@@ -15,10 +15,24 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from ratelimit_service.algorithms.step import State, Step, step
-from ratelimit_service.model import Anchor, Measure, Receipt
+from ratelimit_service.model import (
+    SECOND_US,
+    WEEKDAYS,
+    Algorithm,
+    Anchor,
+    Calendar,
+    Limit,
+    Measure,
+    Parameter,
+    Receipt,
+    State,
+    Step,
+    Takes,
+    Unit,
+    step,
+)
 
-__all__ = ["charge", "passing", "refund"]
+__all__ = ["ALGORITHM", "charge", "passing", "refund"]
 
 _COUNT_BITS: Final = 32
 _MAX_COUNT: Final = (1 << _COUNT_BITS) - 1
@@ -31,7 +45,6 @@ _FAR_AHEAD: Final = 1 << 10
 
 _FROM_FIRST: Final = struct.Struct(">cdI")
 _MARK: Final = b"h"
-_CLOCK: Final = Anchor.CLOCK
 
 
 def charge(
@@ -41,10 +54,9 @@ def charge(
 
     0 hits are a peek: it passes while the count does not exceed the limit, and changes nothing.
     """
-    _, limit, window_us, _, _, anchor, _, _, _ = measure
-    if anchor is _CLOCK:
+    if measure.adds:
         number = state if isinstance(state, int) else -1
-        packed, left, reset_us = passing(number, now_us, addend, limit, window_us)
+        packed, left, reset_us = passing(number, now_us, addend, measure.limit, measure.window_us)
         if left >= 0:
             return step((True, packed if addend else state, left, reset_us, 0, addend, False))
     return _charge(state, now_us, addend, measure, force)
@@ -166,3 +178,113 @@ def _charge(state: State | None, now_us: int, addend: int, measure: Measure, for
             window.reset_us = window.window_us
     left = limit - count - addend if passed else max(0, limit - count)
     return step((passed, state, left, window.reset_us, retry_us, counted, window.damaged))
+
+
+def _anchor_text(limit: Limit) -> str:
+    return Anchor.FIRST_HIT.value if limit.anchor is Anchor.FIRST_HIT else ""
+
+
+def _anchor_said(limit: Limit) -> str:
+    return "from the first hit" if limit.anchor is Anchor.FIRST_HIT else ""
+
+
+def _per_text(limit: Limit) -> str:
+    return "calendar" if isinstance(limit.anchor, Calendar) else ""
+
+
+def _per_said(limit: Limit) -> str:
+    if not isinstance(limit.anchor, Calendar):
+        return ""
+    start = f" from {WEEKDAYS[limit.anchor.week_start]}" if limit.unit is Unit.WEEK else ""
+    return f"by the calendar of {limit.anchor.time_zone}{start}"
+
+
+def _time_zone_text(limit: Limit) -> str:
+    return limit.anchor.time_zone if isinstance(limit.anchor, Calendar) else ""
+
+
+def _week_start_text(limit: Limit) -> str:
+    if not isinstance(limit.anchor, Calendar) or limit.unit is not Unit.WEEK:
+        return ""
+    return WEEKDAYS[limit.anchor.week_start]
+
+
+def _nothing_said(_limit: Limit) -> str:
+    return ""
+
+
+_PARAMETERS: Final = (
+    Parameter(
+        "per",
+        Takes.ANCHOR,
+        "`calendar`: a `fixed_window` is a day, week, month or year of the calendar.",
+        instead="calendar periods are counted by fixed_window",
+        field="anchor",
+        words=("calendar",),
+        text_of=_per_text,
+        said_of=_per_said,
+    ),
+    Parameter(
+        "time_zone",
+        Takes.ANCHOR,
+        "The calendar's, as `Europe/Berlin`.",
+        "UTC",
+        field="anchor",
+        beside="per",
+        text_of=_time_zone_text,
+        said_of=_nothing_said,
+    ),
+    Parameter(
+        "week_start",
+        Takes.ANCHOR,
+        "The first day of a calendar's week.",
+        "monday",
+        field="anchor",
+        words=WEEKDAYS,
+        beside="per",
+        text_of=_week_start_text,
+        said_of=_nothing_said,
+    ),
+    Parameter(
+        "anchor",
+        Takes.ANCHOR,
+        "Where a `fixed_window` begins: `clock` or `first_hit`.",
+        "clock",
+        instead="a sliding window or a bucket has no beginning",
+        field="anchor",
+        words=tuple(map(str, Anchor)),
+        text_of=_anchor_text,
+        said_of=_anchor_said,
+    ),
+)
+
+_LETTER: Final = "f"
+_LETTER_FROM_FIRST: Final = "h"
+_CLOCKED_WEIGHT: Final = 2
+_OTHER_WEIGHT: Final = 3
+
+
+def _weight(measure: Measure) -> int:
+    return _CLOCKED_WEIGHT if measure.adds else _OTHER_WEIGHT
+
+
+def _key(measure: Measure) -> str:
+    """As `f3600`; `h3600` from the first hit; on a calendar as `fmonth@Europe/Berlin`."""
+    anchor = measure.anchor
+    if isinstance(anchor, Calendar):
+        start = f"-{WEEKDAYS[anchor.week_start]}" if anchor.unit is Unit.WEEK else ""
+        return f"{_LETTER}{anchor.unit.name.lower()}{start}@{anchor.time_zone}"
+    letter = _LETTER_FROM_FIRST if anchor is Anchor.FIRST_HIT else _LETTER
+    return f"{letter}{measure.window_us // SECOND_US}"
+
+
+ALGORITHM: Final = Algorithm(
+    "fixed_window",
+    _LETTER,
+    charge,
+    refund,
+    parameters=_PARAMETERS,
+    key=_key,
+    weight=_weight,
+    adds=True,
+)

@@ -8,31 +8,72 @@ which makes the meter the mirror of a token bucket. Hits without room are never 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from ratelimit_service.algorithms import level
-from ratelimit_service.algorithms.step import State, Step
-from ratelimit_service.model import Measure, Receipt
+from ratelimit_service.model import (
+    Algorithm,
+    Contradiction,
+    Denied,
+    Limit,
+    Parameter,
+    Takes,
+)
 
-__all__ = ["charge", "refund"]
+__all__ = ["ALGORITHM"]
 
-_MARK: Final = b"b"
+_MAX_WAIT: Final = Parameter(
+    "max_wait",
+    Takes.DURATION,
+    "Makes a `leaky_bucket` a queue: a number with `ms`, `s`, `m`, `h`, `d` or `w`.",
+    field="max_wait_us",
+    instead="to delay hits use leaky_bucket",
+    said="a queue of at most {}",
+)
 
 
-def charge(
-    state: State | None, now_us: int, addend: int, measure: Measure, _force: bool, _lease: bytes
-) -> Step:
-    """Pours `addend` hits in if they fit."""
-    return level.charge(_MARK, state, now_us, addend, measure)
+def _capacity(limit: Limit) -> int:
+    if limit.max_wait_us:
+        return limit.max_wait_us * limit.requests_per_unit // limit.window_us
+    return level.burst_of(limit)
 
 
-def refund(
-    state: State | None,
-    now_us: int,
-    addend: int,
-    measure: Measure,
-    _lease: bytes,
-    receipt: Receipt | None,
-) -> Step:
-    """Takes hits out, down to an empty bucket."""
-    return level.refund(_MARK, state, now_us, addend, measure, receipt)
+def _contradictions(limit: Limit) -> Iterator[Contradiction]:
+    if limit.max_wait_us:
+        yield from _of_a_queue(limit)
+    yield from level.contradictions(limit)
+
+
+def _of_a_queue(limit: Limit) -> Iterator[Contradiction]:
+    if limit.burst is not None:
+        message = "burst and max_wait exclude each other: max_wait is the burst"
+        yield Contradiction("max_wait", message, "burst")
+    if limit.soft_ppm:
+        message = "soft and max_wait exclude each other: raise max_wait"
+        yield Contradiction("soft", message, "soft")
+    capacity = _capacity(limit)
+    if capacity:
+        message = (
+            f"Envoy does not wait: to it this queue is a meter with a burst of {capacity}; "
+            "callers that can wait find the delay in x-ratelimit-delay-ms"
+        )
+        yield Contradiction("max_wait", message, "max_wait", hint=True)
+    elif limit.requests_per_unit:
+        least = -(-limit.window_us // limit.requests_per_unit // 1_000)
+        message = f"max_wait is shorter than one hit takes: write at least {least}ms"
+        yield Contradiction("max_wait", message, "max_wait")
+
+
+ALGORITHM: Final = Algorithm(
+    "leaky_bucket",
+    "b",
+    level.charge,
+    level.refund,
+    parameters=(level.BURST, _MAX_WAIT),
+    capacity=_capacity,
+    contradictions=_contradictions,
+    denied=Denied.COUNTED_WITH_ROOM,
+    refills=True,
+    ticks=True,
+)

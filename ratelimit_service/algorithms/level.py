@@ -1,6 +1,6 @@
-"""What is in a bucket, exactly: hits and a fraction of one, leaking away at a steady rate.
+"""What both buckets are: hits and a fraction of one, leaking away at a steady rate, exactly.
 
-Both buckets count what is used: a token bucket's missing tokens, a leaky bucket's water. It is
+They count what is used: a token bucket's missing tokens, a leaky bucket's water. It is
 kept in hits, not in time, so that a rule with other numbers goes on from the same count. The
 fraction is an integer: of as many parts of a hit as a window has ticks, so that one tick lets
 exactly `rate` of them leak and nothing is ever rounded away.
@@ -17,12 +17,24 @@ has been kept.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Final
 
-from ratelimit_service.algorithms.step import State, Step, step
-from ratelimit_service.model import MAX_EXACT, TICKS_US, Measure, Receipt
+from ratelimit_service.model import (
+    MAX_EXACT,
+    TICKS_US,
+    Contradiction,
+    Limit,
+    Measure,
+    Parameter,
+    Receipt,
+    State,
+    Step,
+    Takes,
+    step,
+)
 
-__all__ = ["charge", "refund"]
+__all__ = ["BURST", "burst_of", "charge", "contradictions", "refund"]
 
 _STATE: Final = struct.Struct(">cBIddI")
 
@@ -32,12 +44,13 @@ _KEPT_US: Final = 600_000_000
 class _Level:
     """A level at a moment."""
 
-    __slots__ = ("_measure", "_now_us", "_tick_us", "damaged", "level", "mark", "now", "ticks")
+    __slots__ = ("_measure", "_now_us", "_tick_us", "damaged", "level", "now", "ticks")
 
-    def __init__(self, mark: bytes, state: State | None, now_us: int, measure: Measure) -> None:
-        self.mark, self._now_us, self._measure = mark, now_us, measure
+    def __init__(self, state: State | None, now_us: int, measure: Measure) -> None:
+        self._now_us, self._measure = now_us, measure
         self._tick_us, self.ticks = measure.tick_us, measure.window_ticks
         self.now, self.level, self.damaged = now_us // self._tick_us, 0, False
+        mark = measure.algorithm.mark
         if not (isinstance(state, bytes) and state[:1] == mark and len(state) == _STATE.size):
             return
         _, tick, hits, fraction, last, rate = _STATE.unpack(state)
@@ -78,7 +91,8 @@ class _Level:
     def state(self) -> State:
         hits, fraction = divmod(self.level, self.ticks)
         measure = self._measure
-        return _STATE.pack(self.mark, measure.tick, hits, fraction, self.now, measure.rate)
+        mark = measure.algorithm.mark
+        return _STATE.pack(mark, measure.tick, hits, fraction, self.now, measure.rate)
 
     def used(self) -> int:
         """In hits, rounded up."""
@@ -125,13 +139,15 @@ def _forgotten_us(state: bytes, measure: Measure) -> int:
     return max(then * TICKS_US[tick], int(last) * TICKS_US[tick] + _KEPT_US)
 
 
-def charge(mark: bytes, state: State | None, now_us: int, addend: int, measure: Measure) -> Step:
+def charge(
+    state: State | None, now_us: int, addend: int, measure: Measure, _force: bool, _lease: bytes
+) -> Step:
     """Puts `addend` hits into the bucket if there is room for all of them.
 
     0 hits are a peek: it passes while the bucket holds no more than the limit.
     """
     limit = measure.limit
-    level = _Level(mark, state, now_us, measure)
+    level = _Level(state, now_us, measure)
     left = limit - level.used()
     if addend > left:
         room = limit - addend if addend <= limit else 0
@@ -144,11 +160,11 @@ def charge(mark: bytes, state: State | None, now_us: int, addend: int, measure: 
 
 
 def refund(
-    mark: bytes,
     state: State | None,
     now_us: int,
     addend: int,
     measure: Measure,
+    _lease: bytes,
     receipt: Receipt | None,
 ) -> Step:
     """Takes up to `addend` hits out of the bucket.
@@ -156,7 +172,7 @@ def refund(
     With a receipt, if others have come since, less what has leaked since: so much of it may
     have been of theirs. Of a queue then nothing, since they were told their places.
     """
-    level = _Level(mark, state, now_us, measure)
+    level = _Level(state, now_us, measure)
     given = addend * level.ticks
     if receipt and not now_us + level.until_us(0) == receipt.until_us < level.ends_us():
         given = 0 if measure.queue else max(0, given - level.leaked(receipt.at_us))
@@ -166,3 +182,26 @@ def refund(
         state = level.state()
     left = max(0, measure.limit - level.used())
     return Step(True, state, left, level.until_us(0), 0, given_back, level.damaged)
+
+
+def burst_of(limit: Limit) -> int:
+    """What a bucket holds: its burst, else as much as comes back in a window."""
+    return limit.requests_per_unit if limit.burst is None else limit.burst
+
+
+def contradictions(limit: Limit) -> Iterator[Contradiction]:
+    """What makes no sense in any bucket."""
+    if limit.burst is not None and not limit.requests_per_unit:
+        message = "a burst needs requests_per_unit above 0, or it never comes back"
+        yield Contradiction("burst", message, "burst")
+
+
+BURST: Final = Parameter(
+    "burst",
+    Takes.NUMBER,
+    "What a `token_bucket` or `leaky_bucket` holds.",
+    "requests_per_unit",
+    field="burst",
+    instead="the others hold requests_per_unit",
+    least=1,
+)

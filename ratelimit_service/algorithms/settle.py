@@ -12,28 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from ratelimit_service.algorithms import (
-    concurrency,
-    fixed_window,
-    leaky_bucket,
-    sliding_log,
-    sliding_window,
-    token_bucket,
-)
-from ratelimit_service.algorithms.step import Algorithm, State, Step
-from ratelimit_service.model import Hit, Mode
+from ratelimit_service.model import Hit, Mode, State, Step
 
-__all__ = ["ALGORITHMS", "Changes", "denies", "settle"]
-
-ALGORITHMS: Final[dict[str, Algorithm]] = {
-    "fixed_window": fixed_window,
-    "sliding_window": sliding_window,
-    "sliding_log": sliding_log,
-    "token_bucket": token_bucket,
-    "leaky_bucket": leaky_bucket,
-    "concurrency": concurrency,
-}
-"""Every algorithm by the name that rules, Lua files, metrics and docs use."""
+__all__ = ["Changes", "denies", "settle"]
 
 _Read = Callable[[bytes], State | None]
 
@@ -108,7 +89,7 @@ def _refund(hits: Sequence[Hit], steps: list[Step], read: _Read, now_us: int) ->
     for place, hit in enumerate(hits):
         if hit.refund:
             state = _state(hit.key, changes, read)
-            steps[place] = step = ALGORITHMS[hit.measure.algorithm].refund(
+            steps[place] = step = hit.measure.algorithm.refund(
                 state, now_us, hit.addend, hit.measure, hit.lease, hit.receipt
             )
             if step.counted:
@@ -118,7 +99,7 @@ def _refund(hits: Sequence[Hit], steps: list[Step], read: _Read, now_us: int) ->
 
 def _charge(hit: Hit, changes: Changes, read: _Read, now_us: int) -> Step:
     """Charges a hit on top of `changes`, and notes there what it counted."""
-    step = ALGORITHMS[hit.measure.algorithm].charge(
+    step = hit.measure.algorithm.charge(
         _state(hit.key, changes, read),
         now_us,
         hit.addend,
@@ -147,7 +128,7 @@ def _withhold(
     for place in places:
         if steps[place].passed:
             hit = hits[place]
-            peek = ALGORITHMS[hit.measure.algorithm].charge(
+            peek = hit.measure.algorithm.charge(
                 _state(hit.key, changes, read), now_us, 0, hit.measure, False, b""
             )
             steps[place] = steps[place]._replace(left=peek.left, reset_us=peek.reset_us)

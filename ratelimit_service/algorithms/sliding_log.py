@@ -13,12 +13,11 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from ratelimit_service.algorithms.step import State, Step, step
-from ratelimit_service.model import Measure, Receipt
+from ratelimit_service.model import Algorithm, Measure, Receipt, State, Step, step
 
-__all__ = ["MAX_HITS", "charge", "refund"]
+__all__ = ["ALGORITHM", "charge", "refund"]
 
-MAX_HITS: Final = 10_000
+_MAX_HITS: Final = 10_000
 """The highest limit: an entry takes up to 5 bytes or so, and every hit writes all of them."""
 
 _MAX_BYTES: Final = 1 << 16
@@ -216,3 +215,23 @@ def _number_before(coded: bytes, end: int) -> tuple[int, int]:
 
 
 _GROUP: Final = 128
+
+_WEIGHT: Final = 3
+_HITS_PER_WEIGHT: Final = 110
+"""The hits of a full log that weigh one, for reading and writing them."""
+
+
+def _weight(measure: Measure) -> int:
+    return _WEIGHT + measure.limit // _HITS_PER_WEIGHT
+
+
+ALGORITHM: Final = Algorithm(
+    "sliding_log",
+    "l",
+    charge,
+    refund,
+    most=_MAX_HITS,
+    most_why=f"keeps every hit, at most {_MAX_HITS}: for more use sliding_window with buckets, "
+    "which never admits more either",
+    weight=_weight,
+)

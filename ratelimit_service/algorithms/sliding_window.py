@@ -16,10 +16,20 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from ratelimit_service.algorithms.step import State, Step, step
-from ratelimit_service.model import MAX_ADDEND, Measure, Receipt
+from ratelimit_service.model import (
+    MAX_ADDEND,
+    SECOND_US,
+    Algorithm,
+    Measure,
+    Parameter,
+    Receipt,
+    State,
+    Step,
+    Takes,
+    step,
+)
 
-__all__ = ["charge", "refund"]
+__all__ = ["ALGORITHM", "charge", "refund"]
 
 
 def charge(
@@ -230,3 +240,42 @@ def _window(state: State | None, now_us: int, measure: Measure) -> _TwoCounters 
 _TWO: Final = struct.Struct(">cdII")
 _FORMS: Final = {1: "B", 2: "H", 4: "I"}
 _HEAD: Final = 8
+
+
+_BUCKETS: Final = Parameter(
+    "buckets",
+    Takes.NUMBER,
+    "The sub-counters of a `sliding_window`, 2 to 360.",
+    field="buckets",
+    instead="sub-counters belong to sliding_window",
+    said="{} buckets",
+    least=2,
+    most=360,
+)
+
+_LETTER: Final = "w"
+_WEIGHT: Final = 3
+_BUCKETS_PER_WEIGHT: Final = 11
+"""The sub-counters that weigh one, for reading and writing them."""
+
+
+def _weight(measure: Measure) -> int:
+    return _WEIGHT + measure.buckets // _BUCKETS_PER_WEIGHT
+
+
+def _key(measure: Measure) -> str:
+    """As `w3600`, with sub-counters `w3600/60`."""
+    parts = f"/{measure.buckets}" if measure.buckets else ""
+    return f"{_LETTER}{measure.window_us // SECOND_US}{parts}"
+
+
+ALGORITHM: Final = Algorithm(
+    "sliding_window",
+    _LETTER,
+    charge,
+    refund,
+    parameters=(_BUCKETS,),
+    key=_key,
+    weight=_weight,
+    ticks=True,
+)

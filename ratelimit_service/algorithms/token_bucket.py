@@ -10,28 +10,39 @@ from __future__ import annotations
 from typing import Final
 
 from ratelimit_service.algorithms import level
-from ratelimit_service.algorithms.step import State, Step
-from ratelimit_service.model import Measure, Receipt
+from ratelimit_service.model import SECOND_US, Algorithm, Denied, Measure, Parameter, Takes
 
-__all__ = ["charge", "refund"]
+__all__ = ["ALGORITHM"]
 
-_MARK: Final = b"t"
+_REFILL: Final = Parameter(
+    "refill",
+    Takes.WORD,
+    "How a `token_bucket` is refilled: `continuous` or `stepped`.",
+    "continuous",
+    field="stepped",
+    instead="to refill at once use token_bucket",
+    said="refilled at once",
+    words=("continuous", "stepped"),
+)
+
+_LETTER: Final = "t"
 
 
-def charge(
-    state: State | None, now_us: int, addend: int, measure: Measure, _force: bool, _lease: bytes
-) -> Step:
-    """Takes `addend` tokens if there are as many."""
-    return level.charge(_MARK, state, now_us, addend, measure)
+def _key(measure: Measure) -> str:
+    """As `t60`, with stepped refills `t60s`."""
+    return f"{_LETTER}{measure.window_us // SECOND_US}{'s' if measure.stepped else ''}"
 
 
-def refund(
-    state: State | None,
-    now_us: int,
-    addend: int,
-    measure: Measure,
-    _lease: bytes,
-    receipt: Receipt | None,
-) -> Step:
-    """Puts tokens back, up to a full bucket."""
-    return level.refund(_MARK, state, now_us, addend, measure, receipt)
+ALGORITHM: Final = Algorithm(
+    "token_bucket",
+    _LETTER,
+    level.charge,
+    level.refund,
+    parameters=(level.BURST, _REFILL),
+    capacity=level.burst_of,
+    contradictions=level.contradictions,
+    key=_key,
+    denied=Denied.COUNTED_WITH_ROOM,
+    refills=True,
+    ticks=True,
+)

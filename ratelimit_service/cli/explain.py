@@ -63,11 +63,12 @@ def _counter_keys(
     domain: str, explanation: Explanation, shard_by: frozenset[str] | None
 ) -> list[str]:
     """The key of each limit's counter."""
+    from ratelimit_service.algorithms import measure_of  # noqa: PLC0415
     from ratelimit_service.stores.keys import CounterNames  # noqa: PLC0415
 
     found = explanation.match
     return [
-        CounterNames(domain, limit.measure, shard_by)
+        CounterNames(domain, measure_of(limit), shard_by)
         .key(found.identity, found.shared)
         .decode("utf-8", "backslashreplace")
         for limit in (found.rule.limits if found.rule else ())

@@ -11,8 +11,9 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from ratelimit_service.algorithms import capacity_of, measure_of, soft_of
 from ratelimit_service.limiter.near import near_threshold
-from ratelimit_service.model import FailurePolicy, Limit, Measure, Mode
+from ratelimit_service.model import Denied, FailurePolicy, Limit, Measure, Mode
 from ratelimit_service.observer import Tally
 from ratelimit_service.rules.tree import Domain, Rule, Snapshot
 from ratelimit_service.settings import Settings
@@ -163,17 +164,21 @@ class Compiler:
             compiled[0].near_left,
             self._independent(rule),
             len(compiled) == 1 and _plain(compiled[0].limit),
-            any(each.limit.algorithm == "concurrency" for each in compiled),
+            any(each.measure.algorithm.leases for each in compiled),
         )
 
     def _limit(self, domain: Domain, limit: Limit, *, always: bool) -> CompiledLimit:
         measure = _measure(limit)
-        near_limit = near_threshold(limit.capacity, self._settings.near_limit_ratio)
-        # A lease that no answer hands out would only be in the way.
-        count_denied = (always or limit.count_denied) and limit.algorithm != "concurrency"
+        near_limit = near_threshold(capacity_of(limit), self._settings.near_limit_ratio)
+        denied = measure.algorithm.denied
+        count_denied = denied is Denied.ALWAYS_COUNTED or (
+            (always or limit.count_denied) and denied is not Denied.NOT_COUNTED
+        )
         names = CounterNames(domain.name, measure, domain.shard_by)
         near_left = measure.limit - near_limit
-        return CompiledLimit(limit, measure, count_denied, names, limit.soft, near_limit, near_left)
+        return CompiledLimit(
+            limit, measure, count_denied, names, soft_of(limit), near_limit, near_left
+        )
 
     def _independent(self, rule: Rule | None) -> bool:
         """Rules that replace others and quotas act on what they stand beside."""
@@ -185,8 +190,8 @@ class Compiler:
 @lru_cache(maxsize=4096)
 def _measure(limit: Limit) -> Measure:
     """One for all counters of equal limits: callers bring limits of their own."""
-    return limit.measure
+    return measure_of(limit)
 
 
 def _plain(limit: Limit) -> bool:
-    return not (limit.soft or limit.max_wait_us)
+    return not (soft_of(limit) or limit.max_wait_us)

@@ -59,7 +59,7 @@ def limit_headers(statuses: Sequence[Status], settings: Settings) -> tuple[Heade
 
 def takes_lease(hit: Hit, outcome: Outcome) -> bool:
     """Whether a hit has taken a lease, rather than looked."""
-    return hit.measure.algorithm == "concurrency" and outcome.charged > 0
+    return hit.measure.algorithm.leases and outcome.charged > 0
 
 
 def lease_header(lease: bytes) -> Header:

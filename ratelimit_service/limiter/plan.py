@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
+from ratelimit_service.algorithms import ALGORITHMS
 from ratelimit_service.limiter.compiled import NO_RULE, CompiledRule, Compiler, Kind
 from ratelimit_service.model import Descriptor, Entry, Hit, Mode, Request
 from ratelimit_service.rules.match import Match, match, match_any_value
@@ -162,7 +163,9 @@ def _returned(domain: Domain, descriptor: Descriptor) -> Match | None:
     if not descriptor.is_negative_hits or len(entries) < 2 or entries[-1].key != LEASE:
         return None
     found = match(domain, entries[:-1])
-    if found.rule is None or all(limit.algorithm != "concurrency" for limit in found.rule.limits):
+    if found.rule is None or not any(
+        ALGORITHMS[limit.algorithm].leases for limit in found.rule.limits
+    ):
         return None
     return found
 
@@ -212,7 +215,7 @@ def _counted(
     together = rule.mode is rule.hit_mode or rule.mode is not Mode.QUOTA
     for place, limit in enumerate(rule.limits):
         # Who gives back a lease gives back no hits of the other limits.
-        given = addend if not lease or limit.measure.algorithm == "concurrency" else 0
+        given = addend if not lease or limit.measure.algorithm.leases else 0
         hits.append(
             Hit(
                 limit.names.key(identity, shared),

@@ -1,24 +1,28 @@
 """Frozen values that every part of the service speaks in. No behaviour beyond arithmetic."""
 
-from ratelimit_service.model.calendar import WEEKDAYS, Calendar, Periods
+from ratelimit_service.model.algorithm import TICKS_US, Algorithm, Denied, Measure
+from ratelimit_service.model.calendar import WEEKDAYS, Anchor, Calendar, Periods
 from ratelimit_service.model.decision import Code, Decision, Header, Status, whole_seconds
-from ratelimit_service.model.hit import Hit, Mode, Outcome, Receipt
-from ratelimit_service.model.limit import BUCKETS, MAX_ADDEND, FailurePolicy, Limit
-from ratelimit_service.model.measure import MAX_EXACT, TICKS_US, Anchor, Measure
+from ratelimit_service.model.hit import Hit, Mode, Outcome, outcome_of
+from ratelimit_service.model.limit import MAX_ADDEND, MAX_EXACT, FailurePolicy, Limit
+from ratelimit_service.model.parameter import Contradiction, Parameter, Takes
 from ratelimit_service.model.request import Descriptor, Entry, Request
+from ratelimit_service.model.step import Receipt, State, Step, step
 from ratelimit_service.model.unit import SECOND_US, Unit
 
 __all__ = [
-    "BUCKETS",
     "MAX_ADDEND",
     "MAX_EXACT",
     "SECOND_US",
     "TICKS_US",
     "WEEKDAYS",
+    "Algorithm",
     "Anchor",
     "Calendar",
     "Code",
+    "Contradiction",
     "Decision",
+    "Denied",
     "Descriptor",
     "Entry",
     "FailurePolicy",
@@ -28,10 +32,16 @@ __all__ = [
     "Measure",
     "Mode",
     "Outcome",
+    "Parameter",
     "Periods",
     "Receipt",
     "Request",
+    "State",
     "Status",
+    "Step",
+    "Takes",
     "Unit",
+    "outcome_of",
+    "step",
     "whole_seconds",
 ]

@@ -1,4 +1,4 @@
-"""Calendar periods in a time zone: days, weeks, months and years as people have them.
+"""Where windows begin: by the clock, or by a calendar's days, weeks, months and years.
 
 Pure arithmetic on dates; the zone's rules come from the time zone database (`zoneinfo`).
 """
@@ -6,18 +6,28 @@ Pure arithmetic on dates; the zone's rules come from the time zone database (`zo
 from __future__ import annotations
 
 import datetime
+from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from ratelimit_service.model.unit import SECOND_US, Unit
 
-__all__ = ["WEEKDAYS", "Calendar", "Periods"]
+__all__ = ["WEEKDAYS", "Anchor", "Calendar", "Periods"]
 
 WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 
 _MONTHS = 12
 _WEEK_DAYS = 7
+
+
+class Anchor(StrEnum):
+    """Where windows begin, if not on a calendar."""
+
+    CLOCK = "clock"
+    """At the multiples of their length since the Unix epoch."""
+    FIRST_HIT = "first_hit"
+    """At the first hit after the one before is over."""
 
 
 class Periods(NamedTuple):

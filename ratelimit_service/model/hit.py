@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+from functools import partial
+from typing import Final, NamedTuple
 
+from ratelimit_service.model.algorithm import Measure
 from ratelimit_service.model.limit import FailurePolicy
-from ratelimit_service.model.measure import Measure
+from ratelimit_service.model.step import Receipt
 
-__all__ = ["Hit", "Mode", "Outcome", "Receipt"]
+__all__ = ["Hit", "Mode", "Outcome", "outcome_of"]
 
 
 class Mode(IntEnum):
@@ -20,17 +22,6 @@ class Mode(IntEnum):
     """It never denies."""
     QUOTA = 2
     """It denies when every quota hit of the request is without room."""
-
-
-class Receipt(NamedTuple):
-    """What a store knows of a charge that it takes back, by its own clock.
-
-    `at_us` is when it was counted, `until_us` the end of its reset: with the counter's measure
-    that names the window, the part, the moment or the place in the queue that it is in.
-    """
-
-    at_us: int
-    until_us: int
 
 
 class Hit(NamedTuple):
@@ -72,3 +63,7 @@ class Outcome(NamedTuple):
     reset_us: int
     charged: int
     local: bool = False
+
+
+outcome_of: Final = partial(tuple.__new__, Outcome)
+"""An Outcome from a tuple of all of its fields, at half the price of a call with as many."""

@@ -5,19 +5,17 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from ratelimit_service.model.calendar import Calendar
-from ratelimit_service.model.measure import Anchor, Measure, tick_exponent
+from ratelimit_service.model.calendar import Anchor, Calendar
 from ratelimit_service.model.unit import SECOND_US, Unit
 
-__all__ = ["BUCKETS", "MAX_ADDEND", "FailurePolicy", "Limit"]
+__all__ = ["MAX_ADDEND", "MAX_EXACT", "FailurePolicy", "Limit"]
+
+MAX_EXACT: Final = 2**53
+"""Integers below this are exact as doubles, and Lua has nothing else. So windows, in microseconds,
+are shorter: 285 years at most."""
 
 MAX_ADDEND: Final = 2**32 - 1
 """The most hits one request may add to one counter, and the highest limit."""
-
-BUCKETS: Final[tuple[str, ...]] = ("token_bucket", "leaky_bucket")
-"""The algorithms that have a burst and a rate."""
-
-_WHOLE_PPM: Final = 1_000_000
 
 
 class FailurePolicy(StrEnum):
@@ -37,10 +35,12 @@ class Limit(NamedTuple):
     """`requests_per_unit` hits in every window of `multiplier` units.
 
     `name` is shown to callers; it holds no character that would need quoting in a header.
-    `burst` is what a bucket holds, None for as much as comes back in a window; with
-    `max_wait_us` a leaky bucket is a queue and holds what leaks in that time. `soft_ppm` is how
-    far, in millionths, the limit may be passed with a warning. With `count_denied` hits are
-    counted whether or not they pass.
+    `algorithm` is the name of a declared one; what the limit comes to with it say
+    `capacity_of`, `soft_of` and `measure_of` in `algorithms`. `burst` is what a bucket holds,
+    None for as much as comes back in a window; with `max_wait_us` a leaky bucket is a queue and
+    holds what leaks in that time. `soft_ppm` is how far, in millionths, the limit may be passed
+    with a warning. With `count_denied` hits are counted whether or not they pass. `own` are
+    the values of the algorithm's parameters that have no field here, as it declares them.
     """
 
     requests_per_unit: int
@@ -55,40 +55,9 @@ class Limit(NamedTuple):
     max_wait_us: int = 0
     soft_ppm: int = 0
     count_denied: bool = False
+    own: tuple[int, ...] = ()
 
     @property
     def window_us(self) -> int:
         """The window's length in microseconds; on a calendar about that."""
         return self.unit * self.multiplier * SECOND_US
-
-    @property
-    def capacity(self) -> int:
-        """The hits that fit before the soft part begins: what `remaining` counts down from."""
-        if self.max_wait_us:
-            return self.max_wait_us * self.requests_per_unit // self.window_us
-        return self.requests_per_unit if self.burst is None else self.burst
-
-    @property
-    def soft(self) -> int:
-        """The hits above the capacity that pass with a warning."""
-        return self.capacity * self.soft_ppm // _WHOLE_PPM
-
-    @property
-    def measure(self) -> Measure:
-        """The limit in the numbers that counters are judged by."""
-        hard = self.capacity + self.soft
-        rate = self.requests_per_unit if self.algorithm in BUCKETS else 0
-        tick = 0
-        if rate or self.algorithm == "sliding_window":
-            tick = tick_exponent(self.window_us, max(2, hard + (rate or hard)))
-        return Measure(
-            self.algorithm,
-            hard,
-            self.window_us,
-            rate,
-            tick,
-            self.anchor,
-            self.buckets,
-            self.stepped,
-            self.max_wait_us > 0,
-        )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from ratelimit_service.model import WEEKDAYS, Anchor, Calendar, Limit, Unit
+from ratelimit_service.algorithms import ALGORITHMS, value_of
+from ratelimit_service.model import Limit
 from ratelimit_service.rules.tree import Domain, Node, Rule, Snapshot, path_text, ways
 from ratelimit_service.text import printable
 
@@ -78,21 +79,9 @@ def _rest(limit: Limit) -> Iterator[str]:
     if limit.multiplier != 1:
         yield f"unit_multiplier: {limit.multiplier}"
     yield f"algorithm: {limit.algorithm}"
-    if isinstance(limit.anchor, Calendar):
-        yield "per: calendar"
-        yield f"time_zone: {limit.anchor.time_zone}"
-        if limit.unit is Unit.WEEK:
-            yield f"week_start: {WEEKDAYS[limit.anchor.week_start]}"
-    elif limit.anchor is not Anchor.CLOCK:
-        yield f"anchor: {limit.anchor}"
-    if limit.burst is not None:
-        yield f"burst: {limit.burst}"
-    if limit.stepped:
-        yield "refill: stepped"
-    if limit.buckets:
-        yield f"buckets: {limit.buckets}"
-    if limit.max_wait_us:
-        yield f"max_wait: {limit.max_wait_us // 1_000}ms"
+    for parameter in ALGORITHMS[limit.algorithm].parameters:
+        if text := parameter.text(limit, value_of(limit, parameter)):
+            yield f"{parameter.name}: {text}"
     if limit.soft_ppm:
         yield f"soft: {limit.soft_ppm / 10_000:g}%"
     if limit.count_denied:

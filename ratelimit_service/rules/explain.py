@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ratelimit_service.model import (
-    SECOND_US,
-    WEEKDAYS,
-    Anchor,
-    Calendar,
-    Descriptor,
-    Entry,
-    Limit,
-    Unit,
-)
+from ratelimit_service.algorithms import ALGORITHMS, DEFAULT, soft_of, value_of
+from ratelimit_service.model import Descriptor, Entry, Limit
 from ratelimit_service.rules.match import Match, find, match
 from ratelimit_service.rules.problem import did_you_mean
 from ratelimit_service.rules.tree import Level, Node, Rule, Snapshot, path_text
@@ -73,27 +65,18 @@ def limit_text(limit: Limit) -> str:
     """A limit in words: `500 per 5 minutes, token_bucket, burst 900`."""
     unit = limit.unit.name.lower()
     per = unit if limit.multiplier == 1 else f"{limit.multiplier} {unit}s"
-    if limit.algorithm == "concurrency":
+    algorithm = ALGORITHMS[limit.algorithm]
+    if algorithm.leases:
         words = [f"{limit.requests_per_unit} at a time, a lease lives {per}"]
     else:
         words = [f"{limit.requests_per_unit} per {per}"]
-    if limit.algorithm not in {"fixed_window", "concurrency"}:
-        words.append(limit.algorithm)
-    if isinstance(limit.anchor, Calendar):
-        start = f" from {WEEKDAYS[limit.anchor.week_start]}" if limit.unit is Unit.WEEK else ""
-        words.append(f"by the calendar of {limit.anchor.time_zone}{start}")
-    elif limit.anchor is Anchor.FIRST_HIT:
-        words.append("from the first hit")
-    if limit.burst is not None:
-        words.append(f"burst {limit.burst}")
-    if limit.stepped:
-        words.append("refilled at once")
-    if limit.buckets:
-        words.append(f"{limit.buckets} buckets")
-    if limit.max_wait_us:
-        words.append(f"a queue of at most {limit.max_wait_us / SECOND_US:g} s")
+        if algorithm is not DEFAULT:
+            words.append(algorithm.name)
+    for parameter in algorithm.parameters:
+        if text := parameter.told(limit, value_of(limit, parameter)):
+            words.append(text)
     if limit.soft_ppm:
-        words.append(f"{limit.soft} more with a warning")
+        words.append(f"{soft_of(limit)} more with a warning")
     if limit.count_denied:
         words.append("denied hits count")
     return ", ".join(words)

@@ -1,26 +1,37 @@
 """The fields of `rate_limit`, and of each item of `rate_limits`: from YAML to a limit.
 
-What has no meaning together is a problem that says what to use instead. What stands around a
-limit is `schema`'s business.
+What means something to some algorithms only is read from what they declare; here stand the keys
+of every limit, and how each kind of value is read. What has no meaning together is a problem
+that says what to use instead. What stands around a limit is `schema`'s business.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo, available_timezones
 
-from ratelimit_service.algorithms import ALGORITHMS, MAX_HITS, MAX_LEASES
+from ratelimit_service.algorithms import (
+    ALGORITHMS,
+    DEFAULT,
+    PARAMETERS,
+    capacity_of,
+    soft_of,
+    with_parameter,
+)
 from ratelimit_service.model import (
-    BUCKETS,
     MAX_ADDEND,
     MAX_EXACT,
     SECOND_US,
-    WEEKDAYS,
+    Algorithm,
     Anchor,
     Calendar,
+    Contradiction,
+    Denied,
     Limit,
+    Parameter,
+    Takes,
     Unit,
 )
 from ratelimit_service.rules.problem import did_you_mean, quoted
@@ -39,14 +50,7 @@ LIMIT_KEYS = (
     "count_denied",
     "failure_policy",
     "window",
-    "per",
-    "time_zone",
-    "week_start",
-    "anchor",
-    "burst",
-    "refill",
-    "buckets",
-    "max_wait",
+    *PARAMETERS,
     "soft",
 )
 
@@ -57,7 +61,7 @@ _UNITS = {unit.name.lower(): unit for unit in Unit}
 _CALENDAR_UNITS = ("day", "week", "month", "year")
 _UNSAFE_IN_NAME = re.compile(r'[^\x20-\x7e]|["\\]')
 _WINDOW = re.compile(r"(\d{1,12})([smhdw])")
-_WAIT = re.compile(r"(\d{1,12})(ms|[smhdw])")
+_DURATION = re.compile(r"(\d{1,12})(ms|[smhdw])")
 _LETTERS_US = {
     "ms": 1_000,
     "s": SECOND_US,
@@ -67,29 +71,11 @@ _LETTERS_US = {
     "w": 604_800 * SECOND_US,
 }
 _PERCENT = re.compile(r"(\d{1,3})(?:\.(\d{1,4}))?%")
-_MOST_BUCKETS = 360
 
-_ONLY_FOR = {
-    "per": ("fixed_window",),
-    "anchor": ("fixed_window",),
-    "burst": BUCKETS,
-    "refill": ("token_bucket",),
-    "buckets": ("sliding_window",),
-    "max_wait": ("leaky_bucket",),
-    "count_denied": ("fixed_window", "sliding_window", "sliding_log"),
-}
-"""Keys that mean something for some algorithms only."""
-
-_INSTEAD = {
-    "per": "calendar periods are counted by fixed_window",
-    "anchor": "a sliding window or a bucket has no beginning",
-    "burst": "the others hold requests_per_unit",
-    "refill": "to refill at once use token_bucket",
-    "buckets": "sub-counters belong to sliding_window",
-    "max_wait": "to delay hits use leaky_bucket",
-    "count_denied": "a bucket or a lease takes only what has room; for budgets that are charged "
-    "afterwards use fixed_window",
-}
+_INSTEAD_OF_COUNT_DENIED = (
+    "a bucket or a lease takes only what has room; for budgets that are charged afterwards use "
+    "fixed_window"
+)
 
 
 class _Window(NamedTuple):
@@ -127,8 +113,8 @@ def read_limit(fields: Fields, around: Fields, key: str | None) -> Limit | None:
     if fields.switch("unlimited"):
         _check_unlimited(fields)
         return None
-    algorithm = fields.one_of("algorithm", ALGORITHMS, "fixed_window")
-    if not fields.given("algorithm") or algorithm == fields.raw("algorithm").lower():
+    algorithm = ALGORITHMS[fields.one_of("algorithm", ALGORITHMS, DEFAULT.name)]
+    if not fields.given("algorithm") or algorithm.name == fields.raw("algorithm").lower():
         _check_algorithm(fields, algorithm)
     if not fields.given("unit") and not fields.given("window"):
         missing("unit", f"unit is missing: allowed are {listed(_UNITS)}; or window, as in 90s")
@@ -140,22 +126,51 @@ def read_limit(fields: Fields, around: Fields, key: str | None) -> Limit | None:
             tolerated=True,
         )
     window = _window(fields)
+    values = {name: _value(fields, parameter) for name, parameter in PARAMETERS.items()}
     limit = Limit(
         fields.number("requests_per_unit", 0),
         window.unit,
         window.multiplier,
         limit_name(fields),
-        algorithm,
+        algorithm.name,
         _anchor(fields, window),
-        fields.number("burst", 1) if fields.given("burst") else None,
-        fields.one_of("refill", ("continuous", "stepped"), "continuous") == "stepped",
-        fields.number("buckets", 2, _MOST_BUCKETS) if fields.given("buckets") else 0,
-        _max_wait_us(fields),
-        _soft_ppm(fields),
-        fields.switch("count_denied"),
+        soft_ppm=_soft_ppm(fields),
+        count_denied=fields.switch("count_denied"),
+        own=tuple(values[each.name] for each in algorithm.parameters if not each.field),
     )
+    limit = limit._replace(**_in_fields(algorithm, values))
     _check_numbers(fields, limit)
     return limit
+
+
+def _value(fields: Fields, parameter: Parameter) -> int:
+    """The value of a key; 0 if it is not given, or cannot be read, which is then reported."""
+    name = parameter.name
+    if not fields.given(name) or parameter.takes is Takes.ANCHOR:
+        return 0
+    if parameter.takes is Takes.NUMBER:
+        return fields.number(name, parameter.least, parameter.most)
+    if parameter.takes is Takes.WORD:
+        words = parameter.words
+        return words.index(fields.one_of(name, words, words[0]))
+    length_us = _length_us(fields.text(name), _DURATION)
+    if not length_us:
+        fields.report(
+            name,
+            f"{name} {quoted(fields.raw(name))} is none: write a number above 0 with ms, "
+            "s, m, h, d or w, as in 500ms",
+            value=name,
+        )
+    return length_us
+
+
+def _in_fields(algorithm: Algorithm, values: dict[str, int]) -> dict[str, Any]:
+    """The values of an algorithm's parameters by the fields of `Limit` that keep them."""
+    return {
+        each.field: values[each.name] if each.takes is not Takes.WORD else True
+        for each in algorithm.parameters
+        if each.field and each.takes is not Takes.ANCHOR and values[each.name]
+    }
 
 
 def _check_unlimited(fields: Fields) -> None:
@@ -170,15 +185,24 @@ def _check_unlimited(fields: Fields) -> None:
             )
 
 
-def _check_algorithm(fields: Fields, algorithm: str) -> None:
-    for name, algorithms in _ONLY_FOR.items():
-        if fields.given(name) and algorithm not in algorithms:
-            fields.report(
-                name,
-                f"{name} means nothing with {algorithm}, only with {listed(algorithms)}: "
-                f"{_INSTEAD[name]}",
-                key=name,
-            )
+def _check_algorithm(fields: Fields, algorithm: Algorithm) -> None:
+    """Reports the keys that mean nothing with this algorithm."""
+    for parameter in PARAMETERS.values():
+        others = with_parameter(parameter.name)
+        if parameter.instead and algorithm not in others:
+            _check_meaning(fields, parameter.name, algorithm, others, parameter.instead)
+    counting = [each for each in ALGORITHMS.values() if each.denied >= Denied.COUNTED]
+    if algorithm not in counting:
+        _check_meaning(fields, "count_denied", algorithm, counting, _INSTEAD_OF_COUNT_DENIED)
+
+
+def _check_meaning(
+    fields: Fields, name: str, algorithm: Algorithm, others: Iterable[Algorithm], instead: str
+) -> None:
+    if fields.given(name):
+        names = listed(other.name for other in others)
+        message = f"{name} means nothing with {algorithm.name}, only with {names}: {instead}"
+        fields.report(name, message, key=name)
 
 
 def _window(fields: Fields) -> _Window:
@@ -216,13 +240,13 @@ def _length_us(text: str, pattern: re.Pattern[str]) -> int:
 
 
 def _anchor(fields: Fields, window: _Window) -> Anchor | Calendar:
-    anchor = Anchor(fields.one_of("anchor", list(map(str, Anchor)), Anchor.CLOCK))
+    anchor = Anchor(_word(fields, "anchor"))
     if not fields.given("per"):
-        for name in ("time_zone", "week_start"):
-            if fields.given(name):
+        for name, parameter in PARAMETERS.items():
+            if parameter.beside == "per" and fields.given(name):
                 fields.report(name, f"{name} means nothing without per: calendar", key=name)
         return anchor
-    fields.one_of("per", ("calendar",), "calendar")
+    _word(fields, "per")
     for name in ("anchor", "window", "unit_multiplier"):
         if fields.given(name):
             fields.report(
@@ -235,8 +259,13 @@ def _anchor(fields: Fields, window: _Window) -> Anchor | Calendar:
     if fields.given("week_start") and unit != "week":
         message = "week_start means nothing without unit: week"
         fields.report("week_start", message, key="week_start")
-    weekday = WEEKDAYS.index(fields.one_of("week_start", WEEKDAYS, "monday"))
+    weekday = PARAMETERS["week_start"].words.index(_word(fields, "week_start"))
     return Calendar(window.unit, _time_zone(fields), weekday if unit == "week" else 0)
+
+
+def _word(fields: Fields, name: str) -> str:
+    words = PARAMETERS[name].words
+    return fields.one_of(name, words, words[0])
 
 
 def _time_zone(fields: Fields) -> str:
@@ -249,20 +278,6 @@ def _time_zone(fields: Fields) -> str:
         fields.report("time_zone", message, value="time_zone")
         return "UTC"
     return name
-
-
-def _max_wait_us(fields: Fields) -> int:
-    if not fields.given("max_wait"):
-        return 0
-    wait_us = _length_us(fields.text("max_wait"), _WAIT)
-    if not wait_us:
-        fields.report(
-            "max_wait",
-            f"max_wait {quoted(fields.raw('max_wait'))} is none: write a number above 0 with ms, "
-            "s, m, h, d or w, as in 500ms",
-            value="max_wait",
-        )
-    return wait_us
 
 
 def _soft_ppm(fields: Fields) -> int:
@@ -279,49 +294,22 @@ def _soft_ppm(fields: Fields) -> int:
 
 
 def _check_numbers(fields: Fields, limit: Limit) -> None:
-    for kind, message, key in _contradictions(limit):
-        fields.report(kind, message, key=key if key in fields else None)
-    if limit.soft_ppm and limit.capacity and not limit.soft:
-        least = -(-1_000_000 // limit.capacity) / 10_000
-        message = f"soft comes to less than one of {limit.capacity} hits: {least:g}% would be one"
-        fields.report("soft", message, key="soft", hint=True)
-    if limit.max_wait_us and limit.capacity and limit.algorithm == "leaky_bucket":
-        fields.report(
-            "max_wait",
-            "Envoy does not wait: to it this queue is a meter with a burst of "
-            f"{limit.capacity}; callers that can wait find the delay in x-ratelimit-delay-ms",
-            key="max_wait",
-            hint=True,
-        )
+    for kind, message, key, hint in _contradictions(limit):
+        fields.report(kind, message, key=key if key in fields else None, hint=hint)
 
 
-def _contradictions(limit: Limit) -> Iterator[tuple[str, str, str]]:
-    hard = limit.capacity + limit.soft
-    if limit.max_wait_us and limit.algorithm == "leaky_bucket":
-        if limit.burst is not None:
-            yield (
-                "max_wait",
-                "burst and max_wait exclude each other: max_wait is the burst",
-                "burst",
-            )
-        if limit.soft_ppm:
-            yield "soft", "soft and max_wait exclude each other: raise max_wait", "soft"
-        if limit.requests_per_unit and not limit.capacity:
-            most = -(-limit.window_us // limit.requests_per_unit // 1_000)
-            message = f"max_wait is shorter than one hit takes: write at least {most}ms"
-            yield "max_wait", message, "max_wait"
-    if limit.burst is not None and not limit.requests_per_unit:
-        message = "a burst needs requests_per_unit above 0, or it never comes back"
-        yield "burst", message, "burst"
+def _contradictions(limit: Limit) -> Iterator[Contradiction]:
+    algorithm, capacity, soft = ALGORITHMS[limit.algorithm], capacity_of(limit), soft_of(limit)
+    yield from algorithm.contradictions(limit)
+    if limit.soft_ppm and capacity and not soft:
+        least = -(-1_000_000 // capacity) / 10_000
+        message = f"soft comes to less than one of {capacity} hits: {least:g}% would be one"
+        yield Contradiction("soft", message, "soft", hint=True)
+    hard = capacity + soft
     if hard > MAX_ADDEND:
         key = "max_wait" if limit.max_wait_us else "soft"
-        yield key, f"the limit comes to {hard} hits with this: at most {MAX_ADDEND}", key
-    elif limit.algorithm == "sliding_log" and hard > MAX_HITS:
-        message = (
-            f"sliding_log keeps every hit, at most {MAX_HITS}: for more use sliding_window with "
-            "buckets, which never admits more either"
-        )
-        yield "sliding_log", message, "requests_per_unit"
-    elif limit.algorithm == "concurrency" and hard > MAX_LEASES:
-        message = f"concurrency keeps every lease, at most {MAX_LEASES}"
-        yield "concurrency", message, "requests_per_unit"
+        message = f"the limit comes to {hard} hits with this: at most {MAX_ADDEND}"
+        yield Contradiction(key, message, key)
+    elif hard > algorithm.most:
+        message = f"{algorithm.name} {algorithm.most_why}"
+        yield Contradiction(algorithm.name, message, "requests_per_unit")

@@ -14,14 +14,13 @@ from hashlib import blake2b
 from typing import Final
 from zlib import crc32
 
-from ratelimit_service.model import SECOND_US, WEEKDAYS, Anchor, Calendar, Measure, Unit
+from ratelimit_service.model import Measure
 
 __all__ = [
     "PARTITIONS",
     "SLOTS",
     "CounterNames",
     "KeyStem",
-    "counter_kind",
     "partition_of",
     "slot_of",
     "slot_of_tag",
@@ -38,31 +37,6 @@ _crc32: Final = crc32
 """A name of ours, which a compiler need not look up."""
 
 _DIGEST_BYTES: Final = 21
-_MARKS: Final = {
-    "fixed_window": "f",
-    "sliding_window": "w",
-    "sliding_log": "l",
-    "token_bucket": "t",
-    "leaky_bucket": "b",
-    "concurrency": "c",
-}
-
-
-def counter_kind(measure: Measure) -> str:
-    """The part of a key that says how and over which window is counted, without any number of hits.
-
-    The algorithm's letter and the window: in seconds, as `f3600`, with `h` for a fixed window
-    that the first hit begins, `/n` for sub-counters and `s` for stepped refills; or as the
-    calendar has it, as `fmonth@Europe/Berlin`.
-    """
-    mark, anchor = _MARKS[measure.algorithm], measure.anchor
-    if isinstance(anchor, Calendar):
-        start = f"-{WEEKDAYS[anchor.week_start]}" if anchor.unit is Unit.WEEK else ""
-        return f"{mark}{anchor.unit.name.lower()}{start}@{anchor.time_zone}"
-    if anchor is Anchor.FIRST_HIT:
-        mark = "h"
-    parts = f"/{measure.buckets}" if measure.buckets else "s" if measure.stepped else ""
-    return f"{mark}{measure.window_us // SECOND_US}{parts}"
 
 
 class CounterNames:
@@ -75,7 +49,7 @@ class CounterNames:
     ) -> None:
         """`shard_by` are the keys of the entries that place a counter; None for all of them."""
         self._domain = f"{len(domain)}:{domain}"
-        self._kind = counter_kind(measure).encode()
+        self._kind = measure.key.encode()
         self._shard_by = shard_by
 
     def key(self, entries: Sequence[tuple[str, str]], shared: Collection[int] = ()) -> bytes:
@@ -83,9 +57,10 @@ class CounterNames:
 
         `shared` are the places of entries whose value is a pattern, not a value that reads so.
 
-        `{tag}`, then `counter_kind`, then `:` and the encoded domain and entries or, where they
-        are too long, `#` and their digest. The tag is a checksum of what places the counter:
-        domain and entries, or those of them that `shard_by` names if all of these are there.
+        `{tag}`, then the part that the algorithm makes (`Measure.key`), then `:` and the encoded
+        domain and entries or, where they are too long, `#` and their digest. The tag is a
+        checksum of what places the counter: domain and entries, or those of them that `shard_by`
+        names if all of these are there.
         Limits of one descriptor share it, and no caller's braces choose a Redis Cluster slot.
         """
         counted = (self._domain + _encoded(entries, shared)).encode()

@@ -11,7 +11,7 @@ from typing import Final
 
 from ratelimit_service.algorithms import held, several
 from ratelimit_service.health import Health
-from ratelimit_service.model import MAX_ADDEND, Hit, Measure, Mode, Outcome
+from ratelimit_service.model import MAX_ADDEND, Denied, Hit, Measure, Mode, Outcome
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores.memory import MemoryStore
 
@@ -21,9 +21,6 @@ _MAX_COUNTERS: Final = 100_000
 
 _LEASES_AT_ONCE: Final = 250
 """How many leases are handed back in one hit: some 0.2 ms of Redis' time."""
-
-_UNBOUNDED: Final = frozenset({"fixed_window", "sliding_window", "sliding_log"})
-"""Algorithms whose counters can hold more than their limit."""
 
 
 class Local:
@@ -71,10 +68,12 @@ class Local:
         for hit in hits.values():
             # A share does not bound what was counted: `count_denied` goes beyond it, and there
             # were fewer processes, so larger shares, before.
-            most = MAX_ADDEND if hit.measure.algorithm in _UNBOUNDED else hit.measure.limit
+            overfull = hit.measure.algorithm.denied >= Denied.COUNTED
+            most = MAX_ADDEND if overfull else hit.measure.limit
+            share = self._share(hit.measure, processes)
             # A refund of nothing is told when all of it is over, also by a limit that is lower now.
             peek = hit._replace(
-                measure=self._share(hit.measure, processes)._replace(limit=most),
+                measure=share.with_numbers(most, share.rate),
                 addend=0,
                 mode=Mode.SHADOW,
                 refund=True,
@@ -85,7 +84,7 @@ class Local:
             used = most - outcome.left
             if used > 0:
                 base = peek._replace(measure=hit.measure, refund=False, count_denied=True)
-                if hit.measure.algorithm == "concurrency":
+                if hit.measure.algorithm.leases:
                     pieces = list(_bundles(base, held(memory.state(hit.key))))
                 else:
                     pieces = [base._replace(addend=piece) for piece in _pieces(used, hit.measure)]
@@ -97,7 +96,9 @@ class Local:
             if len(self._shares) >= _MAX_COUNTERS:
                 self._shares.clear()
             limit, rate = -(-measure.limit // processes), -(-measure.rate // processes)
-            known = measure, measure._replace(limit=limit, rate=rate)
+            if processes > 1 and not measure.algorithm.divided:
+                limit = 0  # no part of it can be counted by itself
+            known = measure, measure.with_numbers(limit, rate)
             self._shares[id(measure), processes] = known
         return known[1]
 

@@ -42,7 +42,7 @@ class LocalCache:
     """A store before which denied requests end, if all they ask for is known to be over.
 
     Only enforced single hits are answered: a rule in shadow or quota mode, one that counts what
-    is denied, and `concurrency`, whose leases come back at any time, always ask the store.
+    is denied, and algorithms that can let somebody in at any time always ask the store.
     """
 
     def __init__(
@@ -216,5 +216,5 @@ def _cached(hit: Hit) -> bool:
         hit.addend == 1
         and hit.mode is Mode.ENFORCED
         and not (hit.count_denied or hit.refund)
-        and hit.measure.algorithm != "concurrency"
+        and hit.measure.algorithm.cached
     )

@@ -6,15 +6,14 @@ What must not live here: how hits are judged (`algorithms`) and how keys look (`
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from functools import partial
 from typing import Final
 
-from ratelimit_service.algorithms import ALGORITHMS, State, settle
+from ratelimit_service.algorithms import settle
 from ratelimit_service.algorithms.fixed_window import passing
 from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import Clock, now_us
 from ratelimit_service.health import Health
-from ratelimit_service.model import Anchor, Hit, Measure, Outcome
+from ratelimit_service.model import Hit, Measure, Outcome, State, outcome_of
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores import FAILED, NEVER, Outcomes, Wanted, always
 from ratelimit_service.stores.damage import Damage
@@ -52,12 +51,6 @@ _LEAST_SHARE: Final = 2.0**-64
 
 _CROWDED_US: Final = 60_000_000
 """How long health speaks of a live counter put out."""
-
-_CLOCK: Final = Anchor.CLOCK
-_CHARGE: Final = {name: algorithm.charge for name, algorithm in ALGORITHMS.items()}
-
-_outcome: Final = partial(tuple.__new__, Outcome)
-"""An Outcome from a tuple of its fields, at half the price of a call with four arguments."""
 
 
 class _Counter:
@@ -188,10 +181,11 @@ class MemoryStore:
                 counter = table.get(key)
                 if counter is None and self._size + self._bulk >= self._max_counters:
                     return self._settle_anew(hits, now, undo, new)
-                algorithm, limit, window_us, _, _, anchor, _, _, _ = measure
-                if algorithm == "fixed_window" and anchor is _CLOCK and addend and not refund:
+                if measure.adds and addend and not refund:
                     number = counter.number if counter is not None else -1
-                    number, left, reset_us = passing(number, now, addend, limit, window_us)
+                    number, left, reset_us = passing(
+                        number, now, addend, measure.limit, measure.window_us
+                    )
                     if left < 0 or (counter is not None and counter.packed is not None):
                         return self._settle_anew(hits, now, undo, new)
                     if counter is None:
@@ -204,10 +198,10 @@ class MemoryStore:
                             undo.append((counter, counter.number))
                         counter.number = number
                         counter.measure = measure
-                    outcomes.append(_outcome((False, left, reset_us, addend, False)))
+                    outcomes.append(outcome_of((False, left, reset_us, addend, False)))
                     continue
                 before = counter.get() if counter is not None else None
-                passed, state, left, reset_us, _, counted, damaged = _CHARGE[algorithm](
+                passed, state, left, reset_us, _, counted, damaged = measure.algorithm.charge(
                     before, now, addend, measure, False, lease
                 )
                 if refund or not passed or damaged:
@@ -222,7 +216,7 @@ class MemoryStore:
                     table[key] = _Counter(state, measure)
                     self._size += 1
                     new.append((table, key))
-                outcomes.append(_outcome((False, left, reset_us, counted, False)))
+                outcomes.append(outcome_of((False, left, reset_us, counted, False)))
         except Exception:
             self._take_back(undo, new)
             raise
@@ -371,11 +365,11 @@ class MemoryStore:
         then = now - _SLACK_US
         for key, counter in table.items():
             measure = counter.measure
-            if measure[3] > 1:
-                measure = measure._replace(rate=1)  # what may yet be its rule's
-            peek = _CHARGE[measure[0]](counter.get(), then, 0, measure, False, b"")
+            if measure.rate > 1:
+                measure = measure.with_numbers(measure.limit, 1)  # what may yet be its rule's
+            peek = measure.algorithm.charge(counter.get(), then, 0, measure, False, b"")
             del table[key]
-            if peek.left < measure[1] or not peek.passed or peek.damaged:
+            if peek.left < measure.limit or not peek.passed or peek.damaged:
                 table[key] = counter
             else:
                 self._size -= 1
@@ -394,13 +388,13 @@ def _share_used(counter: _Counter, now: int) -> float:
     A state from so far in the future that it counts for nothing now is neither: it will count
     again if the clock goes back to where it was.
     """
-    algorithm, limit, window_us, _, _, anchor, _, _, _ = counter.measure
-    number = counter.number
-    if number >= 0 and limit and anchor is _CLOCK and algorithm == "fixed_window":
-        _, left, _ = passing(number, now, 0, limit, window_us)
+    measure, number = counter.measure, counter.number
+    limit = measure.limit
+    if number >= 0 and limit and measure.adds:
+        _, left, _ = passing(number, now, 0, limit, measure.window_us)
         if left >= 0:
             return (limit - left) / limit
-    peek = _CHARGE[algorithm](counter.get(), now, 0, counter.measure, False, b"")
+    peek = measure.algorithm.charge(counter.get(), now, 0, measure, False, b"")
     if peek.damaged:
         return _LEAST_SHARE
     return (limit - peek.left) / limit if peek.passed and limit else float(not peek.passed)

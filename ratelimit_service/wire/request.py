@@ -8,7 +8,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from ratelimit_service.errors import BadRequestError, StatusCode
-from ratelimit_service.model import MAX_ADDEND, Descriptor, Entry, Limit, Request, Unit
+from ratelimit_service.model import MAX_ADDEND, MAX_EXACT, Descriptor, Entry, Limit, Request, Unit
 from ratelimit_service.wire.messages import RateLimitDescriptor, RateLimitRequest
 
 __all__ = [
@@ -28,9 +28,6 @@ MAX_BODY_BYTES: Final = 65_536
 MAX_DESCRIPTORS: Final = 256
 MAX_ENTRIES: Final = 4_096
 """Of all descriptors together: a request is decided in one go, while all others wait."""
-
-MAX_WINDOW_US: Final = 2**53
-"""Windows stay below what a double holds exactly, since Lua has nothing else."""
 
 UNITS: Final = {
     1: Unit.SECOND,
@@ -241,7 +238,7 @@ def _limit(message: RateLimitDescriptor.RateLimitOverride, index: int) -> Limit:
         )
     multiplier = message.unit_multiplier.value if message.HasField("unit_multiplier") else 1
     limit = Limit(message.requests_per_unit, unit, multiplier)
-    if not 0 < limit.window_us < MAX_WINDOW_US:
+    if not 0 < limit.window_us < MAX_EXACT:
         raise BadRequestError(
             "bad_multiplier",
             f"descriptors[{index}].limit.unit_multiplier is {multiplier}: the window must have "

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_service.algorithms import ALGORITHMS, State, Step
-from ratelimit_service.model import Anchor, Calendar, Limit, Receipt, Unit
+from ratelimit_service.algorithms import ALGORITHMS, measure_of
+from ratelimit_service.model import Anchor, Calendar, Limit, Receipt, State, Step, Unit
 from tests.stores.cases import DAY, MINUTE, SECOND, T
 
 WINDOW = MINUTE
@@ -33,7 +33,7 @@ class Counter:
     """One counter and its history."""
 
     def __init__(self, limit: Limit) -> None:
-        self.measure = limit.measure
+        self.measure = measure_of(limit)
         self.algorithm = ALGORITHMS[limit.algorithm]
         self.state: State | None = None
         self.now = T
@@ -251,7 +251,7 @@ def test_a_stepped_bucket_is_refilled_by_whole_units(
 def test_nothing_is_lost_in_many_steps() -> None:
     """Asked all the time, a bucket has given at any moment exactly the hits that its rate says."""
     rate, steps, pause = 7, 100_000, 1_333_333
-    measure = Limit(rate, Unit.MINUTE, algorithm="token_bucket", burst=100).measure
+    measure = measure_of(Limit(rate, Unit.MINUTE, algorithm="token_bucket", burst=100))
     charge = ALGORITHMS["token_bucket"].charge
     state, passed = charge(None, T, 100, measure, False, b"").state, 0
     for number in range(1, steps + 1):

@@ -30,7 +30,7 @@ from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.wire import decode_decision, encode_request
 from tests.service.asking import Asking, Away, descriptor
-from tests.stores.cases import MINUTE
+from tests.stores.cases import BROKEN, MINUTE
 
 OK, OVER = Code.OK, Code.OVER_LIMIT
 Ask = Callable[..., Asking]
@@ -651,9 +651,7 @@ class Unsettled(Away):
         deadline_us: int = NEVER,
     ) -> None:
         odd = [
-            [one._replace(measure=one.measure._replace(algorithm="none")) for one in hits]
-            if b"broken" in hits[0].key
-            else hits
+            [one._replace(measure=BROKEN) for one in hits] if b"broken" in hits[0].key else hits
             for hits in requests
         ]
         self._memory.charge(odd, done, wanted, deadline_us)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from zlib import crc32
 
-from ratelimit_service.algorithms import several
+from ratelimit_service.algorithms import measure_of, several
 from ratelimit_service.model import (
     MAX_ADDEND,
     Anchor,
@@ -74,8 +74,8 @@ def hit(
     lease: bytes = b"",
     joined: bool = False,
 ) -> Hit:
-    measure = limit.measure
-    counted = f"{measure.counts}{key}".encode()
+    measure = measure_of(limit)
+    counted = f"{measure.key}{key}".encode()
     name = b"{%08x}%b" % (crc32(counted), counted)
     return Hit(name, measure, addend, mode, count_denied, refund, lease, joined)
 
@@ -649,12 +649,12 @@ EMPTY = [
     Case(
         f"{place}: what counts nothing is new, also when the clock has stepped back",
         [
-            at(T, passed(limit.measure.limit - 1, 1, used_us), hit(limit)),
-            at(T, passed(limit.measure.limit, 1, empty_us), hit(limit, refund=True)),
-            at(T - SECOND, passed(limit.measure.limit - 1, 1, anew_us), hit(limit)),
-            at(T - SECOND, passed(limit.measure.limit, 1, left_us), hit(limit, refund=True)),
-            at(T, passed(limit.measure.limit - 1, 1, used_us), hit(limit)),
-            at(T - SECOND, passed(limit.measure.limit, 1, left_us), hit(limit, refund=True)),
+            at(T, passed(measure_of(limit).limit - 1, 1, used_us), hit(limit)),
+            at(T, passed(measure_of(limit).limit, 1, empty_us), hit(limit, refund=True)),
+            at(T - SECOND, passed(measure_of(limit).limit - 1, 1, anew_us), hit(limit)),
+            at(T - SECOND, passed(measure_of(limit).limit, 1, left_us), hit(limit, refund=True)),
+            at(T, passed(measure_of(limit).limit - 1, 1, used_us), hit(limit)),
+            at(T - SECOND, passed(measure_of(limit).limit, 1, left_us), hit(limit, refund=True)),
         ],
     )
     for place, (limit, used_us, empty_us, anew_us, left_us) in enumerate(

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from zlib import crc32
 
-from ratelimit_service.model import MAX_ADDEND, Hit, Measure, Mode, Outcome
+from ratelimit_service.algorithms import DEFAULT
+from ratelimit_service.model import MAX_ADDEND, Algorithm, Hit, Measure, Mode, Outcome, Step
 from ratelimit_service.stores import Outcomes, Store
 
 SECOND = 1_000_000
@@ -49,12 +50,20 @@ def hit(
 ) -> Hit:
     return Hit(
         b"{%08x}%b" % (crc32(key.encode()), key.encode()),
-        Measure("fixed_window", limit, window_us),
+        Measure(DEFAULT, limit, window_us),
         addend,
         mode=mode,
         count_denied=count_denied or mode is Mode.QUOTA,
         refund=refund,
     )
+
+
+def _broken(*_: object) -> Step:
+    raise KeyError("none")
+
+
+BROKEN = Measure(Algorithm("none", "?", _broken, _broken), 5, MINUTE)
+"""Of an algorithm with a fault, that no store knows."""
 
 
 def ok(left: int, charged: int = 1, reset_us: int = MINUTE) -> Outcome:

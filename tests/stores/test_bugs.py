@@ -17,7 +17,7 @@ from ratelimit_service.stores.redis.batch import Background
 from tests.servers.cluster import RedisCluster
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
-from tests.stores.cases import MINUTE, charged, hit
+from tests.stores.cases import BROKEN, MINUTE, charged, hit
 
 Store = tuple[RedisStore, Counters]
 
@@ -46,7 +46,7 @@ def steady(key: str = "a") -> Hit:
 
 
 UNPACKABLE = steady()._replace(addend=1 << 40)
-UNKNOWN = steady()._replace(measure=steady().measure._replace(algorithm="none"))
+UNKNOWN = steady()._replace(measure=BROKEN)
 
 
 @pytest.mark.parametrize("bad", [UNPACKABLE, UNKNOWN], ids=["unpackable", "unknown algorithm"])

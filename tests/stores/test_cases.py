@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 import redis
 
+from ratelimit_service.algorithms import capacity_of, measure_of
 from ratelimit_service.health import Health
 from ratelimit_service.model import MAX_ADDEND, Calendar, Hit, Limit, Mode, Receipt, Unit
 from ratelimit_service.observer import Counters
@@ -227,17 +228,17 @@ def _mixed_request(chance: random.Random, limits: list[Limit]) -> list[Hit]:
     return [hit(limit, chance.choice([1, 2, 3]), key=key) for limit, key in names]
 
 
-@pytest.mark.parametrize("limit", [*COUNTING, LEASES], ids=lambda limit: str(limit.measure.counts))
+@pytest.mark.parametrize("limit", [*COUNTING, LEASES], ids=lambda limit: measure_of(limit).key)
 async def test_damage_is_counted(
     limit: Limit, store: MemoryStore | RedisStore, clock: Time, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A state from more than a window ahead starts anew, is counted, and said in the log."""
-    await charged(store, [[hit(limit, limit.capacity)]])
+    await charged(store, [[hit(limit, capacity_of(limit))]])
     clock.now_us -= 2 * 366 * DAY if limit == UTC_MONTH else 2 * MINUTE + SECOND
 
     answers = await charged(store, [[hit(limit, 0)]])
 
-    assert [outcome.left for (outcome,) in answers if outcome] == [limit.capacity]
+    assert [outcome.left for (outcome,) in answers if outcome] == [capacity_of(limit)]
     assert store._counters.damaged == 1
     assert "did the clock of the store step back?" in caplog.text
 

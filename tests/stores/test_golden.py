@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ratelimit_service.algorithms import ALGORITHMS
+from ratelimit_service.algorithms import ALGORITHMS, measure_of
 from ratelimit_service.model import (
     MAX_ADDEND,
     Anchor,
@@ -82,7 +82,7 @@ class Golden(NamedTuple):
 
 
 def found(limit: Limit) -> Golden:
-    measure = limit.measure
+    measure = measure_of(limit)
     key = CounterNames("edge", measure).key(ENTRIES)
     step = ALGORITHMS[limit.algorithm].charge(None, T, 2, measure, False, b"lease--1")
     assert step.state is not None

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import redis
 
+from ratelimit_service.algorithms import capacity_of, measure_of
 from ratelimit_service.health import Health
 from ratelimit_service.model import FailurePolicy, Hit, Limit, Mode, Unit
 from ratelimit_service.observer import Counters
@@ -93,7 +94,7 @@ HANDED = [
 ]
 
 
-@pytest.mark.parametrize("limit", HANDED, ids=lambda limit: str(limit.measure.counts))
+@pytest.mark.parametrize("limit", HANDED, ids=lambda limit: measure_of(limit).key)
 async def test_every_algorithm_counts_here_and_hands_back(
     own_redis: RedisServer, limit: Limit
 ) -> None:
@@ -104,11 +105,11 @@ async def test_every_algorithm_counts_here_and_hands_back(
     own_redis.stop()
     ((outcome,),) = await charged(store, [[one._replace(addend=2)]])
     assert outcome is not None
-    assert (outcome.local, outcome.left, outcome.charged) == (True, limit.capacity - 2, 2)
+    assert (outcome.local, outcome.left, outcome.charged) == (True, capacity_of(limit) - 2, 2)
 
     own_redis.cont()
 
-    await counted(store, one, limit.capacity - 2)
+    await counted(store, one, capacity_of(limit) - 2)
     await store.close()
 
 
@@ -121,7 +122,7 @@ COUNTS_DENIED = [
 ]
 
 
-@pytest.mark.parametrize("limit", COUNTS_DENIED, ids=lambda limit: str(limit.measure.counts))
+@pytest.mark.parametrize("limit", COUNTS_DENIED, ids=lambda limit: measure_of(limit).key)
 @pytest.mark.parametrize("mode", [Mode.ENFORCED, Mode.QUOTA])
 async def test_all_that_was_counted_beyond_the_limit_is_handed_back(
     own_redis: RedisServer, limit: Limit, mode: Mode
@@ -137,7 +138,7 @@ async def test_all_that_was_counted_beyond_the_limit_is_handed_back(
 
     own_redis.cont()
 
-    roomy = one._replace(measure=one.measure._replace(limit=10_000))
+    roomy = one._replace(measure=one.measure.with_numbers(10_000, one.measure.rate))
     await counted(store, roomy, 5_000)
     await store.close()
 
@@ -152,17 +153,17 @@ HELD = [
 ]
 
 
-@pytest.mark.parametrize("limit", HELD, ids=lambda limit: str(limit.measure.counts))
+@pytest.mark.parametrize("limit", HELD, ids=lambda limit: measure_of(limit).key)
 def test_more_processes_than_when_it_was_counted(limit: Limit) -> None:
     """What one process counted on the whole limit is handed back whole when others have come."""
     local = Local(Counters())
-    one = algorithms.hit(limit, limit.capacity)._replace(policy=FailurePolicy.LOCAL)
+    one = algorithms.hit(limit, capacity_of(limit))._replace(policy=FailurePolicy.LOCAL)
     (outcome,) = local.charge([one], 1, T)
-    assert outcome.charged == limit.capacity
+    assert outcome.charged == capacity_of(limit)
 
     ((requests, _),) = local.hand_back(3, T)
 
-    assert sum(each.addend for (each,) in requests) == limit.capacity
+    assert sum(each.addend for (each,) in requests) == capacity_of(limit)
 
 
 async def test_lease_taken_alone_is_given_back_by_its_id(own_redis: RedisServer) -> None:
@@ -189,7 +190,7 @@ async def test_limit_lowered_while_the_store_is_away(own_redis: RedisServer, lim
     store = RedisStore(own_redis.url, TIMEOUT_US, Counters(), Health(), lambda: T)
     await store.start()
     one = algorithms.hit(limit, lease=b"lease--1")._replace(policy=FailurePolicy.LOCAL)
-    lower = one._replace(measure=one.measure._replace(limit=2))
+    lower = one._replace(measure=one.measure.with_numbers(2, one.measure.rate))
     own_redis.stop()
     assert await admitted(store, one, 3) == 3
     assert await admitted(store, lower, 1) == 0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from ratelimit_service.algorithms import capacity_of, measure_of
 from ratelimit_service.health import Health
 from ratelimit_service.model import Hit, Limit, Mode, Outcome
 from ratelimit_service.observer import Counters
@@ -133,12 +134,12 @@ async def test_no_longer_however_slow_the_answer(fixture: Fixture, way_us: int) 
         algorithms.TOKENS,
         algorithms.METER,
     ],
-    ids=lambda limit: str(limit.measure.counts),
+    ids=lambda limit: measure_of(limit).key,
 )
 async def test_every_algorithm(limit: Limit, fixture: Fixture) -> None:
     """Whatever counts, a key known to be over asks no store and waits as long as the store says."""
     one = algorithms.hit(limit)
-    await fixture.charge([one._replace(addend=limit.capacity)])
+    await fixture.charge([one._replace(addend=capacity_of(limit))])
     ((first,),) = await fixture.charge([one])
 
     fixture.time.now_us += 7

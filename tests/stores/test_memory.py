@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from ratelimit_service.algorithms import capacity_of, measure_of
 from ratelimit_service.health import Health
 from ratelimit_service.model import Calendar, Hit, Limit, Unit
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores import FAILED
 from ratelimit_service.stores.memory import MemoryStore
 from tests.stores import algorithms
-from tests.stores.cases import MINUTE, SECOND, charged, hit, over
+from tests.stores.cases import BROKEN, MINUTE, SECOND, charged, hit, over
 from tests.stores.conftest import Time
 
 
@@ -162,13 +163,13 @@ BRIEF = [
 
 
 @pytest.mark.parametrize("stepped_back", [False, True], ids=["now", "a window ago"])
-@pytest.mark.parametrize("limit", BRIEF, ids=lambda limit: str(limit.measure.counts))
+@pytest.mark.parametrize("limit", BRIEF, ids=lambda limit: measure_of(limit).key)
 async def test_new_counters_leave_a_live_one_alone(
     clock: Time, limit: Limit, stepped_back: bool
 ) -> None:
     """No number of new keys frees a counter that still counts, also if the clock steps back."""
     store, _, _ = small_store(clock, 2_000)
-    one = algorithms.hit(limit, limit.capacity, lease=b"lease--1")
+    one = algorithms.hit(limit, capacity_of(limit), lease=b"lease--1")
     await fill(store, one)
     if stepped_back:
         clock.now_us -= limit.window_us - 1
@@ -234,7 +235,7 @@ async def test_a_request_puts_out_none_of_its_own(clock: Time, max_counters: int
     assert counters.evictions == ({"live": 7} if max_counters == 1 else {})
 
 
-UNKNOWN = hit(key="unknown")._replace(measure=hit().measure._replace(algorithm="none"))
+UNKNOWN = hit(key="unknown")._replace(measure=BROKEN)
 
 
 @pytest.mark.parametrize("max_counters", [1, 1_000], ids=["full", "roomy"])

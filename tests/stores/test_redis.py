@@ -13,6 +13,7 @@ import pytest
 import redis
 import trustme
 
+from ratelimit_service.algorithms import capacity_of, measure_of
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health
@@ -163,7 +164,7 @@ async def test_foreign_value_counts_as_new(
 ) -> None:
     """What is no state of an algorithm's in its key is replaced, and denies nobody."""
     full = [
-        algorithms.hit(limit, limit.capacity, lease=b"lease--1")
+        algorithms.hit(limit, capacity_of(limit), lease=b"lease--1")
         for limit in algorithms.EVERY_ALGORITHM
     ]
     client = redis.Redis.from_url(redis_server.url)
@@ -178,7 +179,7 @@ async def test_foreign_value_counts_as_new(
 
 
 @pytest.mark.parametrize(
-    "limit", algorithms.EVERY_ALGORITHM, ids=lambda limit: str(limit.measure.counts)
+    "limit", algorithms.EVERY_ALGORITHM, ids=lambda limit: measure_of(limit).key
 )
 async def test_every_counter_expires(
     redis_store: RedisStore, redis_server: RedisServer, limit: Limit
@@ -226,7 +227,7 @@ async def test_no_number_fails_a_script_call(redis_store: RedisStore, clock: Tim
 
 
 @pytest.mark.parametrize(
-    "limit", algorithms.EVERY_ALGORITHM, ids=lambda limit: str(limit.measure.counts)
+    "limit", algorithms.EVERY_ALGORITHM, ids=lambda limit: measure_of(limit).key
 )
 async def test_garbage_fails_no_script_call(
     redis_store: RedisStore, redis_server: RedisServer, clock: Time, limit: Limit
@@ -234,7 +235,7 @@ async def test_garbage_fails_no_script_call(
     """Whatever bytes lie in a counter's key, its hits are counted, and those of its neighbours."""
     chance = random.Random(7)
     client = redis.Redis.from_url(redis_server.url)
-    full = algorithms.hit(limit, limit.capacity, lease=b"lease--1")
+    full = algorithms.hit(limit, capacity_of(limit), lease=b"lease--1")
     await charged(redis_store, [[full]])
     state = client.get(full.key)
     assert isinstance(state, bytes)
@@ -254,7 +255,7 @@ async def test_garbage_fails_no_script_call(
 
         assert second == Outcome(False, 4, MINUTE, 1), bytes(garbage)
         assert first is not None
-        assert 0 <= first.left <= limit.capacity, bytes(garbage)
+        assert 0 <= first.left <= capacity_of(limit), bytes(garbage)
         assert 0 <= first.reset_us < 2**55, bytes(garbage)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from ratelimit_service.algorithms import ALGORITHMS, DEFAULT
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health
 from ratelimit_service.model import FailurePolicy, Hit, Measure, Mode
@@ -28,7 +29,7 @@ from tests.servers.redis import RedisServer
 from tests.stores.cases import MINUTE, SECOND, T, charged, hit
 
 THREE = {"a:6379": 1, "b:6379": 1, "c:6379": 1}
-NAMES = CounterNames("shop", Measure("fixed_window", 5, MINUTE))
+NAMES = CounterNames("shop", Measure(DEFAULT, 5, MINUTE))
 KEYS = [NAMES.key([("user", f"user-{number}")]) for number in range(100_000)]
 
 
@@ -203,7 +204,7 @@ async def test_hits_that_passed_are_told_the_reset_though_their_counter_is_over(
     await store.start()
     east = ring.hit("east", 3)
     east = east._replace(
-        measure=east.measure._replace(algorithm=algorithm, window_us=60 * MINUTE),
+        measure=Measure(ALGORITHMS[algorithm], east.measure.limit, 60 * MINUTE),
         count_denied=True,
     )
     more = east._replace(addend=40)

@@ -116,9 +116,7 @@ local function life_of(bucket, reset)
   return math.max(reset, math.min(until_level(bucket, 0, 1), KEPT))
 end
 
-local level = {}
-
-function level.charge(mark, state, now, addend, measure)
+local function charge(mark, state, now, addend, measure)
   local bucket = read(mark, state, now, measure)
   local limit = measure.limit
   local left = limit - used(bucket)
@@ -143,7 +141,7 @@ function level.charge(mark, state, now, addend, measure)
   }
 end
 
-function level.refund(mark, state, now, addend, measure, receipt)
+local function refund(mark, state, now, addend, measure, receipt)
   local bucket = read(mark, state, now, measure)
   local given = addend * bucket.ticks
   local before = now + until_level(bucket, 0, measure.rate)
@@ -165,6 +163,20 @@ function level.refund(mark, state, now, addend, measure, receipt)
     retry = 0,
     counted = given_back,
     damaged = bucket.damaged,
+  }
+end
+
+local level = {}
+
+-- The kind of bucket whose states begin with this letter.
+function level.of(mark)
+  return {
+    charge = function(state, now, addend, measure)
+      return charge(mark, state, now, addend, measure)
+    end,
+    refund = function(state, now, addend, measure, _, receipt)
+      return refund(mark, state, now, addend, measure, receipt)
+    end,
   }
 end
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from functools import partial
 from importlib.resources import files
 from itertools import repeat
 from typing import Final, NamedTuple
 
 from ratelimit_service.algorithms import ALGORITHMS
-from ratelimit_service.model import MAX_ADDEND, Anchor, Calendar, Hit, Measure, Outcome
+from ratelimit_service.model import MAX_ADDEND, Anchor, Calendar, Hit, Measure, Outcome, outcome_of
 
 __all__ = [
     "MAX_CALL_WEIGHT",
@@ -64,12 +63,6 @@ _DAMAGED: Final = 2
 _LATE: Final = 4
 _MOST_MARKS: Final = 2 * _LATE - 1
 _OVERS: Final = [bool(mark & _OVER) for mark in range(2 * _LATE)]
-
-_CLOCKED_WEIGHT: Final = 2
-_OTHER_WEIGHT: Final = 3
-_PER_WEIGHT: Final = {"sliding_log": 110, "concurrency": 25}
-"""The hits of a full counter that weigh one, for reading and writing them."""
-_BUCKETS_PER_WEIGHT: Final = 11
 
 
 def _joined() -> str:
@@ -132,21 +125,18 @@ _forms: Final[dict[int, _Form]] = {}
 
 def _form(measure: Measure) -> _Form:
     """Works out a measure's form, and remembers it."""
-    number, rest, flags = _NUMBERS[measure.algorithm], b"", 0
-    weighed = _CLOCKED_WEIGHT
-    if measure.algorithm != "fixed_window" or measure.anchor is not Anchor.CLOCK:
+    algorithm = measure.algorithm
+    number, rest, flags = _NUMBERS[algorithm.name], b"", 0
+    if not measure.adds:
         variant = (measure.anchor is Anchor.FIRST_HIT) + 2 * measure.stepped + 4 * measure.queue
         rest = _MEASURE.pack(measure.rate, measure.tick, measure.buckets, variant)
         flags = _MORE
-        weighed = _OTHER_WEIGHT + measure.buckets // _BUCKETS_PER_WEIGHT
-        if per_weight := _PER_WEIGHT.get(measure.algorithm):
-            weighed += measure.limit // per_weight
     single = b""
     if not isinstance(measure.anchor, Calendar):
         single = _HIT.pack(measure.limit, measure.window_us, 1, number, flags) + rest
     if len(_forms) >= _MAX_FORMS:
         _forms.clear()  # callers bring limits of their own
-    form = _forms[id(measure)] = _Form(measure, number, rest, single, weighed)
+    form = _forms[id(measure)] = _Form(measure, number, rest, single, algorithm.weight(measure))
     return form
 
 
@@ -282,7 +272,7 @@ def read(reply: object, requests: Sequence[Sequence[Hit]]) -> Found | None:
         return None
     marks = reply[1::4]
     fields = map(_OVERS.__getitem__, marks), reply[2::4], reply[3::4], reply[4::4]
-    flat: list[Outcome | None] = list(map(_outcome, zip(*fields, repeat(False))))
+    flat: list[Outcome | None] = list(map(outcome_of, zip(*fields, repeat(False))))
     damaged, most = [], max(marks, default=0)
     if most >= _DAMAGED:
         keys = (hit.key for hits in requests for hit in hits)
@@ -296,7 +286,3 @@ def read(reply: object, requests: Sequence[Sequence[Hit]]) -> Found | None:
         found.append(flat[at : at + len(hits)])
         at += len(hits)
     return Found(reply[0], found, damaged, most >= _LATE)
-
-
-_outcome: Final = partial(tuple.__new__, Outcome)
-"""An Outcome from a tuple of its fields, at half the price of a call with five arguments."""

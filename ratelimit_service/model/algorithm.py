@@ -1,0 +1,249 @@
+"""What an algorithm is to everybody else, and what one counter is judged by.
+
+Whoever wants to know something of an algorithm asks its declared object, never its name. The
+objects are declared in `algorithms`, each beside its arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import IntEnum
+from typing import Final
+
+from ratelimit_service.model.calendar import Anchor, Calendar
+from ratelimit_service.model.limit import MAX_ADDEND, Limit
+from ratelimit_service.model.parameter import Contradiction, Parameter
+from ratelimit_service.model.step import Receipt, State, Step
+from ratelimit_service.model.unit import SECOND_US
+
+__all__ = ["TICKS_US", "Algorithm", "Charge", "Denied", "Measure", "Refund"]
+
+TICKS_US: Final[tuple[int, ...]] = tuple(10**exponent for exponent in range(13))
+"""The lengths of ticks in microseconds by their exponents."""
+
+Charge = Callable[[State | None, int, int, "Measure", bool, bytes], Step]
+"""`charge(state, now_us, addend, measure, force, lease)` adds hits if they fit; those algorithms
+that can count what they deny do so with `force`.
+
+0 hits are a peek: it passes while the count does not exceed the limit, and changes nothing.
+`lease` is the id under which `concurrency` can give them back.
+"""
+
+Refund = Callable[[State | None, int, int, "Measure", bytes, Receipt | None], Step]
+"""`refund(state, now_us, addend, measure, lease, receipt)` gives hits back, the newest first, never
+below nothing; it never makes a state.
+
+With a receipt just those of that charge, so that the counter is as if it had not been; where
+that can no longer be told, it holds more rather than less.
+"""
+
+
+class Denied(IntEnum):
+    """What becomes of hits whose request is denied, where they are to be counted all the same."""
+
+    NOT_COUNTED = 0
+    """Nothing is counted. (A lease that no answer hands out would only be in the way.)"""
+    COUNTED_WITH_ROOM = 1
+    """Those are counted for which there is room."""
+    COUNTED = 2
+    """All are counted."""
+    ALWAYS_COUNTED = 3
+    """All are counted, also where neither the rule nor a setting says so."""
+
+
+class Algorithm:
+    """One algorithm: its arithmetic, and all that others have to know of it.
+
+    `charge` and `refund` are pure functions from a counter's state to its next; None is the state
+    of a new counter. Times and windows are integer microseconds. All integers stay below 2^53, so
+    that the Lua rendering, which has only doubles, computes the same. A state less than a window
+    ahead of `now_us` means that the clock stepped back: the time is then the state's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        letter: str,
+        charge: Charge,
+        refund: Refund,
+        *,
+        parameters: tuple[Parameter, ...] = (),
+        capacity: Callable[[Limit], int] | None = None,
+        contradictions: Callable[[Limit], Iterable[Contradiction]] | None = None,
+        most: int = MAX_ADDEND,
+        most_why: str = "",
+        key: Callable[[Measure], str] | None = None,
+        weight: Callable[[Measure], int] | None = None,
+        denied: Denied = Denied.COUNTED,
+        leases: bool = False,
+        cached: bool = True,
+        refunded: bool = True,
+        divided: bool = True,
+        refills: bool = False,
+        ticks: bool = False,
+        adds: bool = False,
+    ) -> None:
+        self.name: Final = name
+        """As rules, the Lua file, metrics and documents have it."""
+        self.letter: Final = letter
+        """What its counters' keys begin with, behind the tag; nobody else's."""
+        self.mark: Final = letter.encode()
+        """The same, with which states may begin."""
+        self.charge: Final = charge
+        self.refund: Final = refund
+        self.parameters: Final = parameters
+        """The keys of rules that mean something to it, beside those of every limit."""
+        self.capacity: Final = capacity or _requests_per_unit
+        """The hits that fit before the soft part begins: what `remaining` counts down from."""
+        self.contradictions: Final = contradictions or _no_contradictions
+        """What is wrong with a limit whose keys are all right, each for itself."""
+        self.most: Final = most
+        """The highest limit, the soft part included."""
+        self.most_why: Final = most_why
+        """Why, and what to use instead."""
+        self.key: Final = key or _key
+        """The part of a counter's key that says how and over which window is counted, without any
+        number of hits. Two limits with the same one share their counters."""
+        self.weight: Final = weight or _weight
+        """What a hit takes of Redis' time at most, in units of some 4 microseconds."""
+        self.denied: Final = denied
+        self.leases: Final = leases
+        """Whether hits take leases, which are given back by an id."""
+        self.cached: Final = cached
+        """Whether who is over stays so until the moment that was told, if nothing is given back:
+        then the local cache may deny in the store's stead."""
+        self.refunded: Final = refunded
+        """Whether callers can give hits back. Stores undo charges in any case."""
+        self.divided: Final = divided
+        """Whether processes that each count a part of the limit admit the limit between them."""
+        self.refills: Final = refills
+        """Whether `requests_per_unit` is a rate that comes back, not the most that is held."""
+        self.ticks: Final = ticks
+        """Whether it multiplies hits with time, which takes ticks to be exact."""
+        self.adds: Final = adds
+        """Whether in windows of the clock a state is an integer to which hits add their number."""
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _requests_per_unit(limit: Limit) -> int:
+    return limit.requests_per_unit
+
+
+def _no_contradictions(_limit: Limit) -> Iterable[Contradiction]:
+    return ()
+
+
+def _key(measure: Measure) -> str:
+    """The letter and the window in seconds, as `l3600`."""
+    return f"{measure.algorithm.letter}{measure.window_us // SECOND_US}"
+
+
+_WEIGHT: Final = 3
+
+
+def _weight(_measure: Measure) -> int:
+    return _WEIGHT
+
+
+class Measure:
+    """How one counter counts. Shared by all counters of a limit; never changed.
+
+    `limit` is the most hits that it holds: in a window, in a bucket, or at a time. Buckets get
+    `rate` hits back in each `window_us`. Numbers that multiply hits with time do so in ticks of
+    10^`tick` microseconds: the smallest in which `window_us * (limit + rate)` is exact.
+    `buckets` is the number of sub-counters of a sliding window, 0 for the two it else has.
+    `stepped` buckets get the whole rate back at once. A `queue` is a bucket in which hits have
+    places, which nobody else may get once it was told. `own` are the values of the algorithm's
+    parameters that have no field here, in the order in which it declares them.
+    """
+
+    __slots__ = (
+        "adds",
+        "algorithm",
+        "anchor",
+        "buckets",
+        "limit",
+        "own",
+        "queue",
+        "rate",
+        "stepped",
+        "tick",
+        "tick_us",
+        "window_ticks",
+        "window_us",
+    )
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        limit: int,
+        window_us: int,
+        rate: int = 0,
+        tick: int = 0,
+        anchor: Anchor | Calendar = Anchor.CLOCK,
+        buckets: int = 0,
+        stepped: bool = False,
+        queue: bool = False,
+        own: tuple[int, ...] = (),
+    ) -> None:
+        self.algorithm: Final = algorithm
+        self.limit: Final = limit
+        self.window_us: Final = window_us
+        self.rate: Final = rate
+        self.tick: Final = tick
+        self.anchor: Final = anchor
+        self.buckets: Final = buckets
+        self.stepped: Final = stepped
+        self.queue: Final = queue
+        self.own: Final = own
+        self.adds: Final = algorithm.adds and anchor is Anchor.CLOCK
+        """Whether hits add their number to the state: then stores have a short way."""
+        self.tick_us: Final = TICKS_US[tick]
+        """A tick in microseconds."""
+        self.window_ticks: Final = -(-window_us // TICKS_US[tick])
+        """The window in ticks, rounded up."""
+
+    @property
+    def key(self) -> str:
+        """The part of a counter's key that says how is counted."""
+        return self.algorithm.key(self)
+
+    def with_numbers(self, limit: int, rate: int) -> Measure:
+        """The same with other numbers of hits, on the same counters."""
+        return Measure(
+            self.algorithm,
+            limit,
+            self.window_us,
+            rate,
+            self.tick,
+            self.anchor,
+            self.buckets,
+            self.stepped,
+            self.queue,
+            self.own,
+        )
+
+    def _fields(self) -> tuple[object, ...]:
+        return (
+            self.algorithm,
+            self.limit,
+            self.window_us,
+            self.rate,
+            self.tick,
+            self.anchor,
+            self.buckets,
+            self.stepped,
+            self.queue,
+            self.own,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Measure) and self._fields() == other._fields())
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __repr__(self) -> str:
+        return f"Measure{self._fields()}"
