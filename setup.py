@@ -16,7 +16,8 @@ COMPILED = """
     algorithms/*
     rules/match
     stores/keys stores/damage stores/memory stores/local stores/local_cache
-    stores/redis/script stores/redis/batch stores/redis/charge stores/redis/debts
+    stores/redis/script stores/redis/batch stores/redis/charge stores/redis/cross_shard
+    stores/redis/give_back stores/redis/debts
     stores/redis/shard stores/redis/connection stores/redis/store
     limiter/compiled limiter/plan limiter/answer limiter/headers limiter/tally limiter/plain
     wire/request wire/response

@@ -1,22 +1,26 @@
-"""What a request comes to whose counters lie in several shards: all of its hits count, or none.
+"""The requests of one call of `charge`: which shard is handed what, and when all is known.
 
-Hits of one request that share a shard are settled by its script. Between shards they are
-charged in parallel, each shard's as a request of its own; where the request is denied all the
-same, what was counted is given back by its receipt. Others may be denied by a charge that is
-then given back, nobody is admitted by one. What must not live here: connections and topology.
+Hits of one request that have the same home are settled there by one script call; a request
+whose hits have several homes is a `CrossShardRequest`.
+What must not live here: connections, and which home a counter has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Final
 
-from ratelimit_service.algorithms import denies
-from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome, Receipt
+from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores import Outcomes, Wanted
-from ratelimit_service.stores.redis.batch import Background
+from ratelimit_service.stores.redis.cross_shard import (
+    ABSENT,
+    CrossShardRequest,
+    is_denied,
+    piece_of,
+)
+from ratelimit_service.stores.redis.give_back import GivenBack, give_back_here, give_back_late
 from ratelimit_service.stores.redis.shard import Shard
 
 __all__ = ["Charge", "Find", "Home"]
@@ -26,9 +30,6 @@ Home = tuple[Shard, int]
 
 Find = Callable[[Hit], Home]
 """The home of a hit's counter; the same object for all that one script call may settle."""
-
-GivenBack = Callable[[Sequence[bytes]], None]
-"""Hears of counters in which hits were given back, once that is done."""
 
 _PENDING: Final[Outcomes] = ()
 _LOCAL: Final = FailurePolicy.LOCAL
@@ -40,6 +41,7 @@ class Charge:
     __slots__ = (
         "batches",
         "counters",
+        "cross_shard",
         "deadline_us",
         "done",
         "given_back",
@@ -48,7 +50,6 @@ class Charge:
         "outcomes",
         "over",
         "requests",
-        "spreads",
         "wanted",
     )
 
@@ -76,7 +77,7 @@ class Charge:
         self.over = False
         """Whether `done` was called: nobody waits any more."""
         self.batches: list[ShardBatch] = []
-        self.spreads: list[CrossShardRequest] = []
+        self.cross_shard: list[CrossShardRequest] = []
 
     def start(self, find: Find) -> None:
         """Hands every shard its batch."""
@@ -113,14 +114,19 @@ class Charge:
         self.batches.append(batch)
         shard.charge(batch)
 
+    def settle(self, index: int, outcomes: Outcomes) -> None:
+        """Takes the outcomes of a request."""
+        self.outcomes[index] = outcomes
+        self.settled(1)
+
     def settled(self, count: int) -> None:
         """Notes that so many requests have their outcomes; with the last the charge is done."""
         self.missing -= count
         if not self.missing and not self.over:
             self.over = True
-            # Parts know their charge: it lets go of them, since nobody looks for cycles.
+            # Batches know their charge. It lets go of them: nobody collects cycles.
             self.batches.clear()
-            self.spreads.clear()
+            self.cross_shard.clear()
             self.done(self.outcomes)
 
     def abandon(self) -> None:
@@ -136,8 +142,8 @@ class Charge:
         """
         for batch in list(self.batches):
             batch.expire(read_us)
-        for spread in list(self.spreads):
-            spread.finish()
+        for request in list(self.cross_shard):
+            request.finish()
 
     def without(
         self, hits: Sequence[Hit], reason: str, shard: Shard, at_us: int
@@ -169,31 +175,31 @@ class Charge:
         batches: dict[Shard, ShardBatch],
     ) -> None:
         """Divides a request between the homes of its counters."""
-        spread = CrossShardRequest(self, index, hits)
-        self.spreads.append(spread)
+        request = CrossShardRequest(index, hits, self.settle, self.given_back, self.counters)
+        self.cross_shard.append(request)
         if len(homes) == 2:
             ats_of = {homes[0]: [0], homes[1]: [1]}
         else:
             ats_of = {}
             for at, home in enumerate(homes):
                 ats_of.setdefault(home, []).append(at)
-        spread.missing = len(ats_of)
+        request.missing = len(ats_of)
         plain = True
         for hit in hits:
             if hit[7] or hit[3] is _QUOTA:
                 plain = False
         for home, ats in ats_of.items():
             batch = batches.get(home[0]) or self._batch(home[0], batches)
-            batch.requests.append([hits[at] for at in ats] if plain else _piece(hits, ats))
+            batch.requests.append([hits[at] for at in ats] if plain else piece_of(hits, ats))
             batch.indexes.append(index)
-            batch.pieces.append((spread, ats))
+            batch.pieces.append((request, ats))
 
 
 _QUOTA: Final = Mode.QUOTA
 
 
 class ShardBatch:
-    """What of a charge goes to one shard: whole requests, and pieces of those that are spread."""
+    """What of a charge goes to one shard: whole requests, and pieces of cross-shard ones."""
 
     __slots__ = (
         "charge",
@@ -214,9 +220,10 @@ class ShardBatch:
         indexes: list[int],
         pieces: list[tuple[CrossShardRequest, list[int]] | None],
     ) -> None:
-        """`indexes` are, of each request, its index in the charge.
+        """`indexes` are those of the requests in the charge.
 
-        `pieces` are, of each that is one, of what and which hits; empty if none is.
+        `pieces` has for each request that is a piece of another what it is a piece of, and which
+        of its hits; it is empty if all are whole.
         """
         self.charge = charge
         self.shard = shard
@@ -235,11 +242,10 @@ class ShardBatch:
         for index in indexes:
             piece = self._piece(index)
             if piece:
-                spread, ats = piece
-                spread.drop(ats)
+                request, ats = piece
+                request.drop(ats)
             else:
-                self.charge.outcomes[self.indexes[index]] = []
-                self.charge.settled(1)
+                self.charge.settle(self.indexes[index], [])
 
     def answered(self, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int) -> None:
         charge, of, pieces = self.charge, self.indexes, self.pieces
@@ -262,25 +268,27 @@ class ShardBatch:
         """Of what nobody waits for any more."""
         piece = self._piece(index)
         if piece:
-            spread, ats = piece
-            spread.answered(self.shard, ats, found, at_us)
+            request, ats = piece
+            request.answered(self.shard, ats, found, at_us)
         else:
-            hits, final = self.requests[index], self.charge.outcomes[self.indexes[index]]
-            _give_back_late(self.charge, self.shard, hits, final, found, at_us)
+            hits, told = self.requests[index], self.charge.outcomes[self.indexes[index]]
+            denied = is_denied(hits, told)
+            heard = self.charge.given_back
+            give_back_late(heard, self.shard, hits, told, found, at_us, denied=denied)
 
     def failed(self, indexes: Sequence[int], reason: str) -> None:
         charge, count, at_us = self.charge, 0, self.shard.now_us()
         for index in indexes:
             hits, piece = self.requests[index], self._piece(index)
             if piece:
-                spread, ats = piece
-                if spread.outcomes[ats[0]] is _ABSENT:
+                request, ats = piece
+                if request.outcomes[ats[0]] is ABSENT:
                     found = charge.without(hits, reason, self.shard, at_us)
-                    spread.answered(self.shard, ats, found, at_us)
+                    request.answered(self.shard, ats, found, at_us)
             elif charge.outcomes[self.indexes[index]] is _PENDING:
                 found = charge.without(hits, reason, self.shard, at_us)
-                if found.count(None) < len(found) and _denied(hits, found):
-                    _give_back_here(self.shard, hits, found, at_us)
+                if found.count(None) < len(found) and is_denied(hits, found):
+                    give_back_here(self.shard, hits, found, at_us)
                 charge.outcomes[self.indexes[index]] = found
                 count += 1
         if count:
@@ -307,8 +315,8 @@ class ShardBatch:
     def _has_answer(self, index: int) -> bool:
         piece = self._piece(index)
         if piece:
-            spread, ats = piece
-            return spread.outcomes[ats[0]] is not _ABSENT
+            request, ats = piece
+            return request.outcomes[ats[0]] is not ABSENT
         return self.charge.outcomes[self.indexes[index]] is not _PENDING
 
 
@@ -316,264 +324,3 @@ class ShardBatch:
 def _whole(count: int) -> list[int]:
     """The indexes of all requests of a charge; nobody changes them."""
     return list(range(count))
-
-
-_ABSENT: Final = Outcome(False, 0, 0, -1)
-"""Until there is an answer."""
-
-
-class CrossShardRequest:
-    """A request whose counters have several homes."""
-
-    __slots__ = (
-        "charge",
-        "dropped",
-        "given_back",
-        "hits",
-        "index",
-        "missing",
-        "outcomes",
-        "over",
-        "pieces",
-    )
-
-    def __init__(self, charge: Charge, index: int, hits: Sequence[Hit]) -> None:
-        self.charge = charge
-        self.index = index
-        self.hits = hits
-        self.outcomes: list[Outcome | None] = [_ABSENT] * len(hits)
-        self.pieces: list[tuple[Shard, Sequence[int], int]] = []
-        """Of each answer the shard, the indexes of its hits, and the shard's time."""
-        self.missing = 0
-        """How many pieces have no answer yet."""
-        self.given_back = 0
-        """How many give-backs are under way."""
-        self.dropped = False
-        """Whether a piece was not sent, since nobody wants the request any more."""
-        self.over = False
-
-    def drop(self, ats: Sequence[int]) -> None:
-        """A piece was not sent, and will not be."""
-        self.dropped = True
-        for at in ats:
-            self.outcomes[at] = None
-        self._one_less()
-
-    def answered(self, shard: Shard, ats: Sequence[int], found: Outcomes, at_us: int) -> None:
-        """A piece has its outcomes; the last one settles the request."""
-        outcomes = self.outcomes
-        if outcomes[ats[0]] is not _ABSENT:  # it had none in time, and this is too late
-            denied = self.dropped or _denied(self.hits, outcomes)
-            late = [self.hits[at] for at in ats]
-            final = [outcomes[at] for at in ats]
-            _give_back_late(self.charge, shard, late, final, found, at_us, denied=denied)
-            return
-        if len(ats) == 1:
-            outcomes[ats[0]] = found[0]
-        else:
-            for at, outcome in zip(ats, found, strict=True):
-                outcomes[at] = outcome
-        self.pieces.append((shard, ats, at_us))
-        self._one_less()
-
-    def _one_less(self) -> None:
-        self.missing -= 1
-        if not self.missing:
-            self._settle()
-
-    def _settle(self) -> None:
-        """Every piece has its outcomes: gives back what is not to be counted."""
-        if not self.dropped:
-            for outcome in self.outcomes:
-                if outcome is None or outcome[0]:
-                    break
-            else:  # as nearly always
-                self.finish()
-                return
-        changed = self._changed()
-        taken_back = []
-        for shard, ats, at_us in self.pieces:
-            for local in (False, True):
-                there = [
-                    at
-                    for at in ats
-                    if at in changed and (found := self.outcomes[at]) and found.local == local
-                ]
-                if there:
-                    taken_back.append((shard, there, at_us, local))
-        self.given_back = len(taken_back)
-        for shard, ats, at_us, local in taken_back:
-            self._take_back(shard, ats, at_us, local=local)
-        if not self.given_back:
-            self.finish()
-
-    def _changed(self) -> set[int]:
-        """The hits that were counted and are not to be, and those that saw others' hits.
-
-        Of the latter another is on the same counter: what is left is what all of them leave.
-        """
-        hits, outcomes = self.hits, self.outcomes
-        if self.dropped or _denied(hits, outcomes):
-            over = [at for at, hit in enumerate(hits) if not hit.refund]
-            keys = [hits[at].key for at in over]
-        else:
-            keys = []  # the limits of one descriptor have each a counter of its own
-            # A descriptor in shadow mode counts in all of its limits or in none.
-            over = [
-                at
-                for ats, is_over in _descriptors(hits, outcomes)
-                if is_over and hits[ats[0]].mode is Mode.SHADOW
-                for at in ats
-            ]
-        return {
-            at
-            for at in over
-            if (found := outcomes[at])
-            and (_undoable(hits[at], found) or (not found.over and keys.count(hits[at].key) > 1))
-        }
-
-    def _take_back(self, shard: Shard, ats: Sequence[int], at_us: int, *, local: bool) -> None:
-        """Undoes what was counted of these hits, all in one home, and looks what is left."""
-        undone, peeks = [], []
-        for at in ats:
-            hit, outcome = self.hits[at], self.outcomes[at]
-            assert outcome is not None  # noqa: S101 -- it was counted
-            peeks.append(_look(hit))
-            if _undoable(hit, outcome):
-                undone.append(_undo(hit, outcome, at_us))
-                self.charge.counters.given_back += hit.addend
-        count = len(undone)
-        undone.reverse()  # in a queue only the last place can be given back
-        if local:
-            now_us = shard.now_us()
-            self._undone(ats, shard.charge_here([*undone, *peeks], now_us)[count:])
-            return
-        shard.charge(Background([[*undone, *peeks]], partial(self._given_back, ats)))
-
-    def _given_back(self, ats: Sequence[int], found: Outcomes | None) -> None:
-        """The shard has given these hits back, and told what is left of them."""
-        self.charge.given_back([self.hits[at].key for at in ats])
-        self._undone(ats, found and found[-len(ats) :])
-
-    def _undone(self, ats: Sequence[int], peeks: Outcomes | None) -> None:
-        """What was charged is given back; `peeks` tell what is left now."""
-        for at, peek in zip(ats, peeks or [None] * len(ats), strict=True):
-            outcome = self.outcomes[at]
-            assert outcome is not None  # noqa: S101 -- it has counted
-            charged = 0 if _undoable(self.hits[at], outcome) else outcome.charged
-            left = outcome.left + outcome.charged - charged
-            outcome = outcome._replace(left=left, charged=charged)
-            if peek is not None:
-                outcome = outcome._replace(left=peek.left, reset_us=peek.reset_us)
-            self.outcomes[at] = outcome
-        self.given_back -= 1
-        if not self.given_back:
-            self.finish()
-
-    def finish(self) -> None:
-        """Answers; what is on its way to be given back counts as given back."""
-        if self.over or self.missing:
-            return
-        self.over = True
-        charge = self.charge
-        charge.outcomes[self.index] = [] if self.dropped else self.outcomes
-        charge.settled(1)
-
-
-def _give_back_late(
-    charge: Charge,
-    shard: Shard,
-    hits: Sequence[Hit],
-    final: Outcomes,
-    found: Outcomes,
-    at_us: int,
-    *,
-    denied: bool | None = None,
-) -> None:
-    """Takes back what turns out to be counted after all, if that was denied, or counted here."""
-    if denied is None:
-        denied = _denied(hits, final)
-    undone = [
-        _undo(hit, outcome, at_us)
-        for hit, told, outcome in zip(hits, final, found, strict=True)
-        if outcome and _undoable(hit, outcome) and (denied or (told is not None and told.local))
-    ]
-    if undone:
-        keys = [hit.key for hit in undone]
-        shard.charge(Background([undone], partial(_given_back_late, charge.given_back, keys)))
-
-
-def _given_back_late(given_back: GivenBack, keys: Sequence[bytes], _found: Outcomes | None) -> None:
-    given_back(keys)
-
-
-def _give_back_here(shard: Shard, hits: Sequence[Hit], found: Outcomes, at_us: int) -> None:
-    """Takes back what this process alone has counted."""
-    undone = [
-        _undo(hit, outcome, at_us)
-        for hit, outcome in zip(hits, found, strict=True)
-        if outcome and _undoable(hit, outcome)
-    ]
-    if undone:
-        shard.charge_here(undone, at_us)
-
-
-def _undoable(hit: Hit, outcome: Outcome | None) -> bool:
-    """Whether a hit was counted that is not counted if its request is denied."""
-    return outcome is not None and outcome.charged > 0 and not (hit.refund or hit.count_denied)
-
-
-def _undo(hit: Hit, outcome: Outcome, at_us: int) -> Hit:
-    receipt = Receipt(at_us, at_us + outcome.reset_us)
-    return hit._replace(refund=True, receipt=receipt, joined=False)
-
-
-def _look(hit: Hit) -> Hit:
-    """Asks what is left on a hit's counter, and when it is as new.
-
-    That is a refund of nothing: a charge of nothing is told how long it waits for room if the
-    counter is beyond its limit.
-    """
-    return hit._replace(addend=0, refund=True, count_denied=False, lease=b"", joined=False)
-
-
-def _descriptors(hits: Sequence[Hit], outcomes: Outcomes) -> Iterable[tuple[Sequence[int], bool]]:
-    """The indexes of the hits of each descriptor that charges, and whether it is over."""
-    groups: list[list[int]] = []
-    for at, hit in enumerate(hits):
-        if hit.refund:
-            continue
-        if hit.joined and groups:
-            groups[-1].append(at)
-        else:
-            groups.append([at])
-    return [(ats, any(_over(hits[at], outcomes[at]) for at in ats)) for ats in groups]
-
-
-def _over(hit: Hit, outcome: Outcome | None) -> bool:
-    """Whether a hit has no room; without an outcome, whether its policy denies."""
-    if outcome is None:
-        return hit.policy in (FailurePolicy.CLOSED, FailurePolicy.ERROR)
-    return outcome.over
-
-
-def _denied(hits: Sequence[Hit], outcomes: Outcomes) -> bool:
-    return denies((hits[ats[0]].mode, over) for ats, over in _descriptors(hits, outcomes))
-
-
-def _piece(hits: Sequence[Hit], ats: Sequence[int]) -> list[Hit]:
-    """Some hits of a request as a request: what it cannot tell alone does not deny it."""
-    quotas = {at for at, hit in enumerate(hits) if hit.mode is Mode.QUOTA and not hit.refund}
-    if not quotas - set(ats):
-        quotas = set()  # all of them are here, and deny as anywhere
-    # What is joined to a hit that lies elsewhere begins a descriptor here.
-    first, piece = 0, []
-    leaders = [first := first if hit.joined else at for at, hit in enumerate(hits)]
-    for number, at in enumerate(ats):
-        if at in quotas:
-            # Not joined: a quota's limits count each by itself, those of a shadow rule together.
-            piece.append(hits[at]._replace(mode=Mode.SHADOW, joined=False))
-        else:
-            joined = number > 0 and leaders[at] == leaders[ats[number - 1]]
-            piece.append(hits[at]._replace(joined=joined))
-    return piece

@@ -18,9 +18,10 @@ from ratelimit_service.model import SECOND_US, Hit
 from ratelimit_service.observer import Counters
 from ratelimit_service.stores import AT_ONCE, NEVER, Outcomes, Wanted, always
 from ratelimit_service.stores.redis.address import Cluster, parse_store
-from ratelimit_service.stores.redis.charge import Charge, GivenBack, Home
+from ratelimit_service.stores.redis.charge import Charge, Home
 from ratelimit_service.stores.redis.cluster import ClusterOfNodes
 from ratelimit_service.stores.redis.contexts import Contexts
+from ratelimit_service.stores.redis.give_back import GivenBack
 from ratelimit_service.stores.redis.shard import Shard
 from ratelimit_service.stores.redis.shards_file import read_shards
 from ratelimit_service.stores.redis.topology import RingOfShards, ShardConfig, Topology

@@ -1,0 +1,254 @@
+"""A request whose counters have several homes: all of its hits count, or none.
+
+Its pieces are charged at the same time, each as a request of its own. Where the request is
+denied all the same, what was counted is given back. Others may be denied by a charge that is
+then given back; nobody is admitted by one.
+What must not live here: which home a counter has, and what a server does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Final
+
+from ratelimit_service.algorithms import denies
+from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome
+from ratelimit_service.observer import Counters
+from ratelimit_service.stores import Outcomes
+from ratelimit_service.stores.redis.batch import Background
+from ratelimit_service.stores.redis.give_back import (
+    GivenBack,
+    give_back_late,
+    look,
+    undo,
+    undoable,
+)
+from ratelimit_service.stores.redis.shard import Shard
+
+__all__ = ["ABSENT", "CrossShardRequest", "is_denied", "piece_of"]
+
+Settled = Callable[[int, Outcomes], None]
+
+ABSENT: Final = Outcome(False, 0, 0, -1)
+"""Until there is an answer."""
+
+
+class CrossShardRequest:
+    """A request whose counters have several homes.
+
+    Each home's hits are a piece of it, and `ats` are their indexes in the request.
+    """
+
+    __slots__ = (
+        "counters",
+        "dropped",
+        "hits",
+        "index",
+        "missing",
+        "outcomes",
+        "over",
+        "pieces",
+        "returning",
+        "settled",
+        "tell_of_give_backs",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        hits: Sequence[Hit],
+        settled: Settled,
+        given_back: GivenBack,
+        counters: Counters,
+    ) -> None:
+        """`settled` is called once, with the index of the request and its outcomes."""
+        self.index = index
+        self.hits = hits
+        self.settled = settled
+        self.tell_of_give_backs = given_back
+        self.counters = counters
+        self.outcomes: list[Outcome | None] = [ABSENT] * len(hits)
+        self.pieces: list[tuple[Shard, Sequence[int], int]] = []
+        """Of each answer the shard, the indexes of its hits, and the shard's time."""
+        self.missing = 0
+        """How many pieces have no answer yet."""
+        self.returning = 0
+        """How many give-backs are under way."""
+        self.dropped = False
+        """Whether a piece was not sent, since nobody wants the request any more."""
+        self.over = False
+
+    def drop(self, ats: Sequence[int]) -> None:
+        """A piece was not sent, and will not be."""
+        self.dropped = True
+        for at in ats:
+            self.outcomes[at] = None
+        self._one_less()
+
+    def answered(self, shard: Shard, ats: Sequence[int], found: Outcomes, at_us: int) -> None:
+        """A piece has its outcomes; the last one settles the request."""
+        outcomes = self.outcomes
+        if outcomes[ats[0]] is not ABSENT:  # it had none in time, and this is too late
+            denied = self.dropped or is_denied(self.hits, outcomes)
+            hits = [self.hits[at] for at in ats]
+            told = [outcomes[at] for at in ats]
+            heard = self.tell_of_give_backs
+            give_back_late(heard, shard, hits, told, found, at_us, denied=denied)
+            return
+        if len(ats) == 1:
+            outcomes[ats[0]] = found[0]
+        else:
+            for at, outcome in zip(ats, found, strict=True):
+                outcomes[at] = outcome
+        self.pieces.append((shard, ats, at_us))
+        self._one_less()
+
+    def _one_less(self) -> None:
+        self.missing -= 1
+        if not self.missing:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Every piece has its outcomes: gives back what is not to be counted."""
+        if not self.dropped:
+            for outcome in self.outcomes:
+                if outcome is None or outcome[0]:
+                    break
+            else:  # as nearly always
+                self.finish()
+                return
+        changed = self._changed()
+        taken_back = []
+        for shard, ats, at_us in self.pieces:
+            for local in (False, True):
+                there = [
+                    at
+                    for at in ats
+                    if at in changed and (found := self.outcomes[at]) and found.local == local
+                ]
+                if there:
+                    taken_back.append((shard, there, at_us, local))
+        self.returning = len(taken_back)
+        for shard, ats, at_us, local in taken_back:
+            self._take_back(shard, ats, at_us, local=local)
+        if not self.returning:
+            self.finish()
+
+    def _changed(self) -> set[int]:
+        """The indexes of hits whose outcomes are not those that they were charged with.
+
+        They were counted and are to be given back, or another hit of the request is on the same
+        counter: what is told to be left there is what all of them leave.
+        """
+        hits, outcomes = self.hits, self.outcomes
+        if self.dropped or is_denied(hits, outcomes):
+            over = [at for at, hit in enumerate(hits) if not hit.refund]
+            keys = [hits[at].key for at in over]
+        else:
+            keys = []  # the limits of one descriptor have each a counter of its own
+            # A descriptor in shadow mode counts in all of its limits or in none.
+            over = [
+                at
+                for ats, is_over in descriptors(hits, outcomes)
+                if is_over and hits[ats[0]].mode is Mode.SHADOW
+                for at in ats
+            ]
+        return {
+            at
+            for at in over
+            if (found := outcomes[at])
+            and (undoable(hits[at], found) or (not found.over and keys.count(hits[at].key) > 1))
+        }
+
+    def _take_back(self, shard: Shard, ats: Sequence[int], at_us: int, *, local: bool) -> None:
+        """Gives back what was counted of these hits, all of one home, and asks what is left."""
+        undone, peeks = [], []
+        for at in ats:
+            hit, outcome = self.hits[at], self.outcomes[at]
+            assert outcome is not None  # noqa: S101 -- it was counted
+            peeks.append(look(hit))
+            if undoable(hit, outcome):
+                undone.append(undo(hit, outcome, at_us))
+                self.counters.given_back += hit.addend
+        count = len(undone)
+        undone.reverse()  # in a queue only the last place can be given back
+        if local:
+            now_us = shard.now_us()
+            self._undone(ats, shard.charge_here([*undone, *peeks], now_us)[count:])
+            return
+        shard.charge(Background([[*undone, *peeks]], partial(self._given_back, ats)))
+
+    def _given_back(self, ats: Sequence[int], found: Outcomes | None) -> None:
+        """The shard has given these hits back, and told what is left of them."""
+        self.tell_of_give_backs([self.hits[at].key for at in ats])
+        self._undone(ats, found and found[-len(ats) :])
+
+    def _undone(self, ats: Sequence[int], peeks: Outcomes | None) -> None:
+        """What was charged is given back; `peeks` tell what is left now."""
+        for at, peek in zip(ats, peeks or [None] * len(ats), strict=True):
+            outcome = self.outcomes[at]
+            assert outcome is not None  # noqa: S101 -- it has counted
+            charged = 0 if undoable(self.hits[at], outcome) else outcome.charged
+            left = outcome.left + outcome.charged - charged
+            outcome = outcome._replace(left=left, charged=charged)
+            if peek is not None:
+                outcome = outcome._replace(left=peek.left, reset_us=peek.reset_us)
+            self.outcomes[at] = outcome
+        self.returning -= 1
+        if not self.returning:
+            self.finish()
+
+    def finish(self) -> None:
+        """Hands the outcomes on; what is on its way to be given back is told as given back."""
+        if self.over or self.missing:
+            return
+        self.over = True
+        self.settled(self.index, [] if self.dropped else self.outcomes)
+
+
+def descriptors(hits: Sequence[Hit], outcomes: Outcomes) -> Iterable[tuple[Sequence[int], bool]]:
+    """The indexes of the hits of each descriptor that charges, and whether it is over."""
+    groups: list[list[int]] = []
+    for at, hit in enumerate(hits):
+        if hit.refund:
+            continue
+        if hit.joined and groups:
+            groups[-1].append(at)
+        else:
+            groups.append([at])
+    return [(ats, any(_over(hits[at], outcomes[at]) for at in ats)) for ats in groups]
+
+
+def _over(hit: Hit, outcome: Outcome | None) -> bool:
+    """Whether a hit has no room; without an outcome, whether its policy denies."""
+    if outcome is None:
+        return hit.policy in (FailurePolicy.CLOSED, FailurePolicy.ERROR)
+    return outcome.over
+
+
+def is_denied(hits: Sequence[Hit], outcomes: Outcomes) -> bool:
+    """Whether the request is denied; hits without an outcome deny by their policy."""
+    return denies((hits[ats[0]].mode, over) for ats, over in descriptors(hits, outcomes))
+
+
+def piece_of(hits: Sequence[Hit], ats: Sequence[int]) -> list[Hit]:
+    """Some hits of a request as a request of their own, which is charged in one home.
+
+    It is denied only by what denies the whole. Quotas deny together, so where others of them
+    have another home, those that are here count in any case.
+    """
+    quotas = {at for at, hit in enumerate(hits) if hit.mode is Mode.QUOTA and not hit.refund}
+    if not quotas - set(ats):
+        quotas = set()  # all of them are here, and deny as anywhere
+    # What is joined to a hit that lies elsewhere begins a descriptor here.
+    first, piece = 0, []
+    leaders = [first := first if hit.joined else at for at, hit in enumerate(hits)]
+    for number, at in enumerate(ats):
+        if at in quotas:
+            # Not joined: a quota's limits count each by itself, those of a shadow rule together.
+            piece.append(hits[at]._replace(mode=Mode.SHADOW, joined=False))
+        else:
+            joined = number > 0 and leaders[at] == leaders[ats[number - 1]]
+            piece.append(hits[at]._replace(joined=joined))
+    return piece

@@ -1,0 +1,79 @@
+"""How a charge is taken back: by its receipt, so that it can come late, but never twice.
+
+What must not live here: whether a request is denied, and so what is to be taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ratelimit_service.model import Hit, Outcome, Receipt
+from ratelimit_service.stores import Outcomes
+from ratelimit_service.stores.redis.batch import Background
+from ratelimit_service.stores.redis.shard import Shard
+
+__all__ = ["GivenBack", "give_back_here", "give_back_late", "look", "undo", "undoable"]
+
+GivenBack = Callable[[Sequence[bytes]], None]
+"""Hears of counters in which hits were given back, once that is done."""
+
+
+def give_back_late(
+    given_back: GivenBack,
+    shard: Shard,
+    hits: Sequence[Hit],
+    told: Outcomes,
+    found: Outcomes,
+    at_us: int,
+    *,
+    denied: bool,
+) -> None:
+    """Takes back what a server has counted after the request was decided without it.
+
+    That is all of it if the request was denied, and else what was counted in this process
+    instead. `told` are the outcomes by which it was decided, `found` those that came too late.
+    """
+    undone = [
+        undo(hit, outcome, at_us)
+        for hit, before, outcome in zip(hits, told, found, strict=True)
+        if outcome and undoable(hit, outcome) and (denied or (before is not None and before.local))
+    ]
+    if undone:
+        keys = [hit.key for hit in undone]
+        shard.charge(Background([undone], partial(_given_back_late, given_back, keys)))
+
+
+def _given_back_late(given_back: GivenBack, keys: Sequence[bytes], _found: Outcomes | None) -> None:
+    given_back(keys)
+
+
+def give_back_here(shard: Shard, hits: Sequence[Hit], found: Outcomes, at_us: int) -> None:
+    """Takes back what this process alone has counted."""
+    undone = [
+        undo(hit, outcome, at_us)
+        for hit, outcome in zip(hits, found, strict=True)
+        if outcome and undoable(hit, outcome)
+    ]
+    if undone:
+        shard.charge_here(undone, at_us)
+
+
+def undoable(hit: Hit, outcome: Outcome | None) -> bool:
+    """Whether a hit was counted that is not counted if its request is denied."""
+    return outcome is not None and outcome.charged > 0 and not (hit.refund or hit.count_denied)
+
+
+def undo(hit: Hit, outcome: Outcome, at_us: int) -> Hit:
+    """What takes back just this charge, which was counted at that time."""
+    receipt = Receipt(at_us, at_us + outcome.reset_us)
+    return hit._replace(refund=True, receipt=receipt, joined=False)
+
+
+def look(hit: Hit) -> Hit:
+    """Asks what is left on a hit's counter, and when it is as new.
+
+    That is a refund of nothing: a charge of nothing is told how long it waits for room if the
+    counter is beyond its limit.
+    """
+    return hit._replace(addend=0, refund=True, count_denied=False, lease=b"", joined=False)
