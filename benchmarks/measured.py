@@ -56,8 +56,8 @@ class Runner:
 
 def main() -> None:
     record = Path(sys.argv.pop(1))
-    process.uvloop = Runner  # type: ignore[assignment]
-    MeasuredLoop.note = staticmethod(note)  # type: ignore[assignment]
+    process.uvloop = Runner  # type: ignore[attr-defined, assignment]
+    MeasuredLoop.note = staticmethod(note)
     sys.argv.insert(1, "serve")
     try:
         cli.main()

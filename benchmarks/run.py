@@ -248,8 +248,9 @@ def report(results: dict[str, dict[str, dict[str, list[Figures]]]], counters: Fi
         for name, runs in servers.items():
             calls, late = (sum(run[key] for run in runs) for key in ("calls", "late"))
             cells = [f"{median(runs, key):.2f}" for key in ("p99_ms", "p999_ms")]
-            cpu = f"{median(runs, 'generator_cpu'):.0%}"
-            print(f"| {shape} | {name} | {calls:,.0f} | {' | '.join(cells)} | {late:.0f} | {cpu} |")
+            used = f"{median(runs, 'generator_cpu'):.0%}"
+            told = [f"{calls:,.0f}", *cells, f"{late:.0f}", used]
+            print(f"| {shape} | {name} | {' | '.join(told)} |")
     print("\n| one request at a time | p50 µs | p99 µs | p99 above the bare one |")
     print("|---|---|---|---|")
     bare = median(results["one"]["hot"][ECHO], "p99_ms")

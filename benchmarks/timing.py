@@ -4,6 +4,9 @@ It imports nothing of the service, so that any of the service's processes can ru
 `measured.py` starts one so, `abuse/site` does it to each.
 """
 
+# What is wrapped is called as it came, so signatures are open.
+# mypy: disable-error-code="override"
+
 from __future__ import annotations
 
 import asyncio
@@ -43,7 +46,7 @@ class MeasuredLoop(uvloop.Loop):
     lasts from a callback's start until something runs that was put into the queue at that moment.
     """
 
-    note: Note = staticmethod(lambda _cpu, _wall, _cause: None)  # type: ignore[assignment]
+    note: Note = staticmethod(lambda _cpu, _wall, _cause: None)
     turns = False
     """Whether turns are timed as well."""
     callbacks = 0

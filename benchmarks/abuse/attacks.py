@@ -113,9 +113,9 @@ def request(*descriptors: Descriptor) -> bytes:
     return prefixed(encode_request(Request("bench", descriptors)))
 
 
-async def settled(aim: Aim, **options: int) -> H2:
+async def settled(aim: Aim, *, open_connection: bool = True) -> H2:
     """A connection after its first two calls, from which on header blocks stand for themselves."""
-    wire = await aim.h2(**options)
+    wire = await aim.h2(open_connection=open_connection)
     for number in (1, 2):
         wire.write(call(wire.next_stream(), body(1, 1)))
         await aim.until_true(lambda number=number: wire.answered >= number)
