@@ -12,7 +12,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-compiled run lint format test test-compiled check bench bench-stalls \
-	faults abuse clients proto docs lock tools
+	faults abuse costs clients proto docs lock tools
 
 help:
 	@echo "make install   $(VENV) with the package and its command, $(BIN)/ratelimit"
@@ -26,6 +26,7 @@ help:
 	@echo "make bench     measure against other servers, in one run (docs/benchmarks.md)"
 	@echo "make faults    break Redis in every way under load, and hold answers against counters"
 	@echo "make abuse     attack it in all known ways beside an honest client, and hold it to bounds"
+	@echo "make costs     hold what frames are charged against what they cost"
 	@echo "make clients   let gRPC clients in Go, Rust, Java, Node.js and Python call; ARGS=\"tonic\" for some"
 	@echo "make bench-stalls   look for whatever holds the process up, and how much memory it takes"
 	@echo "make format    put the code into shape"
@@ -81,6 +82,9 @@ faults: $(VENV)/.developing tools
 
 abuse: $(VENV)/.developing tools
 	@$(BIN)/python -m benchmarks.abuse $(ARGS)
+
+costs: $(VENV)/.developing
+	@$(BIN)/python -m benchmarks.costs
 
 clients: $(VENV)/.developing tools
 	@sh benchmarks/clients/get-tools.sh
