@@ -13,17 +13,21 @@ from pathlib import Path
 
 import pytest
 
+from ratelimit_service.admin import doors
 from ratelimit_service.health import Health
 from ratelimit_service.metrics import Metrics, Sources, WorkerFigures
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
 from ratelimit_service.settings import REFERENCE, settings
+from ratelimit_service.transport.h2 import limits
+from ratelimit_service.wire import request
 from tests.servers.redis import RedisServer
 from tests.servers.service import COMMAND, ServiceProcess, http
 
 TOP = Path(__file__).parents[2]
 README = TOP / "README.md"
+KIB, MIB = 1 << 10, 1 << 20
 DOCUMENTS = [README, TOP / "SECURITY.md", *sorted((TOP / "docs").glob("*.md"))]
 
 
@@ -172,6 +176,70 @@ def test_commands_of_operations(tmp_path: Path, redis_server: RedisServer) -> No
     assert restarted.splitlines()[-1].startswith("restarted: version ")
     assert checked == "it would start\n"
     service.kill()
+
+
+def operations() -> str:
+    """docs/operations.md on one line."""
+    return " ".join((TOP / "docs" / "operations.md").read_text().split())
+
+
+def test_memory_for_callers() -> None:
+    """docs/operations.md promises the budgets of memory that connections are held to."""
+    (told,) = re.findall(
+        r"messages that are not whole and answers that wait take at most (\d+) MiB for one "
+        r"connection and (\d+) MiB for all, an open stream counts as (\d+) KiB, and there are at "
+        r"most ([\d,]+) on a connection\. What was read of a connection and not handled yet takes "
+        r"([\d.]+) MiB",
+        operations(),
+    )
+    one, everybody, stream, streams, inbox = (float(each.replace(",", "")) for each in told)
+
+    assert (one * MIB, everybody * MIB) == (limits.HELD_BYTES, limits.ALL_HELD_BYTES)
+    assert (stream * KIB, streams) == (limits.STREAM_BYTES, limits.MAX_STREAMS)
+    assert inbox * MIB == limits.INBOX_BYTES
+
+
+def seconds_told(head: str) -> list[float]:
+    """The seconds of a table's rows, in order."""
+    (rows,) = re.findall(
+        rf"^\| {head} \| bound \|\n\|---\|---\|\n((?:\|.*\n)+)",
+        (TOP / "docs" / "operations.md").read_text(),
+        re.MULTILINE,
+    )
+    return [float(each) for each in re.findall(r"\| (\d+) s \|$", rows, re.MULTILINE)]
+
+
+def test_time_of_callers() -> None:
+    """docs/operations.md says how long clients of either port may take, as they are held to it."""
+    assert seconds_told("a client of the gRPC port has") == [
+        limits.HANDSHAKE_SECONDS,
+        limits.GREETING_SECONDS,
+        limits.FRAME_SECONDS,
+        limits.BODY_SECONDS,
+        limits.IDLE_STREAM_SECONDS,
+        limits.ACK_SECONDS,
+        limits.BLOCKED_SECONDS,
+        limits.PING_SECONDS,
+    ]
+    assert seconds_told("a connection to the HTTP port") == [
+        doors.HEAD_SECONDS,
+        doors.BODY_SECONDS,
+        doors.IDLE_SECONDS,
+        doors.WRITE_SECONDS,
+        doors.CLOSE_SECONDS,
+    ]
+
+
+def test_bounds_of_requests() -> None:
+    """docs/operations.md says how large a request may be, and how many connections there may be."""
+    assert (
+        f"more than {request.MAX_DESCRIPTORS} descriptors, {request.MAX_ENTRIES:,} entries in all "
+        f"of them or {limits.MAX_MESSAGE_BYTES // KIB} KiB are refused"
+    ) in operations()
+    assert (
+        f"connections, in all and of one address | {doors.MOST} and {doors.MOST_OF_PEER} |"
+        in operations()
+    )
 
 
 def test_systemd_unit(tmp_path: Path) -> None:

@@ -64,5 +64,8 @@ ALL_HELD_BYTES: Final = 67_108_864
 """The same of all connections of a process. Above it those are cut that keep more than their
 share."""
 
+INBOX_BYTES: Final = 262_144
+"""A client of which so much waits to be handled is not read from."""
+
 STREAM_BYTES: Final = 1_024
 """What an open stream takes beside its bytes."""

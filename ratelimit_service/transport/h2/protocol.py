@@ -12,7 +12,12 @@ from ratelimit_service.clock import elapsed_us
 from ratelimit_service.transport.h2.account import Memory
 from ratelimit_service.transport.h2.connection import Connection, Event, Methods
 from ratelimit_service.transport.h2.frames import ErrorCode
-from ratelimit_service.transport.h2.limits import BLOCKED_SECONDS, GREETING_SECONDS, PING_SECONDS
+from ratelimit_service.transport.h2.limits import (
+    BLOCKED_SECONDS,
+    GREETING_SECONDS,
+    INBOX_BYTES,
+    PING_SECONDS,
+)
 from ratelimit_service.transport.h2.overload import Backlog, Haste
 from ratelimit_service.transport.h2.turns import Turns
 
@@ -21,9 +26,6 @@ __all__ = ["Calls", "Protocol"]
 _PIECE_CALLS: Final = 32
 _PIECE_BYTES: Final = 8_192
 """What is handled before it is another client's turn: so many calls or frames, or so many bytes."""
-
-_INBOX_BYTES: Final = 262_144
-"""A client of which so much waits to be handled is not read from."""
 
 
 class Calls(Signature):
@@ -109,7 +111,7 @@ class Protocol(asyncio.Protocol):
             arrived_us, self._unread_since_us = self._unread_since_us, 0
         self._inbox.append((arrived_us, data))
         self._inbox_bytes += len(data)
-        if self._inbox_bytes > _INBOX_BYTES:
+        if self._inbox_bytes > INBOX_BYTES:
             self._pause_reading()
         if not self._waiting and not self._writing_paused:
             self._waiting = True
