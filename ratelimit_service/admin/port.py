@@ -85,6 +85,11 @@ class Port:
         """Those whose TLS handshake is not over: no door knows them yet."""
         self._greeting: set[asyncio.Task[None]] = set()
 
+    @property
+    def serves(self) -> bool:
+        """Whether it was started."""
+        return self._acceptor is not None
+
     async def renew(self, tls: Certificate) -> None:
         """Greets clients with another certificate from now on; who is connected stays."""
         self._context = await asyncio.to_thread(tls.context)

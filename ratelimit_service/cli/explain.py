@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,8 @@ def explain(domain: str, descriptors: Sequence[str], rules: str, as_json: bool) 
     """Tell which rule a descriptor meets, why, and what is counted.
 
     A descriptor is written key=value,key=value; a comma, an equals sign or a backslash in a
-    key or value stands behind a backslash. Nothing is counted and no service is asked.
+    key or value stands behind a backslash. Nothing is counted and no service is asked; a
+    management server is (--rules xds://HOST:PORT), as the environment says of it to serve.
 
     Example: ratelimit explain demo user=alice
     """
@@ -42,10 +44,12 @@ def explain(domain: str, descriptors: Sequence[str], rules: str, as_json: bool) 
     from ratelimit_service.rules.explain import explain as explained  # noqa: PLC0415
     from ratelimit_service.rules.load import Rules  # noqa: PLC0415
     from ratelimit_service.rules.sources import source_of  # noqa: PLC0415
-    from ratelimit_service.settings import Settings  # noqa: PLC0415
+    from ratelimit_service.settings import from_environment  # noqa: PLC0415
 
-    loaded = Rules(source_of(Settings(rules=rules)), counters=Counters(), health=Health())
-    loaded.load()
+    environ = os.environ  # noqa: TID251 -- handed over, not read
+    source = source_of(from_environment(environ, "xds_", rules=rules))
+    loaded = Rules(source, counters=Counters(), health=Health())
+    loaded.load(once=True)
     for text in descriptors:
         explanation = explained(loaded.snapshot, domain, parse_descriptor(text))
         known = loaded.snapshot.domains.get(domain)

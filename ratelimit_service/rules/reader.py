@@ -394,21 +394,23 @@ def _raw(node: yaml.Node) -> str:
     return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
 
 
+_CONSTRUCTOR = yaml.constructor.SafeConstructor()
+"""Reads numbers, one at a time; to make one takes longer than to read a rule."""
+
 _NUMBERS = (f"{_TAG}int", f"{_TAG}float")
 
 
 def _number(node: yaml.Node) -> int | float | None:
     """A number as YAML 1.1 reads it; None if it is none, whatever its tag says."""
     if node.tag not in _NUMBERS:
-        return None  # as most are, and to make a constructor takes long
+        return None
     if not isinstance(node, yaml.ScalarNode) or len(node.value) > _MAX_DIGITS:
         return None
-    constructor = yaml.SafeLoader("")
     try:
         if node.tag == f"{_TAG}int":
-            return int(constructor.construct_yaml_int(node))
+            return int(_CONSTRUCTOR.construct_yaml_int(node))
         if node.tag == f"{_TAG}float":
-            return float(constructor.construct_yaml_float(node))
+            return float(_CONSTRUCTOR.construct_yaml_float(node))
     except (ValueError, IndexError):  # 0x_ looks like a number; a tag may stand before anything
         return None
     return None

@@ -86,5 +86,8 @@ class RuleSource(ABC):
         What has really changed is found out by reading.
         """
 
+    def end(self) -> None:  # noqa: B027 -- most have nothing that would stay
+        """Ends what would outlive this program, right before another takes its place."""
+
     def judged(self, found: Found, verdict: Verdict) -> None:  # noqa: B027 -- most need not know
         """Told after every load what became of what was read."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.rules.from_files import FromFiles
+from ratelimit_service.rules.from_xds import FromXds
 from ratelimit_service.rules.source import RuleSource
 from ratelimit_service.settings import Settings
 
@@ -11,6 +12,7 @@ __all__ = ["SOURCES", "source_of"]
 
 SOURCES: dict[str, type[RuleSource]] = {
     "": FromFiles,
+    "xds": FromXds,
 }
 """A path has no `://`."""
 

@@ -63,11 +63,14 @@ async def serve_alone(settings: Settings) -> int:
         stack.push_async_callback(admin.close)
         http = listening.listen(settings.http, "HTTP")
         await admin.start(http, certificates.http)
-        grpc_port = await grpc_server.start()
         await stack.enter_async_context(watched(rules))
-        await stack.enter_async_context(certificates.watched(grpc_server.renew, admin.renew))
-
         signals = Signals(rules.reload, _cannot_restart)
+        if not (rules.begun or settings.start_without_rules):
+            await signals.or_ended(rules.begin())
+            if signals.told_to_end:
+                return 0
+        grpc_port = await grpc_server.start()
+        await stack.enter_async_context(certificates.watched(grpc_server.renew, admin.renew))
         collect()
         health.enter(Phase.SERVING)
         announce(settings, rules.snapshot, grpc_port, listening.port_of(http), 0)

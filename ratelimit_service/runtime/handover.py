@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import tempfile
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from ratelimit_service.errors import RateLimitError
 from ratelimit_service.runtime.worker_process import Inherited
@@ -27,6 +27,8 @@ class Handover(TypedDict):
     http: list[int]
     workers: list[Inherited]
     counts: Counts
+    rules: NotRequired[dict[str, str] | None]
+    """What was last accepted of a source that sends rules, by name; None if they are read anew."""
     restarts: int
     ended: bool
     """Whether the service is to end, which it was told while this was made."""

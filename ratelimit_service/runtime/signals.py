@@ -50,6 +50,17 @@ class Signals:
         """Waits until the process is to end."""
         return self._ended.wait()
 
+    async def or_ended(self, other: Coroutine[Any, Any, None]) -> None:
+        """Waits for something else, or until the process is to end."""
+        loop = asyncio.get_running_loop()
+        waits = [loop.create_task(other), loop.create_task(self._wait())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for each in waits:
+            each.cancel()
+
+    async def _wait(self) -> None:
+        await self._ended.wait()
+
     @property
     def told_to_end(self) -> bool:
         """Whether the process was told to end."""

@@ -21,6 +21,7 @@ from ratelimit_service.health import Health, Phase
 from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.load import Rules
+from ratelimit_service.rules.source import Left
 from ratelimit_service.rules.sources import source_of
 from ratelimit_service.rules.watch import watched
 from ratelimit_service.runtime import handover
@@ -97,17 +98,13 @@ class _Supervisor:
         if left is not None and left["ended"]:
             self._signals.end()
         async with AsyncExitStack() as stack:
-            if left is None:
-                await self._start()
-            else:
-                await self._resume(left)
             stack.callback(self._close_grpc)
-            stack.push_async_callback(self._admin.close)
-            await self._admin.start(self._http, self._certificates.http)
-            await stack.enter_async_context(watched(self._rules))
-            await stack.enter_async_context(
-                self._certificates.watched(self._workers.tell_tls, self._admin.renew)
-            )
+            if left is not None:
+                await self._resume(left)
+            elif not await self._start(stack):
+                return 0
+            if not self._admin.serves:
+                await self._serve_http(stack)
             self._health.enter(Phase.SERVING)
             self._workers_changed()
             replacing = None
@@ -128,23 +125,41 @@ class _Supervisor:
         log.info("stopped")
         return 0
 
-    async def _start(self) -> None:
+    async def _start(self, stack: AsyncExitStack) -> bool:
         """Reads the rules, starts the workers, then opens the ports, which were free before.
 
-        What no worker could start with is found out first.
+        What no worker could start with is found out first. Until rules have come only the HTTP
+        port is open, and says that nothing is served. Returns whether it is to go on: not if it was
+        told to end meanwhile.
         """
         store, _ = open_store(self._settings, Counters(), Health())
         await store.close()
         listening.check_free(self._settings.http, "HTTP")
         listening.check_free(self._settings.grpc, "gRPC")
         await self._load_rules()
+        if not (self._rules.begun or self._settings.start_without_rules):
+            self._http = listening.listen(self._settings.http, "HTTP")
+            await self._serve_http(stack)
+            await self._signals.or_ended(self._rules.begin())
+            if self._signals.told_to_end:
+                return False
         await self._workers.start()
         try:
-            self._http = listening.listen(self._settings.http, "HTTP")
+            self._http = self._http or listening.listen(self._settings.http, "HTTP")
             self._grpc = listening.listen(self._settings.grpc, "gRPC")
         except TransportError:
             self._workers.kill()
             raise
+        return True
+
+    async def _serve_http(self, stack: AsyncExitStack) -> None:
+        """Answers on the HTTP port, and follows the rules' changes."""
+        stack.push_async_callback(self._admin.close)
+        await self._admin.start(self._http, self._certificates.http)
+        await stack.enter_async_context(watched(self._rules))
+        await stack.enter_async_context(
+            self._certificates.watched(self._workers.tell_tls, self._admin.renew)
+        )
 
     async def _resume(self, left: Handover) -> None:
         """Goes on where the former image of this process stopped: connections come first."""
@@ -152,11 +167,11 @@ class _Supervisor:
         self._http, self._grpc = map(sockets, (left["http"], left["grpc"]))
         await self._workers.adopt(left["workers"])
         self._workers_changed()
-        await self._load_rules()
+        await self._load_rules(left.get("rules"))
         self._workers.add_counts(left["counts"])
 
-    async def _load_rules(self) -> None:
-        await asyncio.to_thread(self._rules.load)
+    async def _load_rules(self, left: Left | None = None) -> None:
+        await asyncio.to_thread(self._rules.load, left)
         await self._workers.tell_rules()
 
     async def _rules_changed(self) -> None:
@@ -224,12 +239,15 @@ class _Supervisor:
         hold_signals()  # from here on they are the next image's
         await asyncio.sleep(_NOTICED_SECONDS)
         counts = await self._counted()  # nobody adds to it any more
+        rules = self._rules.leave()
+        self._rules.source.end()
         handover.become_successor(
             Handover(
                 grpc=[each.fileno() for each in self._grpc],
                 http=[each.fileno() for each in listeners],
                 workers=workers,
                 counts=counts,
+                rules=None if rules is None else dict(rules),
                 restarts=self._restarts,
                 ended=self._signals.told_to_end,
             )

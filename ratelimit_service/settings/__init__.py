@@ -5,11 +5,17 @@ The only package that reads the environment.
 
 from ratelimit_service.settings.addresses import redacted, split_address, unix_path
 from ratelimit_service.settings.declared import Settings, settings
-from ratelimit_service.settings.environment import HANDOVER, defaults, inherited, remarks
+from ratelimit_service.settings.environment import (
+    HANDOVER,
+    defaults,
+    from_environment,
+    inherited,
+    remarks,
+)
 from ratelimit_service.settings.reference import REFERENCE, Fate, Variable
 from ratelimit_service.settings.setting import Setting
 from ratelimit_service.settings.translation import from_reference
-from ratelimit_service.settings.values import parse_duration
+from ratelimit_service.settings.values import parse_duration, split_pairs
 
 __all__ = [
     "HANDOVER",
@@ -19,6 +25,7 @@ __all__ = [
     "Settings",
     "Variable",
     "defaults",
+    "from_environment",
     "from_reference",
     "inherited",
     "parse_duration",
@@ -26,5 +33,6 @@ __all__ = [
     "remarks",
     "settings",
     "split_address",
+    "split_pairs",
     "unix_path",
 ]

@@ -23,6 +23,7 @@ from ratelimit_service.settings.values import (
     LOG_LEVEL,
     NAME,
     NAMES,
+    PAIRS,
     PATH,
     POSITIVE,
     RATIO,
@@ -34,6 +35,7 @@ from ratelimit_service.settings.values import (
 __all__ = ["Settings", "settings"]
 
 _RULES = Group("Rules")
+_XDS = Group("Rules over xDS")
 _COUNTERS = Group("Counters")
 _DECISIONS = Group("Decisions")
 _ANSWERS = Group("Answers")
@@ -48,10 +50,37 @@ class Settings:
     """Everything `ratelimit serve` can be told. Durations are microseconds."""
 
     rules: str = _RULES.setting(
-        "rules", PATH, "A rule file, or a directory whose files are all loaded."
+        "rules",
+        PATH,
+        "A rule file, or a directory whose files are all loaded; or xds://HOST:PORT, a "
+        "management server.",
     )
     strict_rules: bool = _RULES.setting(
         False, SWITCH, "Refuse to start with any problem in the rules."
+    )
+    start_without_rules: bool = _RULES.setting(
+        False,
+        SWITCH,
+        "Serve before a management server has sent rules: the failure policy decides.",
+    )
+
+    xds_overlay: str = _XDS.setting(
+        "", FILE, "A YAML file: keys of ours for rules that the server cannot give them."
+    )
+    xds_node_id: str = _XDS.setting("default", NAME, "As whom to ask the management server.")
+    xds_node_metadata: str = _XDS.setting("", PAIRS, "What to tell it of us.")
+    xds_headers: str = _XDS.setting("", PAIRS, "Headers of the call, as for its authentication.")
+    xds_tls: bool = _XDS.setting(False, SWITCH, "Speak TLS with it, as with any file below.")
+    xds_tls_ca: str = _XDS.setting(
+        "", FILE, "A PEM file: the authorities that vouch for it; else those of the system."
+    )
+    xds_tls_cert: str = _XDS.setting("", FILE, "A PEM file: the certificate that it asks of us.")
+    xds_tls_key: str = _XDS.setting("", FILE, "A PEM file: its key.")
+    xds_tls_name: str = _XDS.setting(
+        "", NAME, "What its certificate must be for, if not HOST: a DNS name or an IP address."
+    )
+    xds_max_message_bytes: int = _XDS.setting(
+        67_108_864, COUNT, "The largest message that it may send; 0 for any size."
     )
 
     store: str = _COUNTERS.setting(

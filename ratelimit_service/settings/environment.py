@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from ratelimit_service.errors import SettingsError
-from ratelimit_service.settings.declared import settings
+from ratelimit_service.settings.declared import Settings, settings
 from ratelimit_service.settings.reference import Fate, set_in
 from ratelimit_service.settings.translation import from_reference
 from ratelimit_service.settings.values import SWITCH, checked, is_on
 
-__all__ = ["HANDOVER", "defaults", "inherited", "remarks"]
+__all__ = ["HANDOVER", "defaults", "from_environment", "inherited", "remarks"]
 
 _OURS = "RATELIMIT_"
 
@@ -37,6 +37,20 @@ def inherited() -> int | None:
     """The descriptor of what a former program of this process has left; told once."""
     left = os.environ.pop(HANDOVER, "")
     return int(left) if left else None
+
+
+def from_environment(environ: Mapping[str, str], prefix: str, **given: object) -> Settings:
+    """Settings for a command that takes only those with this prefix from the environment.
+
+    Raises SettingsError for what cannot be used.
+    """
+    below = defaults(environ)
+    found = {}
+    for each in settings():
+        text = environ.get(each.environment) or below.get(each.name)
+        if each.name.startswith(prefix) and text:
+            found[each.name] = each.parse(checked(each.environment, text, each.parse))
+    return Settings(**(found | given))  # type: ignore[arg-type]  # each was read by its parser
 
 
 def defaults(environ: Mapping[str, str]) -> dict[str, str]:

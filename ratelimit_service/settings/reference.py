@@ -115,8 +115,9 @@ def _rules() -> Iterator[Variable]:
     yield _refused(
         section,
         "CONFIG_TYPE",
-        "mount the rules as files and name them with --rules PATH",
+        "use FILE, or GRPC_XDS_SOTW for a management server",
         "file",
+        "grpc_xds_sotw",
     )
     yield _honoured(section, "RUNTIME_ROOT", "rules", joined)
     yield _honoured(section, "RUNTIME_SUBDIRECTORY", "rules", joined)
@@ -128,38 +129,38 @@ def _rules() -> Iterator[Variable]:
     yield _honoured(
         section, "MERGE_DOMAIN_CONFIG", "", "Several files may always have the same domain."
     )
-    yield _ignored(
+    yield _same(
         section,
         "FORCE_START_WITHOUT_INITIAL_CONFIG",
-        "It starts once it has looked for the rules; `--failure-policy` decides where there are "
-        "none.",
+        "start_without_rules",
+        "Until rules come `--failure-policy` decides, and health is degraded.",
     )
     yield _ignored(
         section,
         "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED",
         "Health is degraded, not failing, while rules cannot be read.",
     )
-    for name in (
-        "NODE_ID",
-        "NODE_METADATA",
-        "SERVER_URL",
-        "SERVER_CONNECT_RETRY_INTERVAL",
-        "CLIENT_ADDITIONAL_HEADERS",
-        "SERVER_USE_TLS",
-        "CLIENT_TLS_CERT",
-        "CLIENT_TLS_KEY",
-        "SERVER_TLS_CACERT",
-        "SERVER_TLS_SAN",
-    ):
-        yield _ignored(section, f"CONFIG_GRPC_XDS_{name}", "See `CONFIG_TYPE`.")
-    for name in (
-        "BACKOFF_INITIAL_INTERVAL",
-        "BACKOFF_MAX_INTERVAL",
-        "BACKOFF_RANDOM_FACTOR",
-        "BACKOFF_JITTER",
-        "MAX_MSG_SIZE_IN_BYTES",
-    ):
-        yield _ignored(section, f"XDS_CLIENT_{name}", "See `CONFIG_TYPE`.")
+    xds = "CONFIG_GRPC_XDS_"
+    yield _honoured(
+        section, f"{xds}SERVER_URL", "rules", "With `CONFIG_TYPE=GRPC_XDS_SOTW`: `xds://…`."
+    )
+    yield _same(section, f"{xds}NODE_ID", "xds_node_id")
+    yield _same(section, f"{xds}NODE_METADATA", "xds_node_metadata")
+    yield _same(section, f"{xds}CLIENT_ADDITIONAL_HEADERS", "xds_headers")
+    yield _same(
+        section, f"{xds}SERVER_USE_TLS", "xds_tls", "Without it the files below are not used."
+    )
+    yield _same(section, f"{xds}CLIENT_TLS_CERT", "xds_tls_cert")
+    yield _same(section, f"{xds}CLIENT_TLS_KEY", "xds_tls_key")
+    yield _same(section, f"{xds}SERVER_TLS_CACERT", "xds_tls_ca")
+    yield _same(section, f"{xds}SERVER_TLS_SAN", "xds_tls_name")
+    yield _same(
+        section, "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "xds_max_message_bytes", "Unset is 64 MiB."
+    )
+    backoff = "The pause before it connects again grows from 500 ms to 30 s."
+    yield _ignored(section, f"{xds}SERVER_CONNECT_RETRY_INTERVAL", backoff)
+    for name in ("INITIAL_INTERVAL", "MAX_INTERVAL", "RANDOM_FACTOR", "JITTER"):
+        yield _ignored(section, f"XDS_CLIENT_BACKOFF_{name}", backoff)
 
 
 def _counting() -> Iterator[Variable]:

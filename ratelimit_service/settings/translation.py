@@ -16,6 +16,8 @@ __all__ = ["from_reference"]
 
 _TLS = ("tls_cert", "tls_key", "tls_client_ca", "tls_client_san")
 
+_XDS_TLS = ("xds_tls_ca", "xds_tls_cert", "xds_tls_key", "xds_tls_name")
+
 _RUNTIME = {
     "RUNTIME_ROOT": "/srv/runtime_data/current",
     "RUNTIME_SUBDIRECTORY": "",
@@ -41,10 +43,16 @@ def from_reference(environ: Mapping[str, str]) -> dict[str, str]:
     if not is_on(environ, "GRPC_SERVER_USE_TLS"):
         for name in _TLS:
             found.pop(name, None)
+    if not is_on(environ, "CONFIG_GRPC_XDS_SERVER_USE_TLS"):
+        for name in _XDS_TLS:
+            found.pop(name, None)
     found |= _addresses(environ)
     if any(name in environ for name in _RUNTIME):
         parts = (environ.get(name, default) for name, default in _RUNTIME.items())
         found["rules"] = str(Path(*parts))
+    if environ.get("CONFIG_TYPE", "").lower() == "grpc_xds_sotw":
+        server = environ.get("CONFIG_GRPC_XDS_SERVER_URL", "localhost:18000")
+        found["rules"] = f"xds://{checked('CONFIG_GRPC_XDS_SERVER_URL', server, split_address)}"
     if store := store_of(environ):
         found["store"] = store
         if second := second_store_of(environ):

@@ -23,6 +23,7 @@ __all__ = [
     "LOG_LEVEL",
     "NAME",
     "NAMES",
+    "PAIRS",
     "PATH",
     "POSITIVE",
     "RATIO",
@@ -33,6 +34,7 @@ __all__ = [
     "choice",
     "is_on",
     "parse_duration",
+    "split_pairs",
 ]
 
 T = TypeVar("T")
@@ -77,6 +79,22 @@ _UNITS_US = {
 def _show_duration(duration_us: int) -> str:
     milliseconds = duration_us // 1_000
     return f"{milliseconds}ms" if milliseconds % 1_000 else f"{milliseconds // 1_000}s"
+
+
+def split_pairs(text: str) -> dict[str, str]:
+    """Names and values of `NAME=VALUE,…`; envoyproxy/ratelimit writes `NAME:VALUE,…`."""
+    found = {}
+    for part in filter(None, text.split(",")):
+        pair = re.fullmatch(r"\s*([^=:]+)[=:](.*)", part)
+        if pair is None:
+            raise SettingsError(f"{part!r} is no pair: write NAME=VALUE,NAME=VALUE")
+        found[pair[1].strip()] = pair[2].strip()
+    return found
+
+
+def _pairs(text: str) -> str:
+    split_pairs(text)
+    return text
 
 
 def _address(text: str) -> str:
@@ -194,6 +212,7 @@ KEY_PREFIX = ValueType("TEXT", _key_prefix)
 LOG_LEVEL = ValueType("LEVEL", _log_level)
 NAME = ValueType("NAME", str)
 NAMES = ValueType("NAME,…", str)
+PAIRS = ValueType("NAME=VALUE,…", _pairs)
 PATH = ValueType("PATH", str)
 POSITIVE = ValueType("N", _positive)
 RATIO = ValueType("RATIO", _ratio)

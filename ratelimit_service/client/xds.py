@@ -1,0 +1,343 @@
+"""The program that asks a management server for rules, in a process of its own.
+
+It is the state of the world over ADS: the server sends all resources at once, and each response
+is answered, with an ACK or with a NACK that says why. Its parent (`rules/from_xds.py`) gives it
+its task and says what became of a snapshot; what rules mean is not known here. What comes while
+its parent is busy takes the place of what has not been handed on yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import random
+import ssl
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+import grpc
+from grpc import aio
+
+from ratelimit_service import __version__
+from ratelimit_service.clock import elapsed_us
+from ratelimit_service.errors import BadRequestError
+from ratelimit_service.rules.pipes import framed
+from ratelimit_service.rules.resource import resource_bytes
+from ratelimit_service.wire.discovery import (
+    METHOD,
+    TYPE_URL,
+    Response,
+    decode_resource,
+    decode_response,
+    encode_request,
+)
+
+__all__ = ["AWAY_SECONDS", "Pauses", "main"]
+
+AWAY_SECONDS = 30.0
+"""How long a server may be silent on a new stream, or away, before its rules are said to be old."""
+
+_NACK_US = 1_000_000
+"""A server answers a NACK at once with what was refused: so often one is sent at most."""
+
+_LEAST_SECONDS, _MOST_SECONDS = 0.5, 30.0
+_JITTER = 0.2
+_KEEPALIVE_MS = 20_000
+_MAX_DETAIL = 1 << 20
+"""Characters in a NACK, far more than anybody reads: a server takes messages of 4 MiB."""
+
+_Call = aio.StreamStreamCall[bytes, bytes]
+
+
+class Pauses:
+    """How long to wait before the next try to connect: longer and longer, never just alike."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def reset(self) -> None:
+        """Something has come: the next pause is short again."""
+        self._failures = 0
+
+    def next_seconds(self) -> float:
+        """The pause after one more failure, from half a second to half a minute."""
+        usual = _LEAST_SECONDS * float(1 << min(self._failures, 10))
+        self._failures += 1
+        varied = usual * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 -- no secret
+        return min(max(varied, _LEAST_SECONDS), _MOST_SECONDS)
+
+
+class _LostError(Exception):
+    """The stream has ended, or there was none; the text says why."""
+
+
+class _Judged(NamedTuple):
+    """A snapshot that the parent has looked at, and what is wrong with it."""
+
+    response: Response
+    problems: Sequence[str]
+
+
+class _Client:
+    """The dialogue, and what has to outlive a stream."""
+
+    def __init__(self, task: Mapping[str, Any], verdicts: asyncio.StreamReader) -> None:
+        self._task = task
+        self._verdicts = verdicts
+        self._said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._pauses = Pauses()
+        self._stamp = 0
+        self._judged: _Judged | None = None
+        self._latest: bytes | None = None
+        """What has come and was not looked at yet."""
+        self._come = asyncio.Event()
+        self._heard = False
+        """Whether something has come on this stream."""
+        self._nacked_us = -_NACK_US
+        self._why = "it has not answered yet"
+        self._away: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        """Asks for ever."""
+        self._doubt()
+        while True:
+            self._heard = False
+            try:
+                await self._converse()
+            except (_LostError, OSError, aio.AioRpcError, aio.UsageError) as error:
+                if self._heard:
+                    await self._log(logging.WARNING, f"lost {self._place}: {_reason(error)}")
+                self._why = _reason(error)
+                self._doubt()
+            await asyncio.sleep(self._pauses.next_seconds())
+
+    @property
+    def _place(self) -> str:
+        return f"xds://{self._task['address']}"
+
+    # One stream
+
+    async def _converse(self) -> None:
+        self._latest, version = None, ""
+        self._come.clear()
+        async with self._channel() as channel:
+            call: _Call = channel.stream_stream(METHOD)(
+                metadata=[(name.lower(), value) for name, value in self._task["headers"].items()]
+            )
+            reading = asyncio.create_task(self._read(call))
+            try:
+                await self._write(call, "", "", ())
+                self._why = "it is connected, but silent"
+                while True:
+                    response = await self._next(reading)
+                    problems = await self._judge(response)
+                    if not problems:
+                        version = response.version
+                    elif await self._newer_in_time():
+                        continue  # what is newer is answered instead
+                    else:
+                        self._nacked_us = elapsed_us()
+                    await self._write(call, version, response.nonce, problems)
+            finally:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+                call.cancel()
+
+    async def _read(self, call: _Call) -> None:
+        """Takes what comes, however fast. Raises _LostError at the end of the stream."""
+        while True:
+            data = await call.read()
+            if not isinstance(data, bytes):
+                raise _LostError(await _ended(call))
+            self._latest = data
+            self._come.set()
+
+    async def _next(self, reading: asyncio.Task[None]) -> Response:
+        """The newest response that has come. Raises what ended the reading, if it has ended."""
+        while True:
+            coming = asyncio.create_task(self._come.wait())
+            await asyncio.wait([coming, reading], return_when=asyncio.FIRST_COMPLETED)
+            coming.cancel()
+            if self._latest is None:
+                reading.result()
+                continue
+            data, self._latest = self._latest, None
+            self._come.clear()
+            try:
+                response = decode_response(data)
+            except BadRequestError as error:
+                raise _LostError(f"what it sends is no DiscoveryResponse: {error}") from error
+            if response.type_url == TYPE_URL:
+                return response
+            text = f"{self._place} sends {response.type_url!r}, which nobody has asked for"
+            await self._log(logging.WARNING, text)
+
+    async def _newer_in_time(self) -> bool:
+        """Waits until a NACK may be sent; whether something newer has come before."""
+        wait_us = self._nacked_us + _NACK_US - elapsed_us()
+        if wait_us > 0:
+            try:
+                async with asyncio.timeout(wait_us / 1_000_000):
+                    await self._come.wait()
+            except TimeoutError:
+                return False
+            return True
+        return False
+
+    async def _write(self, call: _Call, version: str, nonce: str, problems: Sequence[str]) -> None:
+        refused = "\n".join(problems)
+        if len(refused) > _MAX_DETAIL:
+            refused = f"{refused[:_MAX_DETAIL]}…\n{len(problems)} problems in all"
+        request = encode_request(
+            self._task["node"],
+            self._task["metadata"],
+            ("ratelimit-service", __version__),
+            version=version,
+            nonce=nonce,
+            refused=refused,
+        )
+        try:
+            await call.write(request)
+        except (asyncio.InvalidStateError, aio.UsageError) as error:
+            raise _LostError(await _ended(call)) from error
+
+    def _channel(self) -> aio.Channel:
+        """A connection of its own, with TLS files as they are now. Raises OSError for these."""
+        options: list[tuple[str, str | int]] = [
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.max_receive_message_length", self._task["max_message_bytes"]),
+            ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+            ("grpc.http2.max_pings_without_data", 0),
+        ]
+        tls = self._task["tls"]
+        if tls is None:
+            return aio.insecure_channel(self._task["address"], options)
+        if tls["name"]:
+            options.append(("grpc.ssl_target_name_override", tls["name"]))
+        authorities = tls["ca"] or ssl.get_default_verify_paths().cafile
+        content = [
+            Path(name).read_bytes() if name else None
+            for name in (authorities, tls["key"], tls["cert"])
+        ]
+        credentials = grpc.ssl_channel_credentials(*content)
+        return aio.secure_channel(self._task["address"], credentials, options)
+
+    # The parent
+
+    async def _judge(self, response: Response) -> Sequence[str]:
+        """Hands a snapshot on, waits until it is in force or refused, and returns why not."""
+        self._hear()
+        same = self._judged is not None and (
+            (response.version, response.resources)
+            == (self._judged.response.version, self._judged.response.resources)
+        )
+        self._stamp += 1
+        parts = await asyncio.to_thread(_parts, response, self._stamp, same=same)
+        await asyncio.to_thread(_say, parts)
+        while True:
+            said = await self._said.get()
+            if said["stamp"] == self._stamp:
+                self._judged = _Judged(response, said["problems"])
+                return self._judged.problems
+
+    async def listen(self) -> None:
+        """Takes verdicts, until the parent is gone."""
+        while line := await self._verdicts.readline():
+            self._said.put_nowait(json.loads(line))
+
+    async def _log(self, level: int, text: str) -> None:
+        await asyncio.to_thread(_say, [_head(kind="log", level=level, text=text)])
+
+    def _hear(self) -> None:
+        """Something has come: the server is there."""
+        self._heard = True
+        self._pauses.reset()
+        if self._away is not None:
+            self._away.cancel()
+            self._away = None
+
+    def _doubt(self) -> None:
+        """Nothing comes: if that goes on, the parent is told."""
+        if self._away is None:
+            loop = asyncio.get_running_loop()
+            self._away = loop.call_later(AWAY_SECONDS, self._tell_away)
+
+    def _tell_away(self) -> None:
+        why = (
+            f"nothing has come from {self._place} for {AWAY_SECONDS:g} s: {self._why}; "
+            "what it has sent before stays in force"
+        )
+        _say([_head(kind="away", why=why)])
+        self._away = asyncio.get_running_loop().call_later(AWAY_SECONDS, self._tell_away)
+
+
+async def _ended(call: _Call) -> str:
+    """Why a stream has ended."""
+    code, details = await call.code(), await call.details()
+    return f"{code.name}: {details}" if details else code.name
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename} cannot be read: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+def _parts(response: Response, stamp: int, *, same: bool) -> list[bytes]:
+    """A snapshot as the parent is told of it; one that it has had already is not sent again."""
+    if same:
+        return [_head(kind="again", stamp=stamp)]
+    parts: list[bytes] = []
+    unread = ""
+    for number, (type_url, data) in enumerate(response.resources, 1):
+        try:
+            name, values = decode_resource(type_url, data)
+        except BadRequestError as error:
+            unread = unread or f"resource {number} of version {response.version}: {error}"
+            continue
+        parts += [(name or values["domain"]).encode(), resource_bytes(response.version, values)]
+    head = _head(kind="snapshot", stamp=stamp, resources=len(parts) // 2, unread=unread)
+    return [head, *parts]
+
+
+def _head(**values: object) -> bytes:
+    return json.dumps(values).encode()
+
+
+_saying = Lock()
+
+
+def _say(parts: Sequence[bytes]) -> None:
+    with _saying:
+        for part in parts:
+            sys.stdout.buffer.write(framed(part))
+        sys.stdout.buffer.flush()
+
+
+async def _main() -> None:
+    verdicts = asyncio.StreamReader(limit=2 * _MAX_DETAIL)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(verdicts), sys.stdin
+    )
+    task = json.loads(await verdicts.readline() or "null")
+    if task is not None:
+        client = _Client(task, verdicts)
+        ways = [asyncio.create_task(client.listen()), asyncio.create_task(client.run())]
+        done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for each in done:
+            each.result()
+
+
+def main() -> None:
+    """The process: its task is the first line that it is told, verdicts are the others."""
+    asyncio.run(_main())
+    sys.stdout.flush()
+    os._exit(0)  # nobody waits for threads that write to who is gone

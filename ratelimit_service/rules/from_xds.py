@@ -1,0 +1,266 @@
+"""Rules from a management server (xDS): the client's process as its parent sees it.
+
+The client (`client/xds.py`) is a program of its own, so that grpc is in no process that starts
+others, and that nothing of what a server sends is decoded beside decisions. It sends each resource
+as `resource` keeps it, and is told what became of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Self
+
+from ratelimit_service.errors import RulesError, SettingsError
+from ratelimit_service.rules.build import Language
+from ratelimit_service.rules.files import read_rule_files
+from ratelimit_service.rules.overlay import parse_overlay
+from ratelimit_service.rules.pipes import Process, end, read_frame, start
+from ratelimit_service.rules.source import Found, Left, RuleSource, Verdict
+from ratelimit_service.settings import Settings, split_address, split_pairs
+from ratelimit_service.text import printable
+
+__all__ = ["FromXds"]
+
+log = logging.getLogger(__name__)
+
+_CLIENT = "ratelimit_service.client.xds"
+_RESOURCE: Language = "resource"
+_OVERLAY: Language = "overlay"
+
+_AGAIN_SECONDS = 1.0
+"""Until a client that has ended is started again."""
+
+_FETCH_SECONDS = 15.0
+_LOOK_SECONDS = 5.0
+"""How often the overlay is looked at."""
+
+
+class FromXds(RuleSource):
+    """The rules that one management server sends: the state of the world, over ADS."""
+
+    leaves = True
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises SettingsError for what cannot be used."""
+        self.place = settings.rules
+        address = settings.rules.partition("://")[2]
+        split_address(address)
+        self._overlay_file = settings.xds_overlay
+        self._task = _task(settings, address)
+        self._received: _Received | None = None
+        """None before the server has sent anything."""
+        self._read: tuple[Found, int] | None = None
+        """What was read last, and its stamp."""
+        self._tell: IO[bytes] | None = None
+        self._process: Process | None = None
+        self._fault = ""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Raises SettingsError for an address or files that cannot be used."""
+        return cls(settings)
+
+    def first(self, left: Left | None) -> Found | None:
+        """What a former program was sent, if there was one. Raises RulesError for the overlay."""
+        overlay = self._read_overlay()
+        for name, data in overlay.files.items():
+            if problems := parse_overlay(name, data)[1]:
+                raise RulesError(f"--xds-overlay {problems[0]}")
+        for name, why in overlay.unread.items():
+            raise RulesError(f"--xds-overlay {name} cannot be read: {why}")
+        if left is None:
+            return None
+        self._received = _Received({name: text.encode() for name, text in left.items()}, {}, 0)
+        return self.read()
+
+    def read(self) -> Found:
+        """What was received last. Raises RulesError if that is nothing yet."""
+        received = self._received
+        if received is None:
+            raise RulesError(f"no rules have come from {self.place} yet")
+        overlay = self._read_overlay()
+        found = Found(
+            received.files | overlay.files,
+            received.unread | overlay.unread,
+            dict.fromkeys(received.files, _RESOURCE) | dict.fromkeys(overlay.files, _OVERLAY),
+        )
+        self._read = found, received.stamp
+        return found
+
+    def fetch(self) -> Found:
+        """Asks the server. Raises RulesError if nothing has come in time."""
+        self.first(None)
+        return asyncio.run(self._fetched())
+
+    async def _fetched(self) -> Found:
+        try:
+            async with asyncio.timeout(_FETCH_SECONDS), aclosing(self.changes()) as changes:
+                async for _ in changes:
+                    if self._received is not None:
+                        return self.read()
+        except TimeoutError:
+            pass
+        why = self._fault or f"does it know the node {self._task['node']!r}?"
+        raise RulesError(f"{self.place} has sent nothing within {_FETCH_SECONDS:g} s: {why}")
+
+    async def changes(self) -> AsyncGenerator[str, None]:
+        """Yields when the server has sent something or is away, and to look at the overlay."""
+        while True:
+            try:
+                async with self._client() as stream, aclosing(self._hear(stream)) as faults:
+                    async for fault in faults:
+                        self._fault = fault
+                        yield fault
+            except (OSError, _ClientError) as error:
+                self._fault = f"the client of {self.place} ended: {error}"
+                yield self._fault
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    def end(self) -> None:
+        """Ends the client."""
+        if self._process is not None:
+            end(self._process)
+
+    def judged(self, found: Found, verdict: Verdict) -> None:
+        """Lets the client tell the server; what is wrong with the overlay is not its business."""
+        if self._read is None or self._read[0] is not found or self._tell is None:
+            return
+        problems = [
+            str(problem)
+            for name, each in verdict.items()
+            for problem in each
+            if (name or problem.source.file).startswith(self.place)
+        ]
+        said = {"stamp": self._read[1], "problems": sorted(problems)}
+        asyncio.get_running_loop().run_in_executor(None, self._told, self._tell, said)
+
+    def _told(self, client: IO[bytes], said: object) -> None:
+        """In a thread, since the pipe may be full."""
+        try:
+            _say(client, said)
+        except (OSError, ValueError):  # it has ended, and its pipe may be closed
+            log.debug("the client of %s is gone: another is started", self.place)
+
+    def _read_overlay(self) -> Found:
+        if not self._overlay_file:
+            return Found({}, {})
+        try:
+            return read_rule_files(Path(self._overlay_file))
+        except RulesError as error:
+            return Found({}, {self._overlay_file: str(error)})
+
+    # The client's process
+
+    @asynccontextmanager
+    async def _client(self) -> AsyncIterator[asyncio.StreamReader]:
+        """A client that has its task; what it says. Raises _ClientError when it ends."""
+        said = await asyncio.to_thread(tempfile.TemporaryFile)
+        process = await asyncio.to_thread(start, _CLIENT, said, {"GRPC_VERBOSITY": "NONE"})
+        self._process = process
+        try:
+            assert process.stdin is not None  # noqa: S101 -- it is a pipe
+            stream = asyncio.StreamReader()
+            reading, _ = await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(stream), process.stdout
+            )
+            self._tell = process.stdin
+            _say(process.stdin, self._task)
+            try:
+                yield stream
+            except asyncio.IncompleteReadError as error:
+                raise _ClientError(await asyncio.to_thread(_last_words, process, said)) from error
+            finally:
+                self._tell = None
+                reading.close()
+        finally:
+            self._process = None
+            await asyncio.to_thread(end, process)
+            said.close()
+
+    async def _hear(self, stream: asyncio.StreamReader) -> AsyncGenerator[str, None]:
+        look = _LOOK_SECONDS if self._overlay_file else None
+        while True:
+            hearing = asyncio.ensure_future(self._message(stream))
+            try:
+                while not (await asyncio.wait([hearing], timeout=look))[0]:
+                    if self._received is not None:
+                        yield self._fault
+                if (fault := hearing.result()) is not None:
+                    yield fault
+            finally:
+                hearing.cancel()
+
+    async def _message(self, stream: asyncio.StreamReader) -> str | None:
+        """Takes in what the client says; what is to be yielded, if anything."""
+        head = json.loads(await read_frame(stream))
+        if head["kind"] == "away":
+            return printable(head["why"])
+        if head["kind"] == "log":
+            log.log(head["level"], "%s", printable(head["text"]))
+            return None
+        files = self._received.files if self._received else {}
+        unread = self._received.unread if self._received else {}
+        if head["kind"] == "snapshot":
+            files, unread = {}, {}
+            for _ in range(head["resources"]):
+                name = (await read_frame(stream)).decode()
+                files[f"{self.place}/{name}"] = await read_frame(stream)
+            if head["unread"]:
+                unread[self.place] = head["unread"]
+        self._received = _Received(files, unread, head["stamp"])
+        return ""
+
+
+class _Received(NamedTuple):
+    """What the server has sent last. The client knows it by its stamp."""
+
+    files: dict[str, bytes]
+    unread: dict[str, str]
+    stamp: int
+
+
+class _ClientError(Exception):
+    """The client has ended; the text says why."""
+
+
+def _task(settings: Settings, address: str) -> dict[str, Any]:
+    """What the client is to do, as JSON has it. Raises SettingsError for files of no use."""
+    files = {"ca": settings.xds_tls_ca, "cert": settings.xds_tls_cert, "key": settings.xds_tls_key}
+    for name, file in files.items():
+        if file and not os.access(file, os.R_OK):
+            raise SettingsError(f"--xds-tls-{name} {file} cannot be read")
+    if bool(settings.xds_tls_cert) != bool(settings.xds_tls_key):
+        raise SettingsError("a client certificate takes --xds-tls-cert FILE and --xds-tls-key FILE")
+    if "/" in settings.xds_tls_name:
+        raise SettingsError(
+            f"--xds-tls-name {settings.xds_tls_name}: write a DNS name or an IP address; "
+            "other names cannot be asked for"
+        )
+    tls = settings.xds_tls or settings.xds_tls_name or any(files.values())
+    return {
+        "address": address,
+        "node": settings.xds_node_id,
+        "metadata": split_pairs(settings.xds_node_metadata),
+        "headers": split_pairs(settings.xds_headers),
+        "tls": {**files, "name": settings.xds_tls_name} if tls else None,
+        "max_message_bytes": settings.xds_max_message_bytes or -1,
+    }
+
+
+def _say(pipe: IO[bytes], value: object) -> None:
+    pipe.write(json.dumps(value).encode() + b"\n")
+    pipe.flush()
+
+
+def _last_words(process: Process, said: IO[bytes]) -> str:
+    code = process.wait()
+    said.seek(0)
+    lines = said.read().decode("utf-8", "replace").strip().splitlines()
+    return printable(lines[-1]) if lines else f"exit code {code}"

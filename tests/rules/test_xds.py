@@ -1,0 +1,240 @@
+"""Rules over xDS: the dialogue with a management server, and what holds after each word of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from ratelimit_service.health import Health
+from ratelimit_service.observer import Counters
+from ratelimit_service.rules.load import Rules
+from ratelimit_service.rules.sources import source_of
+from ratelimit_service.rules.watch import watched
+from ratelimit_service.settings import Settings
+from tests.servers.management import ManagementServer, config
+from tests.servers.process import PATIENCE_SECONDS
+
+
+@pytest.fixture
+def server() -> Iterator[ManagementServer]:
+    server = ManagementServer().start()
+    yield server
+    server.stop()
+
+
+class Client:
+    """The rules of one server, followed."""
+
+    def __init__(self, server: ManagementServer, **settings: Any) -> None:
+        self.health = Health()
+        self.counters = Counters()
+        self.settings = Settings(rules=server.url, **settings)
+        source = source_of(self.settings)
+        self.rules = Rules(source, counters=self.counters, health=self.health)
+
+    @property
+    def domains(self) -> dict[str, list[str]]:
+        snapshot = self.rules.snapshot
+        return {name: [rule.path for rule in each.rules] for name, each in snapshot.domains.items()}
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    async def until_domains(self, domains: dict[str, list[str]]) -> None:
+        await self.until(lambda: self.domains == domains)
+
+    async def send(self, server: ManagementServer, version: str, *resources: bytes) -> Any:
+        return await asyncio.to_thread(server.send, version, *resources)
+
+
+@asynccontextmanager
+async def following(server: ManagementServer, **settings: Any) -> AsyncIterator[Client]:
+    client = Client(server, **settings)
+    client.rules.load()
+    async with watched(client.rules):
+        yield client
+
+
+async def test_dialogue(server: ManagementServer) -> None:
+    """It names its node and asks for all; what it accepts is in force when it says so."""
+    settings = {"xds_node_id": "n", "xds_node_metadata": "a=b", "xds_headers": "X-Token=secret"}
+    async with following(server, **settings) as client:
+        conversation = await asyncio.to_thread(server.conversation)
+        said = await client.send(server, "7", config("edge", "user"))
+
+        assert client.domains == {"edge": ["user"]}
+        assert client.health.faults == {}
+        (first, ack) = conversation.asked
+        assert (first.node.id, dict(first.node.metadata)) == ("n", {"a": "b"})
+        assert (first.version_info, first.response_nonce, list(first.resource_names)) == (
+            "",
+            "",
+            [],
+        )
+        assert first.type_url == "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig"
+        assert conversation.headers["x-token"] == "secret"
+        assert said == ack
+        assert (ack.version_info, ack.response_nonce) == ("7", "n1")
+        assert not ack.HasField("error_detail")
+
+
+async def test_bad_resource(server: ManagementServer) -> None:
+    """One bad resource keeps its domain as it was and is named in the NACK; others take effect."""
+    async with following(server) as client:
+        await client.send(server, "1", config("one", "a"), config("two", "a"))
+        said = await client.send(server, "2", config("one", ""), config("two", "b"))
+
+        assert client.domains == {"one": ["a"], "two": ["b"]}
+        assert said.version_info == "1"
+        assert said.error_detail.message == (
+            f"{server.url}/one@2: key is missing or empty: every descriptor needs one [no_key]"
+        )
+        assert "one@2" in client.health.faults["rules"]
+        said = await client.send(server, "3", config("one", "c"), config("two", "b"))
+        assert client.domains == {"one": ["c"], "two": ["b"]}
+        assert said.version_info == "3"
+        assert client.health.faults == {}
+
+
+async def test_empty_snapshot(server: ManagementServer) -> None:
+    """A snapshot without resources deletes every rule: no request is limited any more."""
+    async with following(server) as client:
+        await client.send(server, "1", config("one", "a"))
+        said = await client.send(server, "2")
+
+        assert said.version_info == "2"
+        assert client.domains == {}
+        assert not client.rules.snapshot.never_loaded("one")
+        assert client.health.faults == {}
+
+
+async def test_empty_from_the_start(server: ManagementServer) -> None:
+    """A server without rules is no server that is away."""
+    async with following(server) as client:
+        assert client.rules.snapshot.never_loaded("one")
+        assert "no rules have come from xds://" in client.health.faults["rules"]
+        await client.send(server, "1")
+
+        assert client.rules.begun
+        assert not client.rules.snapshot.never_loaded("one")
+        assert client.health.faults == {}
+
+
+async def test_resource_that_goes(server: ManagementServer) -> None:
+    """A resource that is not in a snapshot is deleted, and nothing else."""
+    async with following(server) as client:
+        await client.send(server, "1", config("one", "a"), config("two", "a"))
+        await client.send(server, "2", config("two", "a"))
+
+        assert client.domains == {"two": ["a"]}
+        assert client.health.faults == {}
+
+
+async def test_bytes_that_are_no_resource(server: ManagementServer) -> None:
+    """What cannot be decoded may be any resource, so those that are missing stay."""
+    async with following(server) as client:
+        await client.send(server, "1", config("one", "a"), config("two", "a"))
+        said = await client.send(server, "2", b"\xff\xff", config("two", "b"))
+
+        assert client.domains == {"one": ["a"], "two": ["b"]}
+        assert "resource 1 of version 2" in said.error_detail.message
+        await client.send(server, "3", config("two", "b"))
+        assert client.domains == {"two": ["b"]}
+        assert client.health.faults == {}
+
+
+async def test_resources_that_contradict(server: ManagementServer) -> None:
+    """Two resources of one domain are merged; where they contradict, what held before stays."""
+    async with following(server) as client:
+        await client.send(server, "1", config("one", "a"), config("one", "b", name="more"))
+        assert client.domains == {"one": ["b", "a"]}
+        said = await client.send(
+            server, "2", config("one", "a", "c"), config("one", "a", name="more")
+        )
+
+        assert client.domains == {"one": ["b", "a"]}
+        assert "merge the two [duplicate]" in said.error_detail.message
+        left = client.rules.leave()
+        assert left is not None
+        again = Client(server)
+        again.rules.load(left)
+        assert again.domains == client.domains
+        assert again.health.faults == {}
+
+
+async def test_server_that_resends_at_once(server: ManagementServer) -> None:
+    """A NACK is answered by what was refused; it is refused again, once a second at most."""
+    bad = config("one", "")
+    server.answer = lambda conversation, _: conversation.send("1", bad)
+    async with following(server) as client:
+        conversation = await asyncio.to_thread(server.conversation)
+        begun = asyncio.get_running_loop().time()
+        conversation.send("1", bad)
+        await client.until(lambda: len(conversation.asked) >= 4)
+
+        took = asyncio.get_running_loop().time() - begun
+        assert all(each.error_detail.message for each in conversation.asked[1:])
+        assert len(conversation.asked) - 2 <= took
+        server.answer = lambda *_: None
+        await client.send(server, "2", config("one", "a"))
+        assert client.domains == {"one": ["a"]}
+
+
+async def test_snapshots_that_come_too_fast(server: ManagementServer) -> None:
+    """Of snapshots that nobody can apply in time the newest counts; none is half in force."""
+    async with following(server) as client:
+        conversation = await asyncio.to_thread(server.conversation)
+        nonce = ""
+        for number in range(100):
+            nonce = conversation.send(str(number), config("one", f"k{number}"))
+        said = await asyncio.to_thread(conversation.answer_to, nonce)
+
+        assert said.version_info == "99"
+        assert client.domains == {"one": ["k99"]}
+        assert len(conversation.asked) < 50
+        assert client.health.faults == {}
+
+
+async def test_server_that_ends_streams(server: ManagementServer) -> None:
+    """It connects again and begins anew: neither version nor nonce are of the last stream."""
+    async with following(server) as client:
+        await client.send(server, "7", config("one", "a"))
+        server.conversation().end()
+        again = await asyncio.to_thread(server.conversation, 1)
+        await client.until(lambda: again.asked)
+
+        assert (again.asked[0].version_info, again.asked[0].response_nonce) == ("", "")
+        assert client.domains == {"one": ["a"]}
+        said = await client.send(server, "1", config("one", "b"))
+        assert said.version_info == "1"
+        assert client.domains == {"one": ["b"]}
+
+
+async def test_server_that_speaks_of_something_else(server: ManagementServer) -> None:
+    """Resources of another type, and bytes that are nothing, neither harm nor are answered."""
+    async with following(server) as client:
+        conversation = await asyncio.to_thread(server.conversation)
+        conversation.send("1", config("one", "a"), type_url="type.googleapis.com/envoy.Listener")
+        conversation.to_send.put(b"\xff\xff\xff")
+        again = await asyncio.to_thread(server.conversation, 1)
+        await client.send(server, "2", config("one", "b"))
+
+        assert again is server.conversation()
+        assert len(conversation.asked) == 1
+        assert client.domains == {"one": ["b"]}
+
+
+async def test_large_snapshot(server: ManagementServer) -> None:
+    """Ten thousand descriptors are in force, and nothing holds the event loop up meanwhile."""
+    keys = [f"key{number}" for number in range(10_000)]
+    async with following(server) as client:
+        said = await client.send(server, "1", config("one", *keys))
+
+        assert said.version_info == "1"
+        assert len(client.domains["one"]) == 10_000
