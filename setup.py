@@ -15,7 +15,8 @@ COMPILED = """
     model/request model/hit model/step model/algorithm model/decision model/limit
     algorithms/*
     rules/match
-    stores/keys stores/damage stores/memory stores/local stores/local_cache
+    stores/store stores/settled stores/keys stores/damage stores/memory
+    stores/local stores/local_cache
     stores/redis/script stores/redis/batch stores/redis/charge stores/redis/cross_shard
     stores/redis/give_back stores/redis/debts
     stores/redis/shard stores/redis/connection stores/redis/store

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.load import SHAPES
@@ -20,7 +20,7 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.service import Answer, Service
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
+from ratelimit_service.stores import NEVER, Done, Settled, Wanted, always
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.calls import METHODS
@@ -53,13 +53,13 @@ class MarkedStore:
     def charge(
         self,
         requests: Sequence[Sequence[Hit]],
-        done: Callable[[list[Outcomes]], None],
+        done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
     ) -> None:
-        def marked(outcomes: list[Outcomes]) -> None:
+        def marked(settled: list[Settled]) -> None:
             self.marks.append(time.perf_counter())
-            done(outcomes)
+            done(settled)
 
         self.marks.append(time.perf_counter())
         self._memory.charge(requests, marked, wanted, deadline_us)

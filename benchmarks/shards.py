@@ -31,7 +31,7 @@ from ratelimit_service.algorithms import DEFAULT
 from ratelimit_service.health import Health
 from ratelimit_service.model import Hit, Measure
 from ratelimit_service.observer import Counters
-from ratelimit_service.stores import Outcomes
+from ratelimit_service.stores import Settled
 from ratelimit_service.stores.keys import CounterNames
 from ratelimit_service.stores.redis import RedisStore
 from tests.servers.cluster import RedisCluster
@@ -71,12 +71,12 @@ async def denied_in_vain(url: str) -> float:
         never = Hit(names.key([("never", str(number))]), full)
         futures = []
         for turn, store in enumerate(stores):
-            future: asyncio.Future[list[Outcomes]] = asyncio.get_running_loop().create_future()
+            future: asyncio.Future[list[Settled]] = asyncio.get_running_loop().create_future()
             store.charge([[free, never] if turn < 3 else [free]], future.set_result)
             futures.append(future)
         answers = await asyncio.gather(*futures)
         asked += 1
-        wrong += any(outcome is not None and outcome.over for outcome in answers[3][0])
+        wrong += any(outcome is not None and outcome.over for outcome in answers[3][0].outcomes)
     for store in stores:
         await store.close()
     return wrong / asked

@@ -69,4 +69,4 @@ class BadRequestError(RateLimitError):
 
 
 class PolicyError(RateLimitError):
-    """The store gave no answer and the failure policy `error` leaves the request to the caller."""
+    """A request was not counted, and the failure policy `error` leaves it to the caller."""

@@ -11,7 +11,7 @@ from ratelimit_service.algorithms.registry import (
     value_of,
     with_parameter,
 )
-from ratelimit_service.algorithms.settle import Changes, denies, settle
+from ratelimit_service.algorithms.settle import Changes, denying, settle
 
 __all__ = [
     "ALGORITHMS",
@@ -19,7 +19,7 @@ __all__ = [
     "PARAMETERS",
     "Changes",
     "capacity_of",
-    "denies",
+    "denying",
     "held",
     "measure_of",
     "settle",

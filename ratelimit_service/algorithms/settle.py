@@ -9,12 +9,12 @@ stores, waits or asks for the time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from ratelimit_service.model import Hit, Mode, State, Step
 
-__all__ = ["Changes", "denies", "settle"]
+__all__ = ["Changes", "denying", "settle"]
 
 _Read = Callable[[bytes], State | None]
 
@@ -22,8 +22,10 @@ Changes = dict[bytes, tuple[Hit, Step]]
 """For each counter that changed: the last hit on it and the step whose state is to be kept."""
 
 
-def settle(hits: Sequence[Hit], read: _Read, now_us: int) -> tuple[list[Step], Changes]:
-    """Settles one request; returns a step for each hit, in order, and what to write.
+def settle(hits: Sequence[Hit], read: _Read, now_us: int) -> tuple[list[Step], Changes, int]:
+    """Settles one request; returns a step for each hit, in order, what to write, and who denies.
+
+    Who denies is the place of the hit that denies the request, -1 if it passes.
 
     `read` gives a counter's state. The caller makes it atomic: nobody else may read or write
     these counters between the call and the writing of the changes.
@@ -31,8 +33,9 @@ def settle(hits: Sequence[Hit], read: _Read, now_us: int) -> tuple[list[Step], C
     steps: list[Step] = [_ABSENT] * len(hits)
     committed = _refund(hits, steps, read, now_us)
     scratch = committed.copy()
+    descriptors = _descriptors(hits)
     verdicts = []
-    for places in _descriptors(hits):
+    for places in descriptors:
         mode = hits[places[0]].mode
         before = scratch.copy() if mode is Mode.SHADOW and len(places) > 1 else None
         for place in places:
@@ -42,26 +45,30 @@ def settle(hits: Sequence[Hit], read: _Read, now_us: int) -> tuple[list[Step], C
             _withhold(hits, places, steps, before, read, now_us)
             scratch = before
         verdicts.append((mode, over))
-    if denies(verdicts):
+    by = denying(verdicts)
+    if by >= 0:
+        by = next(place for place in descriptors[by] if not steps[place].passed)
         places = [place for place, hit in enumerate(hits) if not hit.refund]
         _withhold(hits, places, steps, committed, read, now_us)
         scratch = committed
-    return steps, scratch
+    return steps, scratch, by
 
 
-def denies(descriptors: Iterable[tuple[Mode, bool]]) -> bool:
-    """Whether a request is denied, given each descriptor's mode and whether it is over.
+def denying(descriptors: Sequence[tuple[Mode, bool]]) -> int:
+    """The place of the descriptor that denies the request; -1 if it passes.
 
-    An enforced one that is over denies; quotas deny when all of them are over.
+    A descriptor is its mode and whether it is over. An enforced one that is over denies; quotas
+    deny when all of them are over, the first of them in the name of all.
     """
-    quotas = quotas_over = 0
-    for mode, over in descriptors:
+    first = -1
+    room = False
+    for place, (mode, over) in enumerate(descriptors):
         if mode is Mode.ENFORCED and over:
-            return True
+            return place
         if mode is Mode.QUOTA:
-            quotas += 1
-            quotas_over += over
-    return 0 < quotas == quotas_over
+            room = room or not over
+            first = place if first < 0 else first
+    return -1 if room else first
 
 
 _ABSENT: Final = Step(True, None, 0, 0, 0, 0, False)

@@ -1,15 +1,10 @@
-"""From outcomes to what the caller is told. It renders what the store settled.
-
-Only where the store gave no outcome does it decide, by the failure policy.
-"""
+"""From what the store settled to what the caller is told. Renders, and decides nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ratelimit_service.algorithms import denies
-from ratelimit_service.errors import PolicyError
 from ratelimit_service.limiter.compiled import CompiledLimit, Kind
 from ratelimit_service.limiter.headers import NO_MARKS, limit_headers, marks
 from ratelimit_service.limiter.plan import Plan
@@ -19,13 +14,13 @@ from ratelimit_service.model import (
     Code,
     Decision,
     FailurePolicy,
-    Mode,
     Outcome,
     Request,
     Status,
     whole_seconds,
 )
 from ratelimit_service.settings import Settings
+from ratelimit_service.stores import Verdict
 
 __all__ = ["Shown", "answer", "by_policy", "shown"]
 
@@ -33,60 +28,58 @@ __all__ = ["Shown", "answer", "by_policy", "shown"]
 class Shown(NamedTuple):
     """The limit that speaks for a descriptor, and its outcome."""
 
-    counted: CompiledLimit
+    limit: CompiledLimit
     outcome: Outcome
 
 
 def shown(planned: Plan, outcomes: Sequence[Outcome | None]) -> Shown | None:
-    """Of a descriptor's limits the one over with the longest wait, else with the fewest left.
+    """Of a descriptor's limits one that is over, else one that this process counted alone.
 
-    Else the first. None if one of them has no outcome: then the failure policy decides. One
-    that was counted here alone speaks before the others.
+    Of several that are over it is the one with the longest wait, of others the one with the
+    fewest hits left, then the first. None if the failure policy speaks: no limit is known to be
+    over, and one has no outcome.
     """
-    best = None
-    for counted, outcome in zip(planned.rule.limits, outcomes, strict=True):
+    best, missing = None, False
+    for limit, outcome in zip(planned.rule.limits, outcomes, strict=True):
         if outcome is None:
-            return None
-        if best is None or _before(Shown(counted, outcome), best):
-            best = Shown(counted, outcome)
+            missing = True
+        elif best is None or _before(Shown(limit, outcome), best):
+            best = Shown(limit, outcome)
+    if missing and best is not None and not best.outcome.over:
+        return None
     return best
 
 
 def _before(one: Shown, other: Shown) -> bool:
-    if one.outcome.local != other.outcome.local:
-        return one.outcome.local
-    if one.outcome.over or other.outcome.over:
-        wait = one.outcome.reset_us if one.outcome.over else -1
-        return wait > (other.outcome.reset_us if other.outcome.over else -1)
-    return _left(one) < _left(other)
+    first, second = one.outcome, other.outcome
+    if first.over != second.over:
+        return first.over
+    if first.local != second.local:
+        return first.local
+    return first.reset_us > second.reset_us if first.over else _left(one) < _left(other)
 
 
 def _left(one: Shown) -> int:
     """What is left, without the soft part."""
-    return max(0, one.outcome.left - one.counted.soft)
+    return max(0, one.outcome.left - one.limit.soft)
 
 
 def answer(
     request: Request | None,
     plans: Sequence[Plan],
     outcomes: Sequence[Sequence[Outcome | None]],
+    verdict: Verdict,
     settings: Settings,
     lease: bytes = b"",
 ) -> Decision:
-    """Renders the decision; `outcomes` has, for each plan, one for each of its hits.
+    """Renders a request that passes, or is denied.
 
-    They are None where there is none. `request` is needed for dynamic metadata only. `lease` is
-    the id of the leases that the request takes.
-
-    Raises PolicyError if a failure policy `error` applies.
+    `outcomes` has, for each plan, one for each of its hits; None where there is none. `request`
+    is needed for dynamic metadata only. `lease` is the id of the leases that the request takes.
     """
     spoken = [shown(planned, each) for planned, each in zip(plans, outcomes, strict=True)]
     statuses = tuple(map(_status, plans, spoken))
-    denied = denies(
-        (planned.hits[0].mode if planned.hits else Mode.ENFORCED, status.code is Code.OVER_LIMIT)
-        for planned, status in zip(plans, statuses, strict=True)
-        if planned.rule.kind is Kind.UNSERVED or (planned.hits and not planned.refund)
-    )
+    denied = not verdict.passes
     metadata: dict[str, object] = {}
     if request and settings.dynamic_metadata:
         metadata = _metadata(request, plans, statuses)
@@ -117,24 +110,15 @@ def _status(planned: Plan, spoken: Shown | None) -> Status:
         return Status(Code.OVER_LIMIT if over else Code.OK)
     return Status(
         Code.OVER_LIMIT if over else Code.OK,
-        spoken.counted.limit,
+        spoken.limit.limit,
         0 if outcome.over else _left(spoken),
         outcome.reset_us,
     )
 
 
 def _by_policy(planned: Plan) -> Code:
-    if planned.refund:
-        return Code.OK
-    if planned.rule.policy is FailurePolicy.ERROR:
-        raise PolicyError(
-            "the store gave no answer in time, and the failure policy is `error`: "
-            "see the service's health and log"
-            if planned.rule.kind is Kind.COUNTED
-            else "the rules of this domain have never loaded, and the failure policy is `error`: "
-            "see the service's health and log"
-        )
-    return Code.OVER_LIMIT if planned.rule.policy is FailurePolicy.CLOSED else Code.OK
+    closed = planned.rule.policy is FailurePolicy.CLOSED and not planned.refund
+    return Code.OVER_LIMIT if closed else Code.OK
 
 
 def by_policy(planned: Plan, spoken: Shown | None) -> bool:
@@ -162,10 +146,10 @@ def _limits(
     And any limit that denies several hits of which fewer would pass.
     """
     listed = [
-        _limit(index, Shown(counted, outcome))
+        _limit(index, Shown(limit, outcome))
         for index, (planned, each) in enumerate(zip(plans, outcomes, strict=True))
         if len(planned.hits) > 1 or any(map(_partly, each))
-        for counted, outcome in zip(planned.rule.limits, each, strict=True)
+        for limit, outcome in zip(planned.rule.limits, each, strict=True)
         if outcome is not None and not outcome.local
     ]
     return {"limits": listed} if listed else {}
@@ -177,7 +161,7 @@ def _partly(outcome: Outcome | None) -> bool:
 
 
 def _limit(index: int, one: Shown) -> dict[str, object]:
-    limit, outcome = one.counted.limit, one.outcome
+    limit, outcome = one.limit.limit, one.outcome
     described: dict[str, object] = {
         "descriptor": index,
         "algorithm": limit.algorithm,

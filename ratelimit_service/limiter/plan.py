@@ -8,13 +8,14 @@ from typing import Final, NamedTuple
 
 from ratelimit_service.algorithms import ALGORITHMS
 from ratelimit_service.limiter.compiled import NO_RULE, CompiledRule, Compiler, Kind
-from ratelimit_service.model import Descriptor, Entry, Hit, Mode, Request
+from ratelimit_service.model import Descriptor, Entry, FailurePolicy, Hit, Mode, Request
 from ratelimit_service.rules.match import Match, match, match_any_value
 from ratelimit_service.rules.tree import Domain, Rule, Snapshot
 from ratelimit_service.settings import Settings
+from ratelimit_service.stores import Settled, Verdict
 from ratelimit_service.stores.keys import KeyStem
 
-__all__ = ["LEASE_BYTES", "Plan", "PlanTemplate", "Planner"]
+__all__ = ["LEASE_BYTES", "Plan", "PlanTemplate", "Planner", "unasked"]
 
 
 class Plan(NamedTuple):
@@ -31,6 +32,16 @@ class Plan(NamedTuple):
     def refund(self) -> bool:
         """Whether the hits are given back."""
         return bool(self.hits) and self.hits[0].refund
+
+
+def unasked(plans: Sequence[Plan]) -> Settled:
+    """What a request comes to that has nothing to charge: only a failure policy can deny it."""
+    for rule, _, _ in plans:
+        if rule.kind is Kind.UNSERVED and rule.policy is FailurePolicy.ERROR:
+            return Settled((), Verdict.FAILED)
+        if rule.kind is Kind.UNSERVED and rule.policy is FailurePolicy.CLOSED:
+            return Settled((), Verdict.DENIED)
+    return Settled((), Verdict.ADMITTED)
 
 
 class PlanTemplate:

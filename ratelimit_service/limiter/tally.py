@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ratelimit_service.algorithms import denies
+from ratelimit_service.algorithms import denying
 from ratelimit_service.limiter.answer import Shown, by_policy, shown
 from ratelimit_service.limiter.compiled import Kind
 from ratelimit_service.limiter.plan import Plan
-from ratelimit_service.model import Code, Decision, Outcome
+from ratelimit_service.model import Outcome
 from ratelimit_service.observer import Counters, Tally
 from ratelimit_service.settings import Settings
+from ratelimit_service.stores import Verdict
 
 __all__ = ["add", "tally", "tally_within"]
 
@@ -30,13 +31,13 @@ def tally_within(plans: Sequence[Plan], outcomes: Sequence[Outcome]) -> None:
 def tally(
     plans: Sequence[Plan],
     outcomes: Sequence[Sequence[Outcome | None]],
-    decision: Decision,
+    verdict: Verdict,
     counters: Counters,
     settings: Settings,
 ) -> None:
-    """Adds one decision to the rules' tallies and the process's counters."""
-    counters.decisions["over_limit" if decision.code is Code.OVER_LIMIT else "ok"] += 1
-    verdicts = []
+    """Adds an answered request to its rules' tallies and the process's counters."""
+    counters.decisions["ok" if verdict.passes else "over_limit"] += 1
+    declared = []  # what the rules say, which the global shadow mode does not heed
     for planned, each in zip(plans, outcomes, strict=True):
         rule = planned.rule
         if rule.kind is Kind.NO_RULE:
@@ -47,8 +48,8 @@ def tally(
         if by_policy(planned, spoken):
             counters.policy_decisions[rule.policy] += 1
         if spoken is not None and not planned.refund:
-            verdicts.append((rule.mode, spoken.outcome.over))
-    if settings.shadow_mode and denies(verdicts):
+            declared.append((rule.mode, spoken.outcome.over))
+    if settings.shadow_mode and denying(declared) >= 0:
         counters.global_shadow_mode += 1
 
 
@@ -66,19 +67,19 @@ def add(planned: Plan, spoken: Shown | None, tally: Tally) -> None:
     if spoken is None or spoken.outcome.local:
         tally.by_policy += hits
         return
-    counted, outcome = spoken
-    limit = counted.measure.limit
+    compiled, outcome = spoken
+    limit = compiled.measure.limit
     if outcome.over:
         # Only hits that are counted although denied can be partly below the limit.
         room = min(hits, outcome.left) if outcome.charged else 0
         tally.over += hits - room
         before = limit - outcome.left
-        tally.near += room and limit - max(counted.near_limit, before)
+        tally.near += room and limit - max(compiled.near_limit, before)
         if rule.declared and rule.declared.shadow_mode:
             tally.shadow += hits - room
     elif outcome.charged < hits:
         tally.uncharged += hits
     else:
         tally.within += hits
-        above = limit - outcome.left - counted.near_limit
+        above = limit - outcome.left - compiled.near_limit
         tally.near += max(0, min(hits, above))

@@ -8,6 +8,7 @@ from secrets import token_bytes
 from ratelimit_service import limiter
 from ratelimit_service.limiter import Plan
 from ratelimit_service.model import Hit, Request
+from ratelimit_service.stores import Settled
 
 __all__ = ["Asked", "leased"]
 
@@ -16,11 +17,12 @@ class Asked:
     """A request as it was planned. Never changed, since it is also what is remembered.
 
     `limits` are the encoded limits if every descriptor is simply counted, else None. `request`
-    is None where the answer does not need it. With `leasing` some hits take leases; `lease`
+    is None where the answer does not need it. `settled` is what the request comes to if it has no
+    hits. With `leasing` some hits take leases; `lease`
     is their id, drawn for each call.
     """
 
-    __slots__ = ("hits", "lease", "leasing", "limits", "plans", "request")
+    __slots__ = ("hits", "lease", "leasing", "limits", "plans", "request", "settled")
 
     def __init__(
         self,
@@ -29,6 +31,7 @@ class Asked:
         limits: Sequence[bytes] | None,
         request: Request | None,
         leasing: bool,
+        settled: Settled,
         lease: bytes = b"",
     ) -> None:
         self.plans = plans
@@ -36,6 +39,7 @@ class Asked:
         self.limits = limits
         self.request = request
         self.leasing = leasing
+        self.settled = settled
         self.lease = lease
 
 
@@ -43,7 +47,7 @@ def leased(asked: Asked) -> Asked:
     """The same with an id of its own for the leases that the request takes."""
     lease = token_bytes(limiter.LEASE_BYTES)
     hits = [hit._replace(lease=lease) if _takes_lease(hit) else hit for hit in asked.hits]
-    return Asked(asked.plans, hits, asked.limits, asked.request, asked.leasing, lease)
+    return Asked(asked.plans, hits, asked.limits, asked.request, True, asked.settled, lease)
 
 
 def _takes_lease(hit: Hit) -> bool:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from ratelimit_service import limiter
-from ratelimit_service.limiter import Plan, Verdict
+from ratelimit_service.limiter import Plan
 from ratelimit_service.observer import Counters
-from ratelimit_service.stores import Outcomes
+from ratelimit_service.stores import Settled
 
 __all__ = ["AtHand", "Ready"]
 
@@ -26,15 +26,12 @@ _MOST: Final = 4_096
 class Ready:
     """An answer, and how often it was given."""
 
-    __slots__ = ("found", "message", "outcomes", "plans", "times")
+    __slots__ = ("message", "plans", "settled", "times")
 
-    def __init__(
-        self, message: bytes, plans: Sequence[Plan], outcomes: Outcomes, found: Verdict
-    ) -> None:
+    def __init__(self, message: bytes, plans: Sequence[Plan], settled: Settled) -> None:
         self.message = message
         self.plans = plans
-        self.outcomes = outcomes
-        self.found = found
+        self.settled = settled
         self.times = 0
 
 
@@ -68,9 +65,7 @@ class AtHand:
     def _tally(self) -> None:
         for ready in self._answers.values():
             if ready.times:
-                limiter.tally_plain(
-                    ready.plans, ready.outcomes, ready.found, self._counters, ready.times
-                )
+                limiter.tally_plain(ready.plans, ready.settled, self._counters, ready.times)
                 self._counters.latency.add(0, ready.times)
                 self._given += ready.times
         self._answers = {}

@@ -20,6 +20,7 @@ from ratelimit_service.service.memo import Memo
 from ratelimit_service.service.rare_log import RareLog
 from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.settings import Settings
+from ratelimit_service.stores import Settled, Verdict
 
 __all__ = ["Planning"]
 
@@ -28,6 +29,9 @@ _PARTS: Final = 1 << 16
 _TEMPLATES: Final = 1 << 12
 """How many requests are remembered, how many of their parts, and how many beginnings that parts
 share up to their last value. Together they take 50 MB at most."""
+
+_CHARGED: Final = Settled((), Verdict.DROPPED)
+"""Of a request with hits: what it comes to is the store's to say."""
 
 
 class Planning:
@@ -158,4 +162,5 @@ class Planning:
             if rule.leasing and not charged[0].refund:
                 leasing = self.leases = True
         simply_counted = self._plain and len(limits) == len(plans)
-        return Asked(plans, hits, limits if simply_counted else None, request, leasing)
+        settled = _CHARGED if hits else limiter.unasked(plans)
+        return Asked(plans, hits, limits if simply_counted else None, request, leasing, settled)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from ratelimit_service import limiter
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.tree import Snapshot
@@ -25,7 +24,16 @@ from ratelimit_service.service.planning import Planning
 from ratelimit_service.service.rare_log import RareLog
 from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import AT_ONCE, NEVER, Outcomes, Store, Wanted, always, wanted_at
+from ratelimit_service.stores import (
+    AT_ONCE,
+    DROPPED,
+    NEVER,
+    Settled,
+    Store,
+    Wanted,
+    always,
+    wanted_at,
+)
 
 __all__ = ["Service"]
 
@@ -119,12 +127,12 @@ class Service:
         """Counts and logs a fault of ours; returns what its request is answered."""
         return self._faults.request(error)
 
-    def _settled(self, batch: _Batch, outcomes: Sequence[Outcomes]) -> None:
-        """Answers a batch; these are the outcomes of its requests that were charged."""
+    def _settled(self, batch: _Batch, charged: Sequence[Settled]) -> None:
+        """Answers a batch; this is what its requests that were charged came to."""
         if batch.over:
             return  # it was answered when the store failed
         try:
-            found = batch.of_all(outcomes)
+            found = batch.of_all(charged)
             answering = self._answering
             answers = [
                 answering.answer(one, each) for one, each in zip(batch.asked, found, strict=True)
@@ -138,20 +146,20 @@ class Service:
             self._tell(batch, answers)
 
     def _keep_at_hand(
-        self, body: bytes, asked: Asked | Answer, outcomes: Outcomes, answer: Answer
+        self, body: bytes, asked: Asked | Answer, settled: Settled, answer: Answer
     ) -> None:
         """Keeps an answer for the next time, if nothing was counted for it.
 
         Then failure policies have decided it, or the local cache knows who is over.
         """
-        if not (isinstance(asked, Asked) and isinstance(answer, bytes) and outcomes):
+        if not (isinstance(asked, Asked) and isinstance(answer, bytes)):
             return
-        for outcome in outcomes:
-            if outcome is not None and (outcome.local or not outcome.over):
+        if asked.limits is None or not settled.outcomes:
+            return
+        for outcome in settled.outcomes:
+            if outcome is not None and (outcome.local or outcome.left or not outcome.over):
                 return
-        found = limiter.verdict(asked.plans, outcomes) if asked.limits is not None else None
-        if found is not None:
-            self.at_hand.put(body, Ready(answer, asked.plans, outcomes, found))
+        self.at_hand.put(body, Ready(answer, asked.plans, settled))
 
     def _fail(self, batch: _Batch, error: Exception) -> None:
         """Ends a batch by a fault of ours: refuses what needed the store, or was not planned."""
@@ -161,7 +169,7 @@ class Service:
         answers: list[Answer] = [
             self.bug(error)
             if isinstance(one, Asked) and one.hits
-            else self._answering.answer(one, ())
+            else self._answering.answer(one, one.settled if isinstance(one, Asked) else DROPPED)
             for one in batch.asked
         ]
         answers += [self.bug(error) for _ in range(batch.size - len(answers))]
@@ -191,11 +199,11 @@ class _Batch:
         """Which of them were charged, if not all."""
         self.over = False
 
-    def of_all(self, outcomes: Sequence[Outcomes]) -> Sequence[Outcomes]:
-        """Outcomes for each request of the batch: none for those that were not charged."""
+    def of_all(self, charged: Sequence[Settled]) -> Sequence[Settled]:
+        """What each request of the batch came to, those that had nothing to charge as well."""
         if self.places is None:
-            return outcomes
-        found: list[Outcomes] = [()] * self.size
-        for place, each in zip(self.places, outcomes, strict=True):
+            return charged
+        found = [one.settled if isinstance(one, Asked) else DROPPED for one in self.asked]
+        for place, each in zip(self.places, charged, strict=True):
             found[place] = each
         return found

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from ratelimit_service.errors import PolicyError
 from ratelimit_service.health import Health
-from ratelimit_service.limiter import LEASE_BYTES, Plan, Planner, answer
+from ratelimit_service.limiter import LEASE_BYTES, Plan, Planner, answer, unasked
 from ratelimit_service.model import Code, Decision, Hit, Request, Status
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.tree import Rule, Snapshot
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import Outcomes
+from ratelimit_service.stores import Settled, Verdict
 from ratelimit_service.stores.memory import MemoryStore
 
 __all__ = ["Decided", "World"]
@@ -59,7 +60,10 @@ class World:
         self._store = MemoryStore(_MAX_COUNTERS, Counters(), Health(), lambda: self._now_us)
 
     def decide(self, request: Request, at_us: int) -> Decided:
-        """Decides and counts a request at that moment, in microseconds since the Unix epoch."""
+        """Decides and counts a request at that moment, in microseconds since the Unix epoch.
+
+        Raises PolicyError if its rules never loaded and the failure policy is `error`.
+        """
         self._now_us = at_us
         plans = self._planner.plan(request, self._snapshot)
         self._leases += 1
@@ -69,12 +73,18 @@ class World:
             for planned in plans
             for hit in planned.hits
         ]
-        outcomes = iter(self._charge(hits) if hits else ())
+        settled = self._charge(hits) if hits else unasked(plans)
+        if settled.verdict is Verdict.FAILED:
+            raise PolicyError(
+                "the rules of this domain have never loaded, and the failure policy is `error`"
+            )
+        outcomes = iter(settled.outcomes)
         each = [list(islice(outcomes, len(planned.hits))) for planned in plans]
-        return _decided(answer(request, plans, each, self._settings, lease), plans)
+        decision = answer(request, plans, each, settled.verdict, self._settings, lease)
+        return _decided(decision, plans)
 
-    def _charge(self, hits: Sequence[Hit]) -> Outcomes:
-        found: list[Outcomes] = []
+    def _charge(self, hits: Sequence[Hit]) -> Settled:
+        found: list[Settled] = []
         self._store.charge([hits], found.extend)
         return found[0]
 

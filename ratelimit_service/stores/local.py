@@ -13,6 +13,7 @@ from ratelimit_service.algorithms import held, several
 from ratelimit_service.health import Health
 from ratelimit_service.model import MAX_ADDEND, Denied, Hit, Measure, Mode, Outcome
 from ratelimit_service.observer import Counters
+from ratelimit_service.stores import Settled
 from ratelimit_service.stores.memory import MemoryStore
 
 __all__ = ["Local"]
@@ -47,8 +48,9 @@ class Local:
         shared = [hit._replace(measure=self._share(hit.measure, processes)) for hit in hits]
         outcomes: list[Outcome] = []
 
-        def done(found: Sequence[Sequence[Outcome | None]]) -> None:
-            outcomes.extend(each._replace(local=True) for each in found[0] if each is not None)
+        def done(found: list[Settled]) -> None:
+            charged = found[0].outcomes
+            outcomes.extend(each._replace(local=True) for each in charged if each is not None)
 
         self._memory.charge([shared], done)
         for hit, shared_hit, outcome in zip(hits, shared, outcomes, strict=True):
@@ -110,8 +112,8 @@ class Local:
 def _settled(memory: MemoryStore, hit: Hit) -> Outcome:
     found: list[Outcome] = []
 
-    def done(outcomes: Sequence[Sequence[Outcome | None]]) -> None:
-        found.extend(each for each in outcomes[0] if each is not None)
+    def done(charged: list[Settled]) -> None:
+        found.extend(each for each in charged[0].outcomes if each is not None)
 
     memory.charge([[hit]], done)
     return found[0]

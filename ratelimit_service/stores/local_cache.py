@@ -9,7 +9,7 @@ longer than its window. Nothing is ever admitted from here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -17,7 +17,16 @@ from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import Clock, elapsed_us
 from ratelimit_service.model import SECOND_US, Hit, Measure, Mode, Outcome
 from ratelimit_service.observer import Counters
-from ratelimit_service.stores import NEVER, Outcomes, Store, Wanted, always, wanted_at
+from ratelimit_service.stores import (
+    NEVER,
+    Done,
+    Settled,
+    Store,
+    Verdict,
+    Wanted,
+    always,
+    wanted_at,
+)
 
 __all__ = ["LocalCache"]
 
@@ -25,6 +34,7 @@ _ENTRY_BYTES: Final = 320
 """What a key takes beside its own length: its entry, two times, and its part of the table."""
 
 _LIFE_US: Final = SECOND_US
+_WITHIN: Final = Verdict.WITHIN
 
 _MAX_GIVEN_BACK: Final = 1_000
 """For how many keys the moment of their last give-back is known."""
@@ -79,7 +89,7 @@ class LocalCache:
     def charge(
         self,
         requests: Sequence[Sequence[Hit]],
-        done: Callable[[list[Outcomes]], None],
+        done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
     ) -> None:
@@ -105,28 +115,28 @@ class LocalCache:
         self,
         requests: Sequence[Sequence[Hit]],
         asked_us: int,
-        done: Callable[[list[Outcomes]], None],
-        outcomes: list[Outcomes],
+        done: Done,
+        found: list[Settled],
     ) -> None:
-        self._learn(requests, outcomes, asked_us)
-        done(outcomes)
+        self._learn(requests, found, asked_us)
+        done(found)
 
     def _some_settled(
         self,
         asked: Sequence[Sequence[Hit]],
         asked_us: int,
-        known: dict[int, Outcomes],
-        done: Callable[[list[Outcomes]], None],
-        outcomes: list[Outcomes],
+        known: dict[int, Settled],
+        done: Done,
+        found: list[Settled],
     ) -> None:
-        self._learn(asked, outcomes, asked_us)
-        rest = iter(outcomes)
+        self._learn(asked, found, asked_us)
+        rest = iter(found)
         places = range(len(asked) + len(known))
         done([known[at] if at in known else next(rest) for at in places])
 
-    def _known(self, requests: Sequence[Sequence[Hit]], now: int) -> dict[int, Outcomes]:
-        """The outcomes of requests of which every hit is known to be over, by their place."""
-        found: dict[int, Outcomes] = {}
+    def _known(self, requests: Sequence[Sequence[Hit]], now: int) -> dict[int, Settled]:
+        """What becomes of requests of which every hit is known to be over, by their place."""
+        found: dict[int, Settled] = {}
         for place, hits in enumerate(requests):
             outcomes = []
             for hit in hits:
@@ -139,7 +149,7 @@ class LocalCache:
                 outcomes.append(Outcome(True, 0, over.passes_us - now, 0))
             else:
                 if outcomes and len({hit.key for hit in hits}) == len(hits):
-                    found[place] = outcomes
+                    found[place] = Settled(outcomes, Verdict.DENIED, 0)
         return found
 
     def given_back(self, keys: Sequence[bytes]) -> None:
@@ -156,22 +166,22 @@ class LocalCache:
             self._asked_after_us = moments.pop(next(iter(moments)))
 
     def _learn(
-        self, requests: Sequence[Sequence[Hit]], outcomes: Sequence[Outcomes], asked_us: int
+        self, requests: Sequence[Sequence[Hit]], settled: Sequence[Settled], asked_us: int
     ) -> None:
         try:
-            self._learn_all(requests, outcomes, asked_us)
+            self._learn_all(requests, settled, asked_us)
         except Exception as error:  # what is known here must not cost anybody an answer
             self._bugs.note("the local cache is emptied", error)
             self._over, self._bytes = {}, 0
 
     def _learn_all(
-        self, requests: Sequence[Sequence[Hit]], outcomes: Sequence[Outcomes], asked_us: int
+        self, requests: Sequence[Sequence[Hit]], settled: Sequence[Settled], asked_us: int
     ) -> None:
         over = self._over
-        for hits, found in zip(requests, outcomes, strict=True):
-            if not over:  # then there is nothing to forget, and most have nothing to remember
-                for hit, outcome in zip(hits, found, strict=False):
-                    if outcome is not None and (outcome[0] or hit[5]):
+        for hits, (found, verdict, _) in zip(requests, settled, strict=True):
+            if verdict is _WITHIN and not over:  # nothing to remember, and nothing to forget
+                for hit in hits:
+                    if hit[5]:
                         break
                 else:
                     continue

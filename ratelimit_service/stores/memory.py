@@ -5,7 +5,7 @@ What must not live here: how hits are judged (`algorithms`) and how keys look (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 
 from ratelimit_service.algorithms import settle
@@ -13,9 +13,18 @@ from ratelimit_service.algorithms.fixed_window import passing
 from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import Clock, now_us
 from ratelimit_service.health import Health
-from ratelimit_service.model import Hit, Measure, Outcome, State, outcome_of
+from ratelimit_service.model import Hit, Measure, State, outcome_of
 from ratelimit_service.observer import Counters
-from ratelimit_service.stores import FAILED, NEVER, Outcomes, Wanted, always
+from ratelimit_service.stores import (
+    BROKEN,
+    NEVER,
+    Done,
+    Settled,
+    Verdict,
+    Wanted,
+    always,
+    settled,
+)
 from ratelimit_service.stores.damage import Damage
 
 __all__ = ["MemoryStore"]
@@ -51,6 +60,8 @@ _LEAST_SHARE: Final = 2.0**-64
 
 _CROWDED_US: Final = 60_000_000
 """How long health speaks of a live counter put out."""
+
+_WITHIN: Final = Verdict.WITHIN
 
 
 class _Counter:
@@ -130,30 +141,30 @@ class MemoryStore:
     def charge(
         self,
         requests: Sequence[Sequence[Hit]],
-        done: Callable[[list[Outcomes]], None],
+        done: Done,
         wanted: Wanted = always,  # noqa: ARG002 -- nothing waits here
         deadline_us: int = NEVER,  # noqa: ARG002
     ) -> None:
         """Settles the requests one after the other, at one moment, and calls `done` at once.
 
-        A request that cannot be settled, by a fault of ours, is `FAILED`; it costs no other.
+        A request that cannot be settled, by a fault of ours, is `BROKEN`; it costs no other.
         """
         now = self._clock()
         if self._crowded_until_us and now >= self._crowded_until_us:
             self._crowded_until_us = 0
             self._health.recover("store")
-        outcomes: list[Outcomes] = []
+        found: list[Settled] = []
         rest = iter(requests)
-        while len(outcomes) < len(requests):
+        while len(found) < len(requests):
             try:
                 for hits in rest:
-                    outcomes.append(self._charge(hits, now))  # noqa: PERF401 -- kept if one fails
+                    found.append(self._charge(hits, now))  # noqa: PERF401 -- kept if one fails
             except Exception as error:
                 self._bugs.note("a request could not be counted in memory", error)
-                outcomes.append(FAILED)
+                found.append(BROKEN)
         if self._size + self._bulk > self._max_counters:
             self._make_room(now)
-        done(outcomes)
+        done(found)
 
     def _make_room(self, now: int) -> None:
         """Puts out counters if those of a batch have grown beyond the bound."""
@@ -165,7 +176,7 @@ class MemoryStore:
         except Exception as error:  # it must not cost what has been counted its answers
             self._bugs.note("counters could not be put out of memory", error)
 
-    def _charge(self, hits: Sequence[Hit], now: int) -> Outcomes:
+    def _charge(self, hits: Sequence[Hit], now: int) -> Settled:
         """Charges hit after hit while each passes, which is what nearly always happens.
 
         The first that does not, or is to be given back, undoes this, and `settle` decides: the
@@ -220,7 +231,7 @@ class MemoryStore:
         except Exception:
             self._take_back(undo, new)
             raise
-        return outcomes
+        return settled((outcomes, _WITHIN, -1))
 
     def _settle_anew(
         self,
@@ -228,7 +239,7 @@ class MemoryStore:
         now: int,
         undo: list[tuple[_Counter, State | None]],
         new: list[tuple[_Table, bytes]],
-    ) -> Outcomes:
+    ) -> Settled:
         """Takes back what was charged of a request so far, and settles it by the rule."""
         self._take_back(undo, new)
         return self._settle(hits, now)
@@ -251,8 +262,8 @@ class MemoryStore:
         counter = self._table(key).get(key)
         return None if counter is None else counter.get()
 
-    def _settle(self, hits: Sequence[Hit], now: int) -> Outcomes:
-        steps, changes = settle(hits, self.state, now)
+    def _settle(self, hits: Sequence[Hit], now: int) -> Settled:
+        steps, changes, by = settle(hits, self.state, now)
         spared: set[bytes] = set()
         crammed = False
         for key, (hit, step) in changes.items():
@@ -284,12 +295,14 @@ class MemoryStore:
         damaged = [hit.key for hit, step in zip(hits, steps, strict=True) if step.damaged]
         if damaged:
             self._damage.note(len(damaged), damaged[0])
-        return [
-            Outcome(False, step.left, step.reset_us, step.counted)
-            if step.passed
-            else Outcome(True, step.left, step.retry_us, step.counted)
-            for step in steps
-        ]
+        outcomes = []
+        verdict = Verdict.WITHIN if by < 0 else Verdict.DENIED
+        for passed, _, left, reset_us, retry_us, counted, _ in steps:
+            if not passed and by < 0:
+                verdict = Verdict.ADMITTED
+            until_us = reset_us if passed else retry_us
+            outcomes.append(outcome_of((not passed, left, until_us, counted, False)))
+        return settled((outcomes, verdict, by))
 
     def _table(self, key: bytes) -> _Table:
         return self._tables[hash(key) & len(self._tables) - 1]

@@ -87,7 +87,7 @@ def encode_within(limits: Sequence[bytes], outcomes: Sequence[Outcome]) -> bytes
 
 
 def encode_plain(
-    denied: bool,
+    passes: bool,
     statuses: Sequence[int],
     limits: Sequence[bytes],
     outcomes: Sequence[Outcome | None],
@@ -100,7 +100,7 @@ def encode_plain(
     count. `by_policy` lists the descriptors of the latter with their policies. `request_header`
     is one as `encode_request_header` gives it, or nothing.
     """
-    parts = [_OVER if denied else _OK]
+    parts = [_OK if passes else _OVER]
     for place, status in enumerate(statuses):
         outcome = outcomes[place]
         if status >= _UNCOUNTED or outcome is None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import redis
@@ -29,7 +29,7 @@ from ratelimit_service.rules.build import Version, build
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.service import Refusal, Service
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import NEVER, Outcomes, Store, Wanted, always
+from ratelimit_service.stores import NEVER, Done, Outcomes, Settled, Store, Wanted, always
 from ratelimit_service.stores.local import Local
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
@@ -84,13 +84,14 @@ class Recorder:
     def charge(
         self,
         requests: Sequence[Sequence[Hit]],
-        done: Callable[[list[Outcomes]], None],
+        done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
     ) -> None:
-        def answered(found: list[Outcomes]) -> None:
+        def answered(settled: list[Settled]) -> None:
+            found = [one.outcomes for one in settled]
             self.noted += zip(requests, found, strict=True)
-            done(found)
+            done(settled)
 
         if self.fails:
             raise ArithmeticError("a fault of the service's own")

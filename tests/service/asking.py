@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ratelimit_service import wire
@@ -13,7 +13,7 @@ from ratelimit_service.observer import Counters, Tally
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.service import Refusal, Service
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import NEVER, Outcomes, Store, Wanted, always
+from ratelimit_service.stores import DROPPED, NEVER, Done, Outcomes, Store, Wanted, always, judge
 from ratelimit_service.stores.memory import MemoryStore
 from tests.stores.cases import T
 
@@ -30,11 +30,15 @@ class Away:
     def charge(
         self,
         requests: Sequence[Sequence[Hit]],
-        done: Callable[[list[Outcomes]], None],
+        done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
     ) -> None:
-        done([[None] * len(hits) for hits in requests])
+        done([judge(hits, self.outcomes(hits)) for hits in requests])
+
+    def outcomes(self, hits: Sequence[Hit]) -> Outcomes:
+        """Of the hits of one request."""
+        return [None] * len(hits)
 
 
 class Timed(Away):
@@ -46,7 +50,7 @@ class Timed(Away):
     def charge(
         self,
         requests: Sequence[Sequence[Hit]],
-        done: Callable[[list[Outcomes]], None],
+        done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
     ) -> None:
@@ -58,14 +62,12 @@ class Busy(Away):
     """A store in which requests wait until it is told to go on; then the wanted ones pass."""
 
     def __init__(self) -> None:
-        self.waiting: list[
-            tuple[Sequence[Sequence[Hit]], Callable[[list[Outcomes]], None], Wanted]
-        ] = []
+        self.waiting: list[tuple[Sequence[Sequence[Hit]], Done, Wanted]] = []
 
     def charge(
         self,
         requests: Sequence[Sequence[Hit]],
-        done: Callable[[list[Outcomes]], None],
+        done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
     ) -> None:
@@ -75,9 +77,9 @@ class Busy(Away):
         for requests, done, wanted in self.waiting:
             done(
                 [
-                    [Outcome(False, hit.measure.limit - 1, 1, 1) for hit in hits]
+                    judge(hits, [Outcome(False, hit.measure.limit - 1, 1, 1) for hit in hits])
                     if wanted(place)
-                    else []
+                    else DROPPED
                     for place, hits in enumerate(requests)
                 ]
             )

@@ -26,7 +26,7 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.service import Refusal, Service
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
+from ratelimit_service.stores import NEVER, Done, Outcomes, Wanted, always
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.wire import decode_decision, encode_request
 from tests.service.asking import Asking, Away, descriptor
@@ -425,6 +425,33 @@ async def test_failure_policy_error(asking: Ask) -> None:
     assert answer.code is StatusCode.UNAVAILABLE
 
 
+class HalfAway(Away):
+    """A store that answers for counters of hours only, and these are over."""
+
+    def outcomes(self, hits: Sequence[Hit]) -> Outcomes:
+        full = Outcome(True, 0, MINUTE, 0)
+        return [full if hit.measure.window_us > MINUTE else None for hit in hits]
+
+
+@pytest.mark.parametrize("order", ["minute hour", "hour minute"])
+async def test_limit_that_is_over_denies_though_another_is_not_counted(
+    asking: Ask, order: str
+) -> None:
+    """Where one of two limits has no count and the other is over, the other denies."""
+    limits = "".join(f"\n  - {{unit: {unit}, requests_per_unit: 5}}" for unit in order.split())
+    rules = f"domain: edge\ndescriptors:\n- key: a\n  rate_limits:{limits}\n"
+    service = asking(rules, store=HalfAway())
+
+    decision = await service.ask("a=x")
+
+    assert decision.code is OVER
+    (status,) = decision.statuses
+    assert status.code is OVER
+    assert status.limit is not None
+    assert status.limit.unit is Unit.HOUR
+    assert (service.tally("a").over, service.tally("a").by_policy) == (1, 0)
+
+
 async def test_default_failure_policy(asking: Ask) -> None:
     """--failure-policy holds where a rule says nothing, and what it decides is counted."""
     service = asking(POLICIES, store=Away(), settings=Settings(failure_policy=FailurePolicy.CLOSED))
@@ -439,11 +466,9 @@ async def test_default_failure_policy(asking: Ask) -> None:
 class Here(Away):
     """A store that is away, whose first hit of two is counted here alone."""
 
-    def charge(
-        self, requests: Sequence[Sequence[Hit]], done: Callable[[list[Outcomes]], None], *_: object
-    ) -> None:
-        over = [hit.key.endswith(b"4:full") for hits in requests for hit in hits]
-        done([[Outcome(each, 3, MINUTE, 1 - each, local=True)] for each in over])
+    def outcomes(self, hits: Sequence[Hit]) -> Outcomes:
+        over = [hit.key.endswith(b"4:full") for hit in hits]
+        return [Outcome(each, 3, MINUTE, 1 - each, local=True) for each in over]
 
 
 async def test_counted_here_alone(asking: Ask, caplog: pytest.LogCaptureFixture) -> None:
@@ -646,7 +671,7 @@ class Unsettled(Away):
     def charge(
         self,
         requests: Sequence[Sequence[Hit]],
-        done: Callable[[list[Outcomes]], None],
+        done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
     ) -> None:

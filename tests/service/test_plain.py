@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from ratelimit_service import limiter, wire
 from ratelimit_service.model import Descriptor, Entry, Hit, Outcome, Request
 from ratelimit_service.service import Answer
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
+from ratelimit_service.stores import Outcomes
 from tests.service.asking import Asking, Away
 
 KEYS = ("open", "closed", "error", "local", "shadow", "counted", "leased", "free", "none")
@@ -57,20 +57,11 @@ class Given(Away):
     """A store that answers with what it was given, hit by hit."""
 
     def __init__(self, outcomes: Sequence[Outcome | None]) -> None:
-        self.outcomes = outcomes
+        self.given = outcomes
 
-    def charge(
-        self,
-        requests: Sequence[Sequence[Hit]],
-        done: Callable[[list[Outcomes]], None],
-        wanted: Wanted = always,
-        deadline_us: int = NEVER,
-    ) -> None:
-        done([self.outcomes_of(hits) for hits in requests])
-
-    def outcomes_of(self, hits: Sequence[Hit]) -> Outcomes:
+    def outcomes(self, hits: Sequence[Hit]) -> Outcomes:
         """Where all hits pass they are charged in full, as every store does it."""
-        found = self.outcomes[: len(hits)]
+        found = self.given[: len(hits)]
         if any(one is None or one.over for one in found):
             return found
         return [
@@ -110,8 +101,8 @@ def test_short_answers_are_the_long_ones(
     with monkeypatch.context() as patched:
         patched.setattr("ratelimit_service.service.asked.token_bytes", lambda count: b"\1" * count)
         short = told(tmp_path, asked, outcomes)
-        patched.setattr(limiter, "verdict", lambda *_: None)
-        patched.setattr("ratelimit_service.service.answering._all_within", lambda _: False)
+        patched.setattr(limiter, "plain", lambda *_: None)
+        patched.setattr("ratelimit_service.service.answering._WITHIN", None)
         long = told(tmp_path, asked, outcomes)
 
     assert short == long

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ratelimit_service import wire
 from ratelimit_service.model import Descriptor, Entry, Hit, Outcome, Request
 from ratelimit_service.service import Answer, Service
-from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
+from ratelimit_service.stores import Outcomes
 from tests.service.asking import Asking, Away
 
 RULES = """
@@ -52,15 +52,9 @@ class Recording(Away):
     def __init__(self) -> None:
         self.hits: list[Sequence[Hit]] = []
 
-    def charge(
-        self,
-        requests: Sequence[Sequence[Hit]],
-        done: Callable[[list[Outcomes]], None],
-        wanted: Wanted = always,
-        deadline_us: int = NEVER,
-    ) -> None:
-        self.hits += requests
-        done([[Outcome(False, 1, 1, hit.addend) for hit in hits] for hits in requests])
+    def outcomes(self, hits: Sequence[Hit]) -> Outcomes:
+        self.hits.append(hits)
+        return [Outcome(False, 1, 1, hit.addend) for hit in hits]
 
 
 VALUE = (

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from zlib import crc32
 
 from ratelimit_service.algorithms import DEFAULT
 from ratelimit_service.model import MAX_ADDEND, Algorithm, Hit, Measure, Mode, Outcome, Step
-from ratelimit_service.stores import Outcomes, Store
+from ratelimit_service.stores import Done, Outcomes, Settled, Store, judge
 
 SECOND = 1_000_000
 MINUTE = 60 * SECOND
@@ -21,10 +21,23 @@ T = 1_700_000_040_000_000
 
 
 async def charged(store: Store, requests: Sequence[Sequence[Hit]]) -> list[Outcomes]:
-    """Charges, and waits for the outcomes."""
-    future: asyncio.Future[list[Outcomes]] = asyncio.get_running_loop().create_future()
+    """Charges, and waits for the outcomes, which must come to the verdict that the store says."""
+    future: asyncio.Future[list[Settled]] = asyncio.get_running_loop().create_future()
     store.charge(requests, future.set_result)
-    return await future
+    settled = await future
+    for hits, one in zip(requests, settled, strict=True):
+        if one.outcomes:
+            assert one == judge(hits, one.outcomes)
+    return [list(one.outcomes) for one in settled]
+
+
+def hearing(hear: Callable[[list[Outcomes]], object]) -> Done:
+    """Hears the outcomes alone."""
+
+    def done(settled: list[Settled]) -> None:
+        hear([list(one.outcomes) for one in settled])
+
+    return done
 
 
 class Charge(NamedTuple):

@@ -11,13 +11,13 @@ import pytest
 from ratelimit_service.health import Health
 from ratelimit_service.model import FailurePolicy, Hit
 from ratelimit_service.observer import Counters
-from ratelimit_service.stores import Outcomes
+from ratelimit_service.stores import Outcomes, Settled
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.batch import Background
 from tests.servers.cluster import RedisCluster
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
-from tests.stores.cases import BROKEN, MINUTE, charged, hit
+from tests.stores.cases import BROKEN, MINUTE, charged, hearing, hit
 
 Store = tuple[RedisStore, Counters]
 
@@ -71,7 +71,7 @@ async def test_caller_that_cannot_tell_whether_it_waits(store: Store) -> None:
         raise KeyError("no stream")
 
     for _ in range(3):
-        found.charge([[steady()]], told.append, wanted)
+        found.charge([[steady()]], hearing(told.append), wanted)
         assert (await charged(found, [[steady("b")]]))[0] != [None]
 
     assert told == [[[None]]] * 3
@@ -80,10 +80,10 @@ async def test_caller_that_cannot_tell_whether_it_waits(store: Store) -> None:
 async def test_caller_that_fails_with_its_answer(store: Store) -> None:
     """Whoever fails with their outcomes is told once; others get theirs from the same reply."""
     found, _ = store
-    told: list[list[Outcomes]] = []
+    told: list[list[Settled]] = []
 
-    def done(outcomes: list[Outcomes]) -> None:
-        told.append(outcomes)
+    def done(settled: list[Settled]) -> None:
+        told.append(settled)
         raise KeyError("no stream")
 
     for _ in range(5):
@@ -128,7 +128,7 @@ async def test_fault_in_deciding_without_redis(own_redis: RedisServer) -> None:
     bad = UNKNOWN._replace(policy=FailurePolicy.LOCAL)
 
     told: list[list[Outcomes]] = []
-    store.charge([[bad]], told.append)
+    store.charge([[bad]], hearing(told.append))
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not told:
             await asyncio.sleep(0)

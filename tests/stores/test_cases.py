@@ -32,7 +32,7 @@ from tests.stores.algorithms import (
     UTC_MONTH,
     hit,
 )
-from tests.stores.cases import CASES, DAY, MINUTE, SECOND, Case, T, charged, ok
+from tests.stores.cases import CASES, DAY, MINUTE, SECOND, Case, T, charged, hearing, ok
 from tests.stores.cases import hit as minutely
 from tests.stores.conftest import Time
 
@@ -292,7 +292,7 @@ async def test_unwanted_requests_are_not_charged(redis_store: RedisStore) -> Non
     future: asyncio.Future[list[Outcomes]] = asyncio.get_running_loop().create_future()
     requests = [[minutely(), minutely(key="b")], [minutely()], [minutely()]]
 
-    redis_store.charge(requests, future.set_result, lambda place: place == 1)
+    redis_store.charge(requests, hearing(future.set_result), lambda place: place == 1)
 
     assert await future == [[], [ok(4)], []]
     assert await charged(redis_store, [[minutely()]]) == [[ok(3)]]
@@ -302,7 +302,7 @@ async def test_nothing_is_sent_where_nothing_is_wanted(redis_store: RedisStore) 
     """A batch that nobody waits for ends all the same."""
     future: asyncio.Future[list[Outcomes]] = asyncio.get_running_loop().create_future()
 
-    redis_store.charge([[minutely()], [minutely()]], future.set_result, lambda _: False)
+    redis_store.charge([[minutely()], [minutely()]], hearing(future.set_result), lambda _: False)
 
     assert await future == [[], []]
 

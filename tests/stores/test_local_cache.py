@@ -10,11 +10,11 @@ from ratelimit_service.algorithms import capacity_of, measure_of
 from ratelimit_service.health import Health
 from ratelimit_service.model import Hit, Limit, Mode, Outcome
 from ratelimit_service.observer import Counters
-from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
+from ratelimit_service.stores import NEVER, Done, Outcomes, Settled, Wanted, always
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
 from tests.stores import algorithms
-from tests.stores.cases import MINUTE, SECOND, T, charged, hit, over
+from tests.stores.cases import MINUTE, SECOND, T, charged, hearing, hit, over
 from tests.stores.conftest import Time
 
 
@@ -46,16 +46,16 @@ class Counting:
     def charge(
         self,
         requests: Sequence[Sequence[Hit]],
-        done: Callable[[list[Outcomes]], None],
+        done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
     ) -> None:
-        def came(outcomes: list[Outcomes]) -> None:
+        def came(settled: list[Settled]) -> None:
             self._clock.now_us += self.way_us
             if self.held is None:
-                done(outcomes)
+                done(settled)
             else:
-                self.held.append(lambda: done(outcomes))
+                self.held.append(lambda: done(settled))
 
         self.asked += len(requests)
         self._memory.charge(requests, came, wanted, deadline_us)
@@ -224,7 +224,7 @@ async def test_denial_under_way_while_hits_are_given_back(fixture: Fixture) -> N
     await fixture.charge([FULL])
     held = fixture.store.hold()
     told: list[list[Outcomes]] = []
-    fixture.cache.charge([[hit()], [hit(key="b", limit=0)]], told.append)
+    fixture.cache.charge([[hit()], [hit(key="b", limit=0)]], hearing(told.append))
     fixture.time.now_us += 1
     fixture.cache.given_back([hit().key])
     (answer,) = held

@@ -8,7 +8,7 @@ from ratelimit_service.algorithms import capacity_of, measure_of
 from ratelimit_service.health import Health
 from ratelimit_service.model import Calendar, Hit, Limit, Unit
 from ratelimit_service.observer import Counters
-from ratelimit_service.stores import FAILED
+from ratelimit_service.stores import Settled, Verdict
 from ratelimit_service.stores.memory import MemoryStore
 from tests.stores import algorithms
 from tests.stores.cases import BROKEN, MINUTE, SECOND, charged, hit, over
@@ -252,10 +252,13 @@ async def test_fault_of_ours_is_of_one_request(clock: Time, max_counters: int) -
     ]
     requests = [each for bad in failing for each in ([hit()], bad)]
 
-    outcomes = await charged(store, requests)
+    told: list[list[Settled]] = []
+    store.charge(requests, told.append)
 
-    assert [each is FAILED for each in outcomes] == [False, True] * 5
-    assert [each[0].left for each in outcomes[::2] if each[0]] == [4, 3, 2, 1, 0]
+    (settled,) = told
+    assert [each.verdict is Verdict.BROKEN for each in settled] == [False, True] * 5
+    passed = [each.outcomes[0] for each in settled[::2]]
+    assert [outcome.left for outcome in passed if outcome] == [4, 3, 2, 1, 0]
     assert (len(store), store._bulk) == (1, 0)
 
 

@@ -34,7 +34,7 @@ from tests.conftest import need
 from tests.servers.process import PATIENCE_SECONDS, free_port
 from tests.servers.redis import RedisServer
 from tests.stores import algorithms
-from tests.stores.cases import DAY, MINUTE, SECOND, T, charged, hit
+from tests.stores.cases import DAY, MINUTE, SECOND, T, charged, hearing, hit
 from tests.stores.conftest import Time
 
 GENEROUS_US = 5_000_000
@@ -598,7 +598,9 @@ async def test_a_slow_process_is_not_the_servers_fault(own_redis: RedisServer) -
 
     for _ in range(8):
         for _ in range(20):  # more than may be under way, so that the last ones are never sent
-            fixture.store.charge([[hit(limit=100_000)] for _ in range(100)], answers.append)
+            fixture.store.charge(
+                [[hit(limit=100_000)] for _ in range(100)], hearing(answers.append)
+            )
         time.sleep(0.12)  # noqa: ASYNC251 -- which is to hold everything up
         for _ in range(4):
             await asyncio.sleep(0)
@@ -639,8 +641,8 @@ async def test_callers_deadline(own_redis: RedisServer) -> None:
     own_redis.stop()
     answers: list[list[Outcomes]] = []
 
-    fixture.store.charge([[hit()]], answers.append, deadline_us=elapsed_us() + 20_000)
-    fixture.store.charge([[hit()]], answers.append, deadline_us=elapsed_us() - 1)
+    fixture.store.charge([[hit()]], hearing(answers.append), deadline_us=elapsed_us() + 20_000)
+    fixture.store.charge([[hit()]], hearing(answers.append), deadline_us=elapsed_us() - 1)
 
     assert answers == [[[None]]]
     async with asyncio.timeout(2):

@@ -18,7 +18,7 @@ from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.model import Code, Hit, Outcome, Request
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service import Refusal
-from ratelimit_service.stores import NEVER, Outcomes, Wanted, always
+from ratelimit_service.stores import NEVER, Done, Settled, Verdict, Wanted, always, judge
 from ratelimit_service.transport import TRANSPORTS
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 from tests.servers.service import http
@@ -31,8 +31,6 @@ descriptors:
   - {key: b, rate_limit: {unit: day, requests_per_unit: 100}}
   - {key: free, rate_limit: {unlimited: true}}
 """
-
-Done = Callable[[list[Outcomes]], None]
 
 
 class Broken(Away):
@@ -55,7 +53,7 @@ class Broken(Away):
         deadline_us: int = NEVER,
     ) -> None:
         seam = self.seam
-        found: list[Outcomes] = [[Outcome(False, 1, 1, 1) for _ in hits] for hits in requests]
+        found = [judge(hits, [Outcome(False, 1, 1, 1) for _ in hits]) for hits in requests]
         if seam == "charge":
             raise KeyError("no counter")
         if seam == "charge, then an answer all the same":
@@ -64,9 +62,10 @@ class Broken(Away):
         if seam == "settle: too few outcomes":
             done(found[1:])
         elif seam == "answer: what is no outcome":
-            done([["over"] for hits in requests])  # type: ignore[list-item]
+            done([Settled(["over"], Verdict.WITHIN) for _ in requests])  # type: ignore[list-item]
         elif seam == "encode: what is no number":
-            done([[Outcome(False, None, 1, 1)] for hits in requests])  # type: ignore[arg-type]
+            odd = Outcome(False, None, 1, 1)  # type: ignore[arg-type]
+            done([Settled([odd], Verdict.WITHIN) for _ in requests])
         else:
             done(found)
         if seam == "charge, after the answer":

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ratelimit_service import wire
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Health
-from ratelimit_service.limiter import Verdict
 from ratelimit_service.model import Code, FailurePolicy, Hit, Outcome, Request
 from ratelimit_service.observer import Counters
 from ratelimit_service.service.at_hand import AtHand, Ready
-from ratelimit_service.stores import AT_ONCE, NEVER, Outcomes, Wanted, always
+from ratelimit_service.stores import AT_ONCE, DROPPED, NEVER, Done, Outcomes, Wanted, always, judge
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.transport.h2 import frames
@@ -24,7 +23,7 @@ from ratelimit_service.transport.h2.protocol import Protocol
 from ratelimit_service.transport.health import HealthService
 from tests.servers.redis import RedisServer
 from tests.service.asking import Asking, Away, Timed, descriptor
-from tests.stores.cases import hit
+from tests.stores.cases import hearing, hit
 from tests.transport.test_h2 import Client
 from tests.transport.test_protocol import Wire, held_back
 
@@ -200,7 +199,7 @@ def test_answers_are_at_hand_for_a_moment_only() -> None:
     at_hand = AtHand(Counters())
     at_hand.answers(1_000_000)
 
-    at_hand.put(b"request", Ready(b"answer", (), (), Verdict(False, [], ())))
+    at_hand.put(b"request", Ready(b"answer", (), DROPPED))
 
     assert list(at_hand.answers(1_049_999)) == [b"request"]
     assert list(at_hand.answers(1_050_000)) == []
@@ -285,8 +284,8 @@ async def test_a_well_server_is_not_asked_without_time(own_redis: RedisServer) -
     await store.start()
     answers: list[list[Outcomes]] = []
 
-    store.charge([[minutely(FailurePolicy.OPEN)]] * 9, answers.append, deadline_us=AT_ONCE)
-    store.charge([[minutely(FailurePolicy.LOCAL)]], answers.append, deadline_us=AT_ONCE)
+    store.charge([[minutely(FailurePolicy.OPEN)]] * 9, hearing(answers.append), deadline_us=AT_ONCE)
+    store.charge([[minutely(FailurePolicy.LOCAL)]], hearing(answers.append), deadline_us=AT_ONCE)
 
     assert answers[0] == [[None]] * 9
     ((local,),) = answers[1]
@@ -301,11 +300,11 @@ async def test_who_is_known_to_be_over_is_denied_all_the_same() -> None:
     """A key in the local cache is denied whether or not there is time for the store."""
     over, answers = Over(), list[list[Outcomes]]()
     cache = LocalCache(over, 1 << 20, Counters())
-    cache.charge([[minutely(FailurePolicy.OPEN)]], answers.append)
+    cache.charge([[minutely(FailurePolicy.OPEN)]], hearing(answers.append))
 
     cache.charge(
         [[minutely(FailurePolicy.OPEN)], [minutely(FailurePolicy.OPEN, "b")]],
-        answers.append,
+        hearing(answers.append),
         deadline_us=AT_ONCE,
     )
 
@@ -321,12 +320,12 @@ class Over(Away):
     def charge(
         self,
         requests: Sequence[Sequence[Hit]],
-        done: Callable[[list[Outcomes]], None],
+        done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
     ) -> None:
         over = Outcome(True, 0, 60_000_000, 0) if deadline_us > AT_ONCE else None
-        done([[over] * len(hits) for hits in requests])
+        done([judge(hits, [over] * len(hits)) for hits in requests])
 
 
 async def test_a_call_after_a_pause_and_a_silence_is_fresh(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from typing import Final
 
 from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome
 from ratelimit_service.observer import Counters
-from ratelimit_service.stores import Outcomes, Wanted
+from ratelimit_service.stores import DROPPED, Done, Outcomes, Settled, Wanted, judge
 from ratelimit_service.stores.redis.cross_shard import (
     ABSENT,
+    PENDING,
     CrossShardRequest,
-    is_denied,
     piece_of,
 )
 from ratelimit_service.stores.redis.give_back import GivenBack, give_back_here, give_back_late
@@ -31,12 +31,12 @@ Home = tuple[Shard, int]
 Find = Callable[[Hit], Home]
 """The home of a hit's counter; the same object for all that one script call may settle."""
 
-_PENDING: Final[Outcomes] = ()
+_PENDING: Final = PENDING
 _LOCAL: Final = FailurePolicy.LOCAL
 
 
 class Charge:
-    """The requests of one call of `charge`, and what is known of their outcomes."""
+    """The requests of one call of `charge`, and what is known of what they come to."""
 
     __slots__ = (
         "batches",
@@ -47,16 +47,16 @@ class Charge:
         "given_back",
         "hurried",
         "missing",
-        "outcomes",
         "over",
         "requests",
+        "settled",
         "wanted",
     )
 
     def __init__(
         self,
         requests: Sequence[Sequence[Hit]],
-        done: Callable[[list[Outcomes]], None],
+        done: Done,
         wanted: Wanted,
         deadline_us: int,
         counters: Counters,
@@ -72,7 +72,7 @@ class Charge:
         self.wanted = wanted
         self.deadline_us = deadline_us
         self.counters = counters
-        self.outcomes: list[Outcomes] = [_PENDING] * len(requests)
+        self.settled: list[Settled] = [_PENDING] * len(requests)
         self.missing = len(requests)
         self.over = False
         """Whether `done` was called: nobody waits any more."""
@@ -114,26 +114,26 @@ class Charge:
         self.batches.append(batch)
         shard.charge(batch)
 
-    def settle(self, index: int, outcomes: Outcomes) -> None:
-        """Takes the outcomes of a request."""
-        self.outcomes[index] = outcomes
-        self.settled(1)
+    def settle(self, index: int, settled: Settled) -> None:
+        """Takes what a request came to."""
+        self.settled[index] = settled
+        self.less(1)
 
-    def settled(self, count: int) -> None:
-        """Notes that so many requests have their outcomes; with the last the charge is done."""
+    def less(self, count: int) -> None:
+        """Notes that so many more requests are settled; with the last the charge is done."""
         self.missing -= count
         if not self.missing and not self.over:
             self.over = True
             # Batches know their charge. It lets go of them: nobody collects cycles.
             self.batches.clear()
             self.cross_shard.clear()
-            self.done(self.outcomes)
+            self.done(self.settled)
 
     def abandon(self) -> None:
         """Ends the charge whatever state it is in: nothing of it has an outcome."""
         if not self.over:
-            self.outcomes = [[None] * len(hits) for hits in self.requests]
-            self.settled(self.missing)
+            self.settled = [judge(hits, [None] * len(hits)) for hits in self.requests]
+            self.less(self.missing)
 
     def expire(self, read_us: int) -> None:
         """Ends the charge: what has no outcome yet gets none.
@@ -208,6 +208,7 @@ class ShardBatch:
         "pieces",
         "requests",
         "sent",
+        "settled",
         "shard",
         "wanted",
     )
@@ -245,24 +246,24 @@ class ShardBatch:
                 request, ats = piece
                 request.drop(ats)
             else:
-                self.charge.settle(self.indexes[index], [])
+                self.charge.settle(self.indexes[index], DROPPED)
 
     def answered(self, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int) -> None:
-        charge, of, pieces = self.charge, self.indexes, self.pieces
+        charge, of, pieces, requests = self.charge, self.indexes, self.pieces, self.requests
         if charge.over:
             for index in indexes:
                 self._answered_late(index, next(found), at_us)
             return
-        outcomes, count = charge.outcomes, 0
+        settled, count = charge.settled, 0
         for index in indexes:
             piece = pieces[index] if pieces else None
             if piece is None:
-                outcomes[of[index]] = next(found)
+                settled[of[index]] = judge(requests[index], next(found))
                 count += 1
             else:
                 piece[0].answered(self.shard, piece[1], next(found), at_us)
         if count:
-            charge.settled(count)
+            charge.less(count)
 
     def _answered_late(self, index: int, found: Outcomes, at_us: int) -> None:
         """Of what nobody waits for any more."""
@@ -271,8 +272,8 @@ class ShardBatch:
             request, ats = piece
             request.answered(self.shard, ats, found, at_us)
         else:
-            hits, told = self.requests[index], self.charge.outcomes[self.indexes[index]]
-            denied = is_denied(hits, told)
+            hits, settled = self.requests[index], self.charge.settled[self.indexes[index]]
+            told, denied = settled.outcomes, not settled.verdict.passes
             heard = self.charge.given_back
             give_back_late(heard, self.shard, hits, told, found, at_us, denied=denied)
 
@@ -285,14 +286,15 @@ class ShardBatch:
                 if request.outcomes[ats[0]] is ABSENT:
                     found = charge.without(hits, reason, self.shard, at_us)
                     request.answered(self.shard, ats, found, at_us)
-            elif charge.outcomes[self.indexes[index]] is _PENDING:
+            elif charge.settled[self.indexes[index]] is _PENDING:
                 found = charge.without(hits, reason, self.shard, at_us)
-                if found.count(None) < len(found) and is_denied(hits, found):
+                settled = judge(hits, found)
+                if found.count(None) < len(found) and not settled.verdict.passes:
                     give_back_here(self.shard, hits, found, at_us)
-                charge.outcomes[self.indexes[index]] = found
+                charge.settled[self.indexes[index]] = settled
                 count += 1
         if count:
-            charge.settled(count)
+            charge.less(count)
 
     def expire(self, read_us: int) -> None:
         """Ends what has no answer, and has the shard look whether that is its server's fault."""
@@ -317,7 +319,7 @@ class ShardBatch:
         if piece:
             request, ats = piece
             return request.outcomes[ats[0]] is not ABSENT
-        return self.charge.outcomes[self.indexes[index]] is not _PENDING
+        return self.charge.settled[self.indexes[index]] is not _PENDING
 
 
 @lru_cache(maxsize=1024)

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
-from ratelimit_service.algorithms import denies
 from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome
 from ratelimit_service.observer import Counters
-from ratelimit_service.stores import Outcomes
+from ratelimit_service.stores import DROPPED, Outcomes, Settled, Verdict, judge
 from ratelimit_service.stores.redis.batch import Background
 from ratelimit_service.stores.redis.give_back import (
     GivenBack,
@@ -26,9 +25,10 @@ from ratelimit_service.stores.redis.give_back import (
 )
 from ratelimit_service.stores.redis.shard import Shard
 
-__all__ = ["ABSENT", "CrossShardRequest", "is_denied", "piece_of"]
+__all__ = ["ABSENT", "PENDING", "CrossShardRequest", "piece_of"]
 
-Settled = Callable[[int, Outcomes], None]
+PENDING: Final = Settled((), Verdict.DROPPED)
+"""In place of what a request comes to, until that is known. It is known by its identity."""
 
 ABSENT: Final = Outcome(False, 0, 0, -1)
 """Until there is an answer."""
@@ -50,6 +50,7 @@ class CrossShardRequest:
         "over",
         "pieces",
         "returning",
+        "settle",
         "settled",
         "tell_of_give_backs",
     )
@@ -58,14 +59,15 @@ class CrossShardRequest:
         self,
         index: int,
         hits: Sequence[Hit],
-        settled: Settled,
+        settle: Callable[[int, Settled], None],
         given_back: GivenBack,
         counters: Counters,
     ) -> None:
-        """`settled` is called once, with the index of the request and its outcomes."""
+        """`settle` is called once, with the index of the request and what it came to."""
         self.index = index
         self.hits = hits
-        self.settled = settled
+        self.settle = settle
+        self.settled = PENDING
         self.tell_of_give_backs = given_back
         self.counters = counters
         self.outcomes: list[Outcome | None] = [ABSENT] * len(hits)
@@ -90,7 +92,7 @@ class CrossShardRequest:
         """A piece has its outcomes; the last one settles the request."""
         outcomes = self.outcomes
         if outcomes[ats[0]] is not ABSENT:  # it had none in time, and this is too late
-            denied = self.dropped or is_denied(self.hits, outcomes)
+            denied = self.dropped or not judge(self.hits, outcomes).verdict.passes
             hits = [self.hits[at] for at in ats]
             told = [outcomes[at] for at in ats]
             heard = self.tell_of_give_backs
@@ -111,13 +113,10 @@ class CrossShardRequest:
 
     def _settle(self) -> None:
         """Every piece has its outcomes: gives back what is not to be counted."""
-        if not self.dropped:
-            for outcome in self.outcomes:
-                if outcome is None or outcome[0]:
-                    break
-            else:  # as nearly always
-                self.finish()
-                return
+        self.settled = DROPPED if self.dropped else judge(self.hits, self.outcomes)
+        if self.settled.verdict is Verdict.WITHIN:  # as nearly always
+            self.finish()
+            return
         changed = self._changed()
         taken_back = []
         for shard, ats, at_us in self.pieces:
@@ -142,7 +141,7 @@ class CrossShardRequest:
         counter: what is told to be left there is what all of them leave.
         """
         hits, outcomes = self.hits, self.outcomes
-        if self.dropped or is_denied(hits, outcomes):
+        if not self.settled.verdict.passes:
             over = [at for at, hit in enumerate(hits) if not hit.refund]
             keys = [hits[at].key for at in over]
         else:
@@ -204,7 +203,7 @@ class CrossShardRequest:
         if self.over or self.missing:
             return
         self.over = True
-        self.settled(self.index, [] if self.dropped else self.outcomes)
+        self.settle(self.index, self.settled)
 
 
 def descriptors(hits: Sequence[Hit], outcomes: Outcomes) -> Iterable[tuple[Sequence[int], bool]]:
@@ -225,11 +224,6 @@ def _over(hit: Hit, outcome: Outcome | None) -> bool:
     if outcome is None:
         return hit.policy in (FailurePolicy.CLOSED, FailurePolicy.ERROR)
     return outcome.over
-
-
-def is_denied(hits: Sequence[Hit], outcomes: Outcomes) -> bool:
-    """Whether the request is denied; hits without an outcome deny by their policy."""
-    return denies((hits[ats[0]].mode, over) for ats, over in descriptors(hits, outcomes))
 
 
 def piece_of(hits: Sequence[Hit], ats: Sequence[int]) -> list[Hit]:

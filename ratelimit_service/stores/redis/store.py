@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from ratelimit_service.clock import Clock, elapsed_us
 from ratelimit_service.health import Health
 from ratelimit_service.model import SECOND_US, Hit
 from ratelimit_service.observer import Counters
-from ratelimit_service.stores import AT_ONCE, NEVER, Outcomes, Wanted, always
+from ratelimit_service.stores import AT_ONCE, NEVER, Done, Wanted, always
 from ratelimit_service.stores.redis.address import Cluster, parse_store
 from ratelimit_service.stores.redis.charge import Charge, Home
 from ratelimit_service.stores.redis.cluster import ClusterOfNodes
@@ -115,7 +115,7 @@ class RedisStore:
     def charge(
         self,
         requests: Sequence[Sequence[Hit]],
-        done: Callable[[list[Outcomes]], None],
+        done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
     ) -> None:

@@ -1,0 +1,69 @@
+"""The seam between deciding and counting: what every store does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from ratelimit_service.model import Hit
+from ratelimit_service.stores.settled import Settled
+
+__all__ = ["AT_ONCE", "NEVER", "Done", "Store", "Wanted", "always", "wanted_at"]
+
+Done = Callable[[list[Settled]], None]
+"""Hears what a batch of requests came to, in their order."""
+
+Wanted = Callable[[int], bool]
+"""Whether the caller still waits for the answer to a request, by its place among those charged."""
+
+
+NEVER: Final = 1 << 62
+"""The deadline of what has none."""
+
+AT_ONCE: Final = 0
+"""The deadline of what there is no time for: a store that would have to wait is not asked."""
+
+
+def always(_place: int) -> bool:
+    """A caller that waits for as long as it takes."""
+    return True
+
+
+def wanted_at(wanted: Wanted, places: Sequence[int], place: int) -> bool:
+    """`wanted` of some of a batch, which had these places in it."""
+    return wanted(places[place])
+
+
+class Store(Protocol):
+    """The seam between deciding and counting."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it must wait for somebody else to count; not what is asked `AT_ONCE`."""
+
+    async def start(self) -> None:
+        """Tries the store once, in bounded time, and keeps it connected from then on.
+
+        Never raises for a store that is away: that is a fault to live with, seen in health.
+        """
+
+    def charge(
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Done,
+        wanted: Wanted = always,
+        deadline_us: int = NEVER,
+    ) -> None:
+        """Settles each request, each atomically by itself; `done` hears in order.
+
+        A store in which requests wait asks `wanted` before it sends one, and else drops it.
+        Nothing is charged after the deadline, which is by `clock.elapsed_us`.
+
+        `done` is called exactly once, before this returns or later, at the latest when the
+        store's timeout or the deadline is over. A store that fails raises nothing: hits without
+        an answer have the outcome None, and may or may not have been counted. A request that is
+        dropped, or met a fault of the store's own, was not counted.
+        """
+
+    async def close(self) -> None:
+        """Lets go of connections; nothing may be charged afterwards."""
