@@ -18,6 +18,7 @@ from ratelimit_service.rules.watch import watched
 from ratelimit_service.runtime.announcement import announce
 from ratelimit_service.runtime.certificates import Certificates
 from ratelimit_service.runtime.deciding import deciding
+from ratelimit_service.runtime.exporting import Exporting, check_free
 from ratelimit_service.runtime.process import collect, spare_the_old
 from ratelimit_service.runtime.signals import Signals, log
 from ratelimit_service.settings import Settings
@@ -32,6 +33,7 @@ async def serve_alone(settings: Settings) -> int:
     certificates = Certificates(settings, health, counters)
     listening.check_free(settings.http, "HTTP")
     listening.check_free(settings.grpc, "gRPC")
+    check_free(settings)
     source = source_of(settings)
     rules = Rules(source, counters=counters, health=health, strict=settings.strict_rules)
     await asyncio.to_thread(rules.load)
@@ -50,7 +52,8 @@ async def serve_alone(settings: Settings) -> int:
             guests=Guests(settings.max_connections, settings.max_connections_per_peer),
             reflection=not settings.no_reflection,
         )
-        metrics = Metrics(Sources(counters, health, lambda: rules.snapshot, here.live_counters))
+        sources = Sources(counters, health, lambda: rules.snapshot, here.live_counters)
+        metrics = Metrics(sources)
         admin = Admin(
             settings,
             here.service.decide,
@@ -63,6 +66,10 @@ async def serve_alone(settings: Settings) -> int:
         stack.push_async_callback(admin.close)
         http = listening.listen(settings.http, "HTTP")
         await admin.start(http, certificates.http)
+        exporting = Exporting(
+            settings, sources, lambda: rules.snapshot, counters.http_closed, _nothing_to_collect
+        )
+        await stack.enter_async_context(exporting.running())
         await stack.enter_async_context(watched(rules))
         signals = Signals(rules.reload, _cannot_restart)
         if not (rules.begun or settings.start_without_rules):
@@ -81,6 +88,10 @@ async def serve_alone(settings: Settings) -> int:
         await grpc_server.stop(settings.grace_us)
     log.info("stopped")
     return 0
+
+
+async def _nothing_to_collect() -> None:
+    """All is counted here."""
 
 
 async def _cannot_restart() -> None:

@@ -29,6 +29,7 @@ from ratelimit_service.runtime.announcement import announce
 from ratelimit_service.runtime.certificates import Certificates
 from ratelimit_service.runtime.channel import sockets
 from ratelimit_service.runtime.deciding import open_store
+from ratelimit_service.runtime.exporting import Exporting, check_free
 from ratelimit_service.runtime.handover import Handover
 from ratelimit_service.runtime.signals import Signals, hold_signals, log
 from ratelimit_service.runtime.workers import Counts, Workers
@@ -81,7 +82,20 @@ class _Supervisor:
         )
         self._grpc: list[socket.socket] = []
         self._http: list[socket.socket] = []
+        self._sources = Sources(
+            self._counters,
+            self._health,
+            lambda: self._rules.snapshot,
+            workers=self._workers.figures,
+        )
         self._admin = self._new_admin()
+        self._exporting = Exporting(
+            settings,
+            self._sources,
+            lambda: self._rules.snapshot,
+            self._counters.http_closed,
+            self._workers.collect,
+        )
         self._acceptor: Acceptor | None = None
         self._restarts = 0
         self._restarting = False
@@ -105,6 +119,7 @@ class _Supervisor:
                 return 0
             if not self._admin.serves:
                 await self._serve_http(stack)
+            await stack.enter_async_context(self._exporting.running())
             self._health.enter(Phase.SERVING)
             self._workers_changed()
             replacing = None
@@ -136,6 +151,7 @@ class _Supervisor:
         await store.close()
         listening.check_free(self._settings.http, "HTTP")
         listening.check_free(self._settings.grpc, "gRPC")
+        check_free(self._settings)
         await self._load_rules()
         if not (self._rules.begun or self._settings.start_without_rules):
             self._http = listening.listen(self._settings.http, "HTTP")
@@ -238,6 +254,7 @@ class _Supervisor:
         workers = await self._workers.hand_over()
         hold_signals()  # from here on they are the next image's
         await asyncio.sleep(_NOTICED_SECONDS)
+        await self._exporting.stop()
         counts = await self._counted()  # nobody adds to it any more
         rules = self._rules.leave()
         self._rules.source.end()
@@ -282,13 +299,7 @@ class _Supervisor:
     # HTTP
 
     def _new_admin(self) -> Admin:
-        sources = Sources(
-            self._counters,
-            self._health,
-            lambda: self._rules.snapshot,
-            workers=self._workers.figures,
-        )
-        metrics = Metrics(sources)
+        metrics = Metrics(self._sources)
 
         def render(accept: str) -> tuple[str, AsyncIterator[bytes]]:
             content_type, pages = metrics.render(accept)

@@ -19,16 +19,20 @@ from ratelimit_service.settings.values import (
     FILE,
     GRPC_ADDRESS,
     HEADER_NAME,
+    INTERVAL,
     KEY_PREFIX,
     LOG_LEVEL,
     NAME,
     NAMES,
+    OPTIONAL_ADDRESS,
     PAIRS,
     PATH,
     POSITIVE,
     RATIO,
     SWITCH,
+    TAGS,
     URL,
+    URL_PATH,
     choice,
 )
 
@@ -42,6 +46,7 @@ _ANSWERS = Group("Answers")
 _GRPC = Group("gRPC")
 _TLS = Group("TLS on the gRPC port")
 _HTTP = Group("HTTP")
+_EXPORTS = Group("Debug port, and metrics elsewhere than at /metrics")
 _PROCESS = Group("Processes and log")
 
 
@@ -217,6 +222,30 @@ class Settings:
         "A PEM file: the certificate of the HTTP port, with its chain. Without it no TLS.",
     )
     http_tls_key: str = _HTTP.setting("", FILE, "A PEM file: its key.")
+
+    debug: str = _EXPORTS.setting(
+        "",
+        OPTIONAL_ADDRESS,
+        "A port with /rlconfig, /stats and /stats.json and nothing else; none if empty.",
+    )
+    reference_metrics: str = _EXPORTS.setting(
+        "",
+        OPTIONAL_ADDRESS,
+        "A port with metrics for Prometheus by envoyproxy/ratelimit's names; none if empty.",
+    )
+    reference_metrics_path: str = _EXPORTS.setting(
+        "/metrics", URL_PATH, "Where on that port they are."
+    )
+    statsd: str = _EXPORTS.setting(
+        "",
+        OPTIONAL_ADDRESS,
+        "Where statsd is told, over UDP, by envoyproxy/ratelimit's names; nowhere if empty.",
+    )
+    statsd_format: str = _EXPORTS.setting(
+        "statsd", choice("FORMAT", "statsd", "dogstatsd"), "statsd or dogstatsd."
+    )
+    statsd_interval_us: int = _EXPORTS.setting(10_000_000, INTERVAL, "How often.")
+    statsd_tags: str = _EXPORTS.setting("", TAGS, "Tags of every line.")
 
     workers: int = _PROCESS.setting(
         0,

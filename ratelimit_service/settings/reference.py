@@ -74,8 +74,9 @@ def _ports() -> Iterator[Variable]:
     yield _honoured(section, "GRPC_HOST", "grpc", "With `GRPC_PORT`.")
     yield _honoured(section, "GRPC_PORT", "grpc", "With `GRPC_HOST`.")
     yield _honoured(section, "GRPC_UDS", "grpc", "A Unix socket's path, instead of the two above.")
-    yield _ignored(section, "DEBUG_HOST", "`/rlconfig` is on the HTTP port.")
-    yield _ignored(section, "DEBUG_PORT", "`/rlconfig` is on the HTTP port.")
+    debug = "Unset, the port is opened where `RUNTIME_ROOT` or `CONFIG_TYPE` is set. No profiler."
+    yield _honoured(section, "DEBUG_HOST", "debug", debug)
+    yield _honoured(section, "DEBUG_PORT", "debug", debug)
     yield _same(
         section, "GRPC_MAX_CONNECTION_AGE", "max_connection_age_us", "Unset is any age, not 24h."
     )
@@ -237,22 +238,28 @@ def _redis() -> Iterator[Variable]:
 
 def _telemetry() -> Iterator[Variable]:
     section = "Metrics and traces"
-    metrics = "Metrics are at `/metrics` on the HTTP port."
-    yield _ignored(section, "USE_STATSD", f"{metrics} Unset is off.")
-    for name in ("STATSD_HOST", "STATSD_PORT", "STATSD_PROTOCOL"):
-        yield _ignored(section, name, metrics, "USE_STATSD")
-    for name in ("EXTRA_TAGS", "STATS_FLUSH_INTERVAL", "DISABLE_STATS"):
-        yield _ignored(section, name, metrics)
-    for name in ("USE_DOG_STATSD", "USE_DOG_STATSD_MOGRIFIERS", "DOG_STATSD_MOGRIFIER_*"):
-        yield _ignored(section, name, metrics)
-    for name in (
-        "USE_PROMETHEUS",
-        "PROMETHEUS_ADDR",
-        "PROMETHEUS_PATH",
-        "PROMETHEUS_MAPPER_YAML",
-        "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS",
-    ):
-        yield _ignored(section, name, metrics)
+    yield _honoured(section, "USE_STATSD", "statsd", "Unset is off.")
+    for name in ("STATSD_HOST", "STATSD_PORT"):
+        yield _honoured(section, name, "statsd", "With `USE_STATSD` or `USE_DOG_STATSD`.")
+    yield _ignored(section, "STATSD_PROTOCOL", "It is UDP.", "USE_STATSD")
+    yield _same(section, "STATS_FLUSH_INTERVAL", "statsd_interval_us")
+    yield _same(section, "EXTRA_TAGS", "statsd_tags", "Of statsd only.")
+    yield _honoured(
+        section,
+        "DISABLE_STATS",
+        "statsd reference_metrics",
+        "`true` for none of these; `/metrics` on the HTTP port stays.",
+    )
+    yield _honoured(section, "USE_DOG_STATSD", "statsd statsd_format", "Wins over `USE_STATSD`.")
+    for name in ("USE_DOG_STATSD_MOGRIFIERS", "DOG_STATSD_MOGRIFIER_*"):
+        yield _ignored(section, name, "Names are as they are.")
+    yield _honoured(
+        section, "USE_PROMETHEUS", "reference_metrics", "Ours are at `/metrics` on the HTTP port."
+    )
+    yield _honoured(section, "PROMETHEUS_ADDR", "reference_metrics", "With `USE_PROMETHEUS`.")
+    yield _same(section, "PROMETHEUS_PATH", "reference_metrics_path")
+    for name in ("PROMETHEUS_MAPPER_YAML", "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS"):
+        yield _ignored(section, name, "Names and units are the reference's own.", "USE_PROMETHEUS")
     none = "There are no traces."
     yield _ignored(section, "TRACING_ENABLED", none)
     for name in (

@@ -25,6 +25,12 @@ _RUNTIME = {
 }
 
 
+_ANY_HOST = "0.0.0.0"  # noqa: S104 -- what the reference means by no host
+
+_DEBUG = ("DEBUG_HOST", "DEBUG_PORT", "RUNTIME_ROOT", "CONFIG_TYPE")
+"""What opens the debug port, or shows that the service is in the reference's place."""
+
+
 def from_reference(environ: Mapping[str, str]) -> dict[str, str]:
     """The values that envoyproxy/ratelimit's environment names stand for, by field name.
 
@@ -47,6 +53,7 @@ def from_reference(environ: Mapping[str, str]) -> dict[str, str]:
         for name in _XDS_TLS:
             found.pop(name, None)
     found |= _addresses(environ)
+    found |= _metrics(environ)
     if any(name in environ for name in _RUNTIME):
         parts = (environ.get(name, default) for name, default in _RUNTIME.items())
         found["rules"] = str(Path(*parts))
@@ -70,11 +77,34 @@ def _addresses(environ: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for name, host, port in (("http", "HOST", "PORT"), ("grpc", "GRPC_HOST", "GRPC_PORT")):
         if host in environ or port in environ:
-            default_host, default_port = split_address(str(getattr(Settings(), name)))
-            place = environ.get(host, default_host)
-            place = f"[{place}]" if ":" in place else place
-            text = f"{place}:{environ.get(port, default_port)}"
-            found[name] = checked(f"{host} and {port}", text, split_address)
+            found[name] = _address(environ, host, port, str(getattr(Settings(), name)))
     if path := environ.get("GRPC_UDS"):
         found["grpc"] = f"unix:{path}"
+    if any(environ.get(name) for name in _DEBUG):
+        found["debug"] = _address(environ, "DEBUG_HOST", "DEBUG_PORT", "0.0.0.0:6070")
     return found
+
+
+def _metrics(environ: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if is_on(environ, "DISABLE_STATS"):
+        return found
+    dog = is_on(environ, "USE_DOG_STATSD")
+    if dog or is_on(environ, "USE_STATSD"):
+        found["statsd"] = _address(environ, "STATSD_HOST", "STATSD_PORT", "localhost:8125")
+    if dog:
+        found["statsd_format"] = "dogstatsd"
+    if is_on(environ, "USE_PROMETHEUS"):
+        text = environ.get("PROMETHEUS_ADDR") or ":9090"
+        text = _ANY_HOST + text if text.startswith(":") else text
+        found["reference_metrics"] = checked("PROMETHEUS_ADDR", text, split_address)
+    return found
+
+
+def _address(environ: Mapping[str, str], host: str, port: str, default: str) -> str:
+    """An address whose parts are variables of their own."""
+    default_host, default_port = split_address(default)
+    place = environ.get(host) or default_host
+    place = f"[{place}]" if ":" in place else place
+    text = f"{place}:{environ.get(port) or default_port}"
+    return checked(f"{host} and {port}", text, split_address)

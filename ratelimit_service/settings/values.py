@@ -19,16 +19,20 @@ __all__ = [
     "FILE",
     "GRPC_ADDRESS",
     "HEADER_NAME",
+    "INTERVAL",
     "KEY_PREFIX",
     "LOG_LEVEL",
     "NAME",
     "NAMES",
+    "OPTIONAL_ADDRESS",
     "PAIRS",
     "PATH",
     "POSITIVE",
     "RATIO",
     "SWITCH",
+    "TAGS",
     "URL",
+    "URL_PATH",
     "ValueType",
     "checked",
     "choice",
@@ -175,6 +179,30 @@ def _key_prefix(text: str) -> str:
     return text
 
 
+def _tags(text: str) -> str:
+    for pair in filter(None, text.split(",")):
+        key, colon, _ = pair.partition(":")
+        if not (key and colon):
+            raise SettingsError(f"{pair!r} is no tag: write KEY:VALUE,KEY:VALUE")
+    return text
+
+
+def _interval(text: str) -> int:
+    interval_us = parse_duration(text)
+    if interval_us < _LEAST_INTERVAL_US:
+        raise SettingsError(f"{text!r} is too short: the least is 100ms")
+    return interval_us
+
+
+_LEAST_INTERVAL_US = 100_000
+
+
+def _url_path(text: str) -> str:
+    if not re.fullmatch(r"/[!-~]*", text):
+        raise SettingsError(f"{text!r} is no path: write /metrics")
+    return text
+
+
 def _switch(text: str) -> bool:
     """A boolean as Go's ParseBool reads it, which is how the reference's users write it."""
     if text in {"1", "t", "T", "true", "TRUE", "True"}:
@@ -208,6 +236,8 @@ FAILURE_POLICY = ValueType("POLICY", lambda text: FailurePolicy(_one_of(text, *F
 FILE = ValueType("FILE", str)
 GRPC_ADDRESS = ValueType("HOST:PORT", _grpc_address)
 HEADER_NAME = ValueType("NAME", _header_name)
+INTERVAL = ValueType("DURATION", _interval, _show_duration)
+"""Microseconds between two times that something is done."""
 KEY_PREFIX = ValueType("TEXT", _key_prefix)
 LOG_LEVEL = ValueType("LEVEL", _log_level)
 NAME = ValueType("NAME", str)
@@ -216,5 +246,7 @@ PAIRS = ValueType("NAME=VALUE,…", _pairs)
 PATH = ValueType("PATH", str)
 POSITIVE = ValueType("N", _positive)
 RATIO = ValueType("RATIO", _ratio)
+TAGS = ValueType("KEY:VALUE,…", _tags)
 SWITCH = ValueType("", _switch, lambda on: str(on).lower())
 URL = ValueType("URL", str)
+URL_PATH = ValueType("PATH", _url_path)

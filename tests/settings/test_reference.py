@@ -86,7 +86,8 @@ def test_every_variable_has_one_fate(name: str) -> None:
 def test_no_variable_is_ignored_in_silence(name: str) -> None:
     """A variable that is set takes effect, or is refused, or is named in one line."""
     (variable,) = [each for each in REFERENCE if each.is_for(name)]
-    environment = {name: "no-such-value", "USE_STATSD": "true", "TRACING_ENABLED": "true"}
+    environment = dict.fromkeys(("USE_STATSD", "USE_PROMETHEUS", "TRACING_ENABLED"), "true")
+    environment[name] = "no-such-value"
 
     if variable.fate is Fate.REFUSED:
         with pytest.raises(

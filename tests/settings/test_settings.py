@@ -82,15 +82,40 @@ def test_redacted(url: str, shown: str) -> None:
     ("environment", "found"),
     [
         ({}, {}),
-        ({"RUNTIME_ROOT": "/data"}, {"rules": "/data/config"}),
+        ({"RUNTIME_ROOT": "/data"}, {"rules": "/data/config", "debug": "0.0.0.0:6070"}),
         (
             {"RUNTIME_ROOT": "/data", "RUNTIME_SUBDIRECTORY": "ratelimit"},
-            {"rules": "/data/ratelimit/config"},
+            {"rules": "/data/ratelimit/config", "debug": "0.0.0.0:6070"},
         ),
         (
             {"RUNTIME_SUBDIRECTORY": "r", "RUNTIME_APPDIRECTORY": "c"},
             {"rules": "/srv/runtime_data/current/r/c"},
         ),
+        ({"DEBUG_HOST": "::"}, {"debug": "[::]:6070"}),
+        ({"DEBUG_PORT": "1", "CONFIG_TYPE": "FILE"}, {"debug": "0.0.0.0:1"}),
+        ({"USE_STATSD": "false", "STATSD_HOST": "h", "USE_PROMETHEUS": "0"}, {}),
+        ({"USE_STATSD": "true"}, {"statsd": "localhost:8125"}),
+        (
+            {
+                "USE_DOG_STATSD": "true",
+                "STATSD_HOST": "h",
+                "STATSD_PORT": "1",
+                "STATS_FLUSH_INTERVAL": "5s",
+                "EXTRA_TAGS": "a:b",
+            },
+            {
+                "statsd": "h:1",
+                "statsd_format": "dogstatsd",
+                "statsd_interval_us": "5s",
+                "statsd_tags": "a:b",
+            },
+        ),
+        (
+            {"USE_PROMETHEUS": "true", "PROMETHEUS_ADDR": ":19001", "PROMETHEUS_PATH": "/m"},
+            {"reference_metrics": "0.0.0.0:19001", "reference_metrics_path": "/m"},
+        ),
+        ({"USE_PROMETHEUS": "true"}, {"reference_metrics": "0.0.0.0:9090"}),
+        ({"USE_PROMETHEUS": "true", "USE_STATSD": "1", "DISABLE_STATS": "1"}, {}),
         ({"PORT": "80"}, {"http": "0.0.0.0:80"}),
         ({"HOST": "::", "GRPC_HOST": "::"}, {"http": "[::]:8080", "grpc": "[::]:8081"}),
         ({"GRPC_PORT": "1"}, {"grpc": "0.0.0.0:1"}),

@@ -1,0 +1,111 @@
+"""Prometheus' text with the names of envoyproxy/ratelimit, for its dashboards and alerts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from itertools import islice
+
+from ratelimit_service.metrics.exporter import Page
+from ratelimit_service.metrics.reading import Reading
+from ratelimit_service.metrics.reference import (
+    PER_RULE,
+    SCALARS,
+    TOTAL_REQUESTS,
+    clean,
+    segments,
+)
+from ratelimit_service.observer import LATENCY_BOUNDS_US, Histogram
+from ratelimit_service.settings import Settings
+from ratelimit_service.slices import SLICE, slowly
+
+__all__ = ["exports"]
+
+_PREFIX = "ratelimit_service"
+_METHOD = {"grpc_method": "ShouldRateLimit"}
+_ERRORS = f"{_PREFIX}_should_rate_limit_error"
+
+_MAPPED: dict[str, tuple[str, Mapping[str, str]]] = {
+    "ratelimit.service.config_load_success": (f"{_PREFIX}_config_load_success", {}),
+    "ratelimit.service.config_load_error": (f"{_PREFIX}_config_load_error", {}),
+    "ratelimit.service.call.should_rate_limit.redis_error": (_ERRORS, {"err_type": "redis_error"}),
+    "ratelimit.service.call.should_rate_limit.service_error": (
+        _ERRORS,
+        {"err_type": "service_error"},
+    ),
+    TOTAL_REQUESTS: (f"{_PREFIX}_total_requests", _METHOD),
+}
+"""By their names in statsd: names and labels here. What is not listed has none."""
+
+
+def exports(settings: Settings) -> Iterator[Page]:
+    """The page, if a port is set."""
+    if settings.reference_metrics:
+        yield Page(
+            "--reference-metrics",
+            settings.reference_metrics,
+            settings.reference_metrics_path,
+            "text/plain; version=0.0.4; charset=utf-8",
+            _page,
+        )
+
+
+async def _page(reading: Reading) -> AsyncIterator[bytes]:
+    by_rule: dict[str, Counter[tuple[str, ...]]] = {name: Counter() for name in PER_RULE}
+    async for series in slowly(reading.series):
+        place = (clean(series.domain), *segments(series)[:2])  # deeper levels add up
+        for name, read in PER_RULE.items():
+            if number := read(series.tally):
+                by_rule[name][place] += number
+    for name, counts in by_rule.items():
+        lines = (
+            _line(f"{_PREFIX}_rate_limit_{name}", _labels(place), number)
+            for place, number in counts.items()
+        )
+        async for part in _family(f"{_PREFIX}_rate_limit_{name}", "counter", lines):
+            yield part
+    lines_of: dict[str, list[str]] = {}
+    for name, read_scalar in SCALARS.items():
+        if name in _MAPPED and (number := read_scalar(reading)):
+            family, labels = _MAPPED[name]
+            lines_of.setdefault(family, []).append(_line(family, labels, number))
+    for family, ready in lines_of.items():
+        async for part in _family(family, "counter", ready):
+            yield part
+    name = f"{_PREFIX}_response_time_seconds"
+    async for part in _family(name, "histogram", _histogram(name, reading.counters.latency)):
+        yield part
+
+
+async def _family(name: str, kind: str, lines: Iterable[str]) -> AsyncIterator[bytes]:
+    """The lines of one metric under its type; nothing if there are none."""
+    rest = iter(lines)
+    head = f"# TYPE {name} {kind}\n"
+    while some := list(islice(rest, SLICE)):
+        yield (head + "".join(some)).encode()
+        head = ""
+        await asyncio.sleep(0)
+
+
+def _labels(place: tuple[str, ...]) -> dict[str, str]:
+    return dict(zip(("domain", "key1", "key2"), place, strict=False))
+
+
+def _line(name: str, labels: Mapping[str, str], number: float) -> str:
+    text = ",".join(f'{label}="{_escaped(value)}"' for label, value in labels.items())
+    return f"{name}{{{text}}} {number}\n" if text else f"{name} {number}\n"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _histogram(name: str, histogram: Histogram) -> Iterator[str]:
+    total = 0
+    bounds = [f"{bound / 1_000_000:g}" for bound in LATENCY_BOUNDS_US] + ["+Inf"]
+    for bound, count in zip(bounds, histogram.buckets, strict=True):
+        total += count
+        yield _line(f"{name}_bucket", {**_METHOD, "le": bound}, total)
+    yield _line(f"{name}_sum", _METHOD, histogram.sum_us / 1_000_000)
+    yield _line(f"{name}_count", _METHOD, total)

@@ -1,0 +1,111 @@
+"""Metrics elsewhere than at `/metrics`: opens the ports of exporters, and keeps their time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from ratelimit_service import listening
+from ratelimit_service.admin import Content, Pages, rules_page
+from ratelimit_service.errors import TransportError
+from ratelimit_service.metrics import EXPORTERS, Page, Push, Sources
+from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.runtime.signals import log
+from ratelimit_service.settings import Settings
+
+__all__ = ["Exporting", "check_free"]
+
+
+def check_free(settings: Settings) -> None:
+    """Raises TransportError if a port that is not optional cannot be opened now; opens none."""
+    for exporter in EXPORTERS:
+        for export in exporter(settings):
+            if isinstance(export, Page) and not export.optional:
+                listening.check_free(export.address, export.flag.removeprefix("--"))
+
+
+class Exporting:
+    """All that the settings ask to be exported, from `start` to `stop`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        sources: Sources,
+        snapshot: Callable[[], Snapshot],
+        closed: Counter[str],
+        collect: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`collect` brings together what is counted elsewhere, before a reading is taken.
+
+        `closed` counts connections that were closed for their client.
+        """
+        self._settings = settings
+        self._sources = sources
+        self._closed = closed
+        self._collect = collect
+        self._pages: dict[tuple[str, str], dict[str, Content]] = {}
+        self._pushes: list[Push] = []
+        for exporter in EXPORTERS:
+            for export in exporter(settings):
+                if isinstance(export, Page):
+                    port = self._pages.setdefault((export.flag, export.address), {})
+                    port[export.path] = self._content(export)
+                else:
+                    self._pushes.append(export)
+        if settings.debug:
+            self._pages["--debug", settings.debug]["/rlconfig"] = rules_page(snapshot)
+        self._ports: list[Pages] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Opens ports and begins to send. What cannot be opened any more is said in the log."""
+        for (flag, address), pages in self._pages.items():
+            try:
+                sockets = listening.listen(address, flag.removeprefix("--"))
+            except TransportError as error:
+                log.error("%s", error)
+                continue
+            port = Pages(pages, self._settings.http_hosts, self._closed)
+            self._ports.append(port)
+            await port.start(sockets)
+        for push in self._pushes:
+            await push.begin(await self._sources.read())
+            self._tasks.append(asyncio.create_task(self._keep_sending(push)))
+
+    async def stop(self) -> None:
+        """Sends what is left and closes the ports; a second time does nothing."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            for push in self._pushes:
+                await push.send(await self._sources.read())
+        ports, self._ports = self._ports, []
+        for port in ports:
+            await port.close()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """From start to stop."""
+        await self.start()
+        try:
+            yield
+        finally:
+            await self.stop()
+
+    async def _keep_sending(self, push: Push) -> None:
+        while True:
+            await asyncio.sleep(push.every_us / 1_000_000)
+            await self._collect()
+            await push.send(await self._sources.read())
+
+    def _content(self, page: Page) -> Content:
+        async def parts() -> AsyncIterator[bytes]:
+            await self._collect()
+            async for part in page.render(await self._sources.read()):
+                yield part
+
+        return lambda _accept: (page.content_type, parts())

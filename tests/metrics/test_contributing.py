@@ -1,0 +1,70 @@
+"""The walked example of an exporter in CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service.health import Health
+from ratelimit_service.metrics import CATALOGUE, EXPORTERS, MetricKind, Page, Sources
+from ratelimit_service.metrics import exporters as registry
+from ratelimit_service.observer import Counters
+from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.settings import Settings
+
+TOP = Path(__file__).parents[2]
+
+
+def blocks() -> list[str]:
+    """The code of the section, in order."""
+    _, _, section = (TOP / "CONTRIBUTING.md").read_text().partition("\n## An exporter\n")
+    return re.findall(r"```python\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
+
+
+async def test_the_example_exports_every_metric() -> None:
+    """The exporter as it is printed writes all of the catalogue, once it is registered."""
+    example, _ = blocks()
+    module: dict[str, object] = {}
+    exec(example, module)
+    exports = module["exports"]
+    assert callable(exports)
+    (page,) = exports(Settings(debug="127.0.0.1:0"))
+    assert isinstance(page, Page)
+    sources = Sources(Counters(), Health(), lambda: Snapshot(1, {}), lambda: 7, list)
+
+    written = b"".join([part async for part in page.render(await sources.read())]).decode()
+
+    names = {line.split(" ")[0].split(".")[0] for line in written.splitlines()}
+    assert names == {
+        metric.name
+        for metric in CATALOGUE
+        if (
+            metric.kind is not MetricKind.HISTOGRAM
+            and not metric.name.startswith("ratelimit_rule_")
+        )
+        or metric.name == "ratelimit_rule_loads"
+    } - {
+        "ratelimit_refused_requests",  # which has no reason yet
+        "ratelimit_worker_connections",
+        "ratelimit_worker_cpu_seconds",
+        "ratelimit_worker_resident_bytes",
+    }
+    assert "ratelimit_memory_counters 7 -1\n" in written
+    assert list(exports(Settings())) == []
+
+
+def test_the_line_to_register_is_so() -> None:
+    """What is printed of the registry is the registry, but for the example's own line."""
+    _, registered = blocks()
+    source = Path(registry.__file__).read_text()
+
+    assert registered.replace("    carbon.exports,\n", "") in source
+    assert registered.count("exports,\n") == len(EXPORTERS) + 1
+
+
+@pytest.mark.parametrize("path", ["metrics/catalogue.py", "runtime/exporting.py"])
+def test_what_the_example_names_is_there(path: str) -> None:
+    """The files that the section speaks of are where it says."""
+    assert (TOP / "ratelimit_service" / path).exists()
