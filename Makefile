@@ -49,6 +49,7 @@ lint: $(VENV)/.developing
 	@$(BIN)/python proto/generate.py --check
 	@$(BIN)/python docs/generate.py --check
 	@$(BIN)/ratelimit lint rules
+	@$(BIN)/pytest --quiet --no-header tests/algorithms/test_declared.py
 
 format: $(VENV)/.developing
 	@$(BIN)/ruff check --quiet --fix-only .

@@ -13,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import redis
 
@@ -32,67 +31,20 @@ from benchmarks.run import (
 )
 from ratelimit_service.algorithms import measure_of
 from ratelimit_service.health import Health
-from ratelimit_service.model import SECOND_US, Hit, Limit
+from ratelimit_service.model import SECOND_US, Hit
 from ratelimit_service.observer import Counters
-from ratelimit_service.rules.schema import parse
 from ratelimit_service.stores.keys import CounterNames
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis.script import SCRIPT, arguments
+from tests.algorithms.costs import Cost, limit_of, rules_of
+from tests.algorithms.ways import COSTS
 
 HOUR_US = 3_600 * SECOND_US
 START_US = 1_700_000_000 * SECOND_US
-PLENTY = "unit: hour, requests_per_unit: 200000000"
 BATCH = 100
 
 
-class Kind(NamedTuple):
-    """A way to count: `rate_limit`'s fields, and how one counter of it is filled."""
-
-    fields: str
-    hits: int = 3
-    counters: int = 50_000
-    most_usage: int = 160
-    most_used: int = 240
-    """The bytes that a counter may take, by MEMORY USAGE and of used_memory."""
-
-
-KINDS = {
-    "fixed_window": Kind(PLENTY),
-    "fixed_window, anchor: first_hit": Kind(f"{PLENTY}, anchor: first_hit"),
-    "fixed_window, per: calendar": Kind(
-        "unit: day, requests_per_unit: 200000000, per: calendar, time_zone: Europe/Berlin"
-    ),
-    "sliding_window": Kind(f"{PLENTY}, algorithm: sliding_window"),
-    "sliding_window, buckets: 60": Kind(
-        f"{PLENTY}, algorithm: sliding_window, buckets: 60", 500, 10_000, 400, 480
-    ),
-    "sliding_log": Kind(
-        "unit: hour, requests_per_unit: 500, algorithm: sliding_log", 500, 2_000, 2_700, 2_900
-    ),
-    "token_bucket": Kind(f"{PLENTY}, algorithm: token_bucket"),
-    "leaky_bucket": Kind(f"{PLENTY}, algorithm: leaky_bucket"),
-    "concurrency": Kind(
-        "unit: hour, requests_per_unit: 100, algorithm: concurrency", most_usage=200, most_used=270
-    ),
-}
-
-
-def rules(fields: str) -> str:
-    lines = ["domain: bench", "descriptors:", "  - key: route", "    value: checkout"]
-    lines += ["    descriptors:"]
-    lines += [f"      - {{key: {key}, rate_limit: {{{fields}}}}}" for key in ("user", "tenant")]
-    return "\n".join(lines) + "\n"
-
-
-def limit_of(kind: Kind) -> Limit:
-    (route,) = parse("rules.yaml", rules(kind.fields).encode()).nodes
-    assert route.children
-    rule = route.children.nodes[0].rule
-    assert rule
-    return rule.limits[0]
-
-
-def hits_of(kind: Kind) -> Iterator[tuple[int, list[list[Hit]]]]:
+def hits_of(kind: Cost) -> Iterator[tuple[int, list[list[Hit]]]]:
     """Batches of requests of one hit each, with their time: every counter spread over an hour."""
     measure = measure_of(limit_of(kind))
     names = CounterNames("bench", measure)
@@ -113,7 +65,7 @@ def hits_of(kind: Kind) -> Iterator[tuple[int, list[list[Hit]]]]:
             )
 
 
-def bytes_in_redis(kind: Kind, port: int) -> Figures:
+def bytes_in_redis(kind: Cost, port: int) -> Figures:
     """What a counter takes, by MEMORY USAGE and of used_memory."""
     client = redis.Redis(port=port)
     client.flushall()
@@ -129,7 +81,7 @@ def bytes_in_redis(kind: Kind, port: int) -> Figures:
     return {"usage": sum(usages) / len(usages), "used": used / kind.counters}
 
 
-def bytes_in_memory(kind: Kind) -> float:
+def bytes_in_memory(kind: Cost) -> float:
     """What the process grows by for each counter."""
     clock = [START_US]
     store = MemoryStore(3_000_000, Counters(), Health(), lambda: clock[0])
@@ -160,7 +112,7 @@ def _busy_seconds(client: redis.Redis) -> float:
 
 def main() -> None:
     if sys.argv[1:]:  # a process of its own for each kind
-        print(bytes_in_memory(KINDS[sys.argv[1]]))
+        print(bytes_in_memory(COSTS[sys.argv[1]]))
         return
     sizes: dict[str, Figures] = {}
     speeds: dict[str, dict[str, list[Figures]]] = {}
@@ -168,15 +120,15 @@ def main() -> None:
         path = Path(directory, "rules.yaml")
         bench = Bench(directory, path)
         with running(LOAD_CORE, bench.redis, bench.redis_port):
-            for name, kind in KINDS.items():
+            for name, kind in COSTS.items():
                 told(f"bytes: {name}")
                 command = [sys.executable, "-m", "benchmarks.algorithms", name]
                 done = subprocess.run(command, capture_output=True, text=True, check=True)
                 sizes[name] = bytes_in_redis(kind, bench.redis_port)
                 sizes[name]["memory"] = float(done.stdout)
             for _ in range(min(RUNS, 3)):
-                for name, kind in KINDS.items():
-                    path.write_text(rules(kind.fields))
+                for name, kind in COSTS.items():
+                    path.write_text(rules_of(kind.fields))
                     for store in (MEMORY, REDIS):
                         figures = speed(bench, store)
                         told(f"{name}, {store}: {figures}")
@@ -188,7 +140,7 @@ def report(sizes: dict[str, Figures], speeds: dict[str, dict[str, list[Figures]]
     print("\n| bytes of a counter | MEMORY USAGE | at most | used_memory | at most | in memory |")
     print("|---|---|---|---|---|---|")
     for name, size in sizes.items():
-        kind = KINDS[name]
+        kind = COSTS[name]
         cells = [size["usage"], kind.most_usage, size["used"], kind.most_used, size["memory"]]
         print(f"| {name} |", " | ".join(f"{cell:,.0f}" for cell in cells), "|")
     print(

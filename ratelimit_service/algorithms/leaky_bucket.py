@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ratelimit_service.algorithms import level
+from ratelimit_service.algorithms.level import BURST, burst_of, charge, contradictions, refund
 from ratelimit_service.model import (
     Algorithm,
     Contradiction,
@@ -36,13 +36,13 @@ _MAX_WAIT: Final = Parameter(
 def _capacity(limit: Limit) -> int:
     if limit.max_wait_us:
         return limit.max_wait_us * limit.requests_per_unit // limit.window_us
-    return level.burst_of(limit)
+    return burst_of(limit)
 
 
 def _contradictions(limit: Limit) -> Iterator[Contradiction]:
     if limit.max_wait_us:
         yield from _of_a_queue(limit)
-    yield from level.contradictions(limit)
+    yield from contradictions(limit)
 
 
 def _of_a_queue(limit: Limit) -> Iterator[Contradiction]:
@@ -68,9 +68,9 @@ def _of_a_queue(limit: Limit) -> Iterator[Contradiction]:
 ALGORITHM: Final = Algorithm(
     "leaky_bucket",
     "b",
-    level.charge,
-    level.refund,
-    parameters=(level.BURST, _MAX_WAIT),
+    charge,
+    refund,
+    parameters=(BURST, _MAX_WAIT),
     capacity=_capacity,
     contradictions=_contradictions,
     denied=Denied.COUNTED_WITH_ROOM,

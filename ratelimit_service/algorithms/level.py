@@ -196,7 +196,7 @@ def contradictions(limit: Limit) -> Iterator[Contradiction]:
         yield Contradiction("burst", message, "burst")
 
 
-BURST: Final = Parameter(
+BURST: Final[Parameter] = Parameter(
     "burst",
     Takes.NUMBER,
     "What a `token_bucket` or `leaky_bucket` holds.",

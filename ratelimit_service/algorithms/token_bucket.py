@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ratelimit_service.algorithms import level
+from ratelimit_service.algorithms.level import BURST, burst_of, charge, contradictions, refund
 from ratelimit_service.model import SECOND_US, Algorithm, Denied, Measure, Parameter, Takes
 
 __all__ = ["ALGORITHM"]
@@ -36,11 +36,11 @@ def _key(measure: Measure) -> str:
 ALGORITHM: Final = Algorithm(
     "token_bucket",
     _LETTER,
-    level.charge,
-    level.refund,
-    parameters=(level.BURST, _REFILL),
-    capacity=level.burst_of,
-    contradictions=level.contradictions,
+    charge,
+    refund,
+    parameters=(BURST, _REFILL),
+    capacity=burst_of,
+    contradictions=contradictions,
     key=_key,
     denied=Denied.COUNTED_WITH_ROOM,
     refills=True,

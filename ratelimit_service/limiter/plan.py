@@ -208,10 +208,11 @@ def _counted(
     if len(rule.limits) == 1:
         _, measure, count_denied, names, _, _, _ = rule.limits[0]
         key = names.key(identity, shared)
+        given = addend if not refund or measure.algorithm.refunded else 0
         hit = (
             key,
             measure,
-            addend,
+            given,
             rule.hit_mode,
             count_denied,
             refund,
@@ -226,7 +227,10 @@ def _counted(
     together = rule.mode is rule.hit_mode or rule.mode is not Mode.QUOTA
     for place, limit in enumerate(rule.limits):
         # Who gives back a lease gives back no hits of the other limits.
-        given = addend if not lease or limit.measure.algorithm.leases else 0
+        algorithm = limit.measure.algorithm
+        given = addend if not lease or algorithm.leases else 0
+        if refund and not algorithm.refunded:
+            given = 0
         hits.append(
             Hit(
                 limit.names.key(identity, shared),

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import Final
 
-from ratelimit_service.algorithms import settle
 from ratelimit_service.algorithms.fixed_window import passing
+from ratelimit_service.algorithms.settle import settle
 from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import Clock, now_us
 from ratelimit_service.health import Health

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_service.algorithms import ALGORITHMS, measure_of
+from ratelimit_service.algorithms import ALGORITHMS, capacity_of, measure_of
 from ratelimit_service.model import Anchor, Calendar, Limit, Receipt, State, Step, Unit
+from tests.algorithms.ways import WAYS
 from tests.stores.cases import DAY, MINUTE, SECOND, T
 
 WINDOW = MINUTE
@@ -297,7 +298,7 @@ def test_refunds_admit_no_more_than_they_give_back(
         assert admitted <= 5 + refunded
 
 
-ROOMY = [limit._replace(requests_per_unit=9_000, burst=None) for limit in WAITING]
+ROOMY = [limit._replace(requests_per_unit=9_000, burst=None) for limit in [*WAITING, *WAYS]]
 ROOMY.append(Limit(9_000, Unit.MINUTE, algorithm="leaky_bucket", max_wait_us=MINUTE))
 
 
@@ -336,13 +337,13 @@ def test_an_undone_charge_leaves_no_trace(
         assert missing == 0
 
 
-@given(st.sampled_from(WAITING), MOMENTS)
+@given(st.sampled_from([*WAITING, *WAYS]), MOMENTS)
 def test_a_wait_that_is_told_is_exact(limit: Limit, moments: list[tuple[int, int]]) -> None:
     """Denied hits pass after the wait that is told, and not a microsecond before."""
     counter = Counter(limit)
     for pause, addend in moments:
         step = counter.charge(addend, pause)
-        if step.passed or addend > 5:
+        if step.passed or addend > capacity_of(limit):
             continue
         for early, passes in ((1, False), (0, True)):
             again = counter.algorithm.charge(
@@ -354,3 +355,19 @@ def test_a_wait_that_is_told_is_exact(limit: Limit, moments: list[tuple[int, int
                 b"later---",
             )
             assert again.passed == passes
+
+
+@given(st.sampled_from(WAYS), MOMENTS)
+def test_a_peek_changes_nothing(limit: Limit, moments: list[tuple[int, int]]) -> None:
+    """A peek tells what is left and leaves the state as it was; so does a denied charge."""
+    counter = Counter(limit)
+    for pause, addend in moments:
+        before = counter.state
+        step = counter.charge(addend, pause)
+        if not step.passed:
+            assert (step.counted, step.state) == (0, before)
+
+        peek = counter.peek()
+
+        assert (peek.passed, peek.counted, peek.state) == (True, 0, counter.state)
+        assert peek.left == (step.left if step.passed else peek.left)

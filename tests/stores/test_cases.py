@@ -17,6 +17,7 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.stores import Outcomes, Store
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
+from tests.algorithms.ways import WALKED
 from tests.servers.cluster import RedisCluster
 from tests.servers.redis import RedisServer
 from tests.stores.algorithms import (
@@ -49,20 +50,6 @@ async def test_table_of_cases(case: Case, store: Store, clock: Time) -> None:
 
 
 STEPS = 100_000
-WALKED = [
-    *(Limit(number, Unit.MINUTE) for number in (0, 1, 5, 10, 10, 10, MAX_ADDEND)),
-    *(FIRST_HIT._replace(requests_per_unit=number) for number in (4, 9)),
-    *(UTC_MONTH._replace(requests_per_unit=number) for number in (3, 9_999)),
-    *(SLIDING._replace(requests_per_unit=number) for number in (7, 20, MAX_ADDEND)),
-    *(PARTS._replace(requests_per_unit=number) for number in (6, 300, 70_000)),
-    *(LOG._replace(requests_per_unit=number) for number in (3, 12)),
-    *(TOKENS._replace(requests_per_unit=number) for number in (6, 7, 600, MAX_ADDEND)),
-    *(STEPPED._replace(burst=number) for number in (5, 9)),
-    *(METER._replace(burst=number) for number in (3, 30)),
-    *(LEASES._replace(requests_per_unit=number) for number in (3, 9)),
-]
-"""Limits of which several count on one counter: a rule's number changes all the time."""
-
 PAUSES_US = [0, 0, 1, 999, 999_999, 7 * SECOND, MINUTE // 2, MINUTE, 3 * MINUTE]
 STEPS_BACK_US = [-1, -MINUTE // 3, -MINUTE]
 

@@ -150,7 +150,12 @@ local function unpack_hit(key)
   if flags % 64 >= 32 then
     local variant
     measure.rate, measure.tick, measure.buckets, variant, at = struct.unpack(">I4BI2B", packed, at)
-    measure.first_hit, measure.stepped, measure.queue = variant % 2 == 1, variant % 4 >= 2, variant >= 4
+    measure.first_hit, measure.stepped, measure.queue = variant % 2 == 1, variant % 4 >= 2, variant % 8 >= 4
+    if variant >= 8 then
+      for _, name in ipairs(own_parameters[measure.algorithm]) do
+        measure[name], at = struct.unpack(">d", packed, at)
+      end
+    end
   end
   if flags % 128 >= 64 then
     local number, first, this, following, ending

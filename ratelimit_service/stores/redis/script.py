@@ -42,7 +42,10 @@ _HIT: Final = struct.Struct(">IdIBB")
 
 _MEASURE: Final = struct.Struct(">IBHB")
 """With _MORE the rest of a measure: rate, tick, buckets, and 1 for first_hit, 2 for stepped, 4
-for a queue."""
+for a queue, 8 where the algorithm's own parameters follow."""
+
+_OWN: Final = struct.Struct(">d")
+"""One of the algorithm's own parameters, in the order in which it declares them."""
 
 _PERIODS: Final = struct.Struct(">Idddd")
 """With _CALENDAR this period's number, and when three begin and the last ends."""
@@ -81,6 +84,16 @@ def _joined() -> str:
         f"load_algorithm[{number}] = function()\n{text(name)}\nend"
         for name, number in _NUMBERS.items()
     ]
+    own = [
+        f"own_parameters[{number}] = {{ {names} }}"
+        for number, algorithm in enumerate(ALGORITHMS.values())
+        if (
+            names := ", ".join(
+                [f'"{each.name}"' for each in algorithm.parameters if not each.field]
+            )
+        )
+    ]
+    parts.append("\n".join(["local own_parameters = {}", *own]))
     parts.append(f"local function load_settle()\n{text('settle')}\nreturn settle\nend")
     parts.append((files("ratelimit_service.stores.redis") / "script.lua").read_text())
     return "\n".join(parts)
@@ -129,7 +142,9 @@ def _form(measure: Measure) -> _Form:
     number, rest, flags = _NUMBERS[algorithm.name], b"", 0
     if not measure.adds:
         variant = (measure.anchor is Anchor.FIRST_HIT) + 2 * measure.stepped + 4 * measure.queue
+        variant += 8 * bool(measure.own)
         rest = _MEASURE.pack(measure.rate, measure.tick, measure.buckets, variant)
+        rest += b"".join([_OWN.pack(value) for value in measure.own])
         flags = _MORE
     single = b""
     if not isinstance(measure.anchor, Calendar):

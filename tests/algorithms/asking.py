@@ -1,0 +1,40 @@
+"""How cases speak: one hit, one moment, one counter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from zlib import crc32
+
+from ratelimit_service.algorithms import measure_of
+from ratelimit_service.model import Denied, Hit, Limit, Mode, Outcome
+from tests.stores.cases import Charge
+
+__all__ = ["at", "hit", "spend"]
+
+
+def hit(
+    limit: Limit,
+    addend: int = 1,
+    *,
+    key: str = "a",
+    mode: Mode = Mode.ENFORCED,
+    count_denied: bool = False,
+    refund: bool = False,
+    lease: bytes = b"",
+    joined: bool = False,
+) -> Hit:
+    measure = measure_of(limit)
+    counted = f"{measure.key}{key}".encode()
+    name = b"{%08x}%b" % (crc32(counted), counted)
+    count_denied = count_denied or measure.algorithm.denied is Denied.ALWAYS_COUNTED
+    return Hit(name, measure, addend, mode, count_denied, refund, lease, joined)
+
+
+def at(now_us: int, outcome: Outcome, *hits: Hit) -> Charge:
+    """One hit, or several with the same outcome."""
+    return Charge(now_us, hits, [outcome] * len(hits))
+
+
+def spend(limit: Limit, now_us: int, outcomes: Sequence[Outcome]) -> list[Charge]:
+    """One hit after the other at one moment."""
+    return [at(now_us, outcome, hit(limit)) for outcome in outcomes]

@@ -1,0 +1,79 @@
+"""Nobody forgets a part of an algorithm: what each declared one must bring along.
+
+`make lint` runs this, since it takes neither a server nor time.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service.algorithms import ALGORITHMS, PARAMETERS
+from ratelimit_service.model import Algorithm, Limit, Measure, Takes
+from ratelimit_service.rules.limits import LIMIT_KEYS
+from tests.algorithms import ways
+
+RULES = Path(__file__).parents[2] / "docs" / "rules.md"
+
+each = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=str)
+
+
+@each
+def test_lua(algorithm: Algorithm) -> None:
+    """Every algorithm has its rendering for Redis."""
+    assert (files("ratelimit_service.algorithms") / "lua" / f"{algorithm.name}.lua").is_file()
+
+
+def test_letters() -> None:
+    """No two algorithms begin their keys with the same letter; `h` is fixed_window's second one."""
+    letters = [algorithm.letter for algorithm in ALGORITHMS.values()]
+
+    assert len({*letters, "h"}) == len(letters) + 1
+    assert all(len(letter) == 1 and letter.isalpha() for letter in letters)
+
+
+@each
+def test_tables(algorithm: Algorithm) -> None:
+    """Every algorithm has ways to count, limits for the walk, a table of cases, and costs."""
+    (module,) = [
+        module for module in ways.MODULES if module.__name__.endswith(f".{algorithm.name}")
+    ]
+
+    assert all([module.WAYS, module.WALKED, module.CASES, module.COSTS])
+    limits: list[Limit] = [*module.WAYS, *module.WALKED]
+    assert {limit.algorithm for limit in limits} == {algorithm.name}
+
+
+@each
+def test_documents(algorithm: Algorithm) -> None:
+    """docs/rules.md has each algorithm in its table, a section on it, and its keys of rules."""
+    text = RULES.read_text()
+
+    assert f"\n| `{algorithm.name}` |" in text
+    assert f"\n### {algorithm.name}\n" in text
+    for parameter in algorithm.parameters:
+        default = parameter.default if parameter.default == "none" else f"`{parameter.default}`"
+        assert f"\n| `{parameter.name}` | {default} | {parameter.help} |\n" in text
+
+
+@each
+def test_parameters(algorithm: Algorithm) -> None:
+    """A key means the same to all algorithms that have it, and is kept where it can be."""
+    for parameter in algorithm.parameters:
+        assert PARAMETERS[parameter.name] == parameter
+        assert LIMIT_KEYS.count(parameter.name) == 1
+        assert parameter.field in Limit._fields or not parameter.field
+        assert parameter.words or parameter.takes is not Takes.WORD
+        assert parameter.instead or parameter.beside
+
+
+def test_a_measure_may_gain_fields() -> None:
+    """A measure of nothing but what every algorithm needs has defaults for all else."""
+    for algorithm in ALGORITHMS.values():
+        measure = Measure(algorithm, 5, 60_000_000)
+
+        assert measure.with_numbers(5, 0) == measure
+        assert measure != measure.with_numbers(4, 0)
+        assert hash(measure) == hash(measure.with_numbers(5, 0))
