@@ -6,7 +6,10 @@ frames; health checks and reflection are answered as over any other transport.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 
@@ -26,6 +29,8 @@ from ratelimit_service.transport.tls import TLS
 from ratelimit_service.wire import METHOD, SERVICE
 
 __all__ = ["GrpcioServer"]
+
+log = logging.getLogger(__name__)
 
 _Context = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -110,6 +115,7 @@ class GrpcioServer:
                 f"cannot open the gRPC port {self._address}: it is in use or not this machine's; "
                 "choose another with --grpc HOST:PORT"
             ) from error
+        asyncio.get_running_loop().set_exception_handler(_heard)
         await server.start()
         self._server = server
         return port
@@ -146,6 +152,19 @@ class GrpcioServer:
                 await context.write(reflect(message))
             except BadRequestError as error:
                 await context.abort(_CODES[error.code], str(error))
+
+
+def _heard(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What tasks of grpcio end with that nobody waits for.
+
+    If a client goes while it is being answered, and grpcio hears first that it cannot send, it
+    takes that for a fault of its own. There is nobody to tell.
+    """
+    error = context.get("exception")
+    if type(error).__name__ == "ExecuteBatchError":  # which grpcio keeps to itself
+        log.debug("a client has gone while it was answered: %s", error)
+    else:
+        loop.default_exception_handler(context)
 
 
 async def _answered(answer: Answer, context: _Context) -> bytes:

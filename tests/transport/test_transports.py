@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 from collections.abc import AsyncIterable, AsyncIterator
+from importlib import import_module
 from pathlib import Path
 
 import grpc
@@ -330,3 +333,27 @@ async def test_exactly_the_limit_passes(
     await server.server.stop(0)
     passed = [decode_decision(answer).code is Code.OK for answer in answers]
     assert passed.count(True) == limit
+
+
+async def test_client_that_goes_while_it_is_answered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What grpcio says of it is no line in the log; every other fault of a task still is."""
+    server = Server(Asking(tmp_path, RULES), "grpcio")
+    await server.start()
+
+    async def failing(error: Exception) -> None:
+        raise error
+
+    its_own = import_module("grpc._cython.cygrpc").ExecuteBatchError
+    for error in (its_own("Failed grpc_call_start_batch"), ValueError("else")):
+        task = asyncio.create_task(failing(error))
+        await asyncio.wait([task])
+        del task
+        gc.collect()
+
+    records = [each for each in caplog.records if each.levelno > logging.DEBUG]
+    assert [str(each.exc_info[1]) for each in records if each.exc_info] == ["else"]
+    assert len(records) == 1
+    await server.channel.close()
+    await server.server.stop(0)
