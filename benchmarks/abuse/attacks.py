@@ -1,7 +1,8 @@
 """What an attacker does, one function an attack. All of it is bytes; nothing waits for leave.
 
-Run by the driver as a process of its own (`python -m benchmarks.abuse.attacks NAME ...`); prints
-one line of JSON: how its connections ended, and what else it found.
+Run by the driver as a process of its own (`python -m benchmarks.abuse.attacks NAME ...`), which is
+told when to begin and to end; prints one line of JSON: how its connections ended, and what else it
+found.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 import uvloop
 
-from benchmarks.abuse.wire import DEFAULT_WINDOW, H2, Aim, Wire
+from benchmarks.abuse.wire import DEFAULT_WINDOW, H2, Aim, Wire, told_when
 from benchmarks.load import BLOCK, NO_TABLE, body, body_of
 from ratelimit_service.model import Descriptor, Entry, Request
 from ratelimit_service.transport.h2 import frames
@@ -43,6 +44,8 @@ class Attack(NamedTuple):
     seconds: float = 0.0
     flags: tuple[str, ...] = ()
     """What the service is started with."""
+    connections: int = 1
+    """How many it has at once to the gRPC port."""
     kept: bool = False
     """Whether the client is honest after all, so that no connection may be ended."""
     ends: bool = False
@@ -60,13 +63,14 @@ def attack(
     *,
     seconds: float = 0.0,
     flags: tuple[str, ...] = (),
+    connections: int = 1,
     kept: bool = False,
     ends: bool = False,
 ) -> Callable[[Act], Act]:
     """Puts a function into the table."""
 
     def put(act: Act) -> Act:
-        ATTACKS[name] = Attack(act, seconds, flags, kept, ends)
+        ATTACKS[name] = Attack(act, seconds, flags, connections, kept, ends)
         return act
 
     return put
@@ -215,6 +219,16 @@ async def rapid_reset(aim: Aim) -> None:
     await flood(aim, 20_000, make)
 
 
+@attack("rapid reset of calls with 80 headers of their own, 5,000 a second")
+async def dear_reset(aim: Aim) -> None:
+    def make(wire: H2) -> bytes:
+        stream_id = wire.next_stream()
+        more = b"".join(literal(b"x-%d" % each, b"%d" % stream_id) for each in range(80))
+        return headers(stream_id, BLOCK + more) + frames.rst_stream(stream_id, ErrorCode.CANCEL)
+
+    await flood(aim, 5_000, make)
+
+
 @attack("MadeYouReset, 20,000 a second")
 async def made_you_reset(aim: Aim) -> None:
     malformed = NO_TABLE + literal(b"connection", b"close") + BLOCK[1:]
@@ -281,7 +295,7 @@ async def many_descriptors(aim: Aim) -> None:
     await flood(aim, 1, lambda wire: b"".join(make(wire) for _ in range(32)))
 
 
-@attack("20 connections, a call of 256 descriptors on each at once, each second")
+@attack("20 connections, a call of 256 descriptors on each at once, each second", connections=20)
 async def many_connections(aim: Aim) -> None:
     wires = [await settled(aim) for _ in range(20)]
     async for _ in aim.due(1):
@@ -330,7 +344,7 @@ async def reflection(aim: Aim) -> None:
     aim.findings.append(f"{sent / 1e6:.1f} MB taken")
 
 
-@attack("10 connections with 1,000 unfinished messages each")
+@attack("10 connections with 1,000 unfinished messages each", connections=10)
 async def unfinished(aim: Aim) -> None:
     part = (65_536).to_bytes(5, "big") + bytes(65_000)
 
@@ -369,7 +383,7 @@ async def long_answers(aim: Aim) -> None:
 # TLS
 
 
-@attack("TLS: connect and go, 500 a second", flags=TLS)
+@attack("TLS: connect and go, 500 a second", flags=TLS, connections=500)
 async def tls_connect(aim: Aim) -> None:
     made = 0
     async for number in aim.due(500):
@@ -382,7 +396,13 @@ async def tls_connect(aim: Aim) -> None:
     aim.findings.append(f"{made:,} made")
 
 
-@attack("TLS: 300 handshakes of 59 KB without end", seconds=8.0, flags=TLS, ends=True)
+@attack(
+    "TLS: 300 handshakes of 59 KB without end",
+    seconds=8.0,
+    flags=TLS,
+    connections=300,
+    ends=True,
+)
 async def tls_slow(aim: Aim) -> None:
     hello = b"\x01" + (59_000).to_bytes(3, "big") + b"\x03\x03" + bytes(58_000)
     records = [
@@ -395,7 +415,7 @@ async def tls_slow(aim: Aim) -> None:
     await aim.rest()
 
 
-@attack("TLS: 300 handshakes begun at the same moment, each second", flags=TLS)
+@attack("TLS: 300 handshakes begun at the same moment, each second", flags=TLS, connections=300)
 async def tls_together(aim: Aim) -> None:
     assert aim.context is not None
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -426,7 +446,7 @@ def post(size: int, content: bytes) -> bytes:
     ) + content
 
 
-@attack("POST /json of 1 MiB, 10 a second")
+@attack("POST /json of 1 MiB, 10 a second", connections=0)
 async def large_json(aim: Aim) -> None:
     entry = b'{"entries":[{"key":"route","value":"checkout"}]},'
     content = b'{"domain":"bench","descriptors":[' + entry * 21_000
@@ -442,7 +462,7 @@ async def large_json(aim: Aim) -> None:
     aim.findings.append(f"{refused} of {len(wires)} refused")
 
 
-@attack("bodies for /json that end early, 500 a second")
+@attack("bodies for /json that end early, 500 a second", connections=0)
 async def aborted_bodies(aim: Aim) -> None:
     made = 0
     async for number in aim.due(500):
@@ -457,7 +477,7 @@ async def aborted_bodies(aim: Aim) -> None:
     aim.findings.append(f"{made:,} made")
 
 
-@attack("slow-loris: 300 connections, a header each second", seconds=20.0, ends=True)
+@attack("slow-loris: 300 connections, a header each second", seconds=20.0, connections=0, ends=True)
 async def slow_loris(aim: Aim) -> None:
     for _ in range(300):
         wire = await aim.raw(http=True)
@@ -504,21 +524,14 @@ def main() -> None:
     parser.add_argument("name", choices=ATTACKS)
     parser.add_argument("grpc_port", type=int)
     parser.add_argument("http_port", type=int)
-    parser.add_argument("--begins", type=float, required=True, help="By time.perf_counter.")
-    parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--authority", help="A file of whom to trust: the port speaks TLS.")
     arguments = parser.parse_args()
     context = None
     if arguments.authority:
         context = ssl.create_default_context(cafile=arguments.authority)
         context.set_alpn_protocols(["h2"])
-    aim = Aim(
-        arguments.grpc_port,
-        arguments.http_port,
-        arguments.begins,
-        arguments.begins + arguments.seconds,
-        context,
-    )
+    begins, ends = told_when()
+    aim = Aim(arguments.grpc_port, arguments.http_port, begins, ends, context)
     print(json.dumps(uvloop.run(act(arguments.name, aim))))
 
 

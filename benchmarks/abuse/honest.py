@@ -19,6 +19,7 @@ from pathlib import Path
 
 import uvloop
 
+from benchmarks.abuse.wire import told_when
 from benchmarks.load import TICK_SECONDS, body
 from benchmarks.steady import CONNECTIONS, Answer, Recorder
 
@@ -93,7 +94,6 @@ async def honest(port: int, until: float, context: ssl.SSLContext | None) -> lis
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("port", type=int)
-    parser.add_argument("--until", type=float, required=True, help="By time.perf_counter.")
     parser.add_argument("--record", type=Path, required=True)
     parser.add_argument("--authority", help="A file of whom to trust: the port speaks TLS.")
     arguments = parser.parse_args()
@@ -102,7 +102,8 @@ def main() -> None:
         context = ssl.create_default_context(cafile=arguments.authority)
         context.set_alpn_protocols(["h2"])
     gc.disable()
-    answers = uvloop.run(honest(arguments.port, arguments.until, context))
+    _, until = told_when()
+    answers = uvloop.run(honest(arguments.port, until, context))
     found = [(each.due, each.waited, each.said > 0) for each in answers]
     arguments.record.write_bytes(pickle.dumps(found))
 
