@@ -14,6 +14,7 @@ from ratelimit_service.rules.sources import source_of
 from ratelimit_service.runtime import logs
 from ratelimit_service.runtime.alone import serve_alone
 from ratelimit_service.runtime.certificates import check_certificates
+from ratelimit_service.runtime.cpus import usable_cpus
 from ratelimit_service.runtime.deciding import open_store
 from ratelimit_service.runtime.process import raise_file_limit, run
 from ratelimit_service.runtime.supervisor import supervise
@@ -41,6 +42,13 @@ def serve(settings: Settings, remarks: Sequence[str] = ()) -> int:
         log.warning("%s", line)
     raise_file_limit()
     count = workers(settings)
+    if count and not settings.workers:
+        log.info(
+            "%d worker%s: %s; --workers says otherwise",
+            count,
+            "" if count == 1 else "s",
+            usable_cpus().why,
+        )
     if not count:
         return run(serve_alone(settings))
     return run(supervise(settings, count, inherited()))
@@ -52,13 +60,6 @@ def check(settings: Settings) -> None:
     workers(settings)
     check_certificates(settings)
     run(_check(settings))
-
-
-def _cores() -> int:
-    """How many this process may run on, where the system tells."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 async def _check(settings: Settings) -> None:
@@ -80,7 +81,7 @@ def workers(settings: Settings) -> int:
     elif settings.transport != "h2":
         alone = "needs --transport h2: grpcio cannot take over connections"
     if not alone:
-        return settings.workers or _cores()
+        return settings.workers or usable_cpus().number
     if settings.workers > 1:
         raise SettingsError(f"--workers {settings.workers} {alone}")
     return 0

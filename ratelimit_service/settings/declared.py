@@ -250,7 +250,7 @@ class Settings:
     workers: int = _PROCESS.setting(
         0,
         COUNT,
-        "How many processes decide, if the store is in Redis; 0 is one for each core.",
+        "How many processes decide, if the store is in Redis; 0 is one for each usable CPU.",
     )
     grace_us: int = _PROCESS.setting(
         10_000_000,
