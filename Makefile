@@ -19,7 +19,7 @@ help:
 	@echo "make install-compiled   the same as machine code in $(COMPILED), and a wheel of it in dist"
 	@echo "make run       serve rules/ on the in-memory store: gRPC on 8081, HTTP on 8080"
 	@echo "make test      get what the tests need and run them; ARGS=\"-k name\" for some"
-	@echo "make tools     get what tests and benchmarks need: Redis, h2spec, Node.js and its gRPC client"
+	@echo "make tools     get what tests and benchmarks need: Redis, h2spec, a management server, Node.js and its gRPC client"
 	@echo "make lint      format, lint, types, imports, generated files, shipped rules"
 	@echo "make test-compiled   the same tests against the compiled package"
 	@echo "make check     lint and both tests: what a change must pass"
@@ -61,6 +61,7 @@ test: $(VENV)/.developing tools
 tools:
 	@command -v redis-server >/dev/null || sh tests/get-redis.sh
 	@test -x $(TOOLS)/h2spec || sh tests/get-h2spec.sh "$(CURDIR)/$(TOOLS)"
+	@test -x $(TOOLS)/management || sh tests/get-management.sh "$(CURDIR)/$(TOOLS)"
 	@test -d $(TOOLS)/node/node_modules || sh tests/get-node-client.sh "$(CURDIR)/$(TOOLS)/node"
 
 test-compiled:

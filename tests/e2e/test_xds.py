@@ -1,0 +1,304 @@
+"""The service with rules from a management server that is not ours: Envoy Gateway's library."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+import redis
+import trustme
+
+from ratelimit_service.client import Client
+from ratelimit_service.model import Code, Descriptor, Entry, Request
+from tests.conftest import need
+from tests.servers.management import config
+from tests.servers.process import free_port, wait_until
+from tests.servers.redis import RedisServer
+from tests.servers.service import COMMAND, ServiceProcess
+
+TOP = Path(__file__).parents[2]
+MANAGEMENT = str(TOP / ".tools" / "management")
+MANY = 10_000
+
+
+class Management:
+    """The Go program of tests/management, with TLS 1.3 and client certificates."""
+
+    def __init__(self, directory: Path) -> None:
+        need(MANAGEMENT, "make tools (needs Go, and its module proxy)")
+        self.port = free_port()
+        self._directory = directory
+        self._files = count()
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(directory / "ca.crt")
+        for name in ("server", "client"):
+            made = authority.issue_cert("envoy-gateway" if name == "server" else "ratelimit")
+            made.private_key_pem.write_to_path(directory / f"{name}.key")
+            made.cert_chain_pems[0].write_to_path(directory / f"{name}.crt")
+        self._log = directory / "management.log"
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def heard(self) -> list[str]:
+        """What it says of its clients, in order."""
+        return self._log.read_text().splitlines() if self._log.exists() else []
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Envoy Gateway's, with our files."""
+        xds = "CONFIG_GRPC_XDS_"
+        return {
+            "CONFIG_TYPE": "GRPC_XDS_SOTW",
+            f"{xds}SERVER_URL": f"localhost:{self.port}",
+            f"{xds}NODE_ID": "envoy-ratelimit",
+            f"{xds}SERVER_USE_TLS": "true",
+            f"{xds}CLIENT_TLS_CERT": str(self._directory / "client.crt"),
+            f"{xds}CLIENT_TLS_KEY": str(self._directory / "client.key"),
+            f"{xds}SERVER_TLS_CACERT": str(self._directory / "ca.crt"),
+            f"{xds}SERVER_TLS_SAN": "envoy-gateway",
+        }
+
+    def start(self) -> None:
+        self._log.write_text("")
+        words = [MANAGEMENT, "-port", str(self.port), "-node", "envoy-ratelimit"]
+        for flag, file in (("cert", "server.crt"), ("key", "server.key"), ("ca", "ca.crt")):
+            words += [f"-{flag}", str(self._directory / file)]
+        with self._log.open("ab") as log:
+            self._child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=log, stderr=log)
+        wait_until(lambda: "ready" in self.heard, "the management server")
+
+    def serve(self, version: str, *resources: bytes) -> None:
+        names = []
+        for data in resources:
+            file = self._directory / f"resource{next(self._files)}"
+            file.write_bytes(data)
+            names.append(str(file))
+        assert self._child is not None
+        assert self._child.stdin is not None
+        self._child.stdin.write(" ".join([version, *names]).encode() + b"\n")
+        self._child.stdin.flush()
+
+    def await_ack(self, version: str) -> None:
+        wait_until(lambda: f"ack {version}" in self.heard, f"an ACK of {version}: {self.heard}")
+
+    def stop(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+            if self._child.stdin:
+                self._child.stdin.close()
+            self._child = None
+
+
+@pytest.fixture
+def management(tmp_path: Path) -> Iterator[Management]:
+    management = Management(tmp_path)
+    yield management
+    management.stop()
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Iterator[list[ServiceProcess]]:
+    started: list[ServiceProcess] = []
+    yield started
+    for each in started:
+        each.kill()
+
+
+def launch(
+    services: list[ServiceProcess], tmp_path: Path, management: Management, *flags: str, **more: str
+) -> ServiceProcess:
+    """Starts the service, and waits for nothing."""
+    service = ServiceProcess(tmp_path, *flags, environment={**management.environment, **more})
+    services.append(service)
+    service._process.spawn()
+    return service
+
+
+def code(service: ServiceProcess, domain: str, key: str) -> int:
+    return service.decide(domain, **{key: "x"}).status
+
+
+def answers(service: ServiceProcess) -> bool:
+    try:
+        service.get("/healthcheck")
+    except OSError:
+        return False
+    return True
+
+
+def test_from_the_first_snapshot_on(
+    management: Management, services: list[ServiceProcess], tmp_path: Path
+) -> None:
+    """Not healthy before the first snapshot; then each takes effect, and names where it is from."""
+    management.start()
+    service = launch(services, tmp_path, management)
+    wait_until(lambda: answers(service), "the HTTP port")
+    wait_until(lambda: "open envoy-ratelimit" in management.heard, "the client")
+    assert service.get("/healthcheck").status == 500
+    assert "make a decision" not in service.log
+
+    management.serve("1", config("ns/gw/http", "user"), config("other", "user"))
+    wait_until(lambda: "make a decision" in service.log, "the service")
+    assert service.get("/healthcheck").status == 200
+    place = f"xds://localhost:{management.port}"
+    assert f"at {place}/ns/gw/http@1" in service.get("/rlconfig").text
+    assert [code(service, "ns/gw/http", "user") for _ in range(2)] == [200, 429]
+
+    # A bad resource harms its domain alone, and is named.
+    management.serve("2", config("ns/gw/http", ""), config("other", "path"))
+    wait_until(lambda: any(each.startswith("nack") for each in management.heard), "a NACK")
+    assert f"{place}/ns/gw/http@2: key is missing or empty" in "\n".join(management.heard)
+    assert code(service, "ns/gw/http", "user") == 429
+    assert [code(service, "other", "path") for _ in range(2)] == [200, 429]
+
+    # It comes again with the same counts, from a server that counts its versions anew.
+    management.stop()
+    management.start()
+    management.serve("1", config("ns/gw/http", "user", requests=2), config("other", "path"))
+    management.await_ack("1")
+    assert [code(service, "ns/gw/http", "user") for _ in range(2)] == [200, 429]
+    assert code(service, "other", "path") == 429
+
+    management.serve("2")
+    management.await_ack("2")
+    assert [code(service, "other", "path") for _ in range(3)] == [200] * 3
+    assert service.get("/rlconfig").text == ""
+    assert service.get("/healthcheck").status == 200
+
+
+def test_end_before_the_first_snapshot(
+    management: Management, services: list[ServiceProcess], tmp_path: Path
+) -> None:
+    """A service that waits for rules ends when it is told to."""
+    service = launch(services, tmp_path, management)
+    wait_until(lambda: answers(service), "the HTTP port")
+
+    service.signal(signal.SIGTERM)
+
+    assert service.wait() == 0
+    assert "Traceback" not in service.log
+
+
+def test_start_without_rules(
+    management: Management, services: list[ServiceProcess], tmp_path: Path
+) -> None:
+    """It serves at once if that is asked for: the failure policy decides, and health says why."""
+    force = {"FORCE_START_WITHOUT_INITIAL_CONFIG": "true"}
+    service = launch(services, tmp_path, management, "--failure-policy", "closed", **force)
+    wait_until(lambda: "ratelimit serves" in service.log, "the service")
+
+    assert service.get("/healthcheck").status == 200
+    assert "no rules have come from xds://" in service.get("/healthcheck").text
+    assert code(service, "edge", "user") == 429
+    management.start()
+    management.serve("1", config("edge", "user"))
+    management.await_ack("1")
+    assert [code(service, "edge", "user") for _ in range(2)] == [200, 429]
+    assert "no rules" not in service.get("/healthcheck").text
+
+
+def test_many_snapshots(
+    management: Management,
+    services: list[ServiceProcess],
+    tmp_path: Path,
+    redis_server: RedisServer,
+) -> None:
+    """Ten thousand descriptors and a hundred snapshots in a row lose no call and no count."""
+    redis.Redis(port=redis_server.port).flushall()
+    store = ["--store", f"redis://127.0.0.1:{redis_server.port}/0", "--workers", "1"]
+    keys = [f"key{number}" for number in range(MANY)]
+    management.start()
+    management.serve("0", config("edge", "user", requests=1_000_000), config("large", *keys))
+    service = launch(services, tmp_path, management, *store)
+    wait_until(lambda: "make a decision" in service.log, "the service")
+    request = Request("edge", (Descriptor((Entry("user", "x"),)),))
+    stop = threading.Event()
+    left: list[int] = []
+    failed: list[object] = []
+
+    def call() -> None:
+        with Client(service.address) as client:
+            while not stop.is_set():
+                try:
+                    decision = client.should_rate_limit(request, 60_000_000)
+                except Exception as error:
+                    failed.append(error)
+                    return
+                if decision.code is not Code.OK:
+                    failed.append(decision)
+                left.append(decision.statuses[0].remaining)
+
+    calling = threading.Thread(target=call)
+    calling.start()
+    for number in range(1, 101):
+        management.serve(str(number), config("edge", "user", f"k{number}", requests=1_000_000))
+    management.await_ack("100")
+    wait_until(lambda: "k100" in service.get("/rlconfig").text, "the last snapshot")
+    stop.set()
+    calling.join()
+
+    assert failed == []
+    assert left == [1_000_000 - number for number in range(1, len(left) + 1)]
+    assert len([each for each in management.heard if each.startswith("ack")]) <= 101
+    assert not any(each.startswith("nack") for each in management.heard)
+
+
+def test_restart_while_the_server_is_away(
+    management: Management,
+    services: list[ServiceProcess],
+    tmp_path: Path,
+    redis_server: RedisServer,
+) -> None:
+    """A rolling restart hands over what was last accepted, also what no server could send again."""
+    redis.Redis(port=redis_server.port).flushall()
+    store = ["--store", f"redis://127.0.0.1:{redis_server.port}/0", "--workers", "1"]
+    management.start()
+    management.serve("1", config("edge", "user", requests=3))
+    service = launch(services, tmp_path, management, *store)
+    wait_until(lambda: "make a decision" in service.log, "the service")
+    management.await_ack("1")
+    assert code(service, "edge", "user") == 200
+    management.stop()
+
+    service.signal(signal.SIGUSR2)
+    wait_until(lambda: "restarted: version" in service.log, "the restart")
+
+    assert [code(service, "edge", "user") for _ in range(3)] == [200, 200, 429]
+    assert "edge@1" in service.get("/rlconfig").text
+    told = json.loads(service.get("/processes").text)
+    children = Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split()
+    states = [
+        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in children
+    ]
+    assert told["pid"] == service.pid
+    assert "Z" not in states
+    management.start()
+    management.serve("1", config("edge", "path"))
+    management.await_ack("1")
+    wait_until(lambda: "edge@1" in service.get("/rlconfig").text, "the rules")
+    wait_until(lambda: code(service, "edge", "user") == 200, "the new rules in the worker")
+
+
+def test_explain(management: Management, tmp_path: Path) -> None:
+    """`ratelimit explain` asks the server, and says server, resource and version of a rule."""
+    management.start()
+    management.serve("7", config("edge", "user"))
+    place = f"xds://localhost:{management.port}"
+    words = ["explain", "--rules", place, "edge", "user=x"]
+
+    done = subprocess.run(
+        [COMMAND, *words],
+        env=management.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert f"rule user at {place}/edge@7: 1 per day" in done.stdout, done.stderr
