@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,24 +14,42 @@ __all__ = ["lint"]
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
-def lint(paths: Sequence[Path]) -> int:
-    """Check rule files and directories.
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True))
+@click.option(
+    "--format",
+    "shape",
+    default="text",
+    show_default=True,
+    type=click.Choice(["text", "json", "github", "sarif"]),
+    help="For people, for programs, for GitHub Actions, or SARIF for code scanning.",
+)
+def lint(paths: Sequence[Path], shape: str) -> int:
+    """Check rule files and directories; - is what comes in on standard input.
 
     Prints every problem as file:line:column, place in the tree, what is wrong and what is
-    allowed; and hints, which are none. Exits 0 if there is no problem, 1 if there are some, 2
-    if a path cannot be read.
+    allowed, with the line; and hints, which are none. Exits 0 if there is no problem, 1 if there
+    are some, 2 if a path cannot be read.
 
     Example: ratelimit lint rules/
     """
-    from ratelimit_service.rules.lint import lint as problems_in  # noqa: PLC0415
+    from ratelimit_service.cli.problems import FORMATS  # noqa: PLC0415
+    from ratelimit_service.rules.lint import lint as lint_paths  # noqa: PLC0415
+    from ratelimit_service.rules.lint import lint_text  # noqa: PLC0415
 
-    found = problems_in(paths)
-    for problem in found:
-        say(str(problem))
-    problems = [problem for problem in found if not problem.hint]
+    if _STDIN in paths:
+        if len(paths) > 1:
+            raise click.UsageError("- stands alone: standard input is one file")
+        found = lint_text("<stdin>", sys.stdin.buffer.read())
+    else:
+        found = lint_paths(paths)
+    for line in FORMATS[shape](found):
+        say(line)
+    problems = [problem for problem in found.problems if not problem.hint]
     if problems:
         say(f"{count(len(problems), 'problem')} found", err=True)
         return 1
     say("no problems found", err=True)
     return 0
+
+
+_STDIN = Path("-")

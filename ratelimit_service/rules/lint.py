@@ -1,11 +1,13 @@
-"""Everything that is wrong with rule files, the tolerated included."""
+"""Everything that is wrong with rule files, the tolerated and the hints included."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ratelimit_service.errors import RulesError
+from ratelimit_service.rules.advice import advice
 from ratelimit_service.rules.build import merge
 from ratelimit_service.rules.files import read_rule_files
 from ratelimit_service.rules.problem import Problem
@@ -13,27 +15,54 @@ from ratelimit_service.rules.schema import RuleFile, parse
 from ratelimit_service.rules.tree import Source
 from ratelimit_service.text import printable
 
-__all__ = ["lint"]
+__all__ = ["Linted", "lint", "lint_text"]
 
 
-def lint(paths: Sequence[Path]) -> list[Problem]:
-    """The problems of the files under each path, read as `serve` would, by file and line.
+@dataclass(frozen=True, slots=True)
+class Linted:
+    """What was found, by file and line, and the bytes that were read, by file."""
+
+    problems: tuple[Problem, ...]
+    files: dict[str, bytes]
+
+    def lines(self, name: str) -> list[str]:
+        """The lines of a file as YAML counts them; none if it was not read."""
+        return self.files.get(name, b"").decode("utf-8-sig", "replace").splitlines()
+
+
+def lint(paths: Sequence[Path]) -> Linted:
+    """The problems of the files under each path, read as `serve` would.
 
     Files of one path that name the same domain are merged, those of different paths are not.
     Raises RulesError if a path cannot be read.
     """
     problems: list[Problem] = []
+    files: dict[str, bytes] = {}
     for path in paths:
-        domains: dict[str, list[RuleFile]] = {}
         found = read_rule_files(path)
         for name, why in found.unread.items():
             raise RulesError(f"{printable(name)} cannot be read: {why}")
         for name, why in found.skipped.items():
             problems.append(Problem(Source(name), "", f"not read: {why}", "skipped", hint=True))
-        for name, data in found.files.items():
-            file = parse(name, data)
-            problems += file.problems
-            domains.setdefault(file.domain, []).append(file)
-        for files in domains.values():
-            problems += merge(files)[1]
-    return sorted(problems)
+        problems += _problems(found.files)
+        files |= found.files
+    return Linted(tuple(sorted(problems)), files)
+
+
+def lint_text(name: str, data: bytes) -> Linted:
+    """As `lint`, for one file that lies nowhere; it goes by this name."""
+    return Linted(tuple(sorted(_problems({name: data}))), {name: data})
+
+
+def _problems(files: dict[str, bytes]) -> list[Problem]:
+    problems: list[Problem] = []
+    domains: dict[str, list[RuleFile]] = {}
+    for name, data in files.items():
+        file = parse(name, data)
+        problems += file.problems
+        if not file.bad:  # what is wrong comes first
+            problems += advice(file.nodes)
+        domains.setdefault(file.domain, []).append(file)
+    for of_domain in domains.values():
+        problems += merge(of_domain)[1]
+    return problems

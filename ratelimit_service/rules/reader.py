@@ -137,7 +137,8 @@ class Reader:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             source = Source(self.name, mark.line + 1, mark.column + 1) if mark else None
-            self._stop(source, "yaml", f"this is no YAML: {error.problem or error.context}")
+            what = "a tab: YAML wants spaces" if _at_a_tab(text, mark) else error.problem
+            self._stop(source, "yaml", f"this is no YAML: {what or error.context}")
         except yaml.YAMLError as error:
             self._stop(None, "yaml", f"this is no YAML: {' '.join(str(error).split())}")
         if second is not None:
@@ -388,6 +389,11 @@ class Fields:
             hint = did_you_mean(name, allowed)
             message = f"{quoted(name)} is no key: allowed are {listed(allowed)}{hint}"
             self._reader.report(key, self.path, "unknown_key", message)
+
+
+def _at_a_tab(text: str, mark: yaml.Mark | None) -> bool:
+    """Whether YAML stumbled over a tab, which editors show as spaces."""
+    return mark is not None and text[mark.index : mark.index + 1] == "\t"
 
 
 def _raw(node: yaml.Node) -> str:

@@ -1,6 +1,6 @@
 """Runs tests of rules: each case in a world of its own, step after step.
 
-What must not live here: how results are shown (`report`).
+What must not live here: how results are shown (`cli.results`).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Trial:
     def _snapshot(self, path: Path) -> Snapshot:
         path = path.resolve()
         if path not in self._snapshots:
-            problems = [problem for problem in lint([path]) if problem.fatal(strict=False)]
+            problems = [problem for problem in lint([path]).problems if problem.fatal(strict=False)]
             if problems:
                 raise CasesError("\n".join(map(str, problems)))
             rules = Rules(FromFiles(path), counters=Counters(), health=Health())

@@ -235,6 +235,49 @@ def test_lint(tmp_path: Path, rules: Path) -> None:
     assert found.out.startswith(f"{bad}:2:1: unit does nothing here")
 
 
+def test_lint_formats(tmp_path: Path) -> None:
+    """Lint shows the line with a caret, and says the same as JSON, to GitHub, and as SARIF."""
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(
+        "domain: a\ndescriptors:\n- {key: a, value: a/*, rate_limit: {unit: \u202eno}}\n"
+    )
+
+    text, github = Ran("lint", str(bad)), Ran("lint", "--format", "github", str(bad))
+    plain = json.loads(Ran("lint", "--format", "json", str(bad)).out)
+    sarif = json.loads(Ran("lint", "--format", "sarif", str(bad)).out)
+
+    assert text.out.splitlines()[1:3] == [
+        "    3 | - {key: a, value: a/*, rate_limit: {unit: \\u202eno}}",
+        "                               ^",
+    ]
+    assert [(each["line"], each["column"], each["level"]) for each in plain] == [
+        (3, 24, "error"),
+        (3, 43, "error"),
+    ]
+    assert github.out.startswith(f"::error file={bad},line=3,col=24,title=")
+    (run,) = sarif["runs"]
+    place = run["results"][0]["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == str(bad)
+    assert place["region"] == {"startLine": 3, "startColumn": 24}
+    assert {each["ruleId"] for each in run["results"]} == {each["kind"] for each in plain}
+
+
+def test_lint_reads_standard_input() -> None:
+    """A dash stands for standard input; a tab is called a tab."""
+    done = subprocess.run(
+        [COMMAND, "lint", "-"],
+        input="domain: a\ndescriptors:\n- key: k\n\tvalue: x\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+    )
+
+    assert done.returncode == 1
+    assert done.stdout.startswith("<stdin>:4:1: this is no YAML: a tab: YAML wants spaces")
+    assert Ran("lint", "-", "x").code == 2
+
+
 def test_lint_hints(tmp_path: Path) -> None:
     """What is only worth knowing is printed, and is no problem."""
     path = tmp_path / "queue.yaml"

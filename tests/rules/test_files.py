@@ -258,12 +258,12 @@ def test_texts_and_tests_are_no_rules(directory: Directory) -> None:
     directory.write(a=file_of("one", "x")).load()
 
     assert directory.domains == {"one": ["x"]}
-    assert sorted(Path(each.source.file).name for each in lint([directory.path])) == [
+    assert sorted(Path(each.source.file).name for each in lint([directory.path]).problems) == [
         "README.md",
         "one.test.yaml",
         "one.yaml~",
     ]
-    assert all(each.hint for each in lint([directory.path]))
+    assert all(each.hint for each in lint([directory.path]).problems)
 
 
 def test_odd_names(directory: Directory) -> None:
@@ -271,7 +271,7 @@ def test_odd_names(directory: Directory) -> None:
     name = b"a\n\x1b[31m\xff\xe2\x80\xae.yaml"
     Path(os.fsdecode(os.fsencode(directory.path) + b"/" + name)).write_text("domain: [")
 
-    (problem,) = lint([directory.path])
+    (problem,) = lint([directory.path]).problems
     directory.write(b=file_of("one", "x")).load()
 
     assert "a\\n\\x1b[31m\\udcff\\u202e.yaml" in str(problem)

@@ -241,8 +241,8 @@ def test_lint_merges_the_files_of_a_path(directory: Directory) -> None:
     """Files of one path are checked together, as they would be served."""
     directory.write(a=file_of("edge", "x"), b=file_of("edge", "x"))
 
-    assert [problem.kind for problem in lint([directory.path])] == ["duplicate"]
-    assert lint([directory.path / "a.yaml", directory.path / "b.yaml"]) == []
+    assert [problem.kind for problem in lint([directory.path]).problems] == ["duplicate"]
+    assert lint([directory.path / "a.yaml", directory.path / "b.yaml"]).problems == ()
 
 
 async def until(directory: Directory, domains: dict[str, list[str]]) -> None:

@@ -142,7 +142,7 @@ def test_what_only_looks_like_a_number(tmp_path: Path, number: str) -> None:
         f"    requests_per_unit: {number}\n"
     )
 
-    (problem,) = lint([path])
+    (problem,) = lint([path]).problems
 
     assert str(problem) == (
         f"{path}:6:24: user: requests_per_unit must be a whole number from 0 to 4294967295, "

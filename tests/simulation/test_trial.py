@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratelimit_service.cli.results import FORMATS, coverage_text
 from ratelimit_service.model import Decision, Descriptor, Entry, Request
 from ratelimit_service.settings import Settings
 from ratelimit_service.simulation.cases import CasesError, find_case_files, read_cases
-from ratelimit_service.simulation.report import FORMATS, coverage_text
 from ratelimit_service.simulation.trial import Result, Trial
 from ratelimit_service.simulation.world import World
 from ratelimit_service.wire import decode_decision, encode_decision

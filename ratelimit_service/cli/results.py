@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from xml.etree import ElementTree as ET
 
+from ratelimit_service.cli.github import annotation
 from ratelimit_service.simulation.trial import Coverage, Result, duration_text
 
 __all__ = ["FORMATS", "coverage_text"]
@@ -24,22 +25,11 @@ def _text(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _github(results: Sequence[Result]) -> Iterator[str]:
-    """Workflow commands, which GitHub shows beside the lines of a pull request."""
     for result in results:
         if result.step is not None:
-            source = result.step.source
-            place = f"file={_property(source.file)},line={source.line},col={source.column}"
             text = "\n".join([_where(result), *_lines(result)])
-            yield f"::error {place},title={_property(result.case.name)}::{_data(text)}"
+            yield annotation("error", result.step.source, result.case.name, text)
     yield from _text([result for result in results if result.passed])
-
-
-def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def _junit(results: Sequence[Result]) -> Iterator[str]:

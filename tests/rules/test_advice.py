@@ -1,0 +1,105 @@
+"""Hints of lint: what is allowed in rules, and yet is hardly meant."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ratelimit_service.model import Entry
+from ratelimit_service.rules.lint import lint_text
+from ratelimit_service.rules.match import match
+from ratelimit_service.rules.schema import parse
+from ratelimit_service.rules.tree import Domain, Level
+
+LIMIT = "rate_limit: {unit: day, requests_per_unit: 1}"
+
+
+def hints(descriptors: str) -> list[tuple[str, str]]:
+    """Path and kind of each hint about these descriptors, none of which is a problem."""
+    text = "domain: a\ndescriptors:\n" + textwrap.dedent(descriptors)
+    found = lint_text("a.yaml", text.encode()).problems
+    assert all(problem.hint for problem in found), found
+    return [(problem.path, problem.kind) for problem in found]
+
+
+def test_unreachable() -> None:
+    """A pattern that takes all values of a later one, or of the key alone, is pointed at."""
+    assert hints(
+        f"""\
+        - {{key: k, value: "a*", {LIMIT}}}
+        - {{key: k, value: "ab*c", {LIMIT}}}
+        - {{key: k, value: "ab", {LIMIT}}}
+        - {{key: k, value: "*a", {LIMIT}}}
+        - {{key: k, {LIMIT}}}
+        - {{key: m, value: "**", {LIMIT}}}
+        - {{key: m, {LIMIT}}}
+        - {{key: n, descriptors: [{{key: k, value: "*", {LIMIT}}}, {{key: k, {LIMIT}}}]}}
+        """
+    ) == [("k=ab*c", "unreachable"), ("m", "unreachable"), ("n > k", "unreachable")]
+
+
+@given(
+    st.lists(st.text("ab*", min_size=1, max_size=4), min_size=1, max_size=5, unique=True),
+    st.text("ab*", max_size=6),
+)
+def test_unreachable_is_never_reached(values: list[str], asked: str) -> None:
+    """No value ever meets a node that is said to be unreachable, but a text like its own."""
+    nodes = "".join(f"- {{key: k, value: '{value}', {LIMIT}}}\n" for value in values)
+    text = f"domain: a\ndescriptors:\n{nodes}- {{key: k, {LIMIT}}}\n"
+    said = lint_text("a.yaml", text.encode()).problems
+    unreachable = {problem.source.line for problem in said if problem.kind == "unreachable"}
+    domain = Domain("a", Level.of(parse("a.yaml", text.encode()).nodes))
+
+    rule = match(domain, (Entry("k", asked),)).rule
+
+    assert rule is not None
+    assert asked in values or rule.source.line not in unreachable
+
+
+@pytest.mark.parametrize(
+    ("value", "looks"),
+    [
+        ("10.0.0.0/8", True),
+        ("10.0.0.1/8", True),
+        ("2001:db8::/32", True),
+        ("10.0.0.1-10.0.0.9", True),
+        ("^admin", True),
+        ("v[0-9]", True),
+        ("(get|put)", True),
+        ("/api/.*", True),
+        ("10.1.*", False),
+        (r"\d", True),
+        ("10.0.0.1", False),
+        ("/api/v1", False),
+        ("10/8", False),
+        ("a-b", False),
+        ("$5", False),
+        ("GET (all)", False),
+    ],
+)
+def test_values_that_look_like_something_else(value: str, looks: bool) -> None:
+    """Networks, ranges and regular expressions as a value are pointed at: they are text here."""
+    found = hints(f"- {{key: k, value: '{value}', {LIMIT}}}")
+    assert [kind for _, kind in found] == ["literal_value"] * looks
+
+
+@pytest.mark.parametrize(
+    ("limits", "pointless"),
+    [
+        ("{unit: second, requests_per_unit: 10}, {unit: minute, requests_per_unit: 600}", True),
+        ("{unit: second, requests_per_unit: 10}, {unit: minute, requests_per_unit: 599}", False),
+        ("{unit: day, requests_per_unit: 5}, {unit: second, requests_per_unit: 5}", False),
+        ("{unit: second, requests_per_unit: 10, algorithm: token_bucket}, "
+         "{unit: minute, requests_per_unit: 9000}", False),
+        ("{unit: second, requests_per_unit: 10}, "
+         "{unit: minute, requests_per_unit: 600, count_denied: true}", False),
+        ("{window: 7s, requests_per_unit: 1}, {window: 60s, requests_per_unit: 600}", False),
+    ],
+)  # fmt: skip
+def test_pointless_limits(limits: str, pointless: bool) -> None:
+    """A limit that another one of the list keeps everybody from reaching is pointed at."""
+    found = hints(f"- {{key: k, rate_limits: [{limits}]}}")
+    assert [kind for _, kind in found] == ["pointless"] * pointless
