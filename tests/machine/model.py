@@ -111,6 +111,8 @@ class Model:
         """The latest time that any request came at."""
         self.last: list[Identity] = []
         """The counters of the last request, in the order of its hits."""
+        self.delay_us = 0
+        """The delay of the last request."""
         self.share = 1
         """Of how many processes each gets its part, where it counts alone."""
 
@@ -438,10 +440,11 @@ class Model:
         soft = any(result.left < terms.soft for terms, result, _, _ in passing)
         # "an admitted hit has a delay, until what was before it has leaked"
         delays = [
-            -(-delay // 1_000)
+            delay
             for terms, result, delay, hits in passing
             if terms.max_wait_us and (result.counted or not hits)
         ]
+        self.delay_us = max(delays, default=0)
         leased = any(
             terms.algorithm == "concurrency" and result.counted for terms, result, _, _ in passing
         )
@@ -450,7 +453,7 @@ class Model:
             tuple(map(status, meant)),
             limits,
             soft,
-            max(delays) if delays else None,
+            -(-self.delay_us // 1_000) if delays else None,
             leased,
             tuple(result for one in meant for result in one.results),
         )

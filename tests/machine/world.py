@@ -456,7 +456,7 @@ class Failing(InRedis):
 
     async def _quiet(self) -> None:
         for store in self._stores:
-            while (connection := self._shard(store)._connection) and connection._calls:
+            while (connection := self._shard(store)._server.connection) and connection._calls:
                 await asyncio.sleep(0.001)
 
     def share(self, number: int) -> int:
@@ -484,15 +484,14 @@ class Failing(InRedis):
 
     async def _find(self, number: int) -> None:
         shard = self._shard(self._stores[number])
-        watched = shard._alarm
+        watched = shard._server._alarm
         self._ways[number].refuse, self._ways[number].lose = False, None
         while not shard.available:
             await asyncio.sleep(0.001)
         self._began = time.monotonic()
         while (
-            shard._alarm is watched  # it waits again once it has handed back
-            or shard._queue
-            or shard._in_flight
+            shard._server._alarm is watched  # it waits again once it has handed back
+            or not shard.idle
         ):
             await asyncio.sleep(0.001)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.settings import from_reference
 from ratelimit_service.stores.redis import RedisStore
 from tests.conftest import need
-from tests.servers.process import Process, free_port, listens, wait_until
+from tests.servers.process import PATIENCE_SECONDS, Process, free_port, listens, wait_until
 from tests.servers.redis import RedisServer
 from tests.stores.cases import charged, hit
 
@@ -207,6 +208,28 @@ async def test_prefixes_keep_services_apart(redis_server: RedisServer) -> None:
         await store.close()
     assert left == [9, 9, 9, 8]
     assert keys == [b"", b"", b"a:", b"a:", b"b:", b"b:"]
+
+
+async def test_who_goes_is_forgotten_at_once(redis_server: RedisServer) -> None:
+    """A process that ends takes itself off the list of processes, also under a prefix."""
+    redis_server.flush()
+    stores = [
+        RedisStore(redis_server.url, 5_000_000, Counters(), Health(), key_prefix="a:")
+        for _ in range(2)
+    ]
+    for store in stores:
+        await store.start()
+    with redis.Redis(port=redis_server.port) as client:
+        key = "a:{ratelimit}processes"
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while client.zcard(key) < len(stores):
+                await asyncio.sleep(0.01)
+
+        await stores[0].close()
+
+        # The other one, which would put out whoever is silent for long, does not run meanwhile.
+        wait_until(lambda: client.zcard(key) == 1, "one process to be forgotten")
+    await stores[1].close()
 
 
 async def test_a_user_who_may_see_one_prefix_only(redis_server: RedisServer) -> None:

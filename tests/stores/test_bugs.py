@@ -103,7 +103,7 @@ async def test_fault_in_handling_a_reply(store: Store) -> None:
     """After a fault in handling a reply the same connection answers the next charges."""
     found, _ = store
     (shard, *_) = found.shards
-    connection = shard._connection
+    connection = shard._server.connection
     answered: list[Outcomes] = []
 
     def told(outcomes: Outcomes | None) -> None:
@@ -118,7 +118,7 @@ async def test_fault_in_handling_a_reply(store: Store) -> None:
                 await asyncio.sleep(0)
         assert (await charged(found, [[steady("b")]]))[0] != [None]
 
-    assert shard._connection is connection
+    assert shard._server.connection is connection
 
 
 async def test_fault_in_deciding_without_redis(own_redis: RedisServer) -> None:

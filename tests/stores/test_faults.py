@@ -166,7 +166,7 @@ async def test_give_back_that_is_refused(fixture: Fixture) -> None:
         client.replicaof("127.0.0.1", "1")
         shard.charge(errand)
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not shard._held:
+            while not shard._batches._held:
                 await asyncio.sleep(0)
 
         client.replicaof("NO", "ONE")
@@ -243,11 +243,11 @@ async def test_surplus_reply_while_nothing_is_charged(fixture: Fixture, surplus:
     await fixture.start(timeout_us=5_000_000)
     await fixture.until(answered)
     (shard,) = fixture.store.shards
-    first = shard._connection
+    first = shard._server.connection
 
     fixture.proxy.surplus = surplus
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while shard._connection is first:
+        while shard._server.connection is first:
             await asyncio.sleep(0.01)
 
     await fixture.until(answered)

@@ -184,10 +184,13 @@ async def test_lease_taken_alone_is_given_back_by_its_id(own_redis: RedisServer)
     await store.close()
 
 
-@pytest.mark.parametrize("limit", [algorithms.LEASES, algorithms.TOKENS], ids=str)
+FULL = [algorithms.LEASES, algorithms.TOKENS._replace(unit=Unit.DAY)]
+
+
+@pytest.mark.parametrize("limit", FULL, ids=lambda limit: limit.algorithm)
 async def test_limit_lowered_while_the_store_is_away(own_redis: RedisServer, limit: Limit) -> None:
     """Buckets and leases are full by the limit that was asked for last, also if it only denied."""
-    store = RedisStore(own_redis.url, TIMEOUT_US, Counters(), Health(), lambda: T)
+    store = RedisStore(own_redis.url, TIMEOUT_US, Counters(), Health())
     await store.start()
     one = algorithms.hit(limit, lease=b"lease--1")._replace(policy=FailurePolicy.LOCAL)
     lower = one._replace(measure=one.measure.with_numbers(2, one.measure.rate))
@@ -206,8 +209,8 @@ async def test_found_too_late_by_the_server(own_redis: RedisServer) -> None:
     store = RedisStore(own_redis.url, TIMEOUT_US, Counters(), Health())
     await store.start()
     (shard,) = store.shards
-    assert shard._ahead_us is not None
-    shard._ahead_us -= MINUTE  # as after a step of the server's clock
+    assert shard._server._ahead_us is not None
+    shard._server._ahead_us -= MINUTE  # as after a step of the server's clock
 
     ((outcome,),) = await charged(store, [[hit()]])
 
@@ -379,7 +382,7 @@ async def test_many_leases_do_not_make_the_server_sick(behind: Behind) -> None:
         while left > 9_600:
             ((outcome,),) = await charged(behind.store, [[one._replace(addend=0)]])
             assert behind.shard.available
-            assert sum(len(part.requests) - part.sent for part in behind.shard._queue) <= 1
+            assert sum(len(part.requests) - part.sent for part in behind.shard._batches._queue) <= 1
             if outcome and not outcome.local:
                 left = outcome.left
             await asyncio.sleep(0.01)

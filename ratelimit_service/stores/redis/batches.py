@@ -1,0 +1,390 @@
+"""What one server is to charge: batches queue up, and go out as script calls.
+
+What comes in one tick goes out together, a few calls at a time, so that calls grow with the load.
+What must not live here: whether the server is well, and how it is connected (`server`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from secrets import randbits
+from typing import Final, NamedTuple
+
+import hiredis
+
+from ratelimit_service.bugs import Bugs
+from ratelimit_service.clock import elapsed_us, now_us
+from ratelimit_service.model import Hit
+from ratelimit_service.observer import Counters
+from ratelimit_service.stores import NEVER, Outcomes
+from ratelimit_service.stores.damage import Damage
+from ratelimit_service.stores.redis.batch import Batch
+from ratelimit_service.stores.redis.connection import Answered, Command, Connection, Reply
+from ratelimit_service.stores.redis.script import (
+    MAX_CALL_WEIGHT,
+    SCRIPT,
+    SHA,
+    Section,
+    arguments,
+    fits,
+    read,
+    weight,
+)
+from ratelimit_service.stores.redis.server import Server
+
+__all__ = ["Batches", "Redirect", "Slot"]
+
+log = logging.getLogger(__name__)
+
+_MAX_IN_FLIGHT: Final = 2
+"""Script calls under way at a time; meanwhile the next one fills up."""
+
+_MAX_HELD: Final = 10_000
+"""How many give-backs wait for a server that is away; then the oldest are lost."""
+
+Slot = Callable[[Sequence[Hit]], int]
+"""The slot of a request in a cluster: a script call settles requests of one slot only."""
+
+Redirect = Callable[[str, Batch, Sequence[int]], bool]
+"""Sends requests of a batch elsewhere, if the server's error says that they belong there."""
+
+
+class _Call(NamedTuple):
+    """What one script call charges, and which requests of which batches that is."""
+
+    sections: list[Section]
+    requests: list[Sequence[Hit]]
+    indexes: list[tuple[Batch, list[int]]]
+    sent_us: int
+    number: int
+    """By which its reply is known."""
+
+
+class Batches:
+    """The queue before one server."""
+
+    def __init__(
+        self,
+        server: Server,
+        counters: Counters,
+        key_prefix: str = "",
+        slot: Slot | None = None,
+        redirect: Redirect | None = None,
+    ) -> None:
+        """All keys in the server begin with `key_prefix`; a node of a cluster has the others."""
+        self._server = server
+        self._counters = counters
+        self._damage = Damage(counters)
+        self._key_prefix = key_prefix.encode()
+        self._slot = slot
+        self._redirect = redirect
+        self._bugs = Bugs()
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[Batch] = deque()
+        self._held: deque[Batch] = deque()
+        """What has no deadline and waits for the server to come back."""
+        self._heir: Callable[[Batch], None] | None = None
+        """Who takes what has no deadline once the server has nothing to do any more."""
+        self._sending = False
+        self._number = randbits(48)
+        """Of the last script call; not the same as in another process."""
+        self._in_flight = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits to be sent, or for a reply."""
+        return not self._queue and not self._in_flight
+
+    def charge(self, batch: Batch) -> None:
+        """Queues a batch for the next script calls.
+
+        Each call is atomic, and a request is never split over several.
+        """
+        if not self._server.available:
+            if batch.deadline_us == NEVER:
+                self.hold(batch)
+            else:
+                batch.failed(range(len(batch.requests)), self._server.unavailable)
+            return
+        self._queue.append(batch)
+        if not self._sending and self._in_flight < _MAX_IN_FLIGHT:
+            self._sending = True
+            self._loop.call_soon(self._send)
+
+    def ask(self, batch: Batch) -> None:
+        """Sends a batch at once to a node that is about to get its slot."""
+        connection = self._server.connection
+        if connection is None:
+            batch.failed(range(len(batch.requests)), "disconnected")
+            return
+        calls: dict[int, _Call] = {}
+        for index, hits in enumerate(batch.requests):
+            slot = self._slot(hits) if self._slot else 0
+            self._add(calls, slot, elapsed_us(), batch, [index], [hits])
+        self._in_flight += 1
+        self._call(connection, list(calls.values()), [len(calls)], asking=True)
+
+    def bequeath(self, heir: Callable[[Batch], None]) -> None:
+        """Hands what waits for the server to another, now and from now on."""
+        self._heir = heir
+        self.release()
+
+    def hold(self, batch: Batch) -> None:
+        """Keeps what has no deadline for when the server is back; the oldest goes if it is much."""
+        if self._heir is not None:
+            self._heir(batch)
+            return
+        if len(self._held) >= _MAX_HELD:
+            lost = self._held.popleft()
+            if not self._counters.lost_give_backs["overflow"]:
+                log.warning(
+                    "Redis at %s is away: too much waits to be given back", self._server.name
+                )
+            self._fail(lost, range(lost.sent, len(lost.requests)), "overflow")
+        self._held.append(batch)
+
+    def release(self) -> None:
+        """Sends what has waited for the server; what still cannot be sent waits on."""
+        held, self._held = self._held, deque()
+        for batch in held:
+            self.charge(batch)
+
+    def empty(self, reason: str) -> None:
+        """Ends what is queued; what has no deadline waits."""
+        queue, self._queue = self._queue, deque()
+        for batch in queue:
+            if batch.deadline_us == NEVER:
+                self.hold(batch)
+            else:
+                self._fail(batch, range(batch.sent, len(batch.requests)), reason)
+
+    def _send(self) -> None:
+        """Sends what is queued, as much as may be under way."""
+        self._sending = False
+        while self._queue and self._in_flight < _MAX_IN_FLIGHT:
+            connection = self._server.connection
+            if connection is None or connection.lost.done():
+                self.empty("disconnected")
+                return
+            calls = self._next_calls()
+            if calls:
+                self._in_flight += 1
+                self._call(connection, calls, [len(calls)])
+
+    def _next_calls(self) -> list[_Call]:
+        """Takes from the queue what fits into one call, and drops what nobody waits for.
+
+        In a cluster it is a call for each slot, all sent at once.
+        """
+        calls: dict[int, _Call] = {}
+        now, size = elapsed_us(), 0
+        while self._queue:
+            batch = self._queue[0]
+            if batch.deadline_us <= now:
+                self._queue.popleft()
+                self._fail(batch, range(batch.sent, len(batch.requests)), "overloaded")
+                continue
+            try:
+                size = self._take(batch, calls, now, size)
+            except Exception as error:
+                self._bugs.note("hits could not be sent to Redis", error)
+                self._fail(batch, range(batch.sent, len(batch.requests)), "internal")
+                batch.sent = len(batch.requests)
+            if batch.sent < len(batch.requests) and not batch.over:
+                break
+            self._queue.popleft()
+        return list(calls.values())
+
+    def _take(self, batch: Batch, calls: dict[int, _Call], now: int, size: int) -> int:
+        """Takes from a batch what fits beside what weighs `size`; returns what all of it weighs."""
+        requests, taken, dropped, at = batch.requests, [], [], batch.sent
+        wanted, numbers, section = batch.wanted, batch.indexes, []
+        while at < len(requests) and not batch.over:
+            hits = requests[at]
+            added = weight(hits)
+            if size and size + added > MAX_CALL_WEIGHT:
+                break
+            if wanted(numbers[at]):
+                taken.append(at)
+                section.append(hits)
+                size += added
+            else:
+                dropped.append(at)
+            at += 1
+        if taken and self._slot is None:
+            self._add(calls, 0, now, batch, taken, section)
+        elif taken and self._slot is not None:
+            slots = [self._slot(hits) for hits in section]
+            for slot, index, hits in zip(slots, taken, section, strict=True):
+                self._add(calls, slot, now, batch, [index], [hits])
+        batch.sent = at
+        if dropped:
+            batch.dropped(dropped)
+        return size
+
+    def _add(
+        self,
+        calls: dict[int, _Call],
+        slot: int,
+        now_us: int,
+        batch: Batch,
+        indexes: list[int],
+        requests: list[Sequence[Hit]],
+    ) -> None:
+        """Adds requests of a batch to the call of their slot."""
+        call = calls.get(slot)
+        if call is None:
+            self._number += 1
+            call = calls[slot] = _Call([], [], [], now_us, self._number)
+        call.indexes.append((batch, indexes))
+        call.requests.extend(requests)
+        call.sections.append((self._server.not_after(batch.deadline_us), requests))
+
+    def _call(
+        self,
+        connection: Connection,
+        calls: Sequence[_Call],
+        under_way: list[int],
+        script: tuple[str, str] = ("EVALSHA", SHA),
+        *,
+        asking: bool = False,
+    ) -> None:
+        """Sends script calls in one write; `under_way` counts those without a reply."""
+        now, judge = (self._server.clock(), True) if self._server.clock else (now_us(), False)
+        commands: list[Command] = []
+        replied: list[Answered] = []
+        try:
+            for call in calls:
+                if asking:
+                    commands.append(["ASKING"])
+                    replied.append(_ignore)
+                words = arguments(call.sections, now, judge=judge, prefix=self._key_prefix)
+                commands.append([*script, *words, call.number])
+                replied.append(partial(self._replied, connection, call, under_way, asking))
+            connection.send(commands, replied)
+        except Exception as error:
+            self._landed(under_way, len(calls))
+            self._bugs.note("hits could not be sent to Redis", error)
+            for call in calls:
+                for batch, indexes in call.indexes:
+                    self._fail(batch, indexes, "internal")
+
+    def _replied(
+        self,
+        connection: Connection,
+        call: _Call,
+        under_way: list[int],
+        asking: bool,
+        reply: Reply,
+    ) -> None:
+        if isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT"):
+            # Redis has lost its scripts (SCRIPT FLUSH, a restart); EVAL also teaches it anew.
+            self._call(connection, [call], under_way, ("EVAL", SCRIPT), asking=asking)
+            return
+        self._landed(under_way, 1)
+        try:
+            if not (
+                reply is None
+                or isinstance(reply, hiredis.ReplyError)
+                or fits(reply, call.requests, call.number)
+            ):
+                connection.distrust()
+                reply = None
+            found = read(reply, call.requests)
+            if found is not None:
+                self._server.answered(connection, found.at_us, call.sent_us)
+                if found.damaged:
+                    self._damage.note(len(found.damaged), found.damaged[0])
+                each, at_us = iter(found.outcomes), found.at_us
+                for batch, indexes in call.indexes:
+                    if found.late:
+                        _answer_one_by_one(batch, indexes, each, at_us)
+                    else:
+                        batch.answered(indexes, each, at_us)
+            else:
+                self._refused(connection, call, reply)
+        except Exception as error:
+            # Nobody knows whose the outcomes are that are left.
+            self._bugs.note("a reply from Redis could not be handled", error)
+            for batch, indexes in call.indexes:
+                self._fail(batch, indexes, "internal")
+        if self._queue and not self._sending:
+            self._send()
+
+    def _landed(self, under_way: list[int], count: int) -> None:
+        """So many calls of those sent at once have a reply, or none will come."""
+        under_way[0] -= count
+        if not under_way[0]:
+            self._in_flight -= 1
+
+    def _fail(self, batch: Batch, indexes: Sequence[int], reason: str) -> None:
+        """Tells a batch that it gets no answer; if that fails too, its deadline ends it."""
+        if batch.deadline_us == NEVER:
+            hits = sum([len(batch.requests[index]) for index in indexes])
+            self._counters.lost_give_backs[reason] += hits
+        try:
+            batch.failed(indexes, reason)
+        except Exception as error:
+            self._bugs.note("hits could not be decided without Redis", error)
+
+    def _refused(self, connection: Connection, call: _Call, reply: Reply) -> None:
+        """The call has an error, or none that could be read, or no reply at all."""
+        error = str(reply) if isinstance(reply, hiredis.ReplyError) else ""
+        remaining = [
+            (batch, indexes)
+            for batch, indexes in call.indexes
+            if not (self._redirect and error and self._redirect(error, batch, indexes))
+        ]
+        if not remaining:
+            return
+        if reply is None:
+            self._server.degrade(f"is away: {connection.lost.result()}")
+        else:
+            self._server.degrade(f"answers: {connection.shown(reply):.200}")
+        if error.startswith(_TO_BE_LEFT):
+            connection.close(
+                f"it answers {connection.shown(reply):.100}"
+            )  # who is the master is asked anew
+        for batch, indexes in remaining:
+            whole = len(indexes) == len(batch.requests)
+            if batch.deadline_us == NEVER and whole and error.startswith(_NOTHING_DONE):
+                batch.sent = 0
+                self.hold(batch)
+            else:
+                # What may have been given back is not given back again: that could be once too
+                # often, and admit too much.
+                self._fail(batch, indexes, "unknown" if reply is None else "refused")
+
+
+def _answer_one_by_one(
+    batch: Batch, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int
+) -> None:
+    """Tells a batch's requests apart: those that the server found too late have no answer."""
+    for index in indexes:
+        outcomes = next(found)
+        if None in outcomes:
+            batch.failed([index], "timeout")
+        else:
+            batch.answered([index], iter([outcomes]), at_us)
+
+
+def _ignore(_: Reply) -> None: ...
+
+
+_TO_BE_LEFT: Final[tuple[str, ...]] = ("READONLY", "NOAUTH", "MASTERDOWN")
+"""Errors after which a new connection is made: to whoever is master now, with a new password."""
+
+_NOTHING_DONE: Final[tuple[str, ...]] = (
+    *_TO_BE_LEFT,
+    "LOADING",
+    "BUSY",
+    "CLUSTERDOWN",
+    "OOM",
+    "MISCONF",
+    "NOREPLICAS",
+)
+"""Errors that say that nothing of a script call has been done: it may be sent again."""

@@ -1,0 +1,369 @@
+"""One Redis server: its connection, its clock, and whether it is well.
+
+A task of its own keeps the connection up. No request finds out that the server is sick: it is
+judged by how often it was late, and then by pings. What must not live here: script calls, and
+what becomes of requests while the server is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from ratelimit_service.bugs import Bugs
+from ratelimit_service.clock import Clock, elapsed_us, now_us
+from ratelimit_service.errors import StoreError
+from ratelimit_service.health import Health
+from ratelimit_service.stores import NEVER
+from ratelimit_service.stores.redis.address import Address, Sentinels
+from ratelimit_service.stores.redis.connection import (
+    Connection,
+    Reply,
+    all_read,
+    open_connection,
+)
+from ratelimit_service.stores.redis.contexts import Contexts
+from ratelimit_service.stores.redis.processes import (
+    BEAT_SECONDS,
+    Process,
+    beat,
+    others,
+    silence,
+)
+from ratelimit_service.stores.redis.script import SCRIPT
+from ratelimit_service.stores.redis.sentinel import find, moved
+
+__all__ = ["Server", "User"]
+
+log = logging.getLogger(__name__)
+
+_OPEN_SECONDS: Final = 1.0
+"""How long connecting and greeting may take."""
+
+_HUNG_SECONDS: Final = 1.0
+"""After so much silence with calls pending, the connection is given up."""
+
+_CALM_SECONDS: Final = 1.0
+"""Replies count as recovery once there has been no fault for so long."""
+
+_BACK_OFF_SECONDS: Final = 0.05
+_LONGEST_BACK_OFF_SECONDS: Final = 0.5
+"""The first and the longest wait between two attempts to connect."""
+
+_SICK_AFTER: Final = 5
+"""A server is sick when it was found late so often, one time after the other, over at least the
+time that it is given to answer."""
+
+_WELL_AFTER: Final = 3
+"""So many pings one after the other that are answered in time make it well."""
+
+_PING_SECONDS: Final = 0.05
+
+
+class User(Protocol):
+    """Who uses the server, and is told of it."""
+
+    def well(self) -> None:
+        """The server can be asked from now on."""
+
+    def gone(self, reason: str) -> None:
+        """The server cannot be asked any more: it is away, or sick."""
+
+    async def tend(self) -> None:
+        """Called once a second while there is a connection, and when the server is well again."""
+
+    def heard(self, processes: Sequence[Process]) -> None:
+        """These processes count in the server, this one included."""
+
+    def beat_key(self) -> str | None:
+        """The key under which processes are listed in the server."""
+
+
+class Server:
+    """The way to one server (6.2 or later), or to the master that Sentinel names."""
+
+    def __init__(
+        self,
+        address: Address | Sentinels,
+        timeout_us: int,
+        health: Health,
+        component: str,
+        process: Process,
+        contexts: Contexts,
+        user: User,
+        clock: Clock | None = None,
+    ) -> None:
+        """`component` is its name in health. With a `clock` its time counts, not the server's."""
+        self._address = address
+        self.name = str(address)
+        """How the log calls it."""
+        self._timeout_us = timeout_us
+        self._health = health
+        self._component = component
+        self._process = process
+        self._contexts = contexts
+        self._user = user
+        self.clock = clock
+        self._bugs = Bugs()
+        self._loop = asyncio.get_running_loop()
+        self.connection: Connection | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._missed = 0
+        """How often, one time after the other, it was found late."""
+        self._missed_first_us = self._missed_last_us = 0
+        """The first and the last of these times."""
+        self.sick = False
+        """Whether it is left alone until it answers pings."""
+        self._alarm: asyncio.Future[str] = self._loop.create_future()
+        """Done when somebody should look at the connection."""
+        self._fault_at: float | None = None
+        self._ahead_us: int | None = None
+        """How far the server's clock is ahead of `elapsed_us`, at least."""
+
+    async def start(self) -> None:
+        """Tries to connect once, at most a second long, and keeps trying in the background."""
+        tried = asyncio.Event()
+        self._keeper = asyncio.create_task(self._keep_connected(tried))
+        await tried.wait()
+
+    async def close(self) -> None:
+        """Disconnects for good."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        if self.connection is not None:
+            if key := self._user.beat_key():
+                self.connection.send([silence(self._process, key)], [_ignore])
+            self.connection.close()
+            self.connection = None
+        self._user.gone("disconnected")
+
+    def forget_faults(self) -> None:
+        """Says in health that nothing is wrong: nobody needs the server any more."""
+        self._health.recover(self._component)
+
+    @property
+    def available(self) -> bool:
+        """Whether it can be asked now."""
+        return self.connection is not None and not self.sick
+
+    @property
+    def unavailable(self) -> str:
+        """Why it cannot be asked now."""
+        return "disconnected" if self.connection is None else "circuit_open"
+
+    def call(self, *command: str) -> asyncio.Future[Reply] | None:
+        """Asks it something; None if it is away."""
+        return self.connection.call(*command) if self.connection else None
+
+    def now_us(self) -> int:
+        """The server's time, as far as it is known."""
+        if self.clock:
+            return self.clock()
+        return now_us() if self._ahead_us is None else elapsed_us() + self._ahead_us
+
+    def not_after(self, deadline_us: int) -> int:
+        """A deadline by the server's clock, 0 for none."""
+        if deadline_us == NEVER or self._ahead_us is None or self.clock:
+            return 0
+        return deadline_us + self._ahead_us
+
+    def late(self, read_us: int) -> bool:
+        """Whether the server, and not this process, keeps calls waiting for too long.
+
+        Everything that had come by `read_us` has been read: what left earlier than the timeout
+        before that, and has no reply, has had its time.
+        """
+        since_us = self.connection.waiting_since_us if self.connection else None
+        return since_us is not None and read_us - since_us >= self._timeout_us
+
+    def missed(self, read_us: int) -> None:
+        """A batch of a charge had no answer in time. That counts against a server that is late."""
+        if not self.late(read_us):
+            return
+        if not self._missed:
+            self._missed_first_us = read_us
+        if read_us > self._missed_last_us:
+            self._missed += 1
+            self._missed_last_us = read_us
+        self.degrade(f"is slower than {self._timeout_us / 1000:g} ms")
+        lasted_us = read_us - self._missed_first_us
+        if self._missed >= _SICK_AFTER and lasted_us >= self._timeout_us and not self.sick:
+            log.warning(
+                "Redis at %s is sick: it is left alone until it answers pings", self._address
+            )
+            self.sick = True
+            self._raise_alarm()
+            self._user.gone("circuit_open")
+
+    def _raise_alarm(self) -> None:
+        if not self._alarm.done():
+            self._alarm.set_result("")
+
+    def answered(self, connection: Connection, at_us: int, sent_us: int) -> None:
+        """Notes that it has answered a script call that ran at `at_us` by its clock."""
+        if connection.answered_left_us + self._timeout_us > self._missed_last_us:
+            self._missed = 0  # it was not found late with this one
+        self._learn(at_us, sent_us)
+        self._calm_down()
+
+    def _calm_down(self) -> None:
+        """Says that all is well once there has been no fault for a while."""
+        if (
+            self._fault_at is not None
+            and not self._missed
+            and self._loop.time() - self._fault_at > _CALM_SECONDS
+        ):
+            self._fault_at = None
+            self._health.recover(self._component)
+
+    def _learn(self, at_us: int, sent_us: int) -> None:
+        """Learns how the clocks stand to each other from a call that ran at `at_us`.
+
+        It ran after it was sent and before now. If it ran just now, the server's clock is ahead by
+        `at_us` less now; if it ran earlier, by more. So that is the least, and the largest of these
+        is kept. A clock that cannot be so far ahead any more has been set back.
+        """
+        ahead_us = at_us - elapsed_us()
+        if self._ahead_us is None or ahead_us > self._ahead_us or at_us - sent_us < self._ahead_us:
+            self._ahead_us = ahead_us
+
+    def degrade(self, fault: str) -> None:
+        """Says in health what is wrong with the server."""
+        self._fault_at = self._loop.time()
+        self._health.degrade(self._component, f"Redis at {self._address} {fault}")
+
+    async def _keep_connected(self, tried: asyncio.Event) -> None:
+        first, longest = _BACK_OFF_SECONDS, _LONGEST_BACK_OFF_SECONDS
+        wait = first
+        while True:
+            lasted = 0.0
+            try:
+                async with asyncio.timeout(_OPEN_SECONDS):
+                    address = await find(self._address)
+                    load = "SCRIPT", "LOAD", SCRIPT
+                    connection = await open_connection(
+                        address, self._contexts, load, greeted=self._read_time
+                    )
+            except StoreError as error:
+                reason = str(error)
+            except TimeoutError:
+                reason = f"Redis at {self._address} does not answer"
+            except Exception as error:
+                self._bugs.note(f"Redis at {self._address} cannot be connected to", error)
+                reason = f"Redis at {self._address} cannot be connected to: see the log"
+            else:
+                log.info("connected to Redis at %s", address)
+                wait, since = first, self._loop.time()
+                self._well(connection)
+                tried.set()
+                following = asyncio.create_task(self._follow(connection, address))
+                try:
+                    await self._look_after(connection)
+                except Exception as error:
+                    self._bugs.note(f"Redis at {self._address} is not looked after", error)
+                    connection.close("the service failed: see its log")
+                finally:
+                    following.cancel()
+                self.connection = None
+                lasted = self._loop.time() - since
+                reason = f"Redis at {address} is away: {connection.lost.result()}"
+                self._user.gone("disconnected")
+            self._health.degrade(self._component, reason)
+            tried.set()
+            if lasted > _CALM_SECONDS:
+                continue  # it was a good one: it is tried again at once
+            await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311 -- jitter, no secret
+            wait = min(2 * wait, longest)
+
+    async def _read_time(self, connection: Connection) -> None:
+        """Learns the server's clock anew: it may be another server."""
+        sent_us = elapsed_us()
+        reply = await connection.call("TIME")
+        self._ahead_us = None
+        try:
+            seconds, micros = map(int, reply)  # type: ignore[call-overload]
+        except (TypeError, ValueError) as error:
+            raise StoreError(f"Redis at {self._address} does not tell its time") from error
+        self._learn(seconds * 1_000_000 + micros, sent_us)
+
+    def _well(self, connection: Connection) -> None:
+        """The server can be asked from now on."""
+        self.connection = connection
+        self.sick = False
+        self._missed = 0
+        self._fault_at = None
+        self._health.recover(self._component)
+        self._user.well()
+
+    async def _look_after(self, connection: Connection) -> None:
+        """Watches over a connection until it is lost."""
+        while not connection.lost.done():
+            self._beat(connection)
+            await self._user.tend()
+            alarm = self._alarm = self._loop.create_future()
+            started = self._loop.time()
+            await asyncio.wait(
+                [connection.lost, alarm],
+                timeout=BEAT_SECONDS,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            connection.forgive(max(0.0, self._loop.time() - started - BEAT_SECONDS))
+            await self._give_up_if_hung(connection)
+            if self.sick and not connection.lost.done():
+                await self._nurse(connection)
+
+    async def _follow(self, connection: Connection, address: Address) -> None:
+        """Leaves a master as soon as Sentinel names another."""
+        if isinstance(self._address, Sentinels):
+            with contextlib.suppress(StoreError):  # told when the connection is made anew
+                await moved(self._address, address)
+                connection.close("Sentinel names another master")
+
+    def _beat(self, connection: Connection) -> None:
+        """Says that this process counts here, and hears who else does."""
+
+        def heard(reply: Reply) -> None:
+            beats = others(reply)
+            if beats is not None and self._process not in beats:
+                connection.distrust()
+            elif beats is not None:
+                self._calm_down()
+                self._user.heard(beats)
+
+        key = self._user.beat_key()
+        if key:
+            connection.send([beat(self._process, key)], [heard])
+
+    async def _give_up_if_hung(self, connection: Connection) -> None:
+        """Closes a connection on which calls have been pending in silence for too long."""
+        if connection.silence > _HUNG_SECONDS:
+            await all_read()
+        if connection.silence > _HUNG_SECONDS and not connection.lost.done():
+            connection.close(f"no reply for {connection.silence:.1f} s")
+
+    async def _nurse(self, connection: Connection) -> None:
+        """Pings a sick server until it is well; gives a silent one up."""
+        answered = 0
+        while answered < _WELL_AFTER and not connection.lost.done():
+            ping = connection.ping()
+            await asyncio.wait([ping], timeout=min(self._timeout_us / 1_000_000, _PING_SECONDS))
+            if not ping.done():
+                await all_read()
+            if ping.done():
+                answered += 1
+                await asyncio.sleep(_PING_SECONDS)
+            else:
+                answered = 0
+                await asyncio.wait([ping], timeout=_PING_SECONDS)
+            await self._give_up_if_hung(connection)
+        if not connection.lost.done():
+            log.warning("Redis at %s answers pings in time again", self._address)
+            self._well(connection)
+
+
+def _ignore(_: Reply) -> None: ...
