@@ -19,7 +19,8 @@ COMPILED = """
     stores/local stores/local_cache
     stores/redis/script stores/redis/batch stores/redis/charge stores/redis/cross_shard
     stores/redis/give_back stores/redis/debts
-    stores/redis/server stores/redis/batches stores/redis/shard stores/redis/connection stores/redis/store
+    stores/redis/server stores/redis/batches stores/redis/shard stores/redis/connection
+    stores/redis/store
     limiter/compiled limiter/plan limiter/answer limiter/headers limiter/tally limiter/plain
     wire/request wire/response
     service/refusal service/faults service/asked service/memo service/planning
