@@ -37,10 +37,7 @@ from ratelimit_service.wire.discovery import (
     encode_request,
 )
 
-__all__ = ["AWAY_SECONDS", "Pauses", "main"]
-
-AWAY_SECONDS = 30.0
-"""How long a server may be silent on a new stream, or away, before its rules are said to be old."""
+__all__ = ["Pauses", "main"]
 
 _NACK_US = 1_000_000
 """A server answers a NACK at once with what was refused: so often one is sent at most."""
@@ -266,15 +263,17 @@ class _Client:
         """Nothing comes: if that goes on, the parent is told."""
         if self._away is None:
             loop = asyncio.get_running_loop()
-            self._away = loop.call_later(AWAY_SECONDS, self._tell_away)
+            self._away = loop.call_later(self._task["away_seconds"], self._tell_away)
 
     def _tell_away(self) -> None:
         why = (
-            f"nothing has come from {self._place} for {AWAY_SECONDS:g} s: {self._why}; "
+            f"nothing has come from {self._place} for {self._task['away_seconds']:g} s: "
+            f"{self._why}; "
             "what it has sent before stays in force"
         )
         _say([_head(kind="away", why=why)])
-        self._away = asyncio.get_running_loop().call_later(AWAY_SECONDS, self._tell_away)
+        self._away = None
+        self._doubt()
 
 
 async def _ended(call: _Call) -> str:

@@ -37,6 +37,9 @@ _OVERLAY: Language = "overlay"
 _AGAIN_SECONDS = 1.0
 """Until a client that has ended is started again."""
 
+_AWAY_SECONDS = 30.0
+"""How long a server may be silent on a new stream, or away, before its rules are said to be old."""
+
 _FETCH_SECONDS = 15.0
 _LOOK_SECONDS = 5.0
 """How often the overlay is looked at."""
@@ -246,6 +249,7 @@ def _task(settings: Settings, address: str) -> dict[str, Any]:
     tls = settings.xds_tls or settings.xds_tls_name or any(files.values())
     return {
         "address": address,
+        "away_seconds": _AWAY_SECONDS,
         "node": settings.xds_node_id,
         "metadata": split_pairs(settings.xds_node_metadata),
         "headers": split_pairs(settings.xds_headers),

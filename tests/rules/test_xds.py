@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+import trustme
 
+from ratelimit_service.client.xds import Pauses
+from ratelimit_service.errors import RulesError, SettingsError
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Counters
+from ratelimit_service.rules import from_xds
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.sources import source_of
 from ratelimit_service.rules.watch import watched
@@ -238,3 +244,144 @@ async def test_large_snapshot(server: ManagementServer) -> None:
 
         assert said.version_info == "1"
         assert len(client.domains["one"]) == 10_000
+
+
+async def test_server_that_is_away(
+    server: ManagementServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rules stay, health says that it is away and why, and no more once it is back."""
+    monkeypatch.setattr(from_xds, "_AWAY_SECONDS", 0.1)
+    async with following(server) as client:
+        await client.send(server, "7", config("one", "a"))
+        assert client.health.faults == {}
+        await asyncio.to_thread(server.stop)
+        await client.until(lambda: "UNAVAILABLE" in client.health.faults.get("watch", ""))
+
+        assert f"nothing has come from {server.url}" in client.health.faults["watch"]
+        assert client.domains == {"one": ["a"]}
+        server.greet = lambda conversation: conversation.send("1", config("one", "b"))
+        server.start()
+        await client.until_domains({"one": ["b"]})
+        await client.until(lambda: client.health.faults == {})
+
+
+async def test_server_that_does_not_know_us(
+    server: ManagementServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that takes the stream and stays silent is as one that is away."""
+    monkeypatch.setattr(from_xds, "_AWAY_SECONDS", 0.1)
+    async with following(server) as client:
+        await client.until(lambda: "connected, but silent" in client.health.faults.get("watch", ""))
+
+        assert not client.rules.begun
+
+
+async def test_client_that_dies(server: ManagementServer) -> None:
+    """Another is started, which begins anew; the rules stay."""
+    async with following(server) as client:
+        await client.send(server, "1", config("one", "a"))
+        source = client.rules.source
+        assert isinstance(source, from_xds.FromXds)
+        assert source._process is not None
+        source._process.kill()
+        await client.until(lambda: "the client of xds://" in client.health.faults.get("watch", ""))
+        assert client.domains == {"one": ["a"]}
+        await asyncio.to_thread(server.conversation, 1)
+        await client.send(server, "2", config("one", "b"))
+
+        assert client.domains == {"one": ["b"]}
+        assert client.health.faults == {}
+
+
+async def test_overlay_that_changes(
+    server: ManagementServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts at once, without the server; a bad one changes nothing, and no NACK names it."""
+    monkeypatch.setattr(from_xds, "_LOOK_SECONDS", 0.02)
+    overlay = tmp_path / "overlay.yaml"
+    overlay.write_text("overlay: [{key: a, rate_limit: {algorithm: sliding_window}}]")
+
+    def algorithm(client: Client) -> str:
+        (rule,) = client.rules.snapshot.domains["one"].rules
+        return rule.limits[0].algorithm
+
+    async with following(server, xds_overlay=str(overlay)) as client:
+        await client.send(server, "1", config("one", "a"))
+        assert algorithm(client) == "sliding_window"
+        overlay.write_text("overlay: [{key: a, rate_limit: {algorithm: sliding_log}}]")
+        await client.until(lambda: algorithm(client) == "sliding_log")
+        overlay.write_text("overlay: [{kye: a}]")
+        await client.until(lambda: "overlay.yaml:1:11" in client.health.faults.get("rules", ""))
+        said = await client.send(server, "2", config("one", "a"))
+
+        assert said.version_info == "2"
+        assert not said.error_detail.message
+        assert algorithm(client) == "sliding_log"
+        overlay.write_text("overlay: [{key: a, rate_limit: {algorithm: token_bucket}}]")
+        await client.until(lambda: algorithm(client) == "token_bucket")
+        await client.until(lambda: client.health.faults == {})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("overlay: [{kye: a}]", "overlay.yaml:1:12"), (None, "no such file or directory")],
+)
+def test_overlay_that_is_bad_at_the_start(
+    server: ManagementServer, tmp_path: Path, text: str | None, why: str
+) -> None:
+    """Rules are not served without the overlay that they need."""
+    overlay = tmp_path / "overlay.yaml"
+    if text is not None:
+        overlay.write_text(text)
+
+    with pytest.raises(RulesError, match=why):
+        Client(server, xds_overlay=str(overlay)).rules.load()
+
+
+async def test_certificates_that_change(server: ManagementServer, tmp_path: Path) -> None:
+    """TLS files are read anew for each connection: a server with a new authority is found again."""
+    await asyncio.to_thread(server.stop)
+    ca = tmp_path / "ca.crt"
+
+    def serve(version: str) -> None:
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(ca)
+        made = authority.issue_cert("envoy-gateway")
+        pair = (made.private_key_pem.bytes(), made.cert_chain_pems[0].bytes())
+        server.greet = lambda conversation: conversation.send(version, config("one", f"k{version}"))
+        server.start(grpc.ssl_server_credentials([pair]))
+
+    serve("1")
+    async with following(server, xds_tls_ca=str(ca), xds_tls_name="envoy-gateway") as client:
+        await client.until_domains({"one": ["k1"]})
+        await asyncio.to_thread(server.stop)
+        serve("2")
+        await client.until_domains({"one": ["k2"]})
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"rules": "xds://nowhere"}, "write HOST:PORT"),
+        ({"xds_tls_ca": "/nowhere"}, "--xds-tls-ca /nowhere cannot be read"),
+        ({"xds_tls_cert": __file__}, "--xds-tls-cert FILE and --xds-tls-key FILE"),
+        ({"xds_tls_name": "spiffe://a/b"}, "write a DNS name or an IP address"),
+    ],
+)
+def test_settings_of_no_use(settings: dict[str, Any], why: str) -> None:
+    """What cannot be used is said before anything is asked."""
+    with pytest.raises(SettingsError, match=why):
+        source_of(Settings(**{"rules": "xds://localhost:1", **settings}))
+
+
+def test_pauses() -> None:
+    """Between tries it waits half a second at least, half a minute at most, and ever longer."""
+    for _ in range(100):
+        pauses = Pauses()
+        found = [pauses.next_seconds() for _ in range(50)]
+        assert all(0.5 <= each <= 30.0 for each in found)
+        assert found[0] <= 0.6
+        assert found[0] < found[2] < found[4] < found[6]
+        assert min(found[7:]) >= 24.0
+        pauses.reset()
+        assert pauses.next_seconds() <= 0.6
