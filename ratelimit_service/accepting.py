@@ -11,11 +11,11 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-__all__ = ["Acceptor", "Guests"]
+__all__ = ["ACCEPTED_AT_ONCE", "Acceptor", "Guests"]
 
 log = logging.getLogger(__name__)
 
-_ACCEPTED_AT_ONCE = 8
+ACCEPTED_AT_ONCE = 8
 """Connections taken from one socket before others have their turn: some 50 us each."""
 
 _NO_FILES_SECONDS = 0.1
@@ -102,7 +102,7 @@ class Acceptor:
             self._loop.remove_reader(each.fileno())
 
     def _accept(self, listener: socket.socket) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE):
+        for _ in range(ACCEPTED_AT_ONCE):
             if not self._started:
                 return
             try:

@@ -11,6 +11,7 @@ import asyncio
 import json
 import socket
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import cast
@@ -172,10 +173,10 @@ def send_connection(end: socket.socket, connection: socket.socket) -> None:
     socket.send_fds(end, [b"c"], [connection.fileno()])
 
 
-def receive_connections(end: socket.socket) -> list[socket.socket]:
-    """All connections that have been handed over; none if the other end is gone."""
+def receive_connections(end: socket.socket, most: int = sys.maxsize) -> list[socket.socket]:
+    """Connections that have been handed over, so many at most; none if the other end is gone."""
     found: list[socket.socket] = []
-    while True:
+    while len(found) < most:
         try:
             data, descriptors, _, _ = socket.recv_fds(end, 1, 1)
         except (BlockingIOError, ConnectionError):
@@ -183,3 +184,4 @@ def receive_connections(end: socket.socket) -> list[socket.socket]:
         if not data:
             return found
         found += [socket.socket(fileno=descriptor) for descriptor in descriptors]
+    return found

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ratelimit_service import __version__
+from ratelimit_service.accepting import ACCEPTED_AT_ONCE
 from ratelimit_service.errors import RateLimitError
 from ratelimit_service.health import Health, Phase
 from ratelimit_service.observer import Counters
@@ -136,7 +137,9 @@ class _Worker:
             self._loop.add_signal_handler(signal.SIGTERM, self._asked_to_end, settings.grace_us)
             collect()
             self._health.enter(Phase.SERVING)
-            self._loop.add_reader(self._connections.fileno(), self._take_connections)
+            self._loop.add_reader(
+                self._connections.fileno(), self._take_connections, ACCEPTED_AT_ONCE
+            )
             self._tell()  # faults are known before it serves
             self._channel.send(Kind.READY)
             beating = [self._loop.create_task(self._beat()), self._loop.create_task(self._count())]
@@ -197,9 +200,9 @@ class _Worker:
         if not self._told.done():
             self._told.set_result((phase, grace_us))
 
-    def _take_connections(self) -> None:
+    def _take_connections(self, most: int = sys.maxsize) -> None:
         server = self._server
-        for connection in receive_connections(self._connections):
+        for connection in receive_connections(self._connections, most):
             self._taken += 1
             if server is not None:
                 server.adopt(connection, partial(self._gone.append, self._taken))

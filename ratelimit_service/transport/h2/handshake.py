@@ -105,6 +105,9 @@ class _Handshake(asyncio.Protocol):
         self._waiting = False
         """Whether a turn has been asked for."""
         self._aside = False
+        self._lost = False
+        self._error: Exception | None = None
+        """With what the connection was lost."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by asyncio."""
@@ -138,19 +141,18 @@ class _Handshake(asyncio.Protocol):
             self._raw.pause_reading()
         self._ask_for_a_turn()
 
-    def eof_received(self) -> bool | None:
-        """Called by asyncio: who says nothing more does not agree."""
-        return self._tls.eof_received() if self._tls is not None else None
-
     def connection_lost(self, error: Exception | None) -> None:
-        """Called by asyncio."""
+        """Called by asyncio. To let go of a handshake takes a turn, too: many may go at once."""
         self._raw = None
+        self._lost, self._error = True, error
         self._inbox.clear()
-        if self._tls is not None:
-            self._tls.connection_lost(error)
+        self._ask_for_a_turn()
 
     def handle_piece(self, _now_us: int) -> bool:
         """Takes a step of the handshake; returns whether there are bytes for another."""
+        if self._lost and self._tls is not None:
+            self._tls.connection_lost(self._error)
+            return False
         if self._aside or self._raw is None:
             self._waiting = False
             return False
@@ -171,7 +173,7 @@ class _Handshake(asyncio.Protocol):
             self._raw.abort()
 
     def _ask_for_a_turn(self) -> None:
-        if self._inbox and self._tls is not None and not self._waiting:
+        if (self._inbox or self._lost) and self._tls is not None and not self._waiting:
             self._waiting = True
             self._turns.add(self, elapsed_us())
 
