@@ -22,7 +22,7 @@ from ratelimit_service.runtime.exporting import Exporting, check_free
 from ratelimit_service.runtime.process import collect, spare_the_old
 from ratelimit_service.runtime.signals import Signals, log
 from ratelimit_service.settings import Settings
-from ratelimit_service.transport import TRANSPORTS
+from ratelimit_service.transport.transports import TRANSPORTS
 
 __all__ = ["serve_alone"]
 

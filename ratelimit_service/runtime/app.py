@@ -12,7 +12,6 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.sources import source_of
 from ratelimit_service.runtime import logs
-from ratelimit_service.runtime.alone import serve_alone
 from ratelimit_service.runtime.certificates import check_certificates
 from ratelimit_service.runtime.cpus import usable_cpus
 from ratelimit_service.runtime.deciding import open_store
@@ -50,6 +49,9 @@ def serve(settings: Settings, remarks: Sequence[str] = ()) -> int:
             usable_cpus().why,
         )
     if not count:
+        # Only then: it imports grpc, which a supervisor is to have nothing of.
+        from ratelimit_service.runtime.alone import serve_alone  # noqa: PLC0415
+
         return run(serve_alone(settings))
     return run(supervise(settings, count, inherited()))
 

@@ -17,6 +17,7 @@ from enum import IntEnum
 from typing import cast
 
 __all__ = [
+    "BEAT_SECONDS",
     "Channel",
     "Kind",
     "Lost",
@@ -25,6 +26,9 @@ __all__ = [
     "send_connection",
     "sockets",
 ]
+
+BEAT_SECONDS = 0.5
+"""How often a worker says that it is well."""
 
 _HEAD = struct.Struct(">IB")
 """A message's size without this, and its kind."""

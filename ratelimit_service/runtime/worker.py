@@ -30,20 +30,17 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.rules.records import Assembly
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.runtime import logs
-from ratelimit_service.runtime.channel import Channel, Kind, receive_connections
+from ratelimit_service.runtime.channel import BEAT_SECONDS, Channel, Kind, receive_connections
 from ratelimit_service.runtime.deciding import deciding
 from ratelimit_service.runtime.process import collect, run, spare_the_old
 from ratelimit_service.service import Refusal, Service
 from ratelimit_service.settings import Settings
-from ratelimit_service.transport import H2Server
+from ratelimit_service.transport.h2 import H2Server
 from ratelimit_service.transport.tls import TLS
 
-__all__ = ["BEAT_SECONDS", "main"]
+__all__ = ["main"]
 
 log = logging.getLogger(__name__)
-
-BEAT_SECONDS = 0.5
-"""How often a worker says that it is well."""
 
 _REPORT_SECONDS = 5.0
 """How often it says what it has counted, even if nobody asks. What dies with it is no more."""

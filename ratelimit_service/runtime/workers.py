@@ -23,8 +23,7 @@ from ratelimit_service.metrics import WorkerFigures
 from ratelimit_service.observer import Counters, Taken
 from ratelimit_service.rules.records import packed
 from ratelimit_service.rules.rulebook import Rulebook, Tallied
-from ratelimit_service.runtime.channel import Kind, send_connection
-from ratelimit_service.runtime.worker import BEAT_SECONDS
+from ratelimit_service.runtime.channel import BEAT_SECONDS, Kind, send_connection
 from ratelimit_service.runtime.worker_process import SLACK_SECONDS, Inherited, WorkerProcess
 from ratelimit_service.service import Answer, Refusal
 from ratelimit_service.settings import Settings

@@ -66,11 +66,11 @@ class GrpcioServer:
         self._service = service
         self._health = HealthService(health)
         self._server: grpc.aio.Server | None = None
-        self._certificate = tls.configuration() if tls else None
+        self._certificate = _configuration(tls) if tls else None
 
     async def renew(self, tls: TLS) -> None:
         """Greets clients with another certificate from now on; who is connected stays."""
-        self._certificate = tls.configuration()
+        self._certificate = _configuration(tls)
 
     async def start(self) -> int:
         """Opens the port and returns its number, which for a socket says nothing.
@@ -172,3 +172,9 @@ async def _answered(answer: Answer, context: _Context) -> bytes:
     if isinstance(answer, Refusal):
         await context.abort(_CODES[answer.code], answer.message)
     return answer
+
+
+def _configuration(tls: TLS) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [(tls.key, tls.cert)], root_certificates=tls.client_ca
+    )

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 
-import grpc
-
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Counters
@@ -52,12 +50,6 @@ class TLS:
             context.load_verify_locations(cadata=self.client_ca.decode("ascii", "ignore"))
             context.verify_mode = ssl.CERT_REQUIRED
         return context
-
-    def configuration(self) -> grpc.ServerCertificateConfiguration:
-        """For grpcio."""
-        return grpc.ssl_server_certificate_configuration(
-            [(self.key, self.cert)], root_certificates=self.client_ca
-        )
 
 
 @dataclass(frozen=True, slots=True)

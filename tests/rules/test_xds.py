@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -385,3 +387,10 @@ def test_pauses() -> None:
         assert min(found[7:]) >= 24.0
         pauses.reset()
         assert pauses.next_seconds() <= 0.6
+
+
+def test_a_supervisor_has_no_grpc() -> None:
+    """The process that starts the client, and workers, imports nothing of grpc."""
+    program = "import ratelimit_service.runtime.app, sys; sys.exit('grpc' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -16,8 +16,8 @@ from ratelimit_service.health import Health
 from ratelimit_service.model import Code, Request
 from ratelimit_service.runtime.certificates import check_certificates
 from ratelimit_service.settings import Settings
-from ratelimit_service.transport import TRANSPORTS
 from ratelimit_service.transport.tls import TLSFiles, _is_for
+from ratelimit_service.transport.transports import TRANSPORTS
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 from tests.servers.redis import RedisServer
 from tests.servers.service import COMMAND, ServiceProcess

@@ -19,7 +19,7 @@ from ratelimit_service.model import Code, Hit, Outcome, Request
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service import Refusal
 from ratelimit_service.stores import NEVER, Done, Settled, Verdict, Wanted, always, judge
-from ratelimit_service.transport import TRANSPORTS
+from ratelimit_service.transport.transports import TRANSPORTS
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 from tests.servers.service import http
 from tests.service.asking import Asking, Away, descriptor

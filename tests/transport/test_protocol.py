@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.health import Health
-from ratelimit_service.transport import TRANSPORTS
 from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.calls import METHODS
 from ratelimit_service.transport.h2.connection import Event
@@ -17,6 +16,7 @@ from ratelimit_service.transport.h2.frames import ACK, PREFACE, FrameType
 from ratelimit_service.transport.h2.limits import BLOCKED_SECONDS, GREETING_SECONDS, PING_SECONDS
 from ratelimit_service.transport.h2.protocol import Protocol
 from ratelimit_service.transport.h2.turns import TURN_US, Turns
+from ratelimit_service.transport.transports import TRANSPORTS
 from tests.service.asking import Asking
 from tests.transport.test_h2 import Client, messages
 

@@ -18,7 +18,7 @@ from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import TransportError
 from ratelimit_service.health import Health, Phase
 from ratelimit_service.model import Code, Request
-from ratelimit_service.transport import TRANSPORTS
+from ratelimit_service.transport.transports import TRANSPORTS
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 from tests.service.asking import Asking, Busy, Timed, descriptor
 

@@ -1,0 +1,10 @@
+"""Every transport, by the name that `--transport` takes. Who needs one of them imports that one."""
+
+from __future__ import annotations
+
+from ratelimit_service.transport.grpcio import GrpcioServer
+from ratelimit_service.transport.h2 import H2Server
+
+__all__ = ["TRANSPORTS"]
+
+TRANSPORTS: dict[str, type[GrpcioServer | H2Server]] = {"h2": H2Server, "grpcio": GrpcioServer}
