@@ -21,7 +21,8 @@ COMPILED = """
     stores/redis/give_back stores/redis/debts
     stores/redis/server stores/redis/batches stores/redis/shard stores/redis/connection
     stores/redis/store
-    limiter/compiled limiter/plan limiter/answer limiter/headers limiter/tally limiter/plain
+    limiter/compiled limiter/compiler limiter/plan limiter/statuses
+    limiter/additions/* limiter/answer limiter/tally
     wire/request wire/response
     service/refusal service/faults service/asked service/memo service/planning
     service/answering service/at_hand service/service

@@ -1,25 +1,20 @@
-"""What follows from a rule alone, worked out once for each rule and snapshot.
+"""What rules and descriptors come to, as values: `compiler` and `plan` make them.
 
-What must not live here: requests, outcomes, bytes.
+What must not live here: outcomes, bytes, and how these values are worked out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from ratelimit_service.algorithms import capacity_of, measure_of, soft_of
-from ratelimit_service.limiter.near import near_threshold
-from ratelimit_service.model import Denied, FailurePolicy, Limit, Measure, Mode
+from ratelimit_service.model import FailurePolicy, Hit, Limit, Measure, Mode
 from ratelimit_service.observer import Tally
-from ratelimit_service.rules.tree import Domain, Rule, Snapshot
-from ratelimit_service.settings import Settings
+from ratelimit_service.rules.tree import Rule
 from ratelimit_service.stores.keys import CounterNames
 
-__all__ = ["NO_RULE", "CompiledLimit", "CompiledRule", "Compiler", "Kind"]
+__all__ = ["CompiledLimit", "CompiledRule", "Kind", "Plan"]
 
 
 class Kind(Enum):
@@ -71,127 +66,25 @@ class CompiledRule:
     """That of the first limit."""
     independent: bool = True
     """Whether the plan of a descriptor is the same whatever stands beside it in its request."""
-    plain: bool = False
-    """Whether an answer without anybody over says no more than what is left of a single limit.
-
-    And the lease's id, where there is one.
-    """
+    usual: bool = False
+    """Whether the short ways of answering do all that it asks for (`usual`)."""
+    says: int = 0
+    """Which additions may speak of it in an answer: bits by their places in `ADDITIONS`."""
     leasing: bool = False
     """Whether hits take leases."""
 
 
-NO_RULE: Final = CompiledRule(Kind.NO_RULE)
+class Plan(NamedTuple):
+    """What one descriptor needs: its rule, the number of hits, and what is to be charged.
 
+    One hit for each limit of its rule.
+    """
 
-class Compiler:
-    """Compiles the rules of a snapshot when they are first met."""
+    rule: CompiledRule
+    addend: int = 1
+    hits: tuple[Hit, ...] = ()
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._snapshot = 0
-        self._rules: dict[Rule | Tally, CompiledRule] = {}
-        self._old: list[dict[Rule | Tally, CompiledRule]] = []
-        """Of earlier snapshots. They are let go of one by one, since all at once takes too long."""
-
-    def renew(self, snapshot: Snapshot) -> None:
-        """Starts anew if this is another snapshot than the last."""
-        if snapshot.number != self._snapshot:
-            self._snapshot = snapshot.number
-            self._old.append(self._rules)
-            self._rules = {}
-
-    def rule(self, domain: Domain, rule: Rule, metric_value: str = "") -> CompiledRule:
-        """A rule of the tree; with a value it has a tally of its own, if the rule has room."""
-        # A rule has a bounded number of tallies, whatever its values.
-        tally = rule.tallies.of(metric_value) if metric_value else None
-        compiled = self._rules.get(tally or rule)
-        if compiled is None:
-            compiled = self._compile(domain, rule, tally or rule.tallies.of())
-            self._rules[tally or rule] = compiled
-            self._let_go()
-        return compiled
-
-    def override(self, domain: Domain, limit: Limit) -> CompiledRule:
-        """A limit that the caller brings: the tree is not asked, the counter is as a rule's."""
-        settings = self._settings
-        mode = Mode.QUOTA if settings.quota_mode else Mode.ENFORCED
-        tally = domain.overrides.of()
-        return self._limited(domain, (limit,), tally, mode, settings.failure_policy, None)
-
-    def _let_go(self) -> None:
-        """Lets go of two old rules for each new one, so that they cannot pile up."""
-        for _ in range(2):
-            if self._old and not self._old[-1]:
-                self._old.pop()
-            if self._old and self._old[-1]:
-                self._old[-1].popitem()
-
-    def _compile(self, domain: Domain, rule: Rule, tally: Tally) -> CompiledRule:
-        settings = self._settings
-        if rule.unlimited:
-            independent = self._independent(rule)
-            return CompiledRule(Kind.UNLIMITED, rule, tally=tally, independent=independent)
-        mode = Mode.ENFORCED
-        if rule.shadow_mode:
-            mode = Mode.SHADOW
-        elif rule.quota_mode or settings.quota_mode:
-            mode = Mode.QUOTA
-        policy = rule.failure_policy or settings.failure_policy
-        if rule.shadow_mode:
-            policy = FailurePolicy.OPEN
-        return self._limited(domain, rule.limits, tally, mode, policy, rule)
-
-    def _limited(
-        self,
-        domain: Domain,
-        limits: Iterable[Limit],
-        tally: Tally,
-        mode: Mode,
-        policy: FailurePolicy,
-        rule: Rule | None,
-    ) -> CompiledRule:
-        settings = self._settings
-        always = settings.quota_mode or settings.count_denied or (rule and rule.quota_mode)
-        compiled = tuple(self._limit(domain, limit, always=bool(always)) for limit in limits)
-        return CompiledRule(
-            Kind.COUNTED,
-            rule,
-            compiled,
-            mode,
-            Mode.SHADOW if settings.shadow_mode else mode,
-            policy,
-            tally,
-            compiled[0].near_left,
-            self._independent(rule),
-            len(compiled) == 1 and _plain(compiled[0].limit),
-            any(each.measure.algorithm.leases for each in compiled),
-        )
-
-    def _limit(self, domain: Domain, limit: Limit, *, always: bool) -> CompiledLimit:
-        measure = _measure(limit)
-        near_limit = near_threshold(capacity_of(limit), self._settings.near_limit_ratio)
-        denied = measure.algorithm.denied
-        count_denied = denied is Denied.ALWAYS_COUNTED or (
-            (always or limit.count_denied) and denied is not Denied.NOT_COUNTED
-        )
-        names = CounterNames(domain.name, measure, domain.shard_by)
-        near_left = measure.limit - near_limit
-        return CompiledLimit(
-            limit, measure, count_denied, names, soft_of(limit), near_limit, near_left
-        )
-
-    def _independent(self, rule: Rule | None) -> bool:
-        """Rules that replace others and quotas act on what they stand beside."""
-        if self._settings.quota_mode:
-            return False
-        return rule is None or not (rule.replaces or rule.quota_mode)
-
-
-@lru_cache(maxsize=4096)
-def _measure(limit: Limit) -> Measure:
-    """One for all counters of equal limits: callers bring limits of their own."""
-    return measure_of(limit)
-
-
-def _plain(limit: Limit) -> bool:
-    return not (soft_of(limit) or limit.max_wait_us)
+    @property
+    def refund(self) -> bool:
+        """Whether the hits are given back."""
+        return bool(self.hits) and self.hits[0].refund

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from ratelimit_service.algorithms import ALGORITHMS
-from ratelimit_service.limiter.compiled import NO_RULE, CompiledRule, Compiler, Kind
+from ratelimit_service.limiter.compiled import CompiledRule, Kind, Plan
+from ratelimit_service.limiter.compiler import Compiler
 from ratelimit_service.model import Descriptor, Entry, FailurePolicy, Hit, Mode, Request
 from ratelimit_service.rules.match import Match, match, match_any_value
 from ratelimit_service.rules.tree import Domain, Rule, Snapshot
@@ -16,22 +17,6 @@ from ratelimit_service.stores import Settled, Verdict
 from ratelimit_service.stores.keys import KeyStem
 
 __all__ = ["LEASE_BYTES", "Plan", "PlanTemplate", "Planner", "unasked"]
-
-
-class Plan(NamedTuple):
-    """What one descriptor needs: its rule, the number of hits, and what is to be charged.
-
-    One hit for each limit of its rule.
-    """
-
-    rule: CompiledRule
-    addend: int = 1
-    hits: tuple[Hit, ...] = ()
-
-    @property
-    def refund(self) -> bool:
-        """Whether the hits are given back."""
-        return bool(self.hits) and self.hits[0].refund
 
 
 def unasked(plans: Sequence[Plan]) -> Settled:
@@ -71,6 +56,8 @@ class Planner:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._compiler = Compiler(settings)
+        self.needs_request = any(each.needs_request for each in self._compiler.additions)
+        """Whether answers need the request as it was."""
 
     def plan(self, request: Request, snapshot: Snapshot) -> list[Plan]:
         """Plans every descriptor of a request, in order."""
@@ -78,9 +65,9 @@ class Planner:
         settings = self._settings
         domain = snapshot.domains.get(request.domain)
         if domain is None:
-            rule = NO_RULE
+            rule = self._compiler.no_rule
             if snapshot.never_loaded(request.domain):
-                rule = CompiledRule(Kind.UNSERVED, policy=settings.failure_policy)
+                rule = self._compiler.unserved()
             return [Plan(rule)] * len(request.descriptors)
         matches = [
             descriptor.limit or _returned(domain, descriptor) or match(domain, descriptor.entries)
@@ -117,7 +104,7 @@ class Planner:
         self._compiler.renew(snapshot)
         met, identity, shared, metric_value = match(domain, entries)
         if met is None:
-            return None if self._settings.quota_mode else Plan(NO_RULE)
+            return None if self._settings.quota_mode else Plan(self._compiler.no_rule)
         rule = self._compiler.rule(domain, met, metric_value)
         if not rule.independent:
             return None
@@ -131,7 +118,7 @@ class Planner:
         """As `plan_alone` for all values of the last entry; None if they are not all alike."""
         self._compiler.renew(snapshot)
         met = match_any_value(domain, entries)
-        rule = self._compiler.rule(domain, met) if met else NO_RULE
+        rule = self._compiler.rule(domain, met) if met else self._compiler.no_rule
         if not rule.independent or len(rule.limits) != 1:
             return None
         (limit,) = rule.limits
@@ -153,7 +140,7 @@ class Planner:
         """Of a descriptor that meets no rule, or one that is replaced; unlimited ones are not."""
         if found.rule is not None and found.rule.unlimited:
             return Plan(self._compiler.rule(domain, found.rule, found.metric_value), addend)
-        return Plan(NO_RULE)
+        return Plan(self._compiler.no_rule)
 
     def _matched(
         self, domain: Domain, descriptor: Descriptor, found: Match, rule: Rule, addend: int

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ratelimit_service.algorithms import denying
-from ratelimit_service.limiter.answer import Shown, by_policy, shown
-from ratelimit_service.limiter.compiled import Kind
-from ratelimit_service.limiter.plan import Plan
+from ratelimit_service.limiter.compiled import Kind, Plan
+from ratelimit_service.limiter.statuses import Shown, by_policy, shown
 from ratelimit_service.model import Outcome
 from ratelimit_service.observer import Counters, Tally
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import Verdict
+from ratelimit_service.stores import Settled, Verdict
 
-__all__ = ["add", "tally", "tally_within"]
+__all__ = ["tally", "tally_plain", "tally_within"]
 
 
 def tally_within(plans: Sequence[Plan], outcomes: Sequence[Outcome]) -> None:
-    """Adds the hits of a request none of which was over, and none given back."""
+    """The short way for usual descriptors of which none was over."""
     for place, (rule, addend, _) in enumerate(plans):
         tally = rule.tally
         if tally is not None:
@@ -26,6 +25,26 @@ def tally_within(plans: Sequence[Plan], outcomes: Sequence[Outcome]) -> None:
             left = outcomes[place][1]
             if left < rule.near_left:
                 tally.near += min(addend, rule.near_left - left)
+
+
+def tally_plain(
+    plans: Sequence[Plan],
+    settled: Settled,
+    counters: Counters,
+    times: int = 1,
+) -> None:
+    """The short way of `tally`, for usual descriptors; adds so many such requests."""
+    outcomes, verdict, _ = settled
+    counters.decisions["ok" if verdict.passes else "over_limit"] += times
+    for place, planned in enumerate(plans):
+        rule, outcome = planned[0], outcomes[place]
+        if outcome is None or outcome[4]:
+            counters.policy_decisions[rule.policy] += times
+        if rule.tally is not None:
+            spoken = Shown(rule.limits[0], outcome) if outcome is not None else None
+            if times > 1:
+                planned = planned._replace(addend=planned.addend * times)  # noqa: PLW2901
+            _add(planned, spoken, rule.tally)
 
 
 def tally(
@@ -44,7 +63,7 @@ def tally(
             continue
         spoken = shown(planned, each)
         if rule.tally is not None:
-            add(planned, spoken, rule.tally)
+            _add(planned, spoken, rule.tally)
         if by_policy(planned, spoken):
             counters.policy_decisions[rule.policy] += 1
         if spoken is not None and not planned.refund:
@@ -53,7 +72,7 @@ def tally(
         counters.global_shadow_mode += 1
 
 
-def add(planned: Plan, spoken: Shown | None, tally: Tally) -> None:
+def _add(planned: Plan, spoken: Shown | None, tally: Tally) -> None:
     """Adds one descriptor to a tally; several limits count as the one that speaks for them."""
     rule, hits, _ = planned
     if rule.kind is Kind.UNLIMITED:

@@ -61,8 +61,11 @@ class Answering:
             if verdict is _WITHIN and asked.limits is not None:
                 within: Sequence[Outcome] = outcomes  # type: ignore[assignment]  # by the verdict
                 answer = wire.encode_within(asked.limits, within)
-                if asked.lease and any(map(limiter.takes_lease, asked.hits, within)):
-                    answer += wire.encode_request_header(limiter.lease_header(asked.lease))
+                if asked.says:
+                    said = self._said(asked, settled)
+                    answer += wire.encode_additions(
+                        said.response_headers, said.request_headers, said.metadata
+                    )
                 limiter.tally_within(asked.plans, within)
                 self._counters.decisions["ok"] += 1
                 return answer
@@ -94,19 +97,29 @@ class Answering:
             return refusal if asked.hits else _NEVER_LOADED
         return refusal
 
+    def _said(self, asked: Asked, settled: Settled) -> limiter.Said:
+        """What is said of a request of usual descriptors beside its statuses."""
+        outcomes, verdict, _ = settled
+        each = [[outcome] for outcome in outcomes]
+        told = limiter.Told(asked.request, asked.plans, each, verdict, self._settings, asked.lease)
+        return limiter.say(asked.says, told)
+
     def _plain_answer(self, asked: Asked, limits: Sequence[bytes], settled: Settled) -> bytes:
         """The answer to a request of plain descriptors; nothing if it takes the long way."""
         outcomes, verdict, _ = settled
         found = limiter.plain(asked.plans, outcomes)
         if found is None:
             return b""
-        header = b""
-        if asked.lease and verdict.passes:
-            for hit, outcome in zip(asked.hits, outcomes, strict=True):
-                if outcome is not None and not outcome.over and limiter.takes_lease(hit, outcome):
-                    header = wire.encode_request_header(limiter.lease_header(asked.lease))
+        additions = b""
+        if asked.says:
+            said = self._said(asked, settled)
+            if said.metadata and found.by_policy:
+                return b""  # they go into one field
+            additions = wire.encode_additions(
+                said.response_headers, said.request_headers, said.metadata
+            )
         answer = wire.encode_plain(
-            verdict.passes, found.statuses, limits, outcomes, found.by_policy, header
+            verdict.passes, found.statuses, limits, outcomes, found.by_policy, additions
         )
         limiter.tally_plain(asked.plans, settled, self._counters)
         if found.by_policy:

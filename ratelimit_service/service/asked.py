@@ -16,19 +16,20 @@ __all__ = ["Asked", "leased"]
 class Asked:
     """A request as it was planned. Never changed, since it is also what is remembered.
 
-    `limits` are the encoded limits if every descriptor is simply counted, else None. `request`
-    is None where the answer does not need it. `settled` is what the request comes to if it has no
-    hits. With `leasing` some hits take leases; `lease`
-    is their id, drawn for each call.
+    `limits` are the encoded limits if every descriptor is usual, else None. `says` are the bits
+    of the additions that may speak in its answer; `request` is None where they do not need it.
+    `settled` is what the request comes to if it has no hits. With `leasing` some hits take
+    leases; `lease` is their id, drawn for each call.
     """
 
-    __slots__ = ("hits", "lease", "leasing", "limits", "plans", "request", "settled")
+    __slots__ = ("hits", "lease", "leasing", "limits", "plans", "request", "says", "settled")
 
     def __init__(
         self,
         plans: Sequence[Plan],
         hits: Sequence[Hit],
         limits: Sequence[bytes] | None,
+        says: int,
         request: Request | None,
         leasing: bool,
         settled: Settled,
@@ -37,6 +38,7 @@ class Asked:
         self.plans = plans
         self.hits = hits
         self.limits = limits
+        self.says = says
         self.request = request
         self.leasing = leasing
         self.settled = settled
@@ -47,7 +49,9 @@ def leased(asked: Asked) -> Asked:
     """The same with an id of its own for the leases that the request takes."""
     lease = token_bytes(limiter.LEASE_BYTES)
     hits = [hit._replace(lease=lease) if _takes_lease(hit) else hit for hit in asked.hits]
-    return Asked(asked.plans, hits, asked.limits, asked.request, True, asked.settled, lease)
+    return Asked(
+        asked.plans, hits, asked.limits, asked.says, asked.request, True, asked.settled, lease
+    )
 
 
 def _takes_lease(hit: Hit) -> bool:

@@ -49,9 +49,6 @@ class Planning:
         """Whole requests: who plans looks here first."""
         self._parts = Memo[Plan](_PARTS)
         self._templates = Memo[PlanTemplate](_TEMPLATES)
-        self._plain = not (
-            settings.limit_response_headers or settings.dynamic_metadata or settings.shadow_mode
-        )
         self.leases = False
         """Whether any request has taken leases yet."""
 
@@ -96,7 +93,7 @@ class Planning:
     def _plan_whole(self, request: Request, split: wire.Split | None, snapshot: Snapshot) -> Asked:
         """Plans what cannot be planned part by part; the parts may be remembered all the same."""
         plans = self._planner.plan(request, snapshot)
-        asked = self._asked(plans, request if self._settings.dynamic_metadata else None)
+        asked = self._asked(plans, request if self._planner.needs_request else None)
         if request.domain not in snapshot.domains:
             if not snapshot.never_loaded(request.domain):
                 self._counters.unknown_domains += len(request.descriptors)
@@ -143,8 +140,8 @@ class Planning:
         return self._planner.plan_alone(domain, entries, split.addend, snapshot)
 
     def _domain(self, split: wire.Split, snapshot: Snapshot) -> Domain | None:
-        if self._settings.dynamic_metadata:
-            return None  # which needs the request as it was
+        if self._planner.needs_request:
+            return None
         try:
             return snapshot.domains.get(split.domain)
         except UnicodeDecodeError:
@@ -153,14 +150,15 @@ class Planning:
     def _asked(self, plans: Sequence[Plan], request: Request | None) -> Asked:
         hits: list[Hit] = []
         limits: list[bytes] = []
-        leasing = False
+        says, leasing = 0, False
         for planned in plans:
             rule, _, charged = planned
             hits += charged
-            if rule.plain and not charged[0].refund:
+            says |= rule.says
+            if rule.usual and not charged[0].refund:
                 limits.append(wire.encode_limit(rule.limits[0].limit))
             if rule.leasing and not charged[0].refund:
                 leasing = self.leases = True
-        simply_counted = self._plain and len(limits) == len(plans)
         settled = _CHARGED if hits else limiter.unasked(plans)
-        return Asked(plans, hits, limits if simply_counted else None, request, leasing, settled)
+        usual = limits if len(limits) == len(plans) else None
+        return Asked(plans, hits, usual, says, request, leasing, settled)

@@ -14,10 +14,10 @@ from ratelimit_service.wire.request import (
 )
 from ratelimit_service.wire.response import (
     decode_decision,
+    encode_additions,
     encode_decision,
     encode_limit,
     encode_plain,
-    encode_request_header,
     encode_uncounted,
     encode_within,
 )
@@ -33,11 +33,11 @@ __all__ = [
     "decode_decision",
     "decode_request",
     "describe",
+    "encode_additions",
     "encode_decision",
     "encode_limit",
     "encode_plain",
     "encode_request",
-    "encode_request_header",
     "encode_uncounted",
     "encode_within",
     "is_method",

@@ -27,10 +27,10 @@ from ratelimit_service.wire.request import NUMBERS, UNITS
 
 __all__ = [
     "decode_decision",
+    "encode_additions",
     "encode_decision",
     "encode_limit",
     "encode_plain",
-    "encode_request_header",
     "encode_uncounted",
     "encode_within",
 ]
@@ -59,7 +59,7 @@ def encode_decision(decision: Decision) -> bytes:
             encoded += _reset(status.reset_us)
         parts.append(b"\x12" + _varint(len(encoded)) + encoded)
     parts += [_header(b"\x1a", header) for header in decision.response_headers]
-    parts += map(encode_request_header, decision.request_headers)
+    parts += [_header(b"\x22", header) for header in decision.request_headers]
     if decision.raw_body:
         parts.append(_field(b"\x2a", decision.raw_body))
     if decision.metadata is not None:
@@ -92,13 +92,13 @@ def encode_plain(
     limits: Sequence[bytes],
     outcomes: Sequence[Outcome | None],
     by_policy: tuple[tuple[int, str], ...],
-    request_header: bytes,
+    additions: bytes,
 ) -> bytes:
-    """The same bytes for any request of plain descriptors.
+    """The same bytes for any request of usual descriptors.
 
     `statuses` says for each descriptor: 0 allowed, 1 over its limit; 2 and 3 the same without a
-    count. `by_policy` lists the descriptors of the latter with their policies. `request_header`
-    is one as `encode_request_header` gives it, or nothing.
+    count. `by_policy` lists the descriptors of the latter with their policies. `additions`
+    are as `encode_additions` gives them.
     """
     parts = [_OK if passes else _OVER]
     for place, status in enumerate(statuses):
@@ -114,7 +114,7 @@ def encode_plain(
         reset = _reset(outcome[2])
         parts.append(b"\x12" + _varint(len(limit) + len(remaining) + len(reset)))
         parts.append(limit + remaining + reset)
-    parts.append(request_header)
+    parts.append(additions)
     if by_policy:
         parts.append(_policies(by_policy))
     return b"".join(parts)
@@ -192,9 +192,17 @@ def _reset(reset_us: int) -> bytes:
     return b"\x22%c\x08%b" % (1 + len(encoded), encoded)
 
 
-def encode_request_header(header: Header) -> bytes:
-    """What follows an answer that adds a header to the request."""
-    return _header(b"\x22", header)
+def encode_additions(
+    response_headers: Sequence[Header],
+    request_headers: Sequence[Header],
+    metadata: Mapping[str, object],
+) -> bytes:
+    """What follows the statuses of an answer that says more."""
+    parts = [_header(b"\x1a", header) for header in response_headers]
+    parts += [_header(b"\x22", header) for header in request_headers]
+    if metadata:
+        parts.append(_field(b"\x32", _struct(metadata)))
+    return b"".join(parts)
 
 
 def _header(tag: bytes, header: Header) -> bytes:

@@ -126,6 +126,10 @@ class Asking:
             self.counters,
         )
 
+    def served_by(self, store: Store, settings: Settings) -> Service:
+        """A service over the same rules."""
+        return Service(lambda: self.rules.snapshot, store, settings, self.counters)
+
     async def answer(self, request: Request) -> Decision | Refusal:
         (answer,) = await self.service.decide([wire.encode_request(request)])
         return answer if isinstance(answer, Refusal) else wire.decode_decision(answer)

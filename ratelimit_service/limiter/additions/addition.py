@@ -1,0 +1,96 @@
+"""What an answer can say beside its statuses: headers, and metadata.
+
+An addition is one object in the table `ADDITIONS`. It says of which rules it may speak, which is
+worked out when these are compiled; of others it costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ratelimit_service.limiter.compiled import CompiledLimit, Plan
+from ratelimit_service.limiter.statuses import shown, statuses_of
+from ratelimit_service.model import Header, Hit, Limit, Outcome, Request, Status
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores import Outcomes, Verdict
+
+__all__ = ["Addition", "Said", "Told"]
+
+
+class Told:
+    """What is known of a request that passes, or is denied.
+
+    `outcomes` has one for each hit of each plan. `request` is there if an addition needs it.
+    `lease` is the id of the leases that the request takes, empty if it takes none.
+    """
+
+    __slots__ = ("_statuses", "lease", "outcomes", "plans", "request", "settings", "verdict")
+
+    def __init__(
+        self,
+        request: Request | None,
+        plans: Sequence[Plan],
+        outcomes: Sequence[Outcomes],
+        verdict: Verdict,
+        settings: Settings,
+        lease: bytes,
+    ) -> None:
+        self.request = request
+        self.plans = plans
+        self.outcomes = outcomes
+        self.verdict = verdict
+        self.settings = settings
+        self.lease = lease
+        self._statuses: tuple[Status, ...] = ()
+
+    def statuses(self) -> tuple[Status, ...]:
+        """What the answer says of each descriptor."""
+        if not self._statuses:
+            pairs = zip(self.plans, self.outcomes, strict=True)
+            spoken = [shown(planned, each) for planned, each in pairs]
+            self._statuses = statuses_of(self.plans, spoken)
+        return self._statuses
+
+    def passed(self) -> list[tuple[CompiledLimit, Hit, Outcome]]:
+        """The hits that had room, in a request that passes; none that are given back."""
+        found: list[tuple[CompiledLimit, Hit, Outcome]] = []
+        if not self.verdict.passes:
+            return found
+        for planned, each in zip(self.plans, self.outcomes, strict=True):
+            if planned.refund:
+                continue
+            for limit, hit, outcome in zip(planned.rule.limits, planned.hits, each, strict=True):
+                if outcome is not None and not outcome.over:
+                    found.append((limit, hit, outcome))
+        return found
+
+
+class Said:
+    """What additions say; each adds to it in its turn."""
+
+    __slots__ = ("metadata", "request_headers", "response_headers")
+
+    def __init__(self) -> None:
+        self.response_headers: list[Header] = []
+        self.request_headers: list[Header] = []
+        self.metadata: dict[str, object] = {}
+
+
+class Addition(Protocol):
+    """One thing that answers can say. Has no state."""
+
+    needs_request: bool
+    """Whether it reads the request itself, which then cannot be planned from its bytes alone."""
+
+    def wanted(self, settings: Settings) -> bool:
+        """Whether the settings ask for it."""
+
+    def speaks_of(self, limits: Sequence[Limit]) -> bool:
+        """Whether it may have something to say of a rule with these limits.
+
+        There are none where no rule is met, or an unlimited one.
+        """
+
+    def add(self, told: Told, said: Said) -> None:
+        """Adds what it has to say of a request, if anything."""

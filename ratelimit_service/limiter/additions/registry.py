@@ -1,0 +1,50 @@
+"""The one list of what answers can say beside their statuses, in the order in which they say it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ratelimit_service.limiter.additions.addition import Addition, Said, Told
+from ratelimit_service.limiter.additions.delay import Delay
+from ratelimit_service.limiter.additions.lease import Lease
+from ratelimit_service.limiter.additions.limit_headers import LimitHeaders
+from ratelimit_service.limiter.additions.request_metadata import RequestMetadata
+from ratelimit_service.limiter.additions.soft import Soft
+from ratelimit_service.model import Limit
+from ratelimit_service.settings import Settings
+
+__all__ = ["ADDITIONS", "say", "speaking", "wanted"]
+
+ADDITIONS: Final[list[Addition]] = [
+    LimitHeaders(),
+    RequestMetadata(),
+    Soft(),
+    Delay(),
+    Lease(),
+]
+
+
+def wanted(settings: Settings) -> list[Addition]:
+    """Those that the settings ask for."""
+    return [each for each in ADDITIONS if each.wanted(settings)]
+
+
+def speaking(among: Sequence[Addition], limits: Sequence[Limit]) -> int:
+    """Those that may speak of a rule with these limits: bits by their places in the list."""
+    says = 0
+    for place, each in enumerate(ADDITIONS):
+        if each in among and each.speaks_of(limits):
+            says |= 1 << place
+    return says
+
+
+def say(says: int, told: Told) -> Said:
+    """Has those of these bits say what they have to say of a request."""
+    said = Said()
+    place = 0
+    while says >> place:
+        if says >> place & 1:
+            ADDITIONS[place].add(told, said)
+        place += 1
+    return said

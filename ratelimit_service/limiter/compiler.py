@@ -1,0 +1,144 @@
+"""What follows from a rule alone, worked out once for each rule and snapshot.
+
+What must not live here: requests, outcomes, bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from ratelimit_service.algorithms import capacity_of, measure_of, soft_of
+from ratelimit_service.limiter.additions import speaking, wanted
+from ratelimit_service.limiter.compiled import CompiledLimit, CompiledRule, Kind
+from ratelimit_service.limiter.near import near_threshold
+from ratelimit_service.limiter.usual import is_usual, stands_alone
+from ratelimit_service.model import Denied, FailurePolicy, Limit, Measure, Mode
+from ratelimit_service.observer import Tally
+from ratelimit_service.rules.tree import Domain, Rule, Snapshot
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores.keys import CounterNames
+
+__all__ = ["Compiler"]
+
+
+class Compiler:
+    """Compiles the rules of a snapshot when they are first met."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.additions = wanted(settings)
+        """What answers may say beside their statuses."""
+        self.no_rule = CompiledRule(Kind.NO_RULE, says=speaking(self.additions, ()))
+        """Of descriptors that meet no rule, or one that another replaces."""
+        self._snapshot = 0
+        self._rules: dict[Rule | Tally, CompiledRule] = {}
+        self._old: list[dict[Rule | Tally, CompiledRule]] = []
+        """Of earlier snapshots. They are let go of one by one, since all at once takes too long."""
+
+    def renew(self, snapshot: Snapshot) -> None:
+        """Starts anew if this is another snapshot than the last."""
+        if snapshot.number != self._snapshot:
+            self._snapshot = snapshot.number
+            self._old.append(self._rules)
+            self._rules = {}
+
+    def rule(self, domain: Domain, rule: Rule, metric_value: str = "") -> CompiledRule:
+        """A rule of the tree; with a value it has a tally of its own, if the rule has room."""
+        # A rule has a bounded number of tallies, whatever its values.
+        tally = rule.tallies.of(metric_value) if metric_value else None
+        compiled = self._rules.get(tally or rule)
+        if compiled is None:
+            compiled = self._compile(domain, rule, tally or rule.tallies.of())
+            self._rules[tally or rule] = compiled
+            self._let_go()
+        return compiled
+
+    def override(self, domain: Domain, limit: Limit) -> CompiledRule:
+        """A limit that the caller brings: the tree is not asked, the counter is as a rule's."""
+        settings = self._settings
+        mode = Mode.QUOTA if settings.quota_mode else Mode.ENFORCED
+        tally = domain.overrides.of()
+        return self._limited(domain, (limit,), tally, mode, settings.failure_policy, None)
+
+    def unserved(self) -> CompiledRule:
+        """Of descriptors in a domain whose rules never loaded."""
+        says = speaking(self.additions, ())
+        return CompiledRule(Kind.UNSERVED, policy=self._settings.failure_policy, says=says)
+
+    def _let_go(self) -> None:
+        """Lets go of two old rules for each new one, so that they cannot pile up."""
+        for _ in range(2):
+            if self._old and not self._old[-1]:
+                self._old.pop()
+            if self._old and self._old[-1]:
+                self._old[-1].popitem()
+
+    def _compile(self, domain: Domain, rule: Rule, tally: Tally) -> CompiledRule:
+        settings = self._settings
+        if rule.unlimited:
+            return CompiledRule(
+                Kind.UNLIMITED,
+                rule,
+                tally=tally,
+                independent=self._independent(rule),
+                says=speaking(self.additions, ()),
+            )
+        mode = Mode.ENFORCED
+        if rule.shadow_mode:
+            mode = Mode.SHADOW
+        elif rule.quota_mode or settings.quota_mode:
+            mode = Mode.QUOTA
+        policy = rule.failure_policy or settings.failure_policy
+        if rule.shadow_mode:
+            policy = FailurePolicy.OPEN
+        return self._limited(domain, rule.limits, tally, mode, policy, rule)
+
+    def _limited(
+        self,
+        domain: Domain,
+        limits: Sequence[Limit],
+        tally: Tally,
+        mode: Mode,
+        policy: FailurePolicy,
+        rule: Rule | None,
+    ) -> CompiledRule:
+        settings = self._settings
+        always = settings.quota_mode or settings.count_denied or (rule and rule.quota_mode)
+        compiled = tuple(self._limit(domain, limit, always=bool(always)) for limit in limits)
+        return CompiledRule(
+            Kind.COUNTED,
+            rule,
+            compiled,
+            mode,
+            Mode.SHADOW if settings.shadow_mode else mode,
+            policy,
+            tally,
+            compiled[0].near_left,
+            self._independent(rule),
+            not settings.shadow_mode and is_usual(rule, limits),
+            speaking(self.additions, limits),
+            any(each.measure.algorithm.leases for each in compiled),
+        )
+
+    def _limit(self, domain: Domain, limit: Limit, *, always: bool) -> CompiledLimit:
+        measure = _measure(limit)
+        near_limit = near_threshold(capacity_of(limit), self._settings.near_limit_ratio)
+        denied = measure.algorithm.denied
+        count_denied = denied is Denied.ALWAYS_COUNTED or (
+            (always or limit.count_denied) and denied is not Denied.NOT_COUNTED
+        )
+        names = CounterNames(domain.name, measure, domain.shard_by)
+        near_left = measure.limit - near_limit
+        return CompiledLimit(
+            limit, measure, count_denied, names, soft_of(limit), near_limit, near_left
+        )
+
+    def _independent(self, rule: Rule | None) -> bool:
+        return not self._settings.quota_mode and (rule is None or stands_alone(rule))
+
+
+@lru_cache(maxsize=4096)
+def _measure(limit: Limit) -> Measure:
+    """One for all counters of equal limits: callers bring limits of their own."""
+    return measure_of(limit)

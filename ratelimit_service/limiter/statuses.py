@@ -1,0 +1,87 @@
+"""The status of each descriptor: which of its limits speaks for it, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ratelimit_service.limiter.compiled import CompiledLimit, Kind, Plan
+from ratelimit_service.model import MAX_ADDEND, Code, FailurePolicy, Outcome, Status
+
+__all__ = ["Shown", "by_policy", "left_of", "shown", "statuses_of"]
+
+
+class Shown(NamedTuple):
+    """The limit that speaks for a descriptor, and its outcome."""
+
+    limit: CompiledLimit
+    outcome: Outcome
+
+
+def shown(planned: Plan, outcomes: Sequence[Outcome | None]) -> Shown | None:
+    """Of a descriptor's limits one that is over, else one that this process counted alone.
+
+    Of several that are over it is the one with the longest wait, of others the one with the
+    fewest hits left, then the first. None if the failure policy speaks: no limit is known to be
+    over, and one has no outcome.
+    """
+    best, missing = None, False
+    for limit, outcome in zip(planned.rule.limits, outcomes, strict=True):
+        if outcome is None:
+            missing = True
+        elif best is None or _before(Shown(limit, outcome), best):
+            best = Shown(limit, outcome)
+    if missing and best is not None and not best.outcome.over:
+        return None
+    return best
+
+
+def _before(one: Shown, other: Shown) -> bool:
+    first, second = one.outcome, other.outcome
+    if first.over != second.over:
+        return first.over
+    if first.local != second.local:
+        return first.local
+    return first.reset_us > second.reset_us if first.over else left_of(one) < left_of(other)
+
+
+def left_of(one: Shown) -> int:
+    """What is left, without the soft part."""
+    return max(0, one.outcome.left - one.limit.soft)
+
+
+def _status(planned: Plan, spoken: Shown | None) -> Status:
+    rule = planned.rule
+    if rule.kind is Kind.NO_RULE:
+        return Status(Code.OK)
+    if rule.kind is Kind.UNLIMITED:
+        return Status(Code.OK, remaining=MAX_ADDEND)
+    if spoken is None:
+        return Status(_by_policy(planned))
+    outcome = spoken.outcome
+    over = outcome.over and not (rule.declared and rule.declared.shadow_mode)
+    if outcome.local:
+        return Status(Code.OVER_LIMIT if over else Code.OK)
+    return Status(
+        Code.OVER_LIMIT if over else Code.OK,
+        spoken.limit.limit,
+        0 if outcome.over else left_of(spoken),
+        outcome.reset_us,
+    )
+
+
+def _by_policy(planned: Plan) -> Code:
+    closed = planned.rule.policy is FailurePolicy.CLOSED and not planned.refund
+    return Code.OVER_LIMIT if closed else Code.OK
+
+
+def by_policy(planned: Plan, spoken: Shown | None) -> bool:
+    """Whether the failure policy decided on a descriptor, not the count of a store."""
+    if spoken is not None:
+        return spoken.outcome.local
+    return planned.rule.kind in (Kind.COUNTED, Kind.UNSERVED)
+
+
+def statuses_of(plans: Sequence[Plan], spoken: Sequence[Shown | None]) -> tuple[Status, ...]:
+    """A status for each descriptor, of the limits that speak for them."""
+    return tuple(map(_status, plans, spoken))

@@ -1,0 +1,87 @@
+"""Which rules are usual: the short ways do all that they ask for.
+
+The short ways know what is listed here. A rule in which anything else is set is unusual, and
+takes the long way; so whoever adds a field to rules or limits need not know of short ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+from typing import Final
+
+from ratelimit_service.model import Limit
+from ratelimit_service.rules.tree import Rule
+
+__all__ = ["is_usual", "stands_alone"]
+
+_PLANNED_ALONE: Final = frozenset(
+    (
+        "domain",
+        "path",
+        "limits",
+        "names",
+        "shadow_mode",
+        "failure_policy",
+        "detailed_metric",
+        "metadata",
+        "source",
+        "tallies",
+    )
+)
+"""Fields of a rule that mean the same whatever stands beside its descriptor in a request."""
+
+_ANSWERED: Final = _PLANNED_ALONE | {"replaces", "quota_mode"}
+"""Fields of a rule that the short ways of answering and tallying do."""
+
+_LIMIT_ANSWERED: Final = frozenset(
+    (
+        "requests_per_unit",
+        "unit",
+        "multiplier",
+        "name",
+        "algorithm",
+        "anchor",
+        "burst",
+        "stepped",
+        "buckets",
+        "max_wait_us",
+        "count_denied",
+        "own",
+    )
+)
+"""The same of a limit. Not among them is `soft_ppm`: less than is left remains to be told."""
+
+
+def is_usual(rule: Rule | None, limits: Sequence[Limit]) -> bool:
+    """Whether the short ways of answering and tallying do all that a rule asks for.
+
+    It has one limit. `rule` is None for a limit that a caller brings.
+    """
+    return (
+        len(limits) == 1
+        and _sets_only(limits[0], _LIMIT_ANSWERED)
+        and (rule is None or _rule_sets_only(rule, _ANSWERED))
+    )
+
+
+def stands_alone(rule: Rule) -> bool:
+    """Whether a descriptor is planned the same whatever stands beside it in its request."""
+    return _rule_sets_only(rule, _PLANNED_ALONE)
+
+
+def _sets_only(limit: Limit, known: frozenset[str]) -> bool:
+    """Whether all fields but the known ones are at their defaults."""
+    defaults = limit._field_defaults
+    return all(
+        name in known or (name in defaults and getattr(limit, name) == defaults[name])
+        for name in limit._fields
+    )
+
+
+def _rule_sets_only(rule: Rule, known: frozenset[str]) -> bool:
+    return all(
+        each.name in known
+        or (each.default is not MISSING and getattr(rule, each.name) == each.default)
+        for each in fields(rule)
+    )
