@@ -303,7 +303,13 @@ def _parts(response: Response, stamp: int, *, same: bool) -> list[bytes]:
             unread = unread or f"resource {number} of version {response.version}: {error}"
             continue
         parts += [(name or values["domain"]).encode(), resource_bytes(response.version, values)]
-    head = _head(kind="snapshot", stamp=stamp, resources=len(parts) // 2, unread=unread)
+    head = _head(
+        kind="snapshot",
+        stamp=stamp,
+        version=response.version,
+        resources=len(parts) // 2,
+        unread=unread,
+    )
     return [head, *parts]
 
 

@@ -22,6 +22,7 @@ from ratelimit_service.rules.build import Language
 from ratelimit_service.rules.files import read_rule_files
 from ratelimit_service.rules.overlay import parse_overlay
 from ratelimit_service.rules.pipes import Process, end, read_frame, start
+from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.source import Found, Left, RuleSource, Verdict
 from ratelimit_service.settings import Settings, split_address, split_pairs
 from ratelimit_service.text import printable
@@ -74,8 +75,9 @@ class FromXds(RuleSource):
         """What a former program was sent, if there was one. Raises RulesError for the overlay."""
         overlay = self._read_overlay()
         for name, data in overlay.files.items():
-            if problems := parse_overlay(name, data)[1]:
-                raise RulesError(f"--xds-overlay {problems[0]}")
+            for problem in parse_overlay(name, data)[1]:
+                if problem.fatal(strict=False):
+                    raise RulesError(f"--xds-overlay {problem}")
         for name, why in overlay.unread.items():
             raise RulesError(f"--xds-overlay {name} cannot be read: {why}")
         if left is None:
@@ -136,18 +138,18 @@ class FromXds(RuleSource):
         if self._read is None or self._read[0] is not found or self._tell is None:
             return
         problems = [
-            str(problem)
+            problem
             for name, each in verdict.items()
             for problem in each
             if (name or problem.source.file).startswith(self.place)
         ]
-        said = {"stamp": self._read[1], "problems": sorted(problems)}
-        asyncio.get_running_loop().run_in_executor(None, self._told, self._tell, said)
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(None, self._told, self._tell, self._read[1], problems)
 
-    def _told(self, client: IO[bytes], said: object) -> None:
-        """In a thread, since the pipe may be full."""
+    def _told(self, client: IO[bytes], stamp: int, problems: list[Problem]) -> None:
+        """In a thread, since they may be many, and the pipe full."""
         try:
-            _say(client, said)
+            _say(client, {"stamp": stamp, "problems": [str(each) for each in sorted(problems)]})
         except (OSError, ValueError):  # it has ended, and its pipe may be closed
             log.debug("the client of %s is gone: another is started", self.place)
 
@@ -215,6 +217,12 @@ class FromXds(RuleSource):
             for _ in range(head["resources"]):
                 name = (await read_frame(stream)).decode()
                 files[f"{self.place}/{name}"] = await read_frame(stream)
+            log.info(
+                "%s has sent version %s: resources %d",
+                self.place,
+                printable(head["version"]),
+                len(files),
+            )
             if head["unread"]:
                 unread[self.place] = head["unread"]
         self._received = _Received(files, unread, head["stamp"])

@@ -149,6 +149,7 @@ def test_from_the_first_snapshot_on(
     assert service.get("/healthcheck").status == 200
     place = f"xds://localhost:{management.port}"
     assert f"at {place}/ns/gw/http@1" in service.get("/rlconfig").text
+    assert f"{place} has sent version 1: resources 2" in service.log
     assert [code(service, "ns/gw/http", "user") for _ in range(2)] == [200, 429]
 
     # A bad resource harms its domain alone, and is named.
