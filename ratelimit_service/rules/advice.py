@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from ipaddress import ip_address, ip_network
 
-from ratelimit_service.model import Anchor, Limit
+from ratelimit_service.algorithms import measure_of
+from ratelimit_service.model import Limit
 from ratelimit_service.rules.explain import limit_text
 from ratelimit_service.rules.problem import Problem, quoted
 from ratelimit_service.rules.tree import Node, Rule, path_text
@@ -120,7 +121,7 @@ def _implies(one: Limit, other: Limit) -> bool:
 
 
 def _of_clock(limit: Limit) -> bool:
-    return limit.algorithm == "fixed_window" and limit.anchor is Anchor.CLOCK and not limit.soft_ppm
+    return measure_of(limit).adds and not limit.soft_ppm
 
 
 def _most(one: Limit, other: Limit) -> int:

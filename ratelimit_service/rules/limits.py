@@ -73,8 +73,8 @@ _LETTERS_US = {
 _PERCENT = re.compile(r"(\d{1,3})(?:\.(\d{1,4}))?%")
 
 _INSTEAD_OF_COUNT_DENIED = (
-    "a bucket or a lease takes only what has room; for budgets that are charged afterwards use "
-    "fixed_window"
+    "a bucket or a lease takes only what has room; for budgets that are charged "
+    "afterwards use fixed_window"
 )
 
 

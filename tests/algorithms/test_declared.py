@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from ratelimit_service.model import Algorithm, Limit, Measure, Takes
 from ratelimit_service.rules.limits import LIMIT_KEYS
 from tests.algorithms import ways
 
+PACKAGE = Path(__file__).parents[2] / "ratelimit_service"
 RULES = Path(__file__).parents[2] / "docs" / "rules.md"
 
 each = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=str)
@@ -32,6 +34,18 @@ def test_letters() -> None:
 
     assert len({*letters, "h"}) == len(letters) + 1
     assert all(len(letter) == 1 and letter.isalpha() for letter in letters)
+
+
+def test_nobody_asks_for_a_name() -> None:
+    """What others ask about an algorithm they ask its object: no name stands in their code."""
+    names = re.compile(rf"""["']({"|".join(ALGORITHMS)})["']""")
+    own = [PACKAGE / "algorithms", PACKAGE / "model" / "limit.py"]
+
+    assert [
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if names.search(path.read_text()) and not any(path.is_relative_to(each) for each in own)
+    ] == []
 
 
 @each
