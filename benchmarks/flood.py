@@ -3,7 +3,7 @@
 Open loop: calls go out when they are due, whatever the server does. One that is not answered
 20 ms after it was due is cancelled, as Envoy does; one that cannot be sent for so long (the
 socket takes no more, or no stream or window is free) never is. Every answer is looked at:
-counted, denied, by failure policy or failed, in time or late.
+counted, denied, by failure policy, refused for want of time, or failed, in time or late.
 
 Calls go out in batches of one connection, whose frames are made before; only the numbers of
 streams are written into them. So one core can ask for ten times what another can answer. Run
@@ -17,6 +17,8 @@ import argparse
 import asyncio
 import gc
 import json
+import re
+import struct
 import time
 from array import array
 from collections import deque
@@ -49,13 +51,20 @@ HELD_UP_SECONDS = 0.01
 """What was due while the generator was held up for so long is not made up for: it would be a load
 that nobody asked for."""
 
-ANSWERS = ("counted", "denied", "by_policy", "failed")
-LATE = ("late_counted", "late_denied", "late_by_policy", "late_failed")
+ANSWERS = ("counted", "denied", "by_policy", "failed", "refused")
+LATE = ("late_counted", "late_denied", "late_by_policy", "late_failed", "late_refused")
 FATES = ("offered", "sent", "never_sent", "cancelled", *ANSWERS, *LATE)
 """What is counted, by the slice in which a call was due. `cancelled` calls had no answer in 20 ms;
 late answers are those that came all the same, or while they were being cancelled."""
 
+REFUSAL = frames.rst_stream(0, ErrorCode.ENHANCE_YOUR_CALM)
 RESET = frames.rst_stream(0, ErrorCode.CANCEL)
+
+
+STREAMS = struct.Struct(">5xI4x")
+REFUSALS = re.compile(
+    b"(?:%b.{4}%b)+" % (re.escape(REFUSAL[:5]), re.escape(REFUSAL[9:])), re.DOTALL
+)
 
 
 class Batch:
@@ -242,7 +251,10 @@ class Asking(asyncio.Protocol):
             stop = at + 9 + int.from_bytes(data[at : at + 3], "big")
             if stop > end:
                 break
-            self._frame(data, at, stop, now)
+            if data[at + 3] == FrameType.RST_STREAM:
+                stop = self._refusals(data, at, stop, now)
+            else:
+                self._frame(data, at, stop, now)
             at = stop
         self._rest = data[at:]
 
@@ -273,6 +285,26 @@ class Asking(asyncio.Protocol):
             self._write(frames.ping(data[at + 9 : stop], ack=True))
         elif kind == FrameType.GOAWAY:
             self.lost = data[at + 17 : stop].decode(errors="replace") or "GOAWAY"
+
+    def _refusals(self, data: bytes, at: int, stop: int, now: float) -> int:
+        """Handles resets that come one after the other."""
+        match = REFUSALS.match(data, at)
+        if match is None:
+            self._frame(data, at, stop, now)
+            return stop
+        state, refused, late = self._state, 0, 0
+        for (stream,) in STREAMS.iter_unpack(data[at : match.end()]):
+            call = stream >> 1
+            if state[call]:
+                late += 1
+            else:
+                state[call] = 1
+                refused += 1
+        due = self._due[call // self._size]
+        self._pending -= refused
+        self._tally.add("refused", due, refused)
+        self._tally.add("late_refused", due, late)
+        return match.end()
 
     def _settings(self, payload: bytes) -> None:
         for at in range(0, len(payload), 6):

@@ -85,6 +85,7 @@ class Seen(NamedTuple):
     by_policy: float
     late: float
     failed: float
+    refused: float
     cancelled: float
     never_sent: float
     in_time: float
@@ -276,6 +277,7 @@ def seen(found: dict[str, object], capacity: float) -> Seen:
         share("by_policy"),
         late,
         share("failed", "late_failed"),
+        share("refused"),
         share("cancelled"),
         share("never_sent"),
         in_time / (in_time + late) if in_time + late else 1.0,
@@ -318,7 +320,7 @@ class Report:
     def load(self, name: str, connections: int, capacity: float, load: float, of: Seen) -> None:
         where = f"{name}, {connections} connections, {load:g} times"
         told(f"{where}: {of}")
-        shown = [of.counted, of.by_policy, of.late, of.cancelled, of.never_sent]
+        shown = [of.counted, of.by_policy, of.late, of.refused, of.cancelled, of.never_sent]
         cells = " | ".join(f"{each:.2f}" for each in shown)
         self._loads.append(
             f"| {name} | {connections} | {capacity:,.0f} | {load:g} | {cells} "
@@ -353,8 +355,8 @@ class Report:
             "\n| service | connections | can do, calls/s | load | counted | by policy | late",
             end="",
         )
-        print(" | cancelled | never sent | answers in time | generator |")
-        print("|---" * 11 + "|")
+        print(" | refused | cancelled | never sent | answers in time | generator |")
+        print("|---" * 12 + "|")
         print("\n".join(self._loads))
         if self._hiccups:
             print("\n| service | connections | hiccup | counted again after | counted | in time |")

@@ -192,7 +192,7 @@ class Counters:
         """Hits that a store gave no answer for, by reason."""
         self.overloaded: Counter[str] = Counter()
         """Calls that there was no time to count: `hurried` (decided without asking the store),
-        `unanswered`."""
+        `refused`."""
         self.local_cache: Counter[str] = Counter()
         """Requests by what the local cache knew of them: `hit`, `miss`."""
         self.given_back = 0

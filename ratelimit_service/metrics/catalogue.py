@@ -180,7 +180,7 @@ CATALOGUE: tuple[Metric, ...] = (
         "overloaded_calls",
         "Calls that there was no time to count.",
         "answer",
-        ("hurried", "unanswered"),
+        ("hurried", "refused"),
         "overloaded",
     ),
     _labelled(

@@ -235,7 +235,7 @@ def test_callers_that_give_up_are_no_flood() -> None:
     assert not client.connection.closing
 
 
-def test_callers_that_we_leave_unanswered_are_no_flood() -> None:
+def test_callers_that_we_refuse_are_no_flood() -> None:
     """Who gives up calls that we had no time for is not charged for them, however many at once."""
     client = Client()
     client.settle()
@@ -244,7 +244,7 @@ def test_callers_that_we_leave_unanswered_are_no_flood() -> None:
         opened = [
             stream_id for stream_id, _ in messages(client.connection.receive(b"".join(calls)))
         ]
-        client.connection.leave_unanswered(opened)
+        client.connection.refuse(opened)
         resets = [frames.rst_stream(stream_id, ErrorCode.CANCEL) for stream_id in opened]
         client.connection.receive(b"".join(resets))
 

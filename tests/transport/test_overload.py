@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from ratelimit_service import wire
@@ -37,38 +39,40 @@ descriptors:
 
 
 def test_calls_are_counted_until_they_have_waited_for_long() -> None:
-    """In the first three tenths of its caller's patience a call is counted, later it is not."""
+    """In the first fifth of its caller's patience a call is counted, later it is not."""
     assert Backlog().fate(0, ENVOYS_US) is Fate.COUNTED
-    assert Backlog().fate(6_000, ENVOYS_US) is Fate.COUNTED
-    assert Backlog().fate(6_001, ENVOYS_US) is Fate.HURRIED
+    assert Backlog().fate(4_000, ENVOYS_US) is Fate.COUNTED
+    assert Backlog().fate(4_001, ENVOYS_US) is Fate.HURRIED
     assert Backlog().fate(15_000, ENVOYS_US) is Fate.HURRIED
-    assert Backlog().fate(15_001, ENVOYS_US) is Fate.UNANSWERED
+    assert Backlog().fate(15_001, ENVOYS_US) is Fate.REFUSED
 
 
 def test_callers_that_wait_longer_are_counted_for_longer() -> None:
     """Patience is each caller's own."""
     assert Backlog().fate(100_000, 1_000_000) is Fate.COUNTED
-    assert Backlog().fate(300_001, 1_000_000) is Fate.HURRIED
+    assert Backlog().fate(200_001, 1_000_000) is Fate.HURRIED
 
 
 def test_callers_that_say_nothing_are_always_answered() -> None:
     """Who gives no time is taken to wait fifteen milliseconds for a count, and for ever else."""
-    assert Backlog().fate(PATIENCE_US * 3 // 10, None) is Fate.COUNTED
-    assert Backlog().fate(PATIENCE_US * 3 // 10 + 1, None) is Fate.HURRIED
+    assert Backlog().fate(PATIENCE_US // 5, None) is Fate.COUNTED
+    assert Backlog().fate(PATIENCE_US // 5 + 1, None) is Fate.HURRIED
     assert Backlog().fate(60_000_000, None) is Fate.HURRIED
 
 
-def test_a_backlog_is_cleared_before_calls_are_counted_again() -> None:
-    """Once calls have waited too long, counting goes on only with those that have hardly waited."""
-    backlog = Backlog()
+def test_only_some_are_decided_by_policy() -> None:
+    """For eight calls that are counted one may be decided by policy, and a burst of some more."""
+    overload = Overload(Counters(), Health())
+    hurried = 0
+    while overload.may_hurry:
+        overload.hurried(1)
+        hurried += 1
 
-    assert backlog.fate(9_000, ENVOYS_US) is Fate.HURRIED
-    assert backlog.fate(2_001, ENVOYS_US) is Fate.HURRIED
-    assert backlog.fate(2_000, ENVOYS_US) is Fate.COUNTED
-    assert backlog.fate(16_000, ENVOYS_US) is Fate.UNANSWERED
-    assert backlog.fate(9_000, ENVOYS_US) is Fate.UNANSWERED
-    assert backlog.fate(2_001, ENVOYS_US) is Fate.UNANSWERED
-    assert backlog.fate(2_000, ENVOYS_US) is Fate.COUNTED
+    overload.counted(8)
+    assert hurried == 500
+    assert overload.may_hurry
+    overload.hurried(1)
+    assert not overload.may_hurry
 
 
 async def rounds() -> None:
@@ -97,16 +101,23 @@ class Ends:
         self.protocol.data_received(data)
         inbox = self.protocol._inbox
         inbox[0] = (elapsed_us() - waited_us, inbox[0][1])
-        while self.turns._waiting:
-            self.turns._turn()
+        self.turn()
         return self.wire.kinds()
 
     def call(self, *, waited_us: int = 0, timeout: str = "1S") -> bool:
         """Makes a call that has waited; says if it is answered."""
+        return FrameType.DATA in self.receive(self.frames(timeout), waited_us)
+
+    def frames(self, timeout: str) -> bytes:
+        """A call of a caller that waits for so long."""
         request = Request("edge", (descriptor("user=a"),))
         data = self.client.headers([("grpc-timeout", timeout)])
-        data += self.client.data(wire.encode_request(request))
-        return FrameType.DATA in self.receive(data, waited_us)
+        return data + self.client.data(wire.encode_request(request))
+
+    def turn(self) -> None:
+        """Handles all that has come."""
+        while self.turns._waiting:
+            self.turns._turn()
 
     def settle(self) -> None:
         """Makes calls until header blocks depend on nothing, and the request is remembered."""
@@ -144,12 +155,11 @@ async def test_what_waited_too_long_is_decided_without_waiting_more(tmp_path: Pa
     assert ends.call()
     assert ends.call(waited_us=500_000)
     assert not ends.call(waited_us=800_000)
-    assert not ends.call(waited_us=500_000)
     assert ends.call()
 
     assert [deadline_us > AT_ONCE for deadline_us in store.deadlines_us] == [True, False, True]
     ends.calls.look()
-    assert ends.counters.overloaded == {"hurried": 1, "unanswered": 2}
+    assert ends.counters.overloaded == {"hurried": 1, "refused": 1}
     assert list(ends.health.faults) == ["overloaded"]
 
 
@@ -244,6 +254,77 @@ async def test_overload_is_over_when_all_calls_are_counted(tmp_path: Path) -> No
     ends.overload.look()
 
     assert ends.health.faults == {}
+
+
+@contextmanager
+def counted_functions() -> Iterator[list[int]]:
+    """Counts the functions of Python that are called meanwhile."""
+    called: list[int] = []
+    sys.setprofile(lambda _, event, __: called.append(event == "call"))
+    try:
+        yield called
+    finally:
+        sys.setprofile(None)
+
+
+async def test_refusing_costs_next_to_nothing(tmp_path: Path) -> None:
+    """A thousand late calls of one read are refused at once: nothing is handed on or kept."""
+    store = Timed()
+    ends = Ends(Asking(tmp_path, RULES, store=store))
+    ends.settle()
+    store.deadlines_us.clear()
+    first = ends.client.stream_id + 2
+    data = b"".join(ends.frames("1S") for _ in range(1_000))
+
+    with counted_functions() as functions:
+        said = ends.receive(data, waited_us=800_000)
+
+    assert said == [FrameType.RST_STREAM] * 1_000
+    assert sum(functions) < 500
+    assert store.deadlines_us == []
+    assert ends.protocol.connection.open_streams == 0
+    ends.calls.look()
+    assert ends.counters.overloaded == {"refused": 1_000}
+    late = b"".join(
+        frames.rst_stream(stream_id, ErrorCode.CANCEL)
+        for stream_id in range(first, first + 2_000, 2)
+    )
+    assert ends.receive(late) == []
+    assert ends.call()
+
+
+async def test_what_comes_behind_late_calls_is_counted(tmp_path: Path) -> None:
+    """Of what was read at different times only that is refused which has waited too long."""
+    store = Timed()
+    ends = Ends(Asking(tmp_path, RULES, store=store))
+    ends.settle()
+    store.deadlines_us.clear()
+    for waited_us in (900_000, 800_000, 150_000, 50_000, 0):
+        ends.protocol.data_received(b"".join(ends.frames("1S") for _ in range(10)))
+        arrived_us, data = ends.protocol._inbox[-1]
+        ends.protocol._inbox[-1] = (arrived_us - waited_us, data)
+
+    ends.turn()
+
+    kinds = ends.wire.kinds()
+    assert kinds.count(FrameType.RST_STREAM) == 30
+    assert kinds.count(FrameType.DATA) == 20
+    assert all(deadline_us > AT_ONCE for deadline_us in store.deadlines_us)
+
+
+async def test_other_calls_are_not_refused_along(tmp_path: Path) -> None:
+    """Between late calls a check of health is answered, and so is a caller with more patience."""
+    ends = Ends(Asking(tmp_path, RULES, store=Timed()))
+    ends.settle()
+    some = b"".join(ends.frames("1S") for _ in range(100))
+    check = ends.client.headers(path="/grpc.health.v1.Health/Check") + ends.client.data(b"")
+    patient = ends.frames("100S")
+    more = b"".join(ends.frames("1S") for _ in range(100))
+
+    kinds = ends.receive(some + check + patient + more, waited_us=800_000)
+
+    assert kinds.count(FrameType.RST_STREAM) == 200
+    assert kinds.count(FrameType.DATA) == 2
 
 
 async def test_callers_that_give_up_are_no_flood(tmp_path: Path) -> None:

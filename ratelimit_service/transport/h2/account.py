@@ -53,10 +53,9 @@ class Account:
             text = f"too much work for nothing: {reason}"
             raise ConnectionFaultError(ErrorCode.ENHANCE_YOUR_CALM, text, f"flood_{reason}")
 
-    def _credit(self) -> None:
-        """A call was answered, or not for our own fault: it makes up for some of what was spent."""
-        if self._spent_us > -SAVED_US:
-            self._spent_us -= ANSWERED_US
+    def _credit(self, calls: int = 1) -> None:
+        """Calls that were answered, or not for our own fault, make up for what was spent."""
+        self._spent_us = max(self._spent_us - ANSWERED_US * calls, -SAVED_US)
 
     def _forgive(self) -> None:
         """A second is over: what was spent in it is forgotten, what was saved stays."""

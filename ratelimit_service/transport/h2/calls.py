@@ -17,7 +17,7 @@ from ratelimit_service.transport.h2.connection import (
     Message,
     Methods,
 )
-from ratelimit_service.transport.h2.overload import FRESH_US, Fate, Haste, Overload
+from ratelimit_service.transport.h2.overload import Fate, Haste, Overload
 from ratelimit_service.transport.h2.protocol import Protocol
 from ratelimit_service.transport.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.transport.reflection import REFLECTION_PATHS, reflect
@@ -70,20 +70,32 @@ class ServiceCalls:
             self._cancel(protocol, event)
 
     def haste(self, protocol: Protocol) -> Haste | None:
-        """What a connection that is behind may do by itself with its next piece, if anything."""
-        haste, now = self._haste, protocol.now_us
-        timeout_us = haste.timeout_us = protocol.backlog.timeout_us
-        fate = protocol.backlog.fate(now - protocol.arrived_us, timeout_us)
-        if fate is Fate.COUNTED or (fate is Fate.HURRIED and not self._service.waits):
+        """What a connection may do by itself with its next piece, if its calls have waited."""
+        haste, timeout_us = self._haste, protocol.backlog.timeout_us
+        fate = self._fate(protocol, timeout_us)
+        if fate is Fate.COUNTED:
             return None
-        haste.unanswered = fate is Fate.UNANSWERED
-        haste.answers = self._service.at_hand.answers(now)
+        self._overload.hurried(haste.given)
+        haste.given = 0
+        haste.timeout_us = timeout_us
+        haste.refusing = fate is Fate.REFUSED
+        haste.answers = self._service.at_hand.answers(protocol.now_us)
         return haste
+
+    def _fate(self, protocol: Protocol, timeout_us: int | None) -> Fate:
+        """What becomes of the calls that are handled, of callers that wait so long."""
+        waited_us = protocol.now_us - protocol.arrived_us
+        fate = protocol.backlog.fate(waited_us, timeout_us)
+        if fate is Fate.HURRIED and timeout_us is None:
+            return fate if self._service.waits else Fate.COUNTED
+        if fate is Fate.HURRIED and not (self._service.waits and self._overload.may_hurry):
+            return Fate.REFUSED
+        return fate
 
     def look(self) -> None:
         """Counts what connections have done in haste; to be called about once a second."""
-        self._overload.note(Fate.UNANSWERED, self._haste.left)
-        self._haste.left = 0
+        self._overload.note(Fate.REFUSED, self._haste.refused)
+        self._haste.refused = 0
         self._overload.note(Fate.HURRIED, self._service.at_hand.settle())
         self._overload.look()
 
@@ -102,15 +114,16 @@ class ServiceCalls:
         timeout_us, arrived_us = calls.head.timeout_us, protocol.arrived_us
         # The last fifth is for our own turns, of which it takes some to notice and to answer.
         deadline_us = NEVER if timeout_us is None else arrived_us + timeout_us * 4 // 5
-        waited_us, fate = protocol.now_us - arrived_us, Fate.COUNTED
-        if waited_us > FRESH_US or protocol.backlog.behind:
-            fate = protocol.backlog.fate(waited_us, timeout_us)
-        if fate is not Fate.COUNTED:
+        fate = self._fate(protocol, timeout_us)
+        if fate is Fate.COUNTED:
+            self._overload.counted(len(stream_ids))
+        else:
             self._overload.note(fate, len(stream_ids))
-            deadline_us = AT_ONCE
-            if fate is Fate.UNANSWERED:
-                connection.leave_unanswered(stream_ids)
+            if fate is Fate.REFUSED:
+                connection.refuse(stream_ids)
                 return
+            self._overload.hurried(len(stream_ids))
+            deadline_us = AT_ONCE
 
         self._service.submit(
             calls.messages,

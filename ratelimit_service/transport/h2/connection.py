@@ -12,7 +12,7 @@ import sys
 from typing import Final
 
 from ratelimit_service.errors import BadRequestError, StatusCode
-from ratelimit_service.transport.h2 import frames
+from ratelimit_service.transport.h2 import frames, runs
 from ratelimit_service.transport.h2.account import ConnectionFaultError, Memory
 from ratelimit_service.transport.h2.costs import (
     CALL_HEADERS_US,
@@ -21,6 +21,7 @@ from ratelimit_service.transport.h2.costs import (
     PART_US,
     PIECE_US,
     RESET_US,
+    RUN_BYTES,
     SETTING_US,
 )
 from ratelimit_service.transport.h2.fields import MAX_LIST_BYTES
@@ -36,7 +37,6 @@ from ratelimit_service.transport.h2.frames import (
     PREFACE,
     PRIORITY,
     RST_STREAM,
-    RST_STREAM_BYTES,
     ErrorCode,
     FrameType,
     Setting,
@@ -247,20 +247,16 @@ class Connection(Sending):
             if at > end:
                 return start - 9
             most -= 1
+            after = 0
             if kind == HEADERS and flags == END_HEADERS:
                 after = self._whole_call(data, stream_id, start, at, events)
-                if after:
-                    at = after
-                    continue
-            elif (
-                kind == RST_STREAM
-                and length == RST_STREAM_BYTES
-                and 0 < stream_id <= self._last_stream_id
-                and stream_id not in self._streams
-                and self._block is None
-            ):
-                # Of a call that was answered, or left unanswered: there are many when we are late.
-                self._spend(FRAME_US, "resets")
+                if not after and self._steady and self._block is None and _ends_within(data, at):
+                    return start - 9  # once it is there, the call is a usual one
+            elif kind == RST_STREAM and self._settled and self._block is None:
+                after = self._reset_run(data, start - 9, events)
+            if after:
+                most -= (after - at) // RUN_BYTES
+                at = after
                 continue
             spent = self._spent_us
             self._handle(kind, flags, stream_id & MAX_WINDOW, data[start:at], events)
@@ -272,9 +268,15 @@ class Connection(Sending):
     ) -> int:
         """Takes a call that comes, as nearly all do, in a HEADERS and a DATA frame at once.
 
-        The header block is `data[start:stop]`. Returns where the call ends; 0 if it is not of
-        that kind, or anything about it is unusual: then nothing has been taken.
+        The header block is `data[start:stop]`. Returns where the call ends, or all that are refused
+        together; 0 if it is not of that kind, or anything about it is unusual: then nothing has
+        been taken.
         """
+        haste = self.haste
+        if haste is not None and haste.refusing:
+            after = self._refuse_run(haste, data, start, stop)
+            if after:
+                return after
         if len(data) < stop + _MESSAGE_HEAD_BYTES:
             return 0
         numbers: tuple[int, int, int, int, int, int, int] = _message_head(data, stop)
@@ -300,7 +302,6 @@ class Connection(Sending):
         if head is None or not head.plain or head.path not in self._unary:
             return 0
         message = data[stop + 9 + PREFIX_BYTES : end]
-        haste = self.haste
         if haste is not None and self._done_in_haste(haste, head, stream_id, message):
             self._last_stream_id = stream_id
             self._consume(length)
@@ -311,18 +312,56 @@ class Connection(Sending):
         self._call(head, stream_id, message, events)
         return end
 
+    def _refuse_run(self, haste: Haste, data: bytes, start: int, stop: int) -> int:
+        """Refuses calls that there is no time for, as many as come one after the other.
+
+        The header block of the first is `data[start:stop]`. Returns where the last one ends; 0 if
+        there is none: then nothing has been taken.
+        """
+        block = data[start:stop]
+        if not self._steady or self._block is not None:
+            return 0
+        head = self._headers.recall(block)
+        if head is None or not haste.concerns(head):
+            return 0
+        first = start - 9
+        end, streams = runs.calls(data, first, block, self._last_stream_id)
+        if not streams:
+            return 0
+        self._last_stream_id = streams[-1]
+        self._consume(end - first - len(streams) * (18 + len(block)))
+        self._turn_away(streams)
+        haste.refused += len(streams)
+        return end
+
+    def _reset_run(self, data: bytes, start: int, events: list[Event]) -> int:
+        """Handles resets, as many as come one after the other.
+
+        Returns where the last one ends; 0 if the first is unusual: then nothing has been done.
+        """
+        end, stream_ids = runs.resets(data, start)
+        if not stream_ids:
+            return 0
+        _expect(
+            min(stream_ids) > 0 and max(stream_ids) <= self._last_stream_id,
+            "RST_STREAM on an idle stream",
+        )
+        cost_us = FRAME_US * len(stream_ids)
+        if not self._streams.keys().isdisjoint(stream_ids):
+            for stream_id in stream_ids:
+                cost_us += self._withdraw(stream_id, events)
+        self._spend(cost_us, "resets")
+        return end
+
     def _done_in_haste(self, haste: Haste, head: Head, stream_id: int, message: bytes) -> bool:
-        """Ends a call that there is no time for, if its answer is at hand or there will be none."""
-        if head.timeout_us != haste.timeout_us or head.path != haste.path:
+        """Ends a call that there is no time for, if its answer is at hand."""
+        if not haste.concerns(head):
             return False
-        if haste.unanswered:
-            haste.left += 1
-            self._credit()
-            return True
         ready = haste.answers.get(message)
         if ready is None or not self._answer_new(stream_id, ready.message):
             return False
         ready.times += 1
+        haste.given += 1
         return True
 
     def _call(self, head: Head, stream_id: int, message: bytes, events: list[Event]) -> None:
@@ -641,14 +680,17 @@ class Connection(Sending):
         if len(payload) != 4:
             raise ConnectionFaultError(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM has 4 bytes")
         _expect(0 < stream_id <= self._last_stream_id, "RST_STREAM on an idle stream")
-        cost_us = FRAME_US
+        self._spend(FRAME_US + self._withdraw(stream_id, events), "resets")
+
+    def _withdraw(self, stream_id: int, events: list[Event]) -> int:
+        """The client does not want an answer any more; returns what its call has cost us."""
         stream = self._stream(stream_id)
-        if stream is not None:
-            cost_us += stream.cost_us
-            stream.ended = True
-            self._close(stream_id, stream)
-            events.append(Cancelled(stream_id))
-        self._spend(cost_us, "resets")
+        if stream is None:
+            return 0
+        stream.ended = True
+        self._close(stream_id, stream)
+        events.append(Cancelled(stream_id))
+        return stream.cost_us
 
     def _ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         _expect(stream_id == 0, "PING on a stream")
@@ -711,6 +753,15 @@ class Connection(Sending):
 def _expect(condition: bool, text: str) -> None:
     if not condition:
         raise ConnectionFaultError(ErrorCode.PROTOCOL_ERROR, text)
+
+
+def _ends_within(data: bytes, at: int) -> bool:
+    """Whether the data ends in the middle of the frame that begins there."""
+    rest = len(data) - at
+    if rest < 9:
+        return rest > 0
+    length = int.from_bytes(data[at : at + 3], "big")
+    return rest < 9 + length and length <= MAX_FRAME_SIZE
 
 
 def _unpadded(payload: bytes) -> bytes:

@@ -11,7 +11,7 @@ Callers that give up are no attackers. Envoy cancels a call after its timeout, a
 hangs it cancels all that are under way, 1,000 at most. One costs 20 us if its headers are known,
 some 80 us if they are not; so all of them cost less than SAVED_US, which a connection has after
 1,000 answered calls. After that an answered call makes up for a cancelled one, and calls that we
-leave unanswered for want of time count as answered. Whoever opens streams only to reset them has
+refuse for want of time count as answered. Whoever opens streams only to reset them has
 nothing saved: the budget is gone after 1,000 of the cheapest, or 64 of the dearest.
 """
 
@@ -61,3 +61,6 @@ HUFFMAN_BYTE_NS: Final = 250
 
 PIECE_US: Final = 10
 """What one unit of `Connection.receive`'s `most` stands for: a usual call on memory, or a frame."""
+
+RUN_BYTES: Final = 4_096
+"""So many bytes of a run of usual frames count as one such unit."""

@@ -2,11 +2,11 @@
 
 Calls wait in order, so under a lasting overload each of them waits longer than the one before.
 If all were counted, all would be answered too late. So a call that has waited for a good part
-of its caller's patience is decided without asking the store, which is cheaper: who is known to
-be over is denied, for others a failure policy speaks. One whose caller is about to give up is
-not answered at all, since that is cheaper still. It stays so until
-the backlog is nearly gone: then calls are fresh again, and counted in time. This is the idea of
-CoDel (RFC 8289): what matters is how long one waits, not how many do.
+of its caller's patience is not counted. Most of these are refused: their callers are told so at
+once, which costs next to nothing (`runs`). For as many as there is some time for it is decided
+without asking the store: who is known to be over is denied, for others a failure policy speaks.
+The calls behind them are fresh again, and counted in time. This is the idea of CoDel (RFC 8289):
+what matters is how long one waits, not how many do.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Counters
 from ratelimit_service.service import Ready
+from ratelimit_service.transport.h2.headers import Head
 
 __all__ = ["FRESH_US", "PATIENCE_US", "Backlog", "Fate", "Haste", "Overload"]
 
@@ -25,7 +26,20 @@ PATIENCE_US: Final = 15_000
 """How long a caller is taken to wait that does not say so (`grpc-timeout`)."""
 
 FRESH_US: Final = 500
-"""A call that has waited for less is counted, if the last ones were."""
+"""A call that has waited for less is counted, whoever made it."""
+
+_LATE: Final = 20
+_CAUGHT_UP: Final = 10
+"""Parts of a caller's patience, in percent. A call that has waited for longer than the first is not
+counted, nor are those read with it that have waited for longer than the second."""
+
+_GIVEN_UP: Final = 75
+"""The same, for those that are not even worth an answer by policy."""
+
+_HURRIED_COST: Final = 8
+_MOST_SAVED: Final = 4_000
+"""For each call that is decided by policy so many others must have been counted. That much may be
+saved up for a burst. So a twentieth of the time goes to answers by policy at most."""
 
 _CALM_US: Final = 5_000_000
 """A worker is not overloaded any more when all calls have been counted for so long."""
@@ -37,59 +51,60 @@ class Fate(IntEnum):
     COUNTED = 0
     HURRIED = 1
     """It is decided with what is known without waiting: over its limit, or by failure policy."""
-    UNANSWERED = 2
-    """Its caller is about to give up, or has given up."""
+    REFUSED = 2
+    """Its caller is told at once that there is no time."""
 
 
 class Backlog:
-    """How far behind one connection's calls are; each has its own, so that others do not suffer."""
+    """How long one connection's callers wait; each has its own, so that others do not suffer."""
 
-    __slots__ = ("_fate", "behind", "timeout_us")
+    __slots__ = ("timeout_us",)
 
     def __init__(self) -> None:
-        self._fate = Fate.COUNTED
-        self.behind = False
-        """Whether the last calls could not be counted."""
         self.timeout_us: int | None = None
-        """How long the last callers wait."""
+        """How long the last callers wait; None if they do not say."""
 
     def fate(self, waited_us: int, timeout_us: int | None) -> Fate:
         """What becomes of the next calls, which have waited so long, of callers that wait so long.
 
-        `timeout_us` is None for callers that do not say; these are always answered.
+        `timeout_us` is None for callers that do not say; these are never refused.
         """
-        patience_us = PATIENCE_US if timeout_us is None else timeout_us
-        fate = Fate.COUNTED
-        if waited_us * 10 > patience_us:
-            if waited_us * 4 > patience_us * 3:
-                fate = Fate.UNANSWERED
-            elif waited_us * 10 > patience_us * 3:
-                fate = Fate.HURRIED
-            fate = max(fate, self._fate)
-        self._fate = fate
-        self.behind = fate is not Fate.COUNTED
         self.timeout_us = timeout_us
-        if fate is Fate.UNANSWERED and timeout_us is None:
+        percent, patience_us = 100 * waited_us, PATIENCE_US if timeout_us is None else timeout_us
+        if percent <= patience_us * _LATE:
+            return Fate.COUNTED
+        if timeout_us is None or percent <= patience_us * _GIVEN_UP:
             return Fate.HURRIED
-        return fate
+        return Fate.REFUSED
+
+    def caught_up_us(self, now_us: int) -> int:
+        """Calls that have come since are counted again, once those before them are not."""
+        patience_us = PATIENCE_US if self.timeout_us is None else self.timeout_us
+        return now_us - patience_us * _CAUGHT_UP // 100
 
 
 class Haste:
     """What a connection may do by itself with calls that there is no time for.
 
     That is for calls of one path, of callers that wait for `timeout_us`. `answers` are those at
-    hand by the calls' messages; `unanswered` says that there is not even time for these.
+    hand by the calls' messages; `refusing` says that there is not even time for these.
     """
 
-    __slots__ = ("answers", "left", "path", "timeout_us", "unanswered")
+    __slots__ = ("answers", "given", "path", "refused", "refusing", "timeout_us")
 
     def __init__(self, path: bytes) -> None:
         self.path = path
         self.timeout_us: int | None = None
         self.answers: dict[bytes, Ready] = {}
-        self.unanswered = False
-        self.left = 0
-        """Calls that were left unanswered."""
+        self.refusing = False
+        self.given = 0
+        """Calls that were given an answer at hand, since somebody last looked."""
+        self.refused = 0
+        """Calls that were refused, since somebody last looked."""
+
+    def concerns(self, head: Head) -> bool:
+        """Whether it is for calls with these headers."""
+        return head.plain and head.timeout_us == self.timeout_us and head.path == self.path
 
 
 class Overload:
@@ -99,6 +114,20 @@ class Overload:
         self._counters = counters
         self._health = health
         self._noted_us = 0
+        self._saved = _MOST_SAVED
+
+    @property
+    def may_hurry(self) -> bool:
+        """Whether there is time for answers by policy."""
+        return self._saved > 0
+
+    def counted(self, calls: int) -> None:
+        """So many calls are counted: that earns some answers by policy."""
+        self._saved = min(_MOST_SAVED, self._saved + calls)
+
+    def hurried(self, calls: int) -> None:
+        """So many calls are decided by policy."""
+        self._saved -= calls * _HURRIED_COST
 
     def note(self, fate: Fate, calls: int) -> None:
         """So many calls could not be counted, since there was no time for them."""
@@ -109,8 +138,8 @@ class Overload:
         self._health.degrade(
             "overloaded",
             "there are more calls than this process has time for: those that waited too long are "
-            "not counted but decided by failure policy, or not answered before their callers give "
-            "up; add cores (--workers) or instances",
+            "not counted but refused (RESOURCE_EXHAUSTED), or decided by failure policy; add cores "
+            "(--workers) or instances",
         )
 
     def look(self) -> None:
@@ -120,4 +149,4 @@ class Overload:
             self._health.recover("overloaded")
 
 
-_NAMES: Final = ("counted", "hurried", "unanswered")
+_NAMES: Final = ("counted", "hurried", "refused")

@@ -18,7 +18,7 @@ from ratelimit_service.transport.h2.limits import (
     INBOX_BYTES,
     PING_SECONDS,
 )
-from ratelimit_service.transport.h2.overload import Backlog, Haste
+from ratelimit_service.transport.h2.overload import FRESH_US, Backlog, Haste
 from ratelimit_service.transport.h2.turns import Turns
 
 __all__ = ["Calls", "Protocol"]
@@ -122,9 +122,13 @@ class Protocol(asyncio.Protocol):
         connection = self.connection
         self._handled = self._flushing = True  # it ends with a write: no answer need ask for one
         try:
-            piece = self._next_piece()
             self.now_us = now_us
-            connection.haste = self._calls.haste(self) if self.backlog.behind else None
+            if self._inbox and not self._more:
+                self.arrived_us = self._inbox[0][0]
+            fresh = now_us - self.arrived_us <= FRESH_US
+            connection.haste = haste = None if fresh else self._calls.haste(self)
+            refusing = haste is not None and haste.refusing
+            piece = self._late_piece() if refusing else self._next_piece(_PIECE_BYTES)
             events = connection.receive(piece, _PIECE_CALLS)
             if events:
                 self._calls.handle(self, events)
@@ -152,15 +156,25 @@ class Protocol(asyncio.Protocol):
         self._forget_inbox()
         self.abort()
 
-    def _next_piece(self) -> bytes:
+    def _late_piece(self) -> bytes:
+        """All bytes that have waited too long for their calls to be counted."""
+        if self._more or not self._inbox:
+            return b""
+        caught_up_us = self.backlog.caught_up_us(self.now_us)
+        piece = self._next_piece(INBOX_BYTES)
+        while self._inbox and self._inbox[0][0] < caught_up_us and len(piece) < INBOX_BYTES:
+            piece += self._next_piece(INBOX_BYTES)
+        return piece
+
+    def _next_piece(self, size: int) -> bytes:
         """The next bytes; none if the connection has complete frames of the last ones left."""
         if self._more or not self._inbox:
             return b""
-        self.arrived_us, data = self._inbox[0]
-        start, stop = self._read_to, self._read_to + _PIECE_BYTES
+        data = self._inbox[0][1]
+        start, stop = self._read_to, self._read_to + size
         if stop < len(data):
             self._read_to = stop
-            self._inbox_bytes -= _PIECE_BYTES
+            self._inbox_bytes -= size
             return data[start:stop]
         self._read_to = 0
         self._inbox.popleft()

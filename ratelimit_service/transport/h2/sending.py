@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 from urllib.parse import quote
 
-from ratelimit_service.transport.h2 import frames
+from ratelimit_service.transport.h2 import frames, runs
 from ratelimit_service.transport.h2.account import Account, ConnectionFaultError, Memory
 from ratelimit_service.transport.h2.costs import (
     ANSWERED_US,
@@ -165,24 +165,23 @@ class Sending(Account):
         output.append(_answer_end(_TRAILERS_HEAD, stream_id, _OK_TRAILERS))
         return True
 
-    def leave_unanswered(self, stream_ids: Sequence[int]) -> None:
-        """Forgets calls whose callers are about to give up.
+    def refuse(self, stream_ids: Sequence[int]) -> None:
+        """Tells callers at once that there is no time for their calls."""
+        for stream_id in stream_ids:
+            stream = self._stream(stream_id)
+            if stream is not None:
+                stream.ended = True
+                self._close(stream_id, stream)
+                self._turn_away([stream_id])
+
+    def _turn_away(self, streams: Sequence[int]) -> None:
+        """Resets streams that are not known any more.
 
         That is our fault: what clients say of these streams costs them as little as if they had
         been answered.
         """
-        streams = self._streams
-        for stream_id in stream_ids:
-            if self._steady and streams.get(stream_id, self) is None:
-                # A whole call, of which nothing is known that had to be forgotten.
-                del streams[stream_id]
-                self._over.append(stream_id)
-                self._credit()
-                continue
-            stream = self._stream(stream_id)
-            if stream is not None:
-                self._credit()
-                self._close(stream_id, stream)
+        self._output.append(runs.refusals(streams))
+        self._credit(len(streams))
 
     def is_open(self, stream_id: int) -> bool:
         """Whether the client still waits for this answer."""

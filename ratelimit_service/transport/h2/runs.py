@@ -1,0 +1,158 @@
+"""Runs of frames that are alike, walked at once: to refuse a call must cost next to nothing.
+
+Under a lasting overload most calls cannot be counted, and clients take back what was not answered.
+Handled frame by frame, that alone would take all the time. So of each frame no more is looked at
+than where it ends, and whether it is one of the run. Whatever is unusual ends the run, and is left
+to whoever handles single frames. No state. What must not live here: why calls are refused.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+
+from ratelimit_service.transport.h2.frames import (
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    MAX_FRAME_SIZE,
+    MAX_WINDOW,
+    RST_STREAM,
+    RST_STREAM_BYTES,
+    ErrorCode,
+    rst_stream,
+)
+
+__all__ = ["calls", "refusals", "resets"]
+
+_ALIKE: Final = 64
+"""So many calls of the same length are looked at together, column by column."""
+
+_FRAME_HEAD_BYTES: Final = 9
+_streams: Final = struct.Struct(f">{_ALIKE}I").unpack
+_ODD: Final = bytes(range(1, 256, 2))
+_frame_head: Final = struct.Struct(">xHBB").pack
+
+_match_resets: Final = re.compile(
+    # No stream's first byte is above 127.
+    b"(?:%b[\0-\x7f].{7})*" % re.escape(_frame_head(RST_STREAM_BYTES, RST_STREAM, 0)),
+    re.DOTALL,
+).match
+_reset_streams: Final = struct.Struct(f">5xI{RST_STREAM_BYTES}x").iter_unpack
+
+_REFUSAL: Final = rst_stream(0, ErrorCode.ENHANCE_YOUR_CALM)
+_STREAM_AT: Final = 5
+"""Where in a frame its stream's number stands."""
+
+
+def calls(data: bytes, start: int, block: bytes, last_stream_id: int) -> tuple[int, list[int]]:
+    """Walks whole calls from `start` on, that open new streams above the last one.
+
+    Each is a HEADERS frame with this block and a DATA frame that ends the stream. Returns where
+    the run ends, and the streams.
+    """
+    usual_head = _frame_head(len(block), HEADERS, END_HEADERS)
+    usual_block = block + b"\0"  # what is more is the high byte of a size that has none
+    shape = _shape(len(usual_block))
+    unpack, size = shape.unpack_from, shape.size
+    at, end, last = start, len(data), last_stream_id
+    stride, next_try, last_start = 0, 0, len(data) - size
+    streams: list[int] = []
+    while at <= last_start:
+        # With its type the tuple is no object to a compiler.
+        found: tuple[bytes, int, bytes, int, int, int] = unpack(data, at)
+        head, stream, its_block, length, kind_and_flags, its_stream = found
+        after = at + size + length
+        if (
+            its_block != usual_block
+            or kind_and_flags != END_STREAM
+            or its_stream != stream
+            or not last < stream <= MAX_WINDOW
+            or not stream & 1
+            or head != usual_head
+            or after > end
+            or length > MAX_FRAME_SIZE
+        ):
+            break
+        streams.append(stream)
+        last = stream
+        if after - at == stride and len(streams) >= next_try:
+            # It is as long as the one before, so the next ones may be, too.
+            alike = _alike(data, after, stride, usual_head, usual_block, last)
+            while alike:
+                streams += alike
+                last = alike[-1]
+                after += stride * _ALIKE
+                alike = _alike(data, after, stride, usual_head, usual_block, last)
+            next_try = len(streams) + _ALIKE
+        stride = after - at
+        at = after
+    return at, streams
+
+
+@lru_cache(maxsize=64)
+def _shape(block_bytes: int) -> struct.Struct:
+    """Of a call: the begin of its HEADERS, stream and block; of its DATA all but the message."""
+    return struct.Struct(f">{_STREAM_AT}sI{block_bytes}sHHI")
+
+
+@lru_cache(maxsize=64)
+def _blocks(block_bytes: int, stride: int) -> struct.Struct:
+    """Of calls of one length their header blocks."""
+    rest = stride - _FRAME_HEAD_BYTES - block_bytes
+    return struct.Struct(f"{_FRAME_HEAD_BYTES}x{block_bytes}s{rest}x")
+
+
+def _alike(
+    data: bytes, at: int, stride: int, head: bytes, block: bytes, last_stream_id: int
+) -> tuple[int, ...]:
+    """The streams of the next calls, if all of these are of this length; else nothing."""
+    stop = at + stride * _ALIKE
+    if stop > len(data):
+        return ()
+    second = at + _FRAME_HEAD_BYTES + len(block) - 1  # where the DATA frames begin
+    size = stride - (second - at) - _FRAME_HEAD_BYTES
+    for place, byte in enumerate(head, at):
+        if data[place:stop:stride].count(byte) != _ALIKE:
+            return ()
+    for place, byte in enumerate(_frame_head(size, 0, END_STREAM), second):
+        if data[place:stop:stride].count(byte) != _ALIKE:
+            return ()
+    numbers = bytearray(4 * _ALIKE)
+    for place in range(4):
+        column = data[at + _STREAM_AT + place : stop : stride]
+        if data[second + _STREAM_AT + place : stop : stride] != column:
+            return ()
+        numbers[place::4] = column
+    streams: tuple[int, ...] = _streams(numbers)
+    if (
+        streams[0] <= last_stream_id
+        or streams[-1] > MAX_WINDOW
+        or tuple(sorted(set(streams))) != streams
+        or numbers[3::4].translate(None, _ODD)
+    ):
+        return ()
+    blocks = _blocks(len(block), stride).iter_unpack(data[at:stop])
+    return streams if list(blocks).count((block,)) == _ALIKE else ()
+
+
+def resets(data: bytes, start: int) -> tuple[int, list[int]]:
+    """Walks RST_STREAM frames from `start` on; returns where they end, and the streams."""
+    found = _match_resets(data, start)
+    end = found.end() if found else start
+    return end, [stream for (stream,) in _reset_streams(data[start:end])]
+
+
+def refusals(streams: Sequence[int]) -> bytes:
+    """RST_STREAM frames that tell callers to calm down."""
+    made, numbers = bytearray(_REFUSAL * len(streams)), _four_bytes_each(streams)
+    for place in range(4):
+        made[_STREAM_AT + place :: len(_REFUSAL)] = numbers[place::4]
+    return bytes(made)
+
+
+def _four_bytes_each(numbers: Sequence[int]) -> bytes:
+    return struct.pack(f">{len(numbers)}I", *numbers)

@@ -1,0 +1,224 @@
+"""Runs of frames that are walked at once: nothing else may come of them than frame by frame."""
+
+from __future__ import annotations
+
+import hpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ratelimit_service.transport.h2 import frames, runs
+from ratelimit_service.transport.h2.connection import Calls, Cancelled
+from ratelimit_service.transport.h2.frames import (
+    END_HEADERS,
+    END_STREAM,
+    MAX_FRAME_SIZE,
+    MAX_WINDOW,
+    ErrorCode,
+    FrameType,
+)
+from ratelimit_service.transport.h2.overload import Haste
+from tests.transport.test_h2 import HEADERS, PATH, Client
+
+BLOCK = b"the block of all calls"
+MANY = 300
+
+
+def call(stream_id: int, message: bytes = b"12345", block: bytes = BLOCK) -> bytes:
+    headers = frames.frame(FrameType.HEADERS, END_HEADERS, stream_id, block)
+    return headers + frames.frame(FrameType.DATA, END_STREAM, stream_id, message)
+
+
+def walked(data: bytes, last_stream_id: int) -> tuple[int, list[int]]:
+    """What `runs.calls` is to find, looked for frame by frame."""
+    at, found = 0, list[int]()
+    while True:
+        stop, stream_id = at, int.from_bytes(data[at + 5 : at + 9], "big")
+        for kind, flags in ((FrameType.HEADERS, END_HEADERS), (FrameType.DATA, END_STREAM)):
+            length = int.from_bytes(data[stop : stop + 3], "big")
+            usual = data[stop + 3 : stop + 5] == bytes((kind, flags))
+            same = int.from_bytes(data[stop + 5 : stop + 9], "big") == stream_id
+            start, stop = stop + 9, stop + 9 + length
+            if not usual or not same or length > MAX_FRAME_SIZE or stop > len(data):
+                return at, found
+            if kind == FrameType.HEADERS and data[start:stop] != BLOCK:
+                return at, found
+        if stream_id % 2 == 0 or not last_stream_id < stream_id <= MAX_WINDOW:
+            return at, found
+        last_stream_id = stream_id
+        found.append(stream_id)
+        at = stop
+
+
+def test_a_run_ends_where_the_data_ends() -> None:
+    """Whole calls are found, whatever their lengths, and the last one's part is left."""
+    data = b"".join(call(2 * number + 1, bytes(number % 7)) for number in range(MANY))
+
+    end, streams = runs.calls(data + call(999)[:-1], 0, BLOCK, 0)
+
+    assert end == len(data)
+    assert streams == list(range(1, 2 * MANY, 2))
+
+
+@pytest.mark.parametrize(
+    "unusual",
+    [
+        call(999, block=b"another block, as long"[: len(BLOCK)]),
+        call(998),
+        call(597),
+        call(599),
+        call(MAX_WINDOW + 2),
+        call(999, bytes(MAX_FRAME_SIZE + 1)),
+        frames.ping(bytes(8), ack=False) * 9,
+    ],
+    ids=["another block", "even", "older", "again", "reserved bit", "too large", "ping"],
+)
+@pytest.mark.parametrize("usual", [0, 1, 2, 66, 67, 150, MANY])
+def test_a_run_ends_before_what_is_unusual(unusual: bytes, usual: int) -> None:
+    """Calls of one length are looked at together, but no further than they are usual."""
+    first = 601 - 2 * usual
+    data = b"".join(call(stream_id) for stream_id in range(first, 601, 2))
+
+    end, streams = runs.calls(data + unusual + call(1_001) * MANY, 0, BLOCK, max(0, first - 2))
+
+    if usual or unusual not in {call(597), call(599)}:
+        assert (end, streams) == (len(data), list(range(first, 601, 2)))
+
+
+@given(
+    st.integers(1, 250),
+    st.sampled_from([2, 4, 254]),
+    st.integers(0, 10_000),
+    st.integers(0, 255),
+)
+def test_no_byte_is_overlooked(count: int, step: int, place: int, byte: int) -> None:
+    """A run in which any one byte is another ends as it does frame by frame."""
+    data = bytearray(b"".join(call(step * number + 1) for number in range(count)))
+    data[place % len(data)] = byte
+
+    assert runs.calls(bytes(data), 0, BLOCK, 0) == walked(bytes(data), 0)
+
+
+def test_resets_are_found_as_far_as_they_go() -> None:
+    """Resets in a row are taken, whatever their codes; anything else ends them."""
+    resets = b"".join(frames.rst_stream(number, ErrorCode.CANCEL) for number in range(1, 90, 2))
+
+    assert runs.resets(b"??" + resets + call(91), 2) == (2 + len(resets), list(range(1, 90, 2)))
+    assert runs.resets(call(1), 0) == (0, [])
+    assert runs.resets(frames.rst_stream(MAX_WINDOW + 2, ErrorCode.CANCEL), 0) == (0, [])
+
+
+def test_refusals_are_resets() -> None:
+    """They are what a client reads as gRPC's RESOURCE_EXHAUSTED, one for each stream."""
+    streams = [1, 3, 257, 65_537, MAX_WINDOW]
+
+    made = runs.refusals(streams)
+
+    assert made == b"".join(
+        frames.rst_stream(each, ErrorCode.ENHANCE_YOUR_CALM) for each in streams
+    )
+
+
+class Late(Client):
+    """A client whose calls are all late: of one path and one patience they are refused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settle()
+        self.haste = self.connection.haste = Haste(PATH.encode())
+        self.haste.timeout_us, self.haste.refusing = 20_000, True
+        self.over: list[int] = []
+        """Calls that were refused, or that the client took back before."""
+        self.errors: list[int] = []
+        self.credit = 0
+
+    def hear(self, data: bytes) -> None:
+        """Bytes come; what the connection cannot refuse by itself is left open."""
+        events = self.connection.receive(data)
+        while self.connection.has_more:
+            events += self.connection.receive(b"")
+        for event in events:
+            if isinstance(event, Calls) and self.haste.concerns(event.head):
+                self.connection.refuse(event.stream_ids)
+            elif isinstance(event, Cancelled):
+                self.over.append(event.stream_id)
+        for kind, _, stream_id, payload in self.said():
+            if kind == FrameType.RST_STREAM:
+                self.over.append(stream_id)
+            elif kind == FrameType.GOAWAY:
+                self.errors.append(int.from_bytes(payload[4:8], "big"))
+            elif kind == FrameType.WINDOW_UPDATE:
+                self.credit += int.from_bytes(payload, "big")
+
+    def state(self) -> object:
+        connection = self.connection
+        if connection.closing:
+            return self.errors
+        return (
+            sorted(self.over),
+            connection._last_stream_id,
+            sorted(connection._streams),
+            self.credit + connection._consumed,
+        )
+
+
+def block(timeout: str, path: str = PATH) -> bytes:
+    encoder = hpack.Encoder()
+    encoder.header_table_size = 0
+    listed = [*(dict(HEADERS) | {":path": path}).items(), ("grpc-timeout", timeout)]
+    return encoder.encode(listed)
+
+
+BLOCKS = [block("20m"), block("90m"), block("20m", "/grpc.health.v1.Health/Check")]
+
+
+def message(size: int) -> bytes:
+    return b"\0" + size.to_bytes(4, "big") + bytes(size)
+
+
+CALLS = st.tuples(
+    st.sampled_from([0, 0, 0, 0, 1, 2]),
+    st.sampled_from([1, 1, 2, 70, 140]),
+    st.integers(0, 3),
+    st.sampled_from([0, 0, 0, 2, 100]),
+)
+RESETS = st.lists(st.integers(0, 400), min_size=1, max_size=30)
+OTHERS = st.sampled_from(["ping", "window", "settings", "priority", "unknown"])
+
+
+@settings(max_examples=200)
+@given(st.lists(CALLS | RESETS | OTHERS, max_size=12), st.lists(st.integers(1, 3_000), max_size=30))
+def test_nothing_else_comes_of_runs(
+    said: list[tuple[int, int, int, int] | list[int] | str], cuts: list[int]
+) -> None:
+    """Read in one go or in any pieces, the same calls are refused, and the same remain."""
+    at_once, piecemeal = Late(), Late()
+    stream_id, data = at_once.connection._last_stream_id, b""
+    for each in said:
+        if isinstance(each, tuple):
+            which, count, size, gap = each
+            stream_id += gap
+            for _ in range(count):
+                stream_id += 2
+                data += call(stream_id, message(size), BLOCKS[which])
+        elif isinstance(each, list):
+            data += b"".join(
+                frames.rst_stream(max(1, stream_id - 2 * back), ErrorCode.CANCEL) for back in each
+            )
+        else:
+            data += {
+                "ping": frames.ping(b"12345678", ack=False),
+                "window": frames.window_update(0, 9),
+                "settings": frames.settings({}),
+                "priority": frames.frame(FrameType.PRIORITY, 0, 1, bytes(5)),
+                "unknown": b"\0\0\3\x63\0\0\0\0\1abc",
+            }[each]
+
+    at_once.hear(data)
+    at = 0
+    for size in cuts:
+        piecemeal.hear(data[at : at + size])
+        at += size
+    piecemeal.hear(data[at:])
+
+    assert at_once.state() == piecemeal.state()
