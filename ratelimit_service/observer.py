@@ -218,6 +218,9 @@ class Counters:
         self.closed_connections: Counter[str] = Counter()
         """gRPC connections that were ended for what their clients did: `flood_…` by what flooded,
         `memory`, `timeout`, `stuck`, `protocol`."""
+        self.paused_reads: Counter[str] = Counter()
+        """Pauses in which a gRPC client was not read from: `unhandled` (too much of it waited to be
+        handled), `unread` (it did not take its answers)."""
         self.tls_reloads: Counter[str] = Counter()
         """Changed TLS files that were read anew: `success`, `error` (the old ones' content stays
         in force)."""
@@ -272,5 +275,6 @@ _LABELLED: Final[tuple[str, ...]] = (
     "restarts",
     "refused_connections",
     "closed_connections",
+    "paused_reads",
     "tls_reloads",
 )

@@ -249,6 +249,13 @@ CATALOGUE: tuple[Metric, ...] = (
         "closed_connections",
     ),
     _labelled(
+        "paused_reads",
+        "Pauses in which a gRPC client was not read from.",
+        "reason",
+        ("unhandled", "unread"),
+        "paused_reads",
+    ),
+    _labelled(
         "refused_connections",
         "gRPC connections that were closed before they were served.",
         "reason",

@@ -9,7 +9,9 @@ from pathlib import Path
 import hpack
 import pytest
 
-from ratelimit_service.transport.h2 import frames
+from ratelimit_service.health import Health
+from ratelimit_service.observer import Counters
+from ratelimit_service.transport.h2 import H2Server, frames
 from ratelimit_service.transport.h2.account import Memory
 from ratelimit_service.transport.h2.connection import Connection, Event, Methods
 from ratelimit_service.transport.h2.frames import (
@@ -27,6 +29,7 @@ from ratelimit_service.transport.h2.limits import (
     FRAME_SECONDS,
     HELD_BYTES,
     IDLE_STREAM_SECONDS,
+    INBOX_BYTES,
     MAX_STREAMS,
     MAX_TEXT_BYTES,
 )
@@ -509,6 +512,23 @@ async def test_client_that_reads_slowly() -> None:
 
     assert ends.wire.closed
     assert ends.protocol.connection.reason == "stuck"
+
+
+async def test_pauses_are_counted(tmp_path: Path) -> None:
+    """Each pause in reading from a client is counted once, by its reason."""
+    counters = Counters()
+    server = H2Server("127.0.0.1:0", Asking(tmp_path, RULES).service, Health(), counters=counters)
+    ends = Ends(memory=server._memory)
+    for _ in range(3):
+        ends.protocol.data_received(b"x" * (INBOX_BYTES + 1))
+    ends.protocol.pause_writing()
+    other = Ends(memory=server._memory)
+    other.protocol.pause_writing()
+
+    server._look()
+
+    assert counters.paused_reads == {"unhandled": 1, "unread": 1}
+    await server.stop(0)
 
 
 async def test_chat_goes_on_when_the_client_reads_again() -> None:

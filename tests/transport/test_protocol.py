@@ -10,6 +10,7 @@ import pytest
 
 from ratelimit_service.health import Health
 from ratelimit_service.transport.h2 import frames
+from ratelimit_service.transport.h2.account import Memory
 from ratelimit_service.transport.h2.calls import METHODS
 from ratelimit_service.transport.h2.connection import Event
 from ratelimit_service.transport.h2.frames import ACK, PREFACE, FrameType
@@ -85,12 +86,17 @@ class Ends:
     """Both ends of a connection, at a time that the test chooses."""
 
     def __init__(
-        self, *, greeted: bool = True, seconds: float = 0.0, turns: Turns | None = None
+        self,
+        *,
+        greeted: bool = True,
+        seconds: float = 0.0,
+        turns: Turns | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.wire = Wire()
         self.calls = Calls(seconds)
         self.turns = turns or held_back()
-        self.protocol = Protocol(self.calls, METHODS, self.turns, lambda _: None)
+        self.protocol = Protocol(self.calls, METHODS, self.turns, lambda _: None, memory)
         self.started = asyncio.get_running_loop().time()
         self.protocol.connection_made(self.wire)
         if greeted:

@@ -29,6 +29,9 @@ class Memory:
         self.most = most
         self.held = 0
         self.connections = 0
+        self.paused_unhandled = self.paused_unread = 0
+        """How often a client was read from no more for a moment: since too much of it waited to be
+        handled, and since it did not take what was said to it."""
 
     @property
     def share(self) -> int:

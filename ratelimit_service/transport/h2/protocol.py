@@ -91,7 +91,8 @@ class Protocol(asyncio.Protocol):
         self._delivered = 0
         """What the client had taken of our answers when it was last looked at."""
         self._pinged_at: float | None = None
-        self.connection = Connection(methods, memory)
+        self._memory = memory or Memory()
+        self.connection = Connection(methods, self._memory)
         self.made = False
         """Whether the connection was made: with TLS, when both have agreed."""
 
@@ -111,8 +112,8 @@ class Protocol(asyncio.Protocol):
             arrived_us, self._unread_since_us = self._unread_since_us, 0
         self._inbox.append((arrived_us, data))
         self._inbox_bytes += len(data)
-        if self._inbox_bytes > INBOX_BYTES:
-            self._pause_reading()
+        if self._inbox_bytes > INBOX_BYTES and self._pause_reading():
+            self._memory.paused_unhandled += 1
         if not self._waiting and not self._writing_paused:
             self._waiting = True
             self._turns.add(self, now_us)
@@ -197,7 +198,8 @@ class Protocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Called by asyncio: a client that does not read is not read from."""
         self._writing_paused = self.connection.congested = True
-        self._pause_reading()
+        if self._pause_reading():
+            self._memory.paused_unread += 1
 
     def resume_writing(self) -> None:
         """Called by asyncio."""
@@ -209,11 +211,14 @@ class Protocol(asyncio.Protocol):
         if not self._waiting:
             self._resume_reading()
 
-    def _pause_reading(self) -> None:
-        if self._transport is not None and not self._reading_paused:
-            self._reading_paused = True
-            self._unread_since_us = elapsed_us()
-            self._transport.pause_reading()
+    def _pause_reading(self) -> bool:
+        """Reads no more for now; tells whether that is new."""
+        if self._transport is None or self._reading_paused:
+            return False
+        self._reading_paused = True
+        self._unread_since_us = elapsed_us()
+        self._transport.pause_reading()
+        return True
 
     def _resume_reading(self) -> None:
         if self._reading_paused and not self._writing_paused:

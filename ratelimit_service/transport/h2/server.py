@@ -207,6 +207,7 @@ class H2Server:
     def _look(self) -> None:
         """Looks at every connection, some at a time; begins anew a second later."""
         self._calls.look()
+        self._count_pauses()
         self._cut_the_greediest()
         self._look_on(list(self._protocols), 0)
 
@@ -224,6 +225,12 @@ class H2Server:
             self._looking = self._loop.call_later(0, self._look_on, protocols, stop)
         else:
             self._looking = self._loop.call_later(_LOOK_SECONDS, self._look)
+
+    def _count_pauses(self) -> None:
+        memory, paused = self._memory, self._counters.paused_reads
+        paused["unhandled"] += memory.paused_unhandled
+        paused["unread"] += memory.paused_unread
+        memory.paused_unhandled = memory.paused_unread = 0
 
     def _cut_the_greediest(self) -> None:
         """Ends the connection that makes us keep most, while all make us keep too much."""
