@@ -13,6 +13,7 @@ import click
 
 from ratelimit_service import __version__, compiled
 from ratelimit_service.cli.explain import explain
+from ratelimit_service.cli.health import health
 from ratelimit_service.cli.hit import hit
 from ratelimit_service.cli.lint import lint
 from ratelimit_service.cli.restart import restart
@@ -61,5 +62,5 @@ def ratelimit() -> None:
     """
 
 
-for _command in (serve, restart, lint, test, explain, hit):
+for _command in (serve, health, restart, lint, test, explain, hit):
     ratelimit.add_command(_command)

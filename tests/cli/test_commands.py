@@ -23,7 +23,7 @@ from ratelimit_service import __version__, compiled
 from ratelimit_service.cli import format_descriptor, parse_descriptor
 from ratelimit_service.model import Descriptor, Entry
 from ratelimit_service.settings import settings
-from tests.servers.process import PATIENCE_SECONDS
+from tests.servers.process import PATIENCE_SECONDS, free_port
 from tests.servers.redis import RedisServer
 from tests.servers.service import COMMAND, ServiceProcess
 
@@ -577,3 +577,15 @@ def test_nothing_of_others_acts_on_the_terminal(tmp_path: Path) -> None:
         text = each.out + each.err
         assert text
         assert all(line.isprintable() for line in text.split("\n"))
+
+
+def test_health_of_nobody() -> None:
+    """`health` asks where `serve` would listen, and exits 1 if nobody answers there."""
+    environment = {**os.environ, "HOST": "::", "PORT": str(free_port())}
+
+    done = subprocess.run(
+        [COMMAND, "health"], env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"no service answers at [::]:{environment['PORT']}" in done.stderr

@@ -5,18 +5,28 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
-import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from ratelimit_service import compiled
 from tests.conftest import need
 from tests.e2e.conftest import need_envoy
 from tests.servers.envoy import COMMAND as ENVOY
+from tests.servers.image import (
+    built,
+    entrypoint,
+    image_environment,
+    instructions,
+    last,
+    need_namespaces,
+)
 from tests.servers.process import Process, free_port, listens
 from tests.servers.redis import RedisServer
 from tests.servers.service import http
@@ -25,24 +35,16 @@ TOP = Path(__file__).parents[2]
 DOCKER = TOP / "docker"
 
 
-def instructions() -> list[tuple[str, str]]:
-    """The Dockerfile's instructions in order, with continued lines joined."""
-    text = re.sub(r"\\\n\s*", "", (DOCKER / "Dockerfile").read_text())
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    pairs = [line.partition(" ") for line in lines]
-    return [(name, rest.strip()) for name, _, rest in pairs]
-
-
-def last(name: str) -> str:
-    return [rest for each, rest in instructions() if each == name][-1]
-
-
 def compose() -> dict[str, dict[str, Any]]:
     """Compose's services; YAML has no types."""
     services: dict[str, dict[str, Any]] = yaml.safe_load((DOCKER / "compose.yaml").read_text())[
         "services"
     ]
     return services
+
+
+PINNED = re.compile(r"[a-z0-9./-]+:v?\d+\.\d+\.\d+[a-z0-9.-]*(@sha256:[0-9a-f]{64})?")
+"""An image's name with a whole version, and its digest once a registry has told it."""
 
 
 def test_image_runs_as_nobody_on_the_known_ports() -> None:
@@ -54,63 +56,130 @@ def test_image_runs_as_nobody_on_the_known_ports() -> None:
     assert last("EXPOSE") == "8080 8081"
 
 
+def test_labels() -> None:
+    """The image's labels say what pyproject.toml says."""
+    labels = dict(word.split("=", 1) for word in shlex.split(last("LABEL")))
+    project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
+
+    said = {name.rpartition(".")[2]: value for name, value in labels.items()}
+    assert said == {
+        "title": project["name"],
+        "description": project["description"],
+        "version": project["version"],
+        "licenses": project["license"],
+    }
+
+
+def test_defaults_rank_below_every_variable() -> None:
+    """What the image sets for the service outranks nothing that somebody sets for it."""
+    ours = [name for name in image_environment() if name.startswith("RATELIMIT_")]
+
+    assert ours
+    assert all(name.startswith("RATELIMIT_DEFAULT_") for name in ours)
+
+
+def test_everything_is_pinned() -> None:
+    """Base images have whole versions, packages hashes, and nothing else is installed."""
+    bases = [step.rest.split()[0] for stage in instructions() for step in stage[:1]]
+    runs = " && ".join(
+        step.rest for stage in instructions() for step in stage if step.name == "RUN"
+    )
+
+    assert len(bases) == 2
+    for image in [*bases, *(each["image"] for each in compose().values() if "image" in each)]:
+        assert PINNED.fullmatch(image), image
+    installs = re.findall(r"pip\S*(?: --python=\S+)? install (.*?)(?: &&|$)", runs)
+    assert len(installs) == 3
+    for words in installs:
+        assert "--require-hashes" in words or words.split()[-2:] == ["--no-deps", ".builder/*.whl"]
+    assert "apt" not in runs
+
+
+def test_digests_are_filled_in(tmp_path: Path) -> None:
+    """The release script writes the registry's digest behind every image, also a second time."""
+    files = [tmp_path / "Dockerfile", tmp_path / "compose.yaml"]
+    for file in files:
+        shutil.copy(DOCKER / file.name, file)
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/sh\necho "sha256:$(cat digit)"\n')
+    docker.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    for digit in "ab":
+        (tmp_path / "digit").write_text(digit * 64)
+        subprocess.run([DOCKER / "pin.sh", *files], cwd=tmp_path, env=environment, check=True)
+
+    images = [
+        *re.findall(r"^FROM (\S+)", files[0].read_text(), re.MULTILINE),
+        *re.findall(r"^    image: (\S+)$", files[1].read_text(), re.MULTILINE),
+    ]
+    assert len(images) == 4
+    for image in images:
+        assert PINNED.fullmatch(image), image
+        assert image.endswith("@sha256:" + "b" * 64)
+
+
 def test_what_is_copied_exists() -> None:
-    """Every path that the image is made of is in the checkout and not ignored by the build."""
-    ignored = (TOP / ".dockerignore").read_text().split()
+    """Every path that the image is made of is in the checkout and let into the build."""
+    let_in = [
+        line[1:] for line in (TOP / ".dockerignore").read_text().split("\n") if line[:1] == "!"
+    ]
     sources = [
         word
-        for name, rest in instructions()
-        if name == "COPY" and not rest.startswith("--from")
-        for word in rest.split()[:-1]
+        for stage in instructions()
+        for step in stage
+        if step.name == "COPY" and not step.rest.startswith("--from")
+        for word in step.rest.split()[:-1]
     ]
 
     assert sources
     for source in sources:
         assert (TOP / source).exists()
-        assert source not in ignored
+    assert sorted(set(sources)) == sorted(let_in)
 
 
-@pytest.mark.timeout(600)
-def test_image_commands(tmp_path: Path, own_redis: RedisServer) -> None:
-    """What the image builds, installs and starts as compose says serves decisions from Redis."""
-    build, opt = tmp_path / "build", tmp_path / "opt"
-    build.mkdir()
-    (source,) = [rest for name, rest in instructions() if name == "COPY" and "pyproject" in rest]
-    for name in [*source.split()[:-1], "ratelimit_service"]:
-        copy = shutil.copytree if (TOP / name).is_dir() else shutil.copy
-        copy(TOP / name, build / name)
-    run = last("RUN").replace("/opt/ratelimit", str(opt)).replace("python ", f"{sys.executable} ")
-    subprocess.run(run, shell=True, cwd=build, check=True, stdout=subprocess.DEVNULL)
-    settings = dict(pair.split("=", 1) for pair in last("ENV").split())
-    rules = settings["RATELIMIT_RULES"].replace("/etc/ratelimit/rules", str(TOP / "rules"))
+@pytest.mark.timeout(1800)
+def test_image(tmp_path: Path, own_redis: RedisServer) -> None:
+    """What the steps build serves as compose starts it: as nobody, on a root that is read-only."""
+    need_namespaces()
+    image = built(tmp_path, "compiled" if compiled() else "interpreted")
     store = str(compose()["ratelimit"]["environment"]["RATELIMIT_STORE"])
     http_port = free_port()
     environment = {
-        **os.environ,
-        "RATELIMIT_RULES": rules,
         "RATELIMIT_STORE": store.replace("redis:6379", f"127.0.0.1:{own_redis.port}"),
         "RATELIMIT_HTTP": f"127.0.0.1:{http_port}",
         "RATELIMIT_GRPC": "127.0.0.1:0",
     }
-    entrypoint = [*json.loads(last("ENTRYPOINT")), *json.loads(last("CMD"))]
-    command = [str(opt / "bin" / entrypoint[0]), *entrypoint[1:]]
-    process = Process(command, tmp_path / "log", environment)
+    user = int(last("USER").partition(":")[0])
+
+    def command(words: list[str]) -> list[str]:
+        return image.command(
+            words, user=user, environment=environment, mounts={}, beside=os.getpid()
+        )
+
+    process = Process(command(entrypoint()), tmp_path / "log")
     process.spawn()
     process.wait_ready(lambda: listens(http_port))
-
     answer = http(
         f"http://127.0.0.1:{http_port}/json",
         {"domain": "demo", "descriptors": [{"entries": [{"key": "user", "value": "bob"}]}]},
     )
-
-    health = http(f"http://127.0.0.1:{http_port}/healthcheck")
+    (check,) = re.findall(r"CMD (\[.*\])$", last("HEALTHCHECK"))
+    healthy = subprocess.run(command(json.loads(check)), check=False).returncode
+    version = subprocess.run(
+        command([*entrypoint(), "--version"]), capture_output=True, text=True, check=True
+    ).stdout
     process.kill()
+    unhealthy = subprocess.run(command(json.loads(check)), check=False).returncode
+
+    opt = image.root / "opt" / "ratelimit"
     assert not list((opt / "bin").glob("pip*"))
     (metadata,) = opt.glob("lib/*/site-packages/ratelimit_service-*.dist-info/METADATA")
     assert "License-Expression: Apache-2.0\n" in metadata.read_text()
     assert (metadata.parent / "licenses" / "LICENSE").exists()
-    assert (answer.status, health.text) == (200, "OK")
-    assert '"limitRemaining": 4' in answer.text
+    assert (answer.status, '"limitRemaining": 4' in answer.text) == (200, True)
+    assert (healthy, unhealthy) == (0, 1)
+    assert ("compiled" in version) is compiled()
 
 
 def test_compose_redis(tmp_path: Path) -> None:

@@ -156,6 +156,8 @@ def test_http(start: Start, pair: Pair, own_redis: RedisServer) -> None:
     new = pair.issue()
     wait_until(lambda: health(new) == "OK", "the new certificate")
     assert health(old) == ""
+    words = ["health", "--http", f"localhost:{service.http_port}", "--http-tls-cert", "any"]
+    assert subprocess.run([COMMAND, *words], check=False).returncode == 0
     command = [COMMAND, "restart", "--http", f"localhost:{service.http_port}", "--tls"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1:] == ["restarted: version 0.1.0"], done.stderr
