@@ -62,6 +62,7 @@ tools:
 	@command -v redis-server >/dev/null || sh tests/get-redis.sh
 	@test -x $(TOOLS)/h2spec || sh tests/get-h2spec.sh "$(CURDIR)/$(TOOLS)"
 	@test -x $(TOOLS)/management || sh tests/get-management.sh "$(CURDIR)/$(TOOLS)"
+	@test -x $(TOOLS)/validate || sh tests/get-validate.sh "$(CURDIR)/$(TOOLS)"
 	@test -d $(TOOLS)/node/node_modules || sh tests/get-node-client.sh "$(CURDIR)/$(TOOLS)/node"
 
 test-compiled:

@@ -1,0 +1,326 @@
+"""What deploy/ ships: read as Kubernetes reads it, started with what it says, and alike."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+import yaml
+
+from tests.conftest import need
+from tests.e2e.conftest import need_envoy
+from tests.servers.envoy import COMMAND as ENVOY
+from tests.servers.envoy import http_manager, ratelimit_filter, shipped_config
+from tests.servers.service import COMMAND
+
+TOP = Path(__file__).parents[2]
+DEPLOY = TOP / "deploy"
+CHART = DEPLOY / "helm" / "ratelimit-service"
+VALIDATE = str(TOP / ".tools" / "validate")
+
+Object = dict[str, Any]
+"""A Kubernetes object; its types are checked by the program that reads it."""
+
+EVERYTHING = {
+    "tls": {"secretName": "ratelimit-tls", "clientSan": "envoy.example"},
+    "serviceMonitor": {"enabled": True},
+    "podMonitor": {"enabled": True},
+    "image": {"digest": "sha256:" + "0" * 64},
+    "env": [{"name": "RATELIMIT_LOG_LEVEL", "value": "debug"}],
+    "resources": {"requests": {"cpu": "1500m"}},
+    "tolerations": [{"key": "edge", "operator": "Exists"}],
+}
+OUTSIDE = {"redis": {"enabled": False}, "store": {"secretName": "ratelimit-store"}}
+
+OF_SERVICE = {
+    "ConfigMap",
+    "Deployment",
+    "HorizontalPodAutoscaler",
+    "NetworkPolicy",
+    "PodDisruptionBudget",
+    "Service",
+}
+
+
+def validated(*words: str) -> subprocess.CompletedProcess[str]:
+    need(VALIDATE, "install Go, and run make test again")
+    return subprocess.run([VALIDATE, *words], capture_output=True, text=True, check=False)
+
+
+def kustomized(name: str) -> list[Object]:
+    done = validated("kustomize", str(DEPLOY / "kustomize" / name))
+    assert done.returncode == 0, done.stderr
+    return objects(done.stdout)
+
+
+def charted(directory: Path, values: Object) -> list[Object]:
+    done = chart(directory, values)
+    assert done.returncode == 0, done.stderr
+    return objects(done.stdout)
+
+
+def chart(directory: Path, values: Object) -> subprocess.CompletedProcess[str]:
+    file = directory / "values.yaml"
+    file.write_text(yaml.safe_dump(values))
+    return validated("helm", str(CHART), str(file), "edge", "ratelimit")
+
+
+def objects(text: str) -> list[Object]:
+    return [each for each in yaml.safe_load_all(text) if each]
+
+
+def only(found: list[Object], kind: str, component: str = "service") -> Object:
+    (one,) = [
+        each
+        for each in found
+        if each["kind"] == kind
+        and each["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
+        == component
+    ]
+    return one
+
+
+def container(found: list[Object]) -> Object:
+    (one,) = only(found, "Deployment")["spec"]["template"]["spec"]["containers"]
+    return dict(one)
+
+
+class Given:
+    """What a kubelet would make of a Deployment's environment and volumes, in a directory."""
+
+    def __init__(self, directory: Path, found: list[Object]) -> None:
+        self._directory = directory
+        self._found = found
+        self._pod = only(found, "Deployment")["spec"]["template"]["spec"]
+        self._container = container(found)
+        self.environment = {each["name"]: self._value(each) for each in self._container["env"]}
+        for mount in self._container["volumeMounts"]:
+            place = directory / mount["name"]
+            self._fill(place, mount["name"])
+            for name, value in self.environment.items():
+                if value.startswith(mount["mountPath"]):
+                    self.environment[name] = f"{place}{value.removeprefix(mount['mountPath'])}"
+
+    def _value(self, each: Object) -> str:
+        if "value" in each:
+            return str(each["value"])
+        source = each["valueFrom"]
+        if "resourceFieldRef" in source:
+            assert source["resourceFieldRef"]["resource"] == "requests.cpu"
+            cpu = self._container["resources"]["requests"]["cpu"]
+            return str(math.ceil(int(cpu[:-1]) / 1_000) if cpu.endswith("m") else int(cpu))
+        assert source["secretKeyRef"] == {"name": "ratelimit-store", "key": "url"}
+        return "rediss://user:secret@redis.example:6380/1"
+
+    def _fill(self, place: Path, name: str) -> None:
+        place.mkdir()
+        (volume,) = [each for each in self._pod["volumes"] if each["name"] == name]
+        if "configMap" in volume:
+            (data,) = [
+                each["data"]
+                for each in self._found
+                if each["kind"] == "ConfigMap"
+                and each["metadata"]["name"] == volume["configMap"]["name"]
+            ]
+            for file, text in data.items():
+                (place / file).write_text(text)
+            return
+        assert volume["secret"] == {"secretName": "ratelimit-tls"}
+        authority = trustme.CA()
+        issued = authority.issue_cert("ratelimit.ratelimit.svc")
+        authority.cert_pem.write_to_path(str(place / "ca.crt"))
+        issued.private_key_pem.write_to_path(str(place / "tls.key"))
+        issued.cert_chain_pems[0].write_to_path(str(place / "tls.crt"))
+
+    def check(self) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [COMMAND, "serve", "--check"],
+            env={"PATH": os.environ["PATH"], **self.environment},
+            cwd=self._directory,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@pytest.fixture(
+    params=["kustomize base", "kustomize example", "helm", "helm everything", "helm outside"]
+)
+def shipped(request: pytest.FixtureRequest, tmp_path: Path) -> list[Object]:
+    """Everything that can be had of deploy/, in its main forms."""
+    kind, _, name = str(request.param).partition(" ")
+    if kind == "kustomize":
+        return kustomized(name)
+    values = {"": {}, "everything": EVERYTHING, "outside": OUTSIDE}[name]
+    return charted(tmp_path, values)
+
+
+def test_objects(shipped: list[Object]) -> None:
+    """Kubernetes knows every object and every field, and nothing that belongs to it is missing."""
+    assert {each["kind"] for each in shipped} >= OF_SERVICE
+
+
+def test_starts(shipped: list[Object], tmp_path: Path) -> None:
+    """The service would start with the environment, the rules and the certificates of the pod."""
+    given = Given(tmp_path, shipped)
+
+    done = given.check()
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "it would start\n", "")
+    assert int(given.environment["RATELIMIT_WORKERS"]) >= 1
+
+
+def test_pods_may_do_nothing(shipped: list[Object]) -> None:
+    """No pod can write its root, gain a privilege, ask Kubernetes, or is told of Services."""
+    for each in shipped:
+        if "template" not in each.get("spec", {}):
+            continue
+        pod = each["spec"]["template"]["spec"]
+        assert pod["enableServiceLinks"] is False
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for one in pod["containers"]:
+            assert one["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert "memory" in one["resources"]["requests"] or "cpu" in one["resources"]["requests"]
+
+
+def test_ends_in_time(shipped: list[Object]) -> None:
+    """A pod has time for preStop, for the grace of calls in flight (10 s) and for two seconds."""
+    pod = only(shipped, "Deployment")["spec"]["template"]["spec"]
+    (one,) = pod["containers"]
+
+    sleep = one["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert pod["terminationGracePeriodSeconds"] >= sleep + 10 + 2
+
+
+def test_probes(shipped: list[Object]) -> None:
+    """A pod lives while it answers, and is ready while it serves."""
+    one = container(shipped)
+
+    probes = {name: one[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
+    assert probes["startup"] == probes["liveness"] == {"path": "/livez", "port": "http"}
+    assert probes["readiness"] == {"path": "/readyz", "port": "http"}
+
+
+def test_selectors(shipped: list[Object]) -> None:
+    """Service, budget, policy and autoscaler mean the pods of the Deployment, and only these."""
+    deployment = only(shipped, "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"].items()
+    name = deployment["metadata"]["name"]
+    found = {each["kind"]: each["spec"] for each in shipped if each["metadata"]["name"] == name}
+
+    assert found["Service"]["selector"].items() <= labels
+    assert found["PodDisruptionBudget"]["selector"]["matchLabels"].items() <= labels
+    assert found["NetworkPolicy"]["podSelector"]["matchLabels"].items() <= labels
+    assert found["HorizontalPodAutoscaler"]["scaleTargetRef"]["name"] == name
+    assert "replicas" not in deployment["spec"]
+
+
+def test_ring_has_the_names_of_its_pods(tmp_path: Path) -> None:
+    """The store of the pods names every Redis of the StatefulSet, by the name it keeps."""
+    for found in (kustomized("example"), charted(tmp_path, {"redis": {"shards": 5}})):
+        ring = only(found, "StatefulSet", "redis")
+        spec, service = ring["spec"], ring["spec"]["serviceName"]
+        hosts = [
+            f"{ring['metadata']['name']}-{number}.{service}:6379"
+            for number in range(spec["replicas"])
+        ]
+        environment = {each["name"]: each.get("value") for each in container(found)["env"]}
+        assert environment["RATELIMIT_STORE"] == f"redis+ring://{','.join(hosts)}/0"
+
+
+def test_chart_and_plain_manifests_are_alike(tmp_path: Path) -> None:
+    """How a pod is probed, ended, secured and scaled does not depend on who wrote its manifest."""
+
+    def told(found: list[Object]) -> list[object]:
+        pod = only(found, "Deployment")["spec"]["template"]["spec"]
+        one = container(found)
+        scaler = next(each for each in found if each["kind"] == "HorizontalPodAutoscaler")
+        return [
+            {name: one[name] for name in one if name.endswith("Probe") or name == "lifecycle"},
+            one["securityContext"],
+            one["resources"],
+            pod["securityContext"],
+            pod["terminationGracePeriodSeconds"],
+            {name: scaler["spec"][name] for name in ("minReplicas", "maxReplicas", "metrics")},
+        ]
+
+    assert told(kustomized("example")) == told(charted(tmp_path, {}))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"redis": {"enabled": False}}, "say where counters live"),
+        ({"redsi": {"enabled": False}}, "additional properties 'redsi' not allowed"),
+        ({"failurePolicy": "maybe"}, "failurePolicy"),
+        ({"image": {"digest": "latest"}}, "digest"),
+    ],
+)
+def test_values_that_are_refused(tmp_path: Path, values: Object, message: str) -> None:
+    """The chart refuses values that it does not know, or that say nothing of the store."""
+    done = chart(tmp_path, values)
+
+    assert done.returncode == 1
+    assert message in done.stderr
+
+
+def test_field_that_kubernetes_does_not_know(tmp_path: Path) -> None:
+    """The check is one: a field in the wrong place is found."""
+    file = tmp_path / "service.yaml"
+    file.write_text("apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {selectors: {}}\n")
+
+    done = validated("objects", str(file))
+
+    assert (done.returncode, 'unknown field "selectors"' in done.stderr) == (1, True)
+
+
+def test_istio(tmp_path: Path) -> None:
+    """Envoy takes the sample's filter, cluster and actions where Istio puts them."""
+    need_envoy()
+    sample = yaml.safe_load((DEPLOY / "istio" / "envoyfilter.yaml").read_text())
+    patches = {each["applyTo"]: each["patch"] for each in sample["spec"]["configPatches"]}
+    config = copy.deepcopy(shipped_config())
+    filters = http_manager(config)["http_filters"]
+    filters[0] = patches["HTTP_FILTER"]["value"]
+    (host,) = http_manager(config)["route_config"]["virtual_hosts"]
+    host.update(patches["VIRTUAL_HOST"]["value"])
+    (route,) = host["routes"]
+    del route["typed_per_filter_config"]
+    clusters = config["static_resources"]["clusters"]
+    clusters[-1] = patches["CLUSTER"]["value"]
+    file = tmp_path / "envoy.yaml"
+    file.write_text(yaml.safe_dump(config))
+
+    done = subprocess.run(
+        [ENVOY, "--mode", "validate", "--config-path", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert ratelimit_filter(config)["domain"] == "demo"
+    assert {patch["operation"] for patch in patches.values()} == {"INSERT_BEFORE", "ADD", "MERGE"}
+
+
+def test_envoy_gateway() -> None:
+    """Envoy Gateway's values name the image that the chart has."""
+    values = yaml.safe_load((DEPLOY / "envoy-gateway" / "values.yaml").read_text())
+    ours = yaml.safe_load((CHART / "values.yaml").read_text())["image"]["repository"]
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+
+    kubernetes = values["config"]["envoyGateway"]["provider"]["kubernetes"]
+    image = kubernetes["rateLimitDeployment"]["container"]["image"]
+    assert image == f"{ours}:{version}"
