@@ -11,7 +11,6 @@ import asyncio
 import json
 import logging
 import os
-import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from ratelimit_service.rules.overlay import parse_overlay
 from ratelimit_service.rules.pipes import Process, end, read_frame, start
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.source import Found, Left, RuleSource, Verdict
+from ratelimit_service.scratch import scratch
 from ratelimit_service.settings import Settings, split_address, split_pairs
 from ratelimit_service.text import printable
 
@@ -166,7 +166,7 @@ class FromXds(RuleSource):
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[asyncio.StreamReader]:
         """A client that has its task; what it says. Raises _ClientError when it ends."""
-        said = await asyncio.to_thread(tempfile.TemporaryFile)
+        said = await asyncio.to_thread(scratch)
         process = await asyncio.to_thread(start, _CLIENT, said, {"GRPC_VERBOSITY": "NONE"})
         self._process = process
         try:

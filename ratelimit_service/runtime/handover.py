@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from typing import NotRequired, TypedDict
 
 from ratelimit_service.errors import RateLimitError
 from ratelimit_service.runtime.worker_process import Inherited
 from ratelimit_service.runtime.workers import Counts
+from ratelimit_service.scratch import scratch
 from ratelimit_service.settings import HANDOVER
 
 __all__ = ["Handover", "become_successor", "successor_command", "take_over"]
@@ -70,7 +70,5 @@ def take_over(descriptor: int) -> Handover:
 
 def _memory() -> int:
     """A file that no directory has."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("ratelimit-handover")
-    with tempfile.TemporaryFile() as file:
+    with scratch() as file:
         return os.dup(file.fileno())

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,10 +14,14 @@ from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Counters
 from ratelimit_service.renewed import Renewed
+from ratelimit_service.scratch import scratch
 from ratelimit_service.settings import Settings
 
 __all__ = ["TLS", "TLSFiles"]
 
+
+_OPEN_FILES = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
+"""Where this process's open files have paths; containers may be without the second."""
 
 _OF_SERVERS = ssl.PROTOCOL_TLS_SERVER
 
@@ -123,18 +125,11 @@ class TLSFiles:
 
 @contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """A path under which bytes can be read for a moment: ssl reads certificates from files only.
-
-    Nothing is written to disk where the system has files in memory.
-    """
-    if sys.platform == "linux":
-        file, folder = os.fdopen(os.memfd_create("tls"), "wb"), "/proc/self/fd"
-    else:
-        file, folder = tempfile.TemporaryFile("wb"), "/dev/fd"  # noqa: SIM115 -- closed below
-    with file:
+    """A path under which bytes can be read for a moment: ssl reads certificates from files only."""
+    with scratch() as file:
         file.write(content)
         file.flush()
-        yield f"{folder}/{file.fileno()}"
+        yield f"{_OPEN_FILES}/{file.fileno()}"
 
 
 def _no_password() -> str:
