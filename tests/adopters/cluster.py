@@ -40,13 +40,30 @@ class Cluster:
         )
         script = f"/usr/sbin/ip link set lo up && exec {_REDIS} --dir {directory}"
         self._redis = Process(["unshare", "--net", "sh", "-c", script], directory / "redis.log")
+        self._sentinel = Process([], directory / "none")
         self._inside = ThreadPoolExecutor(1, initializer=self._enter)
 
     def start(self) -> None:
         self._redis.spawn()
         self._redis.wait_ready(lambda: "ready to accept connections" in self._redis.log.lower())
 
+    def start_sentinel(self, name: str) -> None:
+        """A Sentinel that knows the Redis as the master of that name."""
+        file = self._directory / "sentinel.conf"
+        file.write_text(f"port 26379\nsentinel monitor {name} 127.0.0.1 6379 1\n")
+        inside = [
+            "nsenter",
+            f"--net=/proc/{self.pid}/ns/net",
+            "redis-server",
+            str(file),
+            "--sentinel",
+        ]
+        self._sentinel = Process(inside, self._directory / "sentinel.log")
+        self._sentinel.spawn()
+        self._sentinel.wait_ready(lambda: "+monitor" in self._sentinel.log)
+
     def stop(self) -> None:
+        self._sentinel.kill()
         for pod in self._pods:
             pod.kill()
         self._inside.shutdown()

@@ -27,7 +27,7 @@ from tests.servers.image import (
     last,
     need_namespaces,
 )
-from tests.servers.process import Process, free_port, listens
+from tests.servers.process import Process, free_port, listens, wait_until
 from tests.servers.redis import RedisServer
 from tests.servers.service import http
 
@@ -170,6 +170,7 @@ def test_image(tmp_path: Path, own_redis: RedisServer) -> None:
         command([*entrypoint(), "--version"]), capture_output=True, text=True, check=True
     ).stdout
     process.kill()
+    wait_until(lambda: not listens(http_port), "the container to be gone")
     unhealthy = subprocess.run(command(json.loads(check)), check=False).returncode
 
     opt = image.root / "opt" / "ratelimit"

@@ -168,6 +168,8 @@ def _base(root: Path, *, whole: bool) -> None:
     """What stands for the base image: places for what is mounted, and the links of Debian."""
     for name in ("usr/bin", "usr/local", "proc", "tmp", "etc"):
         (root / name).mkdir(parents=True, exist_ok=True)
+    if not whole:
+        (root / "etc/nsswitch.conf").write_text("hosts: files dns\n")  # as Debian has it
     for link in ("bin", "lib", "lib64", "sbin"):
         (root / link).symlink_to(f"usr/{link}")
     for source in _system(whole=whole):
