@@ -34,7 +34,7 @@ def tally_plain(
     times: int = 1,
 ) -> None:
     """The short way of `tally`, for usual descriptors; adds so many such requests."""
-    outcomes, verdict, _ = settled
+    outcomes, verdict, _, _ = settled
     counters.decisions["ok" if verdict.passes else "over_limit"] += times
     for place, planned in enumerate(plans):
         rule, outcome = planned[0], outcomes[place]

@@ -1,8 +1,19 @@
 """Bytes in, bytes out: what every transport and `/json` call."""
 
 from ratelimit_service.service.at_hand import Ready
+from ratelimit_service.service.records import DecidedBy, DecisionRecord, Listener
 from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.service.service import Service
 from ratelimit_service.stores import AT_ONCE, NEVER
 
-__all__ = ["AT_ONCE", "NEVER", "Answer", "Ready", "Refusal", "Service"]
+__all__ = [
+    "AT_ONCE",
+    "NEVER",
+    "Answer",
+    "DecidedBy",
+    "DecisionRecord",
+    "Listener",
+    "Ready",
+    "Refusal",
+    "Service",
+]

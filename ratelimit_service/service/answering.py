@@ -56,7 +56,7 @@ class Answering:
         """Answers one request and tallies it; what was answered without a plan stays so."""
         if not isinstance(asked, Asked):
             return asked
-        outcomes, verdict, _ = settled
+        outcomes, verdict, _, _ = settled
         try:
             if verdict is _WITHIN and asked.limits is not None:
                 within: Sequence[Outcome] = outcomes  # type: ignore[assignment]  # by the verdict
@@ -99,14 +99,14 @@ class Answering:
 
     def _said(self, asked: Asked, settled: Settled) -> limiter.Said:
         """What is said of a request of usual descriptors beside its statuses."""
-        outcomes, verdict, _ = settled
+        outcomes, verdict, _, _ = settled
         each = [[outcome] for outcome in outcomes]
         told = limiter.Told(asked.request, asked.plans, each, verdict, self._settings, asked.lease)
         return limiter.say(asked.says, told)
 
     def _plain_answer(self, asked: Asked, limits: Sequence[bytes], settled: Settled) -> bytes:
         """The answer to a request of plain descriptors; nothing if it takes the long way."""
-        outcomes, verdict, _ = settled
+        outcomes, verdict, _, _ = settled
         found = limiter.plain(asked.plans, outcomes)
         if found is None:
             return b""

@@ -22,6 +22,7 @@ from ratelimit_service.service.decisions import DecisionLog
 from ratelimit_service.service.faults import Faults
 from ratelimit_service.service.planning import Planning
 from ratelimit_service.service.rare_log import RareLog
+from ratelimit_service.service.records import Listener, record
 from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import (
@@ -64,6 +65,8 @@ class Service:
         self.at_hand = AtHand(counters)
         """Answers for when there is no time."""
         self._decisions = DecisionLog.if_wanted()
+        self.listener: Listener | None = None
+        """Who hears of decisions, if anybody does. Those `at_hand` are only tallied."""
 
     async def decide(self, bodies: Sequence[bytes], deadline_us: int = NEVER) -> list[Answer]:
         """As `submit`, for callers that wait."""
@@ -93,7 +96,7 @@ class Service:
         """
         if self._decisions is not None:
             done = self._decisions.before(done, bodies)
-        batch = _Batch(done, len(bodies), elapsed_us())
+        batch = _Batch(done, bodies, elapsed_us())
         try:
             snapshot = self._snapshot()
             number = snapshot.number
@@ -107,8 +110,7 @@ class Service:
                     leased(one) if isinstance(one, Asked) and one.leasing else one for one in asked
                 ]
             batch.asked = asked
-            if hurried:
-                batch.bodies = bodies
+            batch.hurried = hurried
             charged = [one.hits for one in asked if isinstance(one, Asked) and one.hits]
             if len(charged) < len(asked):  # hardly ever
                 batch.places = places = [
@@ -138,12 +140,29 @@ class Service:
                 answering.answer(one, each) for one, each in zip(batch.asked, found, strict=True)
             ]
             self._counters.latency.add(elapsed_us() - batch.started_us, batch.size)
-            for place, body in enumerate(batch.bodies):  # of those that there was no time for
-                self._keep_at_hand(body, batch.asked[place], found[place], answers[place])
+            if batch.hurried:
+                for place, body in enumerate(batch.bodies):
+                    self._keep_at_hand(body, batch.asked[place], found[place], answers[place])
         except Exception as error:
             self._fail(batch, error)
         else:
             self._tell(batch, answers)
+            if self.listener is not None:
+                self._record(batch, found, answers, self.listener)
+
+    def _record(
+        self,
+        batch: _Batch,
+        found: Sequence[Settled],
+        answers: Sequence[Answer],
+        listener: Listener,
+    ) -> None:
+        """Tells the listener of a batch; what fails there costs nobody an answer."""
+        try:
+            each = zip(batch.bodies, batch.asked, found, answers, strict=True)
+            listener([record(*one) for one in each])
+        except Exception as error:
+            self._faults.note("a listener failed with decisions", error)
 
     def _keep_at_hand(
         self, body: bytes, asked: Asked | Answer, settled: Settled, answer: Answer
@@ -186,15 +205,18 @@ class Service:
 class _Batch:
     """One call of `submit`: its answers are given once, whatever the store does or fails to do."""
 
-    __slots__ = ("asked", "bodies", "done", "over", "places", "size", "started_us")
+    __slots__ = ("asked", "bodies", "done", "hurried", "over", "places", "size", "started_us")
 
-    def __init__(self, done: Callable[[list[Answer]], None], size: int, started_us: int) -> None:
+    def __init__(
+        self, done: Callable[[list[Answer]], None], bodies: Sequence[bytes], started_us: int
+    ) -> None:
         self.done = done
-        self.size = size
+        self.bodies = bodies
+        self.size = len(bodies)
         self.started_us = started_us
         self.asked: Sequence[Asked | Answer] = ()
-        self.bodies: Sequence[bytes] = ()
-        """Of a batch that there is no time for."""
+        self.hurried = False
+        """Whether there is no time to count it."""
         self.places: list[int] | None = None
         """Which of them were charged, if not all."""
         self.over = False

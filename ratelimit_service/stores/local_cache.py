@@ -149,7 +149,7 @@ class LocalCache:
                 outcomes.append(Outcome(True, 0, over.passes_us - now, 0))
             else:
                 if outcomes and len({hit.key for hit in hits}) == len(hits):
-                    found[place] = Settled(outcomes, Verdict.DENIED, 0)
+                    found[place] = Settled(outcomes, Verdict.DENIED, 0, cached=True)
         return found
 
     def given_back(self, keys: Sequence[bytes]) -> None:
@@ -178,7 +178,7 @@ class LocalCache:
         self, requests: Sequence[Sequence[Hit]], settled: Sequence[Settled], asked_us: int
     ) -> None:
         over = self._over
-        for hits, (found, verdict, _) in zip(requests, settled, strict=True):
+        for hits, (found, verdict, _, _) in zip(requests, settled, strict=True):
             if verdict is _WITHIN and not over:  # nothing to remember, and nothing to forget
                 for hit in hits:
                     if hit[5]:

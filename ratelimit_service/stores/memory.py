@@ -231,7 +231,7 @@ class MemoryStore:
         except Exception:
             self._take_back(undo, new)
             raise
-        return settled((outcomes, _WITHIN, -1))
+        return settled((outcomes, _WITHIN, -1, False))
 
     def _settle_anew(
         self,
@@ -302,7 +302,7 @@ class MemoryStore:
                 verdict = Verdict.ADMITTED
             until_us = reset_us if passed else retry_us
             outcomes.append(outcome_of((not passed, left, until_us, counted, False)))
-        return settled((outcomes, verdict, by))
+        return settled((outcomes, verdict, by, False))
 
     def _table(self, key: bytes) -> _Table:
         return self._tables[hash(key) & len(self._tables) - 1]

@@ -47,12 +47,13 @@ class Settled(NamedTuple):
     """One request, settled. It has no outcomes if it was not charged.
 
     `by` is the place of the hit that decided, if one did: it denied the request, or made it fail.
-    Else it is -1.
+    Else it is -1. `cached`: the local cache knew it, and no store was asked.
     """
 
     outcomes: Outcomes
     verdict: Verdict
     by: int = -1
+    cached: bool = False
 
 
 settled: Final = partial(tuple.__new__, Settled)
@@ -76,7 +77,7 @@ def judge(hits: Sequence[Hit], outcomes: Outcomes) -> Settled:
     for outcome in outcomes:
         if outcome is None or outcome[0] or outcome[4]:
             return _judge(hits, outcomes)
-    return settled((outcomes, _WITHIN, -1))
+    return settled((outcomes, _WITHIN, -1, False))
 
 
 def _judge(hits: Sequence[Hit], outcomes: Outcomes) -> Settled:

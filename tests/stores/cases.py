@@ -27,7 +27,7 @@ async def charged(store: Store, requests: Sequence[Sequence[Hit]]) -> list[Outco
     settled = await future
     for hits, one in zip(requests, settled, strict=True):
         if one.outcomes:
-            assert one == judge(hits, one.outcomes)
+            assert one[:3] == judge(hits, one.outcomes)[:3]
     return [list(one.outcomes) for one in settled]
 
 

@@ -48,7 +48,7 @@ def test_verdict(
     hits: Sequence[Hit], outcomes: Sequence[Outcome | None], verdict: Verdict, place: int
 ) -> None:
     """Each case comes to this verdict, decided by this hit."""
-    assert judge(hits, outcomes) == (outcomes, verdict, place)
+    assert judge(hits, outcomes) == (outcomes, verdict, place, False)
 
 
 HIT = st.builds(
@@ -58,6 +58,7 @@ HIT = st.builds(
     mode=st.sampled_from(Mode),
     refund=st.booleans(),
     policy=st.sampled_from(FailurePolicy),
+    joined=st.just(False),
 )
 OUTCOME = st.sampled_from([None, PASSED, OVER, HERE, OVER_HERE])
 
@@ -67,7 +68,7 @@ def test_who_decided(pairs: list[tuple[Hit, Outcome | None]]) -> None:
     """A request that does not pass has one hit that decided it; one that passes has none."""
     hits, outcomes = [one for one, _ in pairs], [other for _, other in pairs]
 
-    _, verdict, place = judge(hits, outcomes)
+    _, verdict, place, _ = judge(hits, outcomes)
 
     assert (place >= 0) == (not verdict.passes)
     if place >= 0:

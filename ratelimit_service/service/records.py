@@ -1,0 +1,89 @@
+"""What was decided, for whoever listens: a record of each request, made only if somebody does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from ratelimit_service.limiter import CompiledRule
+from ratelimit_service.model import Hit, Limit, Outcome
+from ratelimit_service.service.asked import Asked
+from ratelimit_service.service.refusal import Answer
+from ratelimit_service.stores import Settled, Verdict
+
+__all__ = ["DecidedBy", "DecisionRecord", "Listener", "record"]
+
+
+class DecidedBy(StrEnum):
+    """What a decision rests on."""
+
+    COUNT = "count"
+    """What a store has counted."""
+    POLICY = "policy"
+    """A failure policy; `local` counts in this process alone."""
+    LOCAL_CACHE = "local_cache"
+    """A limit that is known to be over, without asking the store."""
+    NOTHING = "nothing"
+    """No limit applied, or the request was refused before it was counted."""
+
+
+class DecisionRecord(NamedTuple):
+    """One decision.
+
+    `body` is what was asked, as it came; `wire.decode_request` reads it. `limit` and `rule` (its
+    path, empty for a limit that the caller brought) are what decided: the limit that denied, else
+    the one of which the fewest hits are left. `outcome` is the count there, None without one.
+    """
+
+    body: bytes
+    answer: Answer
+    verdict: Verdict | None
+    by: DecidedBy
+    limit: Limit | None = None
+    rule: str = ""
+    outcome: Outcome | None = None
+
+
+Listener = Callable[[Sequence[DecisionRecord]], None]
+"""Hears of the decisions of one batch, after they were answered. It must not wait."""
+
+
+def record(body: bytes, asked: Asked | Answer, settled: Settled, answer: Answer) -> DecisionRecord:
+    """The record of a request with what it came to."""
+    if not isinstance(asked, Asked):
+        # Answered before it was planned: by policy, for lack of time, or refused.
+        by = DecidedBy.POLICY if isinstance(asked, bytes) else DecidedBy.NOTHING
+        return DecisionRecord(body, answer, None, by)
+    outcomes, verdict, place, cached = settled
+    if not outcomes:
+        by_policy = verdict in (Verdict.DENIED, Verdict.FAILED)
+        by = DecidedBy.POLICY if by_policy else DecidedBy.NOTHING
+        return DecisionRecord(body, answer, verdict, by)
+    if place < 0:
+        place = _tightest(asked.hits, settled)
+    rule, limit = _limit_of(asked, place)
+    path = rule.declared.path if rule.declared is not None else ""
+    outcome = outcomes[place]
+    by = DecidedBy.LOCAL_CACHE if cached else DecidedBy.COUNT
+    if outcome is None or outcome.local:
+        by = DecidedBy.POLICY
+    return DecisionRecord(body, answer, verdict, by, limit, path, outcome)
+
+
+def _tightest(hits: Sequence[Hit], settled: Settled) -> int:
+    """The place of the hit that leaves the fewest others; one without an outcome comes first."""
+    lefts = [
+        -1 if outcome is None else outcome.left if not hit.refund else hit.measure.limit
+        for hit, outcome in zip(hits, settled.outcomes, strict=True)
+    ]
+    return lefts.index(min(lefts))
+
+
+def _limit_of(asked: Asked, place: int) -> tuple[CompiledRule, Limit]:
+    """The rule and the limit of a hit, by its place in the request."""
+    for rule, _, hits in asked.plans:
+        if place < len(hits):
+            return rule, rule.limits[place].limit
+        place -= len(hits)
+    raise IndexError(place)
