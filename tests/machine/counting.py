@@ -106,6 +106,13 @@ class Counter:
         """Whether it goes on between these moments: what has leaked by `then` stays so."""
         return self.used(self.terms, now) != self.used(self.terms, then)
 
+    def leaked_by_old_rate(self) -> bool:
+        """Whether it may have leaked by a rate that can change: hits were given back here since.
+
+        "What had leaked until then stays so, also if the rate changes afterwards."
+        """
+        return False
+
     def over_at(self) -> int:
         """From when on nothing counts any more."""
         return first_moment(lambda at: not self.used(self.terms, at), self.changed or 0)
@@ -408,6 +415,9 @@ class Bucket(Counter):
         if terms.stepped:
             return (self.at // terms.window_us + refills.__ceil__()) * terms.window_us - now
         return self.at + (refills * terms.window_us).__ceil__() - now
+
+    def leaked_by_old_rate(self) -> bool:
+        return self.given_back_at is not None and self.given_back_at > self.at
 
     def over_at(self) -> int:
         return self.at + self._until(self.terms, self.at, 0)

@@ -260,6 +260,11 @@ class Machine(RuleBasedStateMachine):
     def reload(self, choice: walk.Choice) -> None:
         """A rule gets other numbers, or another mode."""
         self.load(walk.changed(self.written, choice))
+        for key, name in self.names.items():
+            counter = self.model.counters.get(name)
+            if counter is not None and counter.leaked_by_old_rate():
+                del self.model.counters[name]
+                self.world.forget(key)
 
 
 class FailingMachine(Machine):
