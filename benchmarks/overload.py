@@ -57,7 +57,7 @@ HICCUP_LOAD = 1.5
 HICCUP_AT = 2.0
 AFTER_SECONDS = 3.0
 BACK_SLICES = 3
-"""Counting is back once so many slices in a row are as they were before."""
+"""Counting is back once in so many slices in a row as much is counted as must be."""
 
 HELD_UP_SECONDS = 0.015
 """A slice in which the generator did not run for so long says nothing."""
@@ -65,7 +65,6 @@ HELD_UP_SECONDS = 0.015
 LEAST_COUNTED = 0.8
 MOST_LATE = 0.001
 """Of all answers."""
-BACK_SHARE = 0.9
 MOST_SECONDS = 1.0
 
 
@@ -221,7 +220,7 @@ class Case:
         return found
 
     def hiccup(self, hiccup: Hiccup, capacity: float, connections: int) -> tuple[float, Seen]:
-        """Seconds after the hiccup until counting is as before, and all that was seen."""
+        """Seconds after the hiccup until enough is counted again, and all that was seen."""
 
         def meanwhile(start: float) -> None:
             time.sleep(max(0.0, start + HICCUP_AT - time.perf_counter()))
@@ -236,7 +235,7 @@ class Case:
         seconds = HICCUP_AT + hiccup.seconds + AFTER_SECONDS
         rate = HICCUP_LOAD * capacity
         found = self.flood(rate, connections, seconds, *flags, meanwhile=meanwhile)
-        return back_after(found, hiccup.seconds), seen(found, capacity)
+        return back_after(found, hiccup.seconds, capacity), seen(found, capacity)
 
     def _stop(self, what: str) -> None:
         if what == "worker":
@@ -287,14 +286,11 @@ def seen(found: dict[str, object], capacity: float) -> Seen:
     )
 
 
-def back_after(found: dict[str, object], lasted: float) -> float:
-    """Seconds from the end of a hiccup until as much is counted as before it, and stays so."""
+def back_after(found: dict[str, object], lasted: float, capacity: float) -> float:
+    """Seconds from the end of a hiccup until as much is counted as must be, and stays so."""
     counted, well = slices(found)["counted"], good(found)
-    first, end = round(HICCUP_AT / SLICE_SECONDS), round((HICCUP_AT + lasted) / SLICE_SECONDS)
-    before = [counted[at] for at in range(WARM_SLICES, first) if well[at]]
-    if not before:
-        return float("nan")
-    wanted = BACK_SHARE * statistics.fmean(before)
+    end = round((HICCUP_AT + lasted) / SLICE_SECONDS)
+    wanted = LEAST_COUNTED * capacity * SLICE_SECONDS
     for at in range(end, len(well) - BACK_SLICES + 1):
         # Of three slices together, since one alone depends on chance.
         following = [counted[each] for each in range(at, at + BACK_SLICES) if well[each]]
