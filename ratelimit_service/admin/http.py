@@ -21,7 +21,8 @@ from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service import Answer, Refusal
 from ratelimit_service.settings import Settings
 from ratelimit_service.slices import stepwise
-from ratelimit_service.wire import decision_to_json, decode_decision, request_from_json
+from ratelimit_service.wire import decode_decision
+from ratelimit_service.wire.json import decision_to_json, request_from_json
 
 __all__ = ["Admin"]
 

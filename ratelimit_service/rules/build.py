@@ -9,20 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.overlay import NO_OVERLAY, Overlay, parse_overlay
 from ratelimit_service.rules.problem import Problem, did_you_mean, quoted
 from ratelimit_service.rules.resource import parse_resource
 from ratelimit_service.rules.schema import RuleFile, parse
-from ratelimit_service.rules.tree import Domain, Level, Node, path_text, walk
+from ratelimit_service.rules.tree import (
+    OVERRIDES,
+    Domain,
+    Level,
+    Node,
+    TalliesOf,
+    path_text,
+    walk,
+)
 
-__all__ = ["OVERRIDES", "Built", "FileReport", "Language", "TalliesOf", "Version", "build", "merge"]
-
-OVERRIDES = ""
-"""In place of a rule's path: the tallies of a domain's overrides."""
-
-TalliesOf = Callable[[str, str], Tallies]
-"""Gives the tallies of a rule by domain and path."""
+__all__ = ["Built", "FileReport", "Language", "Version", "build", "merge"]
 
 
 Language = Literal["yaml", "resource", "overlay"]

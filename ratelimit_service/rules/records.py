@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from ratelimit_service.model import FailurePolicy
 from ratelimit_service.observer import Tallies
-from ratelimit_service.rules.build import OVERRIDES, TalliesOf
-from ratelimit_service.rules.tree import Domain, Level, LevelBuilder, Node
+from ratelimit_service.rules.tree import OVERRIDES, Domain, Level, LevelBuilder, Node, TalliesOf
 
 __all__ = ["Assembly", "packed"]
 

@@ -10,8 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 
 from ratelimit_service.observer import Tallies
-from ratelimit_service.rules.build import OVERRIDES
-from ratelimit_service.rules.tree import Domain, Node, Snapshot, walk
+from ratelimit_service.rules.tree import OVERRIDES, Domain, Node, Snapshot, walk
 from ratelimit_service.slices import SLICE, slowly
 
 __all__ = ["Rulebook", "Tallied"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from ratelimit_service.observer import Tallies
 from ratelimit_service.text import printable
 
 __all__ = [
+    "OVERRIDES",
     "Domain",
     "Level",
     "LevelBuilder",
@@ -24,11 +25,19 @@ __all__ = [
     "Rule",
     "Snapshot",
     "Source",
+    "TalliesOf",
     "parse_path",
     "path_text",
     "walk",
     "ways",
 ]
+
+
+OVERRIDES = ""
+"""In place of a rule's path: the tallies of a domain's overrides."""
+
+TalliesOf = Callable[[str, str], Tallies]
+"""Gives the tallies of a rule by domain and path."""
 
 
 class Source(NamedTuple):

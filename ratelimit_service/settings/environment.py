@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.settings.declared import Settings, settings
@@ -83,6 +82,8 @@ def remarks(environ: Mapping[str, str]) -> list[str]:
 
 
 def _unknown(environ: Mapping[str, str]) -> list[str]:
+    from difflib import get_close_matches  # noqa: PLC0415 -- only at the start, not in workers
+
     known = set(_OTHERS)
     for each in settings():
         known |= {each.environment, each.default_environment}

@@ -1,14 +1,16 @@
 """gRPC's server reflection (grpc.reflection.v1 and v1alpha): a message in, a message out.
 
-The answers are made by the reflection package's own servicer over our descriptor pool. It knows
-v1alpha; v1 has other names, but the same messages.
+Clients ask what services, messages and extensions there are, and get the files that declare them.
+v1 and v1alpha have the same messages by other names, so those of v1alpha serve both. The reflection
+package's own servicer would bring all of grpcio along.
 """
 
 from __future__ import annotations
 
 from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection, reflection_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 
+from ratelimit_service.errors import StatusCode
 from ratelimit_service.transport.health import HEALTH_SERVICE
 from ratelimit_service.wire import POOL, SERVICE, describe, is_method, parsed
 
@@ -16,7 +18,7 @@ __all__ = ["REFLECTION_METHOD", "REFLECTION_PATHS", "REFLECTION_SERVICES", "refl
 
 _PACKAGE = "grpc.reflection.v1"
 
-REFLECTION_SERVICES = (f"{_PACKAGE}.ServerReflection", reflection.SERVICE_NAME)
+REFLECTION_SERVICES = (f"{_PACKAGE}.ServerReflection", f"{_PACKAGE}alpha.ServerReflection")
 """What clients ask for: v1 first, most of them v1alpha if they do not get it."""
 
 REFLECTION_METHOD = "ServerReflectionInfo"
@@ -26,23 +28,62 @@ REFLECTION_PATHS = frozenset(
 )
 
 _Request = reflection_pb2.ServerReflectionRequest
+_Response = reflection_pb2.ServerReflectionResponse
 
 describe(health_pb2.DESCRIPTOR.serialized_pb)
 describe(reflection_pb2.DESCRIPTOR.serialized_pb)
 describe(reflection_pb2.DESCRIPTOR.serialized_pb, _PACKAGE)
 
-_servicer = reflection.ReflectionServicer((SERVICE, HEALTH_SERVICE, *REFLECTION_SERVICES), POOL)
+_SERVICES = sorted((SERVICE, HEALTH_SERVICE, *REFLECTION_SERVICES))
 
 
 def reflect(message: bytes) -> bytes:
     """Answers one serialized request. Raises BadRequestError if it cannot be read."""
     request = parsed(_Request, message)
-    asked = request
-    if is_method(request.file_containing_symbol):  # the pool finds services, not their methods
-        service = request.file_containing_symbol.rpartition(".")[0]
-        asked = _Request(file_containing_symbol=service)
-    # The servicer never looks at its context, and gives one answer to each request.
-    (answer,) = _servicer.ServerReflectionInfo(iter([asked]), None)  # type: ignore[arg-type]
-    answer.original_request.CopyFrom(request)
+    answer = _Response(valid_host=request.host, original_request=request)
+    try:
+        _fill(answer, request)
+    except KeyError:
+        answer.error_response.error_code = StatusCode.NOT_FOUND
+        answer.error_response.error_message = "there is nothing of this name"
     serialized: bytes = answer.SerializeToString()
     return serialized
+
+
+def _fill(answer: reflection_pb2.ServerReflectionResponse, request: _Request) -> None:
+    """Writes what was asked for into the answer. Raises KeyError if there is no such thing."""
+    asked = request.WhichOneof("message_request")
+    if asked == "list_services":
+        for name in _SERVICES:
+            answer.list_services_response.service.add(name=name)
+    elif asked == "file_by_filename":
+        _add_files(answer, request.file_by_filename)
+    elif asked == "file_containing_symbol":
+        symbol = request.file_containing_symbol
+        if is_method(symbol):  # the pool finds services, not their methods
+            symbol = symbol.rpartition(".")[0]
+        _add_files(answer, POOL.FindFileContainingSymbol(symbol).name)
+    elif asked == "file_containing_extension":
+        extension = request.file_containing_extension
+        extended = POOL.FindMessageTypeByName(extension.containing_type)
+        found = POOL.FindExtensionByNumber(extended, extension.extension_number)
+        _add_files(answer, POOL.FindFileContainingSymbol(found.full_name).name)
+    elif asked == "all_extension_numbers_of_type":
+        name = request.all_extension_numbers_of_type
+        extensions = POOL.FindAllExtensions(POOL.FindMessageTypeByName(name))
+        answer.all_extension_numbers_response.base_type_name = name
+        answer.all_extension_numbers_response.extension_number.extend(
+            sorted(each.number for each in extensions)
+        )
+    else:
+        answer.error_response.error_code = StatusCode.INVALID_ARGUMENT
+        answer.error_response.error_message = "the request asks for nothing"
+
+
+def _add_files(answer: reflection_pb2.ServerReflectionResponse, name: str) -> None:
+    """Adds a file and all that it imports, each once, itself first."""
+    names = [name]
+    for each in names:
+        file = POOL.FindFileByName(each)
+        answer.file_descriptor_response.file_descriptor_proto.append(file.serialized_pb)
+        names += [other.name for other in file.dependencies if other.name not in names]

@@ -1,6 +1,8 @@
-"""Protobuf on one side, the model on the other: the only package that knows protobuf."""
+"""Protobuf on one side, the model on the other: the only package that knows protobuf.
 
-from ratelimit_service.wire.json import decision_to_json, request_from_json
+JSON (`wire.json`) is imported by who needs it: a worker does not.
+"""
+
 from ratelimit_service.wire.messages import METHOD, POOL, SERVICE, describe, is_method, parsed
 from ratelimit_service.wire.request import (
     MAX_BODY_BYTES,
@@ -29,7 +31,6 @@ __all__ = [
     "POOL",
     "SERVICE",
     "Split",
-    "decision_to_json",
     "decode_decision",
     "decode_request",
     "describe",
@@ -44,6 +45,5 @@ __all__ = [
     "last_value_at",
     "parsed",
     "plain_entries",
-    "request_from_json",
     "split_request",
 ]

@@ -6,7 +6,7 @@ Envoy's own protos could not load both.
 
 from __future__ import annotations
 
-from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
@@ -43,7 +43,7 @@ METHOD = "ShouldRateLimit"
 
 def _pool() -> DescriptorPool:
     pool = DescriptorPool()
-    descriptors = files("ratelimit_service.wire") / "generated" / "descriptors.binpb"
+    descriptors = Path(__file__).parent / "generated" / "descriptors.binpb"
     for file in FileDescriptorSet.FromString(descriptors.read_bytes()).file:
         pool.AddSerializedFile(file.SerializeToString())
     return pool

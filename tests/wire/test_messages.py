@@ -28,7 +28,6 @@ from ratelimit_service.model import (
     Unit,
 )
 from ratelimit_service.wire import (
-    decision_to_json,
     decode_decision,
     decode_request,
     encode_decision,
@@ -36,9 +35,9 @@ from ratelimit_service.wire import (
     encode_request,
     encode_within,
     plain_entries,
-    request_from_json,
     split_request,
 )
+from ratelimit_service.wire.json import decision_to_json, request_from_json
 from ratelimit_service.wire.messages import POOL, RateLimitRequest, RateLimitResponse
 
 ADDEND = st.integers(0, MAX_ADDEND)

@@ -18,6 +18,8 @@ __all__ = ["fingerprint", "owners"]
 
 def owners(weights: Mapping[str, int]) -> list[str]:
     """For each partition the name of its shard; the same in every process and release."""
+    if len(weights) == 1:  # as most are: nothing is to be drawn
+        return list(weights) * PARTITIONS
     best = [(-1, "")] * PARTITIONS
     for name, weight in sorted(weights.items()):
         for draw in range(weight):

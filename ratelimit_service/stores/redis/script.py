@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from importlib.resources import files
 from itertools import repeat
+from pathlib import Path
 from typing import Final, NamedTuple
 
+import ratelimit_service
 from ratelimit_service.algorithms import ALGORITHMS
 from ratelimit_service.model import MAX_ADDEND, Anchor, Calendar, Hit, Measure, Outcome, outcome_of
 
@@ -68,12 +69,15 @@ _MOST_MARKS: Final = 2 * _LATE - 1
 _OVERS: Final = [bool(mark & _OVER) for mark in range(2 * _LATE)]
 
 
+_PACKAGE: Final = Path(ratelimit_service.__file__).parent
+
+
 def _joined() -> str:
     """The algorithms' files, the rule of passing and the part that talks to Redis, in one.
 
     Each call runs the whole of it: what it does not use is only a function that is not called.
     """
-    lua = files("ratelimit_service.algorithms") / "lua"
+    lua = _PACKAGE / "algorithms" / "lua"
 
     def text(name: str) -> str:
         return (lua / f"{name}.lua").read_text()
@@ -95,7 +99,7 @@ def _joined() -> str:
     ]
     parts.append("\n".join(["local own_parameters = {}", *own]))
     parts.append(f"local function load_settle()\n{text('settle')}\nreturn settle\nend")
-    parts.append((files("ratelimit_service.stores.redis") / "script.lua").read_text())
+    parts.append((_PACKAGE / "stores" / "redis" / "script.lua").read_text())
     return "\n".join(parts)
 
 

@@ -7,12 +7,13 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-
-from redis.asyncio.sentinel import Sentinel
-from redis.exceptions import RedisError
+from typing import TYPE_CHECKING
 
 from ratelimit_service.errors import StoreError
 from ratelimit_service.stores.redis.address import Address, Sentinels, without
+
+if TYPE_CHECKING:
+    from redis.asyncio.sentinel import Sentinel
 
 __all__ = ["find", "moved"]
 
@@ -46,6 +47,8 @@ async def moved(place: Sentinels, address: Address) -> None:
 
 @asynccontextmanager
 async def _asking(place: Sentinels) -> AsyncIterator[Sentinel]:
+    from redis.asyncio.sentinel import Sentinel  # noqa: PLC0415 -- six megabytes: only who needs it
+
     options: dict[str, object] = {}
     if tls := place.master.tls:
         options |= {"ssl": True, "ssl_check_hostname": tls.check_hostname}
@@ -71,6 +74,8 @@ async def _asking(place: Sentinels) -> AsyncIterator[Sentinel]:
 
 
 async def _master(sentinel: Sentinel, place: Sentinels) -> Address:
+    from redis.exceptions import RedisError  # noqa: PLC0415 -- as above
+
     try:
         host, port = await sentinel.discover_master(place.name)
     except (RedisError, OSError) as error:

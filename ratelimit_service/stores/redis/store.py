@@ -23,7 +23,6 @@ from ratelimit_service.stores.redis.cluster import ClusterOfNodes
 from ratelimit_service.stores.redis.contexts import Contexts
 from ratelimit_service.stores.redis.give_back import GivenBack
 from ratelimit_service.stores.redis.shard import Shard
-from ratelimit_service.stores.redis.shards_file import read_shards
 from ratelimit_service.stores.redis.topology import RingOfShards, ShardConfig, Topology
 
 __all__ = ["RedisStore"]
@@ -32,6 +31,9 @@ __all__ = ["RedisStore"]
 def _topology(url: str, config: ShardConfig) -> Topology:
     """Of a store URL, or of the file that `file:` names."""
     if url.startswith("file:"):
+        # Who needs no YAML is not to have it in memory.
+        from ratelimit_service.stores.redis.shards_file import read_shards  # noqa: PLC0415
+
         path = Path(url.removeprefix("file:").removeprefix("//"))
         return RingOfShards(read_shards(path, parse_store), config)
     servers = parse_store(url)
