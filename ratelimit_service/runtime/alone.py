@@ -64,6 +64,7 @@ async def serve_alone(settings: Settings) -> int:
             _processes,
         )
         stack.push_async_callback(admin.close)
+        signals = Signals(rules.reload, _cannot_restart)
         http = listening.listen(settings.http, "HTTP")
         await admin.start(http, certificates.http)
         exporting = Exporting(
@@ -71,7 +72,6 @@ async def serve_alone(settings: Settings) -> int:
         )
         await stack.enter_async_context(exporting.running())
         await stack.enter_async_context(watched(rules))
-        signals = Signals(rules.reload, _cannot_restart)
         if not (rules.begun or settings.start_without_rules):
             await signals.or_ended(rules.begin())
             if signals.told_to_end:
