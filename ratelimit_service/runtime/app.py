@@ -41,13 +41,6 @@ def serve(settings: Settings, remarks: Sequence[str] = ()) -> int:
         log.warning("%s", line)
     raise_file_limit()
     count = workers(settings)
-    if count and not settings.workers:
-        log.info(
-            "%d worker%s: %s; --workers says otherwise",
-            count,
-            "" if count == 1 else "s",
-            usable_cpus().why,
-        )
     if not count:
         # Only then: it imports grpc, which a supervisor is to have nothing of.
         from ratelimit_service.runtime.alone import serve_alone  # noqa: PLC0415

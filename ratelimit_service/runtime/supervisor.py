@@ -28,6 +28,7 @@ from ratelimit_service.runtime import handover
 from ratelimit_service.runtime.announcement import announce
 from ratelimit_service.runtime.certificates import Certificates
 from ratelimit_service.runtime.channel import sockets
+from ratelimit_service.runtime.cpus import usable_cpus
 from ratelimit_service.runtime.deciding import open_store
 from ratelimit_service.runtime.exporting import Exporting, check_free
 from ratelimit_service.runtime.handover import Handover
@@ -159,6 +160,11 @@ class _Supervisor:
             await self._signals.or_ended(self._rules.begin())
             if self._signals.told_to_end:
                 return False
+        if not self._settings.workers:
+            number, why = self._count, usable_cpus().why
+            log.info(
+                "%d worker%s: %s; --workers says otherwise", number, "" if number == 1 else "s", why
+            )
         await self._workers.start()
         try:
             self._http = self._http or listening.listen(self._settings.http, "HTTP")
