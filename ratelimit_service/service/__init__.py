@@ -1,6 +1,7 @@
 """Bytes in, bytes out: what every transport and `/json` call."""
 
 from ratelimit_service.service.at_hand import Ready
+from ratelimit_service.service.patience import counted_until
 from ratelimit_service.service.records import DecidedBy, DecisionRecord, Listener
 from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.service.service import Service
@@ -16,4 +17,5 @@ __all__ = [
     "Ready",
     "Refusal",
     "Service",
+    "counted_until",
 ]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
 
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.observer import Counters
@@ -37,9 +36,6 @@ from ratelimit_service.stores import (
 )
 
 __all__ = ["Service"]
-
-_WAY_US: Final = 2_000
-"""How long before its caller gives up an answer must be known, to be there in time."""
 
 
 class Service:
@@ -91,8 +87,8 @@ class Service:
         `done` is called once, before this returns or later; nothing is raised. Each request is
         settled atomically by itself, all against the same rules. A request that is not `wanted`
         any more when its turn comes to be sent to the store is not charged, nor is one after the
-        deadline: the moment, by `clock.elapsed_us`, at which the callers stop waiting. With the
-        deadline `AT_ONCE` a request is decided without waiting for a store.
+        deadline, which is by `clock.elapsed_us` (`counted_until`). With the deadline `AT_ONCE` a
+        request is decided without waiting for a store.
         """
         if self._decisions is not None:
             done = self._decisions.before(done, bodies)
@@ -119,7 +115,7 @@ class Service:
                 wanted = partial(wanted_at, wanted, places)
             if charged:
                 settled = partial(self._settled, batch)
-                self._store.charge(charged, settled, wanted, deadline_us - _WAY_US)
+                self._store.charge(charged, settled, wanted, deadline_us)
             else:
                 self._settled(batch, [])
         except Exception as error:

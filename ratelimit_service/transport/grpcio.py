@@ -18,7 +18,7 @@ from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import BadRequestError, TransportError
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Counters
-from ratelimit_service.service import NEVER, Answer, Refusal, Service
+from ratelimit_service.service import NEVER, Answer, Refusal, Service, counted_until
 from ratelimit_service.transport.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.transport.reflection import (
     REFLECTION_METHOD,
@@ -132,7 +132,9 @@ class GrpcioServer:
 
     async def _should_rate_limit(self, body: bytes, context: _Context) -> bytes:
         seconds = context.time_remaining()
-        deadline_us = NEVER if seconds is None else elapsed_us() + int(seconds * 1_000_000)
+        deadline_us = NEVER
+        if seconds is not None:
+            deadline_us = counted_until(elapsed_us(), int(seconds * 1_000_000))
         (answer,) = await self._service.decide([body], deadline_us)
         return await _answered(answer, context)
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from ratelimit_service.errors import BadRequestError
-from ratelimit_service.service import AT_ONCE, NEVER, Answer, Refusal, Service
+from ratelimit_service.service import AT_ONCE, NEVER, Answer, Refusal, Service, counted_until
 from ratelimit_service.transport.h2.connection import (
     Calls,
     Cancelled,
@@ -112,8 +112,7 @@ class ServiceCalls:
     def _decide(self, protocol: Protocol, calls: Calls) -> None:
         connection, stream_ids = protocol.connection, calls.stream_ids
         timeout_us, arrived_us = calls.head.timeout_us, protocol.arrived_us
-        # The last fifth is for our own turns, of which it takes some to notice and to answer.
-        deadline_us = NEVER if timeout_us is None else arrived_us + timeout_us * 4 // 5
+        deadline_us = NEVER if timeout_us is None else counted_until(arrived_us, timeout_us)
         fate = self._fate(protocol, timeout_us)
         if fate is Fate.COUNTED:
             self._overload.counted(len(stream_ids))
