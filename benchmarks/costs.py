@@ -31,7 +31,7 @@ from ratelimit_service.transport.h2.frames import (
     PREFACE,
     ErrorCode,
     FrameType,
-    Setting,
+    SettingId,
 )
 from ratelimit_service.transport.h2.headers import literal
 from ratelimit_service.wire import METHOD, SERVICE
@@ -177,7 +177,7 @@ def opened() -> Client:
 def shut() -> Client:
     """With an answer on each stream that waits for the stream's window."""
     client = Client()
-    client.untimed(frames.settings({Setting.INITIAL_WINDOW_SIZE: 0}))
+    client.untimed(frames.settings({SettingId.INITIAL_WINDOW_SIZE: 0}))
     for stream_id in STREAMS:
         client.untimed(call(stream_id))
         client.connection.answer(stream_id, b"x" * 100)
@@ -241,10 +241,10 @@ def setting_rows() -> Iterable[Row]:
     """Entries of SETTINGS, without the frame."""
     bare = least(settled, [frames.settings({})], Client.together)
     entries: dict[str, bytes] = {
-        "INITIAL_WINDOW_SIZE": Setting.INITIAL_WINDOW_SIZE.to_bytes(2, "big") + b"\0\0\xff\xff",
-        "HEADER_TABLE_SIZE": Setting.HEADER_TABLE_SIZE.to_bytes(2, "big") + b"\0\0\x10\0",
-        "MAX_FRAME_SIZE": Setting.MAX_FRAME_SIZE.to_bytes(2, "big") + b"\0\0\x40\0",
-        "ENABLE_PUSH": Setting.ENABLE_PUSH.to_bytes(2, "big") + bytes(4),
+        "INITIAL_WINDOW_SIZE": SettingId.INITIAL_WINDOW_SIZE.to_bytes(2, "big") + b"\0\0\xff\xff",
+        "HEADER_TABLE_SIZE": SettingId.HEADER_TABLE_SIZE.to_bytes(2, "big") + b"\0\0\x10\0",
+        "MAX_FRAME_SIZE": SettingId.MAX_FRAME_SIZE.to_bytes(2, "big") + b"\0\0\x40\0",
+        "ENABLE_PUSH": SettingId.ENABLE_PUSH.to_bytes(2, "big") + bytes(4),
         "one that is not known": b"\0\x63" + bytes(4),
     }
     for kind, entry in entries.items():
@@ -255,20 +255,20 @@ def setting_rows() -> Iterable[Row]:
 
 def visit_rows() -> Iterable[Row]:
     """Streams that are looked at, since what all windows begin with has changed."""
-    wider = frames.settings({Setting.INITIAL_WINDOW_SIZE: 1})
+    wider = frames.settings({SettingId.INITIAL_WINDOW_SIZE: 1})
     spent = least(shut, [wider], Client.together) / FRAMES
     yield Row("VISIT_US", "an answer waits, and a byte may go", costs.VISIT_US, spent * 1e6)
 
     def credited() -> Client:
         client = opened()
-        client.untimed(frames.settings({Setting.INITIAL_WINDOW_SIZE: 0}))
+        client.untimed(frames.settings({SettingId.INITIAL_WINDOW_SIZE: 0}))
         # The widest stream is gone by then, so all others are looked at.
         widest = STREAMS[0]
         client.untimed(frames.window_update(widest, (1 << 31) - 1))
         client.untimed(frames.rst_stream(widest, ErrorCode.CANCEL))
         return client
 
-    frame = frames.settings({Setting.INITIAL_WINDOW_SIZE: 1})
+    frame = frames.settings({SettingId.INITIAL_WINDOW_SIZE: 1})
     spent = least(credited, [frame], Client.together) / FRAMES
     yield Row("VISIT_US", "nothing waits", costs.VISIT_US, spent * 1e6)
 

@@ -36,7 +36,7 @@ from ratelimit_service.transport.h2.frames import (
     PREFACE,
     ErrorCode,
     FrameType,
-    Setting,
+    SettingId,
 )
 
 PATIENCE = 0.02
@@ -155,7 +155,7 @@ class Asking(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         transport.set_write_buffer_limits(high=BUFFER_BYTES)  # type: ignore[attr-defined]
-        window = frames.settings({Setting.INITIAL_WINDOW_SIZE: MAX_WINDOW})
+        window = frames.settings({SettingId.INITIAL_WINDOW_SIZE: MAX_WINDOW})
         self._write(PREFACE + window + frames.window_update(0, MAX_WINDOW - 65_535))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -308,7 +308,7 @@ class Asking(asyncio.Protocol):
 
     def _settings(self, payload: bytes) -> None:
         for at in range(0, len(payload), 6):
-            if int.from_bytes(payload[at : at + 2], "big") == Setting.MAX_CONCURRENT_STREAMS:
+            if int.from_bytes(payload[at : at + 2], "big") == SettingId.MAX_CONCURRENT_STREAMS:
                 self._most = int.from_bytes(payload[at + 2 : at + 6], "big")
         self._write(frames.frame(FrameType.SETTINGS, ACK, 0, b""))
         if not self.settled.done():

@@ -170,7 +170,7 @@ class Caller(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        window = {frames.Setting.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW}
+        window = {frames.SettingId.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW}
         greeting = PREFACE + frames.settings(window)
         self._write(greeting + frames.window_update(0, frames.MAX_WINDOW - 65_535))
 

@@ -30,7 +30,7 @@ from ratelimit_service.transport.h2.frames import (
     MAX_WINDOW,
     PREFACE,
     FrameType,
-    Setting,
+    SettingId,
 )
 
 READS, CALLS = 3_000, 50
@@ -78,7 +78,7 @@ class Process:
         self.calls = SHAPES[shape]()
         self.stream_id = 1
         self.connection = Connection(METHODS)
-        window = frames.settings({Setting.INITIAL_WINDOW_SIZE: MAX_WINDOW})
+        window = frames.settings({SettingId.INITIAL_WINDOW_SIZE: MAX_WINDOW})
         self.connection.receive(PREFACE + window + frames.frame(FrameType.SETTINGS, ACK, 0, b""))
         self.read(self.frames(1))
         self.connection.receive(frames.frame(FrameType.SETTINGS, ACK, 0, b""))

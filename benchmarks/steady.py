@@ -69,7 +69,7 @@ class Recorder(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        window = {frames.Setting.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW}
+        window = {frames.SettingId.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW}
         self._write(PREFACE + frames.settings(window))
         self._write(frames.window_update(0, frames.MAX_WINDOW - 65_535))
 

@@ -69,7 +69,7 @@ def of_reference() -> Iterator[str]:
             (
                 (
                     code(each.name),
-                    str(each.fate),
+                    str(each.treatment),
                     ", ".join(code(flags[name]) for name in each.settings),
                     meaning(each),
                 )

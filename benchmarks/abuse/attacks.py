@@ -29,7 +29,7 @@ from ratelimit_service.transport.h2.frames import (
     MAX_FRAME_SIZE,
     ErrorCode,
     FrameType,
-    Setting,
+    SettingId,
 )
 from ratelimit_service.transport.h2.headers import literal
 from ratelimit_service.wire import METHOD, SERVICE, encode_request
@@ -144,7 +144,7 @@ MANY_SETTINGS = frames.frame(
     0,
     0,
     b"".join(
-        Setting.INITIAL_WINDOW_SIZE.to_bytes(2, "big") + (65_535 + at % 2).to_bytes(4, "big")
+        SettingId.INITIAL_WINDOW_SIZE.to_bytes(2, "big") + (65_535 + at % 2).to_bytes(4, "big")
         for at in range(2_730)
     ),
 )

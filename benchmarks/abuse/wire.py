@@ -21,7 +21,7 @@ from ratelimit_service.transport.h2.frames import (
     PREFACE,
     ErrorCode,
     FrameType,
-    Setting,
+    SettingId,
 )
 
 TICK_SECONDS = 0.001
@@ -110,7 +110,7 @@ class H2(Wire):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.write(PREFACE + frames.settings({Setting.INITIAL_WINDOW_SIZE: self._window}))
+        self.write(PREFACE + frames.settings({SettingId.INITIAL_WINDOW_SIZE: self._window}))
         if self._open_connection:
             self.write(frames.window_update(0, MAX_WINDOW - DEFAULT_WINDOW))
 
@@ -148,7 +148,7 @@ class H2(Wire):
         self.largest = max(self.largest, len(payload))
         if kind == FrameType.SETTINGS and not flags & ACK:
             for at in range(0, len(payload), 6):
-                if int.from_bytes(payload[at : at + 2], "big") == Setting.INITIAL_WINDOW_SIZE:
+                if int.from_bytes(payload[at : at + 2], "big") == SettingId.INITIAL_WINDOW_SIZE:
                     self._stream_window = int.from_bytes(payload[at + 2 : at + 6], "big")
             self.write(frames.frame(FrameType.SETTINGS, ACK, 0, b""))
         elif kind == FrameType.PING and not flags & ACK:

@@ -16,12 +16,12 @@ from ratelimit_service.model.parameter import Contradiction, Parameter
 from ratelimit_service.model.step import Receipt, State, Step
 from ratelimit_service.model.unit import SECOND_US
 
-__all__ = ["TICKS_US", "Algorithm", "Charge", "Denied", "Measure", "Refund"]
+__all__ = ["TICKS_US", "Algorithm", "ChargeFunction", "Denied", "Measure", "RefundFunction"]
 
 TICKS_US: Final[tuple[int, ...]] = tuple(10**exponent for exponent in range(13))
 """The lengths of ticks in microseconds by their exponents."""
 
-Charge = Callable[[State | None, int, int, "Measure", bool, bytes], Step]
+ChargeFunction = Callable[[State | None, int, int, "Measure", bool, bytes], Step]
 """`charge(state, now_us, addend, measure, force, lease)` adds hits if they fit; those algorithms
 that can count what they deny do so with `force`.
 
@@ -29,7 +29,7 @@ that can count what they deny do so with `force`.
 `lease` is the id under which `concurrency` can give them back.
 """
 
-Refund = Callable[[State | None, int, int, "Measure", bytes, Receipt | None], Step]
+RefundFunction = Callable[[State | None, int, int, "Measure", bytes, Receipt | None], Step]
 """`refund(state, now_us, addend, measure, lease, receipt)` gives hits back, the newest first, never
 below nothing; it never makes a state.
 
@@ -64,8 +64,8 @@ class Algorithm:
         self,
         name: str,
         letter: str,
-        charge: Charge,
-        refund: Refund,
+        charge: ChargeFunction,
+        refund: RefundFunction,
         *,
         parameters: tuple[Parameter, ...] = (),
         capacity: Callable[[Limit], int] | None = None,

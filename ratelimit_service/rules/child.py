@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from ratelimit_service.errors import RulesError
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.build import Built, Version, build
-from ratelimit_service.rules.pipes import Process, end, framed, read_frame, start
+from ratelimit_service.rules.pipes import ChildProcess, end, framed, read_frame, start
 from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.tree import TalliesOf
 
@@ -60,13 +60,13 @@ async def build_in_child(versions: Sequence[Version], tallies: TalliesOf, *, str
         await asyncio.to_thread(end, process)
 
 
-def _give(process: Process, versions: Sequence[Version], strict: bool) -> None:
+def _give(process: ChildProcess, versions: Sequence[Version], strict: bool) -> None:
     assert process.stdin is not None  # noqa: S101 -- it is a pipe
     with process.stdin as pipe:
         pickle.dump((list(versions), strict), pipe)
 
 
-def _last_words(process: Process) -> str:
+def _last_words(process: ChildProcess) -> str:
     assert process.stderr is not None  # noqa: S101 -- it is a pipe
     return process.stderr.read().decode("utf-8", "replace")
 

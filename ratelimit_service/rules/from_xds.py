@@ -20,9 +20,9 @@ from ratelimit_service.errors import RulesError, SettingsError
 from ratelimit_service.rules.build import Language
 from ratelimit_service.rules.files import read_rule_files
 from ratelimit_service.rules.overlay import parse_overlay
-from ratelimit_service.rules.pipes import Process, end, read_frame, start
+from ratelimit_service.rules.pipes import ChildProcess, end, read_frame, start
 from ratelimit_service.rules.problem import Problem
-from ratelimit_service.rules.source import Found, Left, RuleSource, Verdict
+from ratelimit_service.rules.source import FileProblems, Found, Left, RuleSource
 from ratelimit_service.scratch import scratch
 from ratelimit_service.settings import Settings, split_address, split_pairs
 from ratelimit_service.text import printable
@@ -63,7 +63,7 @@ class FromXds(RuleSource):
         self._read: tuple[Found, int] | None = None
         """What was read last, and its stamp."""
         self._tell: IO[bytes] | None = None
-        self._process: Process | None = None
+        self._process: ChildProcess | None = None
         self._fault = ""
 
     @classmethod
@@ -133,7 +133,7 @@ class FromXds(RuleSource):
         if self._process is not None:
             end(self._process)
 
-    def judged(self, found: Found, verdict: Verdict) -> None:
+    def judged(self, found: Found, verdict: FileProblems) -> None:
         """Lets the client tell the server; what is wrong with the overlay is not its business."""
         if self._read is None or self._read[0] is not found or self._tell is None:
             return
@@ -271,7 +271,7 @@ def _say(pipe: IO[bytes], value: object) -> None:
     pipe.flush()
 
 
-def _last_words(process: Process, said: IO[bytes]) -> str:
+def _last_words(process: ChildProcess, said: IO[bytes]) -> str:
     code = process.wait()
     said.seek(0)
     lines = said.read().decode("utf-8", "replace").strip().splitlines()

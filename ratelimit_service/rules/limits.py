@@ -78,7 +78,7 @@ _INSTEAD_OF_COUNT_DENIED = (
 )
 
 
-class _Window(NamedTuple):
+class _Length(NamedTuple):
     unit: Unit
     multiplier: int
 
@@ -205,7 +205,7 @@ def _check_meaning(
         fields.report(name, message, key=name)
 
 
-def _window(fields: Fields) -> _Window:
+def _window(fields: Fields) -> _Length:
     if not fields.given("window"):
         unit = _UNITS[fields.one_of("unit", _UNITS, "second")]
         multiplier = fields.number("unit_multiplier", 1)
@@ -214,7 +214,7 @@ def _window(fields: Fields) -> _Window:
                 f"a window of {multiplier} {unit.name.lower()}s is too long: at most 285 years"
             )
             fields.report("unit_multiplier", message, value="unit_multiplier")
-        return _Window(unit, multiplier)
+        return _Length(unit, multiplier)
     for name in ("unit", "unit_multiplier"):
         if fields.given(name):
             fields.report("window", f"{name} and window exclude each other: remove one", key=name)
@@ -226,10 +226,10 @@ def _window(fields: Fields) -> _Window:
             "d or w, as in 90s, at most 285 years",
             value="window",
         )
-        return _Window(Unit.SECOND, 1)
+        return _Length(Unit.SECOND, 1)
     seconds = length_us // SECOND_US
     unit = max(unit for unit in Unit if seconds % unit == 0)
-    return _Window(unit, seconds // unit)
+    return _Length(unit, seconds // unit)
 
 
 def _length_us(text: str, pattern: re.Pattern[str]) -> int:
@@ -239,7 +239,7 @@ def _length_us(text: str, pattern: re.Pattern[str]) -> int:
     return length_us if length_us < MAX_EXACT else 0
 
 
-def _anchor(fields: Fields, window: _Window) -> Anchor | Calendar:
+def _anchor(fields: Fields, window: _Length) -> Anchor | Calendar:
     anchor = Anchor(_word(fields, "anchor"))
     if not fields.given("per"):
         for name, parameter in PARAMETERS.items():

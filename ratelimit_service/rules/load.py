@@ -21,7 +21,7 @@ from ratelimit_service.rules.child import build_in_child
 from ratelimit_service.rules.from_files import FromFiles
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.rulebook import Rulebook
-from ratelimit_service.rules.source import Found, Left, RuleSource, Verdict
+from ratelimit_service.rules.source import FileProblems, Found, Left, RuleSource
 from ratelimit_service.rules.tree import Domain, Snapshot, Source
 from ratelimit_service.text import printable
 
@@ -312,7 +312,7 @@ class Rules:
         of_files = [problem for file in self._files.values() for problem in file.report.problems]
         return sorted([*of_files, *self._conflicts, *self._missing])
 
-    def _verdict(self) -> Verdict:
+    def _verdict(self) -> FileProblems:
         """Why files are not used."""
         every = {name: file.report.problems for name, file in self._files.items()}
         every[""] = (*self._conflicts, *self._missing)

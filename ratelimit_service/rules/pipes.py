@@ -13,16 +13,16 @@ import sys
 from collections.abc import Mapping
 from typing import IO
 
-__all__ = ["Process", "end", "framed", "read_frame", "start"]
+__all__ = ["ChildProcess", "end", "framed", "read_frame", "start"]
 
 _SIZE_BYTES = 4
 
-Process = subprocess.Popen[bytes]
+ChildProcess = subprocess.Popen[bytes]
 
 
 def start(
     module: str, errors: int | IO[bytes] = subprocess.PIPE, environment: Mapping[str, str] = {}
-) -> Process:
+) -> ChildProcess:
     """Starts a module's `main`, with pipes. Raises OSError.
 
     Not for the event loop to call: uvloop forks, which grpcio's threads do not bear.
@@ -38,7 +38,7 @@ def start(
     )
 
 
-def end(process: Process) -> None:
+def end(process: ChildProcess) -> None:
     """Ends it at once."""
     process.kill()
     process.wait()

@@ -16,9 +16,9 @@ from ratelimit_service.rules.build import Language
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.settings import Settings
 
-__all__ = ["Found", "Left", "RuleSource", "Verdict"]
+__all__ = ["FileProblems", "Found", "Left", "RuleSource"]
 
-Verdict = Mapping[str, Sequence[Problem]]
+FileProblems = Mapping[str, Sequence[Problem]]
 """Why files are not used, by their names; what is wrong between several stands under ""."""
 
 
@@ -89,5 +89,5 @@ class RuleSource(ABC):
     def end(self) -> None:  # noqa: B027 -- most have nothing that would stay
         """Ends what would outlive this program, right before another takes its place."""
 
-    def judged(self, found: Found, verdict: Verdict) -> None:  # noqa: B027 -- most need not know
+    def judged(self, found: Found, verdict: FileProblems) -> None:  # noqa: B027 -- most need not know
         """Told after every load what became of what was read."""

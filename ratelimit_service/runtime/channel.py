@@ -19,8 +19,8 @@ from typing import cast
 __all__ = [
     "BEAT_SECONDS",
     "Channel",
-    "Kind",
     "Lost",
+    "MessageKind",
     "Received",
     "receive_connections",
     "send_connection",
@@ -34,7 +34,7 @@ _HEAD = struct.Struct(">IB")
 """A message's size without this, and its kind."""
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """What a message is about."""
 
     SETTINGS = 1
@@ -100,12 +100,12 @@ class Channel(asyncio.Protocol):
         )
         return channel
 
-    def send(self, kind: Kind, payload: bytes = b"") -> None:
+    def send(self, kind: MessageKind, payload: bytes = b"") -> None:
         """Sends a message; does nothing if nobody is there any more."""
         if self._transport is not None:
             self._transport.write(_HEAD.pack(len(payload), kind) + payload)
 
-    def send_json(self, kind: Kind, value: object) -> None:
+    def send_json(self, kind: MessageKind, value: object) -> None:
         """The same of a value."""
         self.send(kind, json.dumps(value).encode())
 

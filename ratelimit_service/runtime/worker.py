@@ -30,7 +30,12 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.rules.records import Assembly
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.runtime import logs
-from ratelimit_service.runtime.channel import BEAT_SECONDS, Channel, Kind, receive_connections
+from ratelimit_service.runtime.channel import (
+    BEAT_SECONDS,
+    Channel,
+    MessageKind,
+    receive_connections,
+)
 from ratelimit_service.runtime.deciding import deciding
 from ratelimit_service.runtime.process import collect, run, spare_the_old
 from ratelimit_service.service import Refusal, Service
@@ -96,7 +101,7 @@ class _Worker:
     async def work(self, messages: socket.socket) -> int:
         """Works until it is told to end; returns the exit code."""
         self._channel = await Channel.open(messages, self._received, self._lost)
-        self._channel.send_json(Kind.HELLO, {"version": __version__})
+        self._channel.send_json(MessageKind.HELLO, {"version": __version__})
         futures: list[asyncio.Future[Any]] = [self._settled, self._told]
         await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
         if not self._settled.done():
@@ -106,7 +111,7 @@ class _Worker:
         try:
             await self._serve(settings)
         except RateLimitError as error:
-            self._channel.send(Kind.FAILED, str(error).encode())
+            self._channel.send(MessageKind.FAILED, str(error).encode())
             await self._channel.flushed()
             return 2
         return 0
@@ -138,7 +143,7 @@ class _Worker:
                 self._connections.fileno(), self._take_connections, ACCEPTED_AT_ONCE
             )
             self._tell()  # faults are known before it serves
-            self._channel.send(Kind.READY)
+            self._channel.send(MessageKind.READY)
             beating = [self._loop.create_task(self._beat()), self._loop.create_task(self._count())]
             phase, grace_us = await self._told
             self._take_connections()  # those that were handed over before we were told
@@ -154,20 +159,20 @@ class _Worker:
     # What we hear
 
     def _received(self, kind: int, payload: bytes) -> None:
-        if kind == Kind.SETTINGS:
+        if kind == MessageKind.SETTINGS:
             self._settled.set_result(pickle.loads(payload))  # noqa: S301 -- our supervisor's
-        elif kind == Kind.RULES:
+        elif kind == MessageKind.RULES:
             self._parts.put_nowait(payload)
-        elif kind == Kind.RULES_END:
+        elif kind == MessageKind.RULES_END:
             self._parts.put_nowait(_RulesEnd(**json.loads(payload)))
-        elif kind == Kind.TLS:
+        elif kind == MessageKind.TLS:
             self._renew(pickle.loads(payload))  # noqa: S301 -- our supervisor's
-        elif kind == Kind.LEAVE:
+        elif kind == MessageKind.LEAVE:
             how = json.loads(payload)
             self._end(Phase.DRAINING if how["draining"] else Phase.LEAVING, how["grace_us"])
-        elif kind == Kind.REPORT:
+        elif kind == MessageKind.REPORT:
             self._do(self._report(payload))
-        elif kind == Kind.DECIDE:
+        elif kind == MessageKind.DECIDE:
             self._do(self._decide(payload[:4], payload[4:]))
 
     def _renew(self, tls: TLS | None) -> None:
@@ -191,7 +196,7 @@ class _Worker:
         if self._asked:
             self._end(Phase.LEAVING, grace_us)
         self._asked = True
-        self._channel.send(Kind.LEAVING)
+        self._channel.send(MessageKind.LEAVING)
 
     def _end(self, phase: Phase, grace_us: int) -> None:
         if not self._told.done():
@@ -230,7 +235,7 @@ class _Worker:
                 if isinstance(answer, Refusal)
                 else (0, answer)
             )
-            self._channel.send(Kind.DECIDED, number + bytes([code]) + said)
+            self._channel.send(MessageKind.DECIDED, number + bytes([code]) + said)
 
     # What we say
 
@@ -245,7 +250,7 @@ class _Worker:
         gone = self._gone.copy()
         self._gone.clear()
         self._channel.send_json(
-            Kind.BEAT,
+            MessageKind.BEAT,
             {
                 "taken": self._taken,
                 "gone": gone,
@@ -272,10 +277,12 @@ class _Worker:
         async for tallied in self._book.take():
             found.append(tallied)
             if len(found) >= _REPORTED_AT_ONCE:
-                self._channel.send_json(Kind.COUNTS, {"rules": found})
+                self._channel.send_json(MessageKind.COUNTS, {"rules": found})
                 found = []
-        self._channel.send_json(Kind.COUNTS, {"rules": found, "counters": self._counters.take()})
-        self._channel.send(Kind.REPORTED, number)
+        self._channel.send_json(
+            MessageKind.COUNTS, {"rules": found, "counters": self._counters.take()}
+        )
+        self._channel.send(MessageKind.REPORTED, number)
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

@@ -15,7 +15,7 @@ from typing import Literal, NotRequired, TypedDict
 
 from ratelimit_service.clock import elapsed_us, now_us
 from ratelimit_service.errors import RateLimitError, StatusCode
-from ratelimit_service.runtime.channel import Channel, Kind, Received, sockets
+from ratelimit_service.runtime.channel import Channel, MessageKind, Received, sockets
 from ratelimit_service.runtime.signals import NOT_FOR_WORKERS
 from ratelimit_service.service import Answer, Refusal
 
@@ -187,7 +187,7 @@ class WorkerProcess:
             "seconds": (now_us() - self._started_us) // 1_000_000,
         }
 
-    def send(self, kind: Kind, payload: bytes = b"") -> None:
+    def send(self, kind: MessageKind, payload: bytes = b"") -> None:
         """Says something to it; does nothing if it is gone."""
         if self._channel is not None:
             self._channel.send(kind, payload)
@@ -196,7 +196,7 @@ class WorkerProcess:
         """Tells it to finish and end."""
         self.leaving = True
         said = {"grace_us": grace_us, "draining": draining}
-        self.send(Kind.LEAVE, json.dumps(said).encode())
+        self.send(MessageKind.LEAVE, json.dumps(said).encode())
 
     def kill(self) -> None:
         """Ends it at once."""

@@ -23,7 +23,7 @@ from ratelimit_service.metrics import WorkerFigures
 from ratelimit_service.observer import Counters, Taken
 from ratelimit_service.rules.records import packed
 from ratelimit_service.rules.rulebook import Rulebook, Tallied
-from ratelimit_service.runtime.channel import BEAT_SECONDS, Kind, send_connection
+from ratelimit_service.runtime.channel import BEAT_SECONDS, MessageKind, send_connection
 from ratelimit_service.runtime.worker_process import SLACK_SECONDS, Inherited, WorkerProcess
 from ratelimit_service.service import Answer, Refusal
 from ratelimit_service.settings import Settings
@@ -100,7 +100,7 @@ class Workers:
         self._other_version = other_version
         self._tls = tls
         self._all: list[WorkerProcess] = []
-        self._rules: list[tuple[Kind, bytes]] = []
+        self._rules: list[tuple[MessageKind, bytes]] = []
         """What tells a worker the rules that hold now."""
         self._failures: dict[int, int] = {}
         """How often in a row the worker of a number died young."""
@@ -225,10 +225,10 @@ class Workers:
         snapshot = self._book.snapshot
         rules = []
         for part in packed(snapshot.domains.values()):
-            rules.append((Kind.RULES, part))
+            rules.append((MessageKind.RULES, part))
             await asyncio.sleep(0)
         end = {"unserved": sorted(snapshot.unserved), "emptied": snapshot.emptied}
-        self._rules = [*rules, (Kind.RULES_END, json.dumps(end).encode())]
+        self._rules = [*rules, (MessageKind.RULES_END, json.dumps(end).encode())]
         for worker in self._all:
             if worker.version == __version__:
                 self._tell_rules_to(worker)
@@ -238,7 +238,7 @@ class Workers:
         self._tls = tls
         for worker in self._all:
             if worker.version == __version__:
-                worker.send(Kind.TLS, pickle.dumps(tls))
+                worker.send(MessageKind.TLS, pickle.dumps(tls))
 
     async def decide(self, bodies: Sequence[bytes]) -> list[Answer]:
         """As `Service.decide`, in one of the workers."""
@@ -251,7 +251,7 @@ class Workers:
         for worker in self._all:
             if worker.ready.is_set() and worker.version == __version__:
                 reports.append(worker.reports.setdefault(number, asyncio.Event()))
-                worker.send(Kind.REPORT, number)
+                worker.send(MessageKind.REPORT, number)
         try:
             async with asyncio.timeout(_REPORT_SECONDS):
                 for report in reports:
@@ -281,7 +281,7 @@ class Workers:
         number = self._next_number()
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         worker.asked[number] = answer
-        worker.send(Kind.DECIDE, number + body)
+        worker.send(MessageKind.DECIDE, number + body)
         try:
             async with asyncio.timeout(_DECIDE_SECONDS):
                 return await answer
@@ -388,29 +388,29 @@ class Workers:
     # What they say
 
     def _received(self, worker: WorkerProcess, kind: int, payload: bytes) -> None:
-        if kind == Kind.HELLO:
+        if kind == MessageKind.HELLO:
             self._greet(worker, json.loads(payload)["version"])
-        elif kind == Kind.READY:
+        elif kind == MessageKind.READY:
             worker.silent = 0
             worker.ready.set()
             log.info("worker %d (pid %d) serves", worker.number, worker.pid)
             self._tell_health()
             self._changed()
-        elif kind == Kind.FAILED:
+        elif kind == MessageKind.FAILED:
             worker.failure = payload.decode()
-        elif kind == Kind.BEAT:
+        elif kind == MessageKind.BEAT:
             self._hear_beat(worker, json.loads(payload))
-        elif kind == Kind.COUNTS:
+        elif kind == MessageKind.COUNTS:
             self.add_counts(json.loads(payload))
-        elif kind == Kind.REPORTED:
+        elif kind == MessageKind.REPORTED:
             if payload in worker.reports:
                 worker.reports[payload].set()
-        elif kind == Kind.DECIDED:
+        elif kind == MessageKind.DECIDED:
             answer = worker.asked.get(payload[:4])
             if answer is not None and not answer.done():
                 code, said = payload[4], payload[5:]
                 answer.set_result(Refusal(StatusCode(code), said.decode()) if code else said)
-        elif kind == Kind.LEAVING:
+        elif kind == MessageKind.LEAVING:
             self._do(self._let_leave(worker))
 
     def _hear_beat(self, worker: WorkerProcess, said: _Beat) -> None:
@@ -431,8 +431,8 @@ class Workers:
             worker.kill()
             self._other_version(version)
             return
-        worker.send(Kind.TLS, pickle.dumps(self._tls))
-        worker.send(Kind.SETTINGS, pickle.dumps((worker.number, self._settings)))
+        worker.send(MessageKind.TLS, pickle.dumps(self._tls))
+        worker.send(MessageKind.SETTINGS, pickle.dumps((worker.number, self._settings)))
         self._tell_rules_to(worker)
 
     def _tell_rules_to(self, worker: WorkerProcess) -> None:

@@ -27,7 +27,7 @@ _MOST_CHARACTERS = 100
 
 _MOST_DESCRIPTORS = 20
 
-Done = Callable[[list[Answer]], None]
+AnswersDone = Callable[[list[Answer]], None]
 
 
 class DecisionLog:
@@ -43,11 +43,11 @@ class DecisionLog:
         """One if the log's level is debug, else None: then decisions cost nothing here."""
         return cls() if log.isEnabledFor(logging.DEBUG) else None
 
-    def before(self, done: Done, bodies: Sequence[bytes]) -> Done:
+    def before(self, done: AnswersDone, bodies: Sequence[bytes]) -> AnswersDone:
         """What writes the answers to these requests down, and hands them on to `done`."""
         return partial(self._write, done, bodies)
 
-    def _write(self, done: Done, bodies: Sequence[bytes], answers: list[Answer]) -> None:
+    def _write(self, done: AnswersDone, bodies: Sequence[bytes], answers: list[Answer]) -> None:
         done(answers)
         now = self._clock()
         if now - self._second_us >= SECOND_US:

@@ -12,7 +12,7 @@ from ratelimit_service.settings.environment import (
     inherited,
     remarks,
 )
-from ratelimit_service.settings.reference import REFERENCE, Fate, Variable
+from ratelimit_service.settings.reference import REFERENCE, Treatment, Variable
 from ratelimit_service.settings.setting import Setting
 from ratelimit_service.settings.translation import from_reference
 from ratelimit_service.settings.values import parse_duration, split_pairs
@@ -20,9 +20,9 @@ from ratelimit_service.settings.values import parse_duration, split_pairs
 __all__ = [
     "HANDOVER",
     "REFERENCE",
-    "Fate",
     "Setting",
     "Settings",
+    "Treatment",
     "Variable",
     "defaults",
     "from_environment",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.settings.declared import Settings, settings
-from ratelimit_service.settings.reference import Fate, set_in
+from ratelimit_service.settings.reference import Treatment, set_in
 from ratelimit_service.settings.translation import from_reference
 from ratelimit_service.settings.values import SWITCH, checked, is_on
 
@@ -104,7 +104,7 @@ def _ignored(environ: Mapping[str, str]) -> list[str]:
     return [
         name
         for variable, name, value in set_in(environ)
-        if variable.fate is Fate.IGNORED
+        if variable.treatment is Treatment.IGNORED
         and not _is_off(value)
         and (not variable.only_with or is_on(environ, variable.only_with))
     ]

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["REFERENCE", "Fate", "Variable", "is_service_link", "set_in"]
+__all__ = ["REFERENCE", "Treatment", "Variable", "is_service_link", "set_in"]
 
 
-class Fate(StrEnum):
+class Treatment(StrEnum):
     """What becomes of a variable that is set."""
 
     HONOURED = "honoured"
@@ -36,7 +36,7 @@ class Variable:
 
     section: str
     name: str
-    fate: Fate
+    treatment: Treatment
     text: str
     settings: tuple[str, ...] = ()
     allowed: frozenset[str] = frozenset()
@@ -52,19 +52,19 @@ class Variable:
 
 
 def _honoured(section: str, name: str, settings: str, text: str) -> Variable:
-    return Variable(section, name, Fate.HONOURED, text, tuple(settings.split()))
+    return Variable(section, name, Treatment.HONOURED, text, tuple(settings.split()))
 
 
 def _same(section: str, name: str, setting: str, text: str = "") -> Variable:
-    return Variable(section, name, Fate.HONOURED, text, (setting,), as_is=True)
+    return Variable(section, name, Treatment.HONOURED, text, (setting,), as_is=True)
 
 
 def _ignored(section: str, name: str, text: str, only_with: str = "") -> Variable:
-    return Variable(section, name, Fate.IGNORED, text, only_with=only_with)
+    return Variable(section, name, Treatment.IGNORED, text, only_with=only_with)
 
 
 def _refused(section: str, name: str, text: str, *allowed: str) -> Variable:
-    return Variable(section, name, Fate.REFUSED, text, allowed=frozenset(allowed))
+    return Variable(section, name, Treatment.REFUSED, text, allowed=frozenset(allowed))
 
 
 def _ports() -> Iterator[Variable]:

@@ -9,7 +9,7 @@ from ratelimit_service.errors import SettingsError
 from ratelimit_service.settings.addresses import split_address
 from ratelimit_service.settings.declared import Settings, settings
 from ratelimit_service.settings.redis_reference import second_store_of, store_of
-from ratelimit_service.settings.reference import REFERENCE, Fate, is_service_link, set_in
+from ratelimit_service.settings.reference import REFERENCE, Treatment, is_service_link, set_in
 from ratelimit_service.settings.values import checked, is_on
 
 __all__ = ["from_reference"]
@@ -69,7 +69,7 @@ def from_reference(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _refuse(environ: Mapping[str, str]) -> None:
     for variable, name, value in set_in(environ):
-        if variable.fate is Fate.REFUSED and value.lower() not in variable.allowed:
+        if variable.treatment is Treatment.REFUSED and value.lower() not in variable.allowed:
             raise SettingsError(f"{name}={value} is not supported: {variable.text}")
 
 

@@ -21,7 +21,15 @@ from ratelimit_service.rules.reader import Fields, Reader, Unreadable, listed
 from ratelimit_service.rules.tree import Source
 from ratelimit_service.settings import Settings, parse_duration, settings
 
-__all__ = ["Case", "CaseFile", "CasesError", "Expected", "Step", "find_case_files", "read_cases"]
+__all__ = [
+    "Case",
+    "CaseFile",
+    "CaseStep",
+    "CasesError",
+    "Expected",
+    "find_case_files",
+    "read_cases",
+]
 
 START = "2026-01-01T00:00:00Z"
 """When cases start that say nothing: a Thursday, at which windows of up to a week begin."""
@@ -72,7 +80,7 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CaseStep:
     """One request, asked `times` times at one moment; `at_us` counts from the case's start."""
 
     source: Source
@@ -90,7 +98,7 @@ class Case:
     source: Source
     start_us: int
     settings: Settings
-    steps: tuple[Step, ...]
+    steps: tuple[CaseStep, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +183,7 @@ def _cases(root: Fields, start_us: int, common: Settings) -> Iterator[Case]:
         )
 
 
-def _steps(case: Fields) -> Iterator[Step]:
+def _steps(case: Fields) -> Iterator[CaseStep]:
     if not case.given("steps"):
         case.report("steps", "steps are missing: write what is asked, and when")
     now_us, domain = 0, ""
@@ -188,7 +196,7 @@ def _steps(case: Fields) -> Iterator[Step]:
         domain = fields.text("domain") or domain
         if not domain:
             fields.report("domain", "domain is missing; later steps may leave it out")
-        yield Step(
+        yield CaseStep(
             fields.source(),
             now_us,
             _request(fields, domain),

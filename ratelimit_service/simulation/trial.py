@@ -17,7 +17,7 @@ from ratelimit_service.rules.from_files import FromFiles
 from ratelimit_service.rules.lint import lint
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.tree import Rule, Snapshot
-from ratelimit_service.simulation.cases import Case, CaseFile, CasesError, Expected, Step
+from ratelimit_service.simulation.cases import Case, CaseFile, CasesError, CaseStep, Expected
 from ratelimit_service.simulation.world import Decided, World
 
 __all__ = ["Coverage", "Difference", "Result", "Trial", "duration_text"]
@@ -38,7 +38,7 @@ class Result:
 
     path: Path
     case: Case
-    step: Step | None = None
+    step: CaseStep | None = None
     request: int = 0
     differences: tuple[Difference, ...] = ()
     why: str = ""
@@ -189,7 +189,7 @@ def duration_text(duration_us: int | None) -> str:
     return text or "0s"
 
 
-def _why(step: Step, decided: Decided) -> str:
+def _why(step: CaseStep, decided: Decided) -> str:
     """What the reader should look at: the rules that the request met."""
     met = [
         f"rule {rule.path} at {rule.source}" if rule else "no rule"

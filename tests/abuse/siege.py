@@ -30,7 +30,7 @@ from ratelimit_service.transport.h2.frames import (
     MAX_FRAME_SIZE,
     PREFACE,
     FrameType,
-    Setting,
+    SettingId,
 )
 from ratelimit_service.transport.h2.server import H2Server
 from ratelimit_service.wire import METHOD, SERVICE, encode_request
@@ -101,7 +101,7 @@ class Attacker:
         self.stalled = False
         """Whether the server reads no more."""
 
-    async def settle(self, settings: dict[Setting, int]) -> None:
+    async def settle(self, settings: dict[SettingId, int]) -> None:
         ack = frames.frame(FrameType.SETTINGS, ACK, 0, b"")
         hello = request(Descriptor(()))
         await self.send(PREFACE + frames.settings({}) + ack + self.call(hello))
@@ -192,14 +192,14 @@ class Siege:
             attacker.close()
         await self._server.stop(0)
 
-    async def attacker(self, settings: dict[Setting, int] | None = None) -> Attacker:
+    async def attacker(self, settings: dict[SettingId, int] | None = None) -> Attacker:
         attacker = Attacker(self._server)
         self._attackers.append(attacker)
         await attacker.settle(settings or {})
         return attacker
 
     async def worst_turn_ms(
-        self, attack: Attack, settings: dict[Setting, int] | None = None
+        self, attack: Attack, settings: dict[SettingId, int] | None = None
     ) -> float:
         """The CPU of an attack's most expensive turn, by the cheapest of several tries.
 
@@ -220,7 +220,7 @@ class Siege:
             gc.enable()
         return min(found)
 
-    async def held_bytes(self, attack: Attack, settings: dict[Setting, int] | None = None) -> int:
+    async def held_bytes(self, attack: Attack, settings: dict[SettingId, int] | None = None) -> int:
         """What the service holds after an attack, less what it held before."""
         attacker = await self.attacker(settings)
         gc.collect()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ratelimit_service.transport.h2 import frames
-from ratelimit_service.transport.h2.frames import ErrorCode, FrameType, Setting
+from ratelimit_service.transport.h2.frames import ErrorCode, FrameType, SettingId
 from ratelimit_service.wire import SERVICE
 from tests.abuse.siege import REFLECT, Attacker, Siege, head, prefixed
 
@@ -26,7 +26,7 @@ async def test_answers_that_are_not_read(tmp_path: Path) -> None:
                 break
             await attacker.send(frames.frame(FrameType.DATA, 0, attacker.stream_id, chunk))
 
-    zero = {Setting.INITIAL_WINDOW_SIZE: 0}
+    zero = {SettingId.INITIAL_WINDOW_SIZE: 0}
     async with Siege(tmp_path) as siege:
         assert await siege.held_bytes(attack, zero) < MAX_HELD_BYTES
 

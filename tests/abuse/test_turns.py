@@ -11,7 +11,7 @@ import pytest
 
 from ratelimit_service.model import Descriptor, Entry
 from ratelimit_service.transport.h2 import frames
-from ratelimit_service.transport.h2.frames import ErrorCode, FrameType, Setting
+from ratelimit_service.transport.h2.frames import ErrorCode, FrameType, SettingId
 from ratelimit_service.wire import SERVICE
 from tests.abuse.siege import (
     DECIDE,
@@ -26,10 +26,10 @@ from tests.abuse.siege import (
 
 Attack = Callable[[Attacker], Awaitable[None]]
 
-ATTACKS: dict[str, tuple[Attack, dict[Setting, int]]] = {}
+ATTACKS: dict[str, tuple[Attack, dict[SettingId, int]]] = {}
 
 
-def attack(name: str, settings: dict[Setting, int] | None = None) -> Callable[[Attack], Attack]:
+def attack(name: str, settings: dict[SettingId, int] | None = None) -> Callable[[Attack], Attack]:
     def put(act: Attack) -> Attack:
         ATTACKS[name] = act, settings or {}
         return act
@@ -47,7 +47,7 @@ def users(count: int, first: int = 0) -> bytes:
 async def settings(attacker: Attacker) -> None:
     await attacker.send(b"".join(attacker.headers() for _ in range(1_000)))
     entries = b"".join(
-        Setting.INITIAL_WINDOW_SIZE.to_bytes(2, "big") + (65_535 + at % 2).to_bytes(4, "big")
+        SettingId.INITIAL_WINDOW_SIZE.to_bytes(2, "big") + (65_535 + at % 2).to_bytes(4, "big")
         for at in range(2_730)
     )
     for _ in range(3):
@@ -70,7 +70,7 @@ async def huffman_paths(attacker: Attacker) -> None:
     )
 
 
-@attack("window updates of a byte on many blocked answers", {Setting.INITIAL_WINDOW_SIZE: 0})
+@attack("window updates of a byte on many blocked answers", {SettingId.INITIAL_WINDOW_SIZE: 0})
 async def blocked_streams(attacker: Attacker) -> None:
     await attacker.send(b"".join(attacker.call(users(1)) for _ in range(900)))
     await attacker.send(frames.window_update(0, 1) * 1_500)
@@ -137,7 +137,7 @@ async def packed(attacker: Attacker) -> None:
     await attacker.send(b"".join(attacker.call(message, block) for _ in range(500)))
 
 
-@attack("many reflection requests in a frame", {Setting.INITIAL_WINDOW_SIZE: 0})
+@attack("many reflection requests in a frame", {SettingId.INITIAL_WINDOW_SIZE: 0})
 async def reflection(attacker: Attacker) -> None:
     asked = prefixed(b"\x22" + bytes((len(SERVICE),)) + SERVICE.encode())
     await attacker.send(attacker.headers(head(REFLECT)))

@@ -72,13 +72,13 @@ def test_settings() -> None:
 
 
 def test_migration() -> None:
-    """docs/migration.md has every variable of the reference, with its fate and what it sets."""
+    """docs/migration.md has every variable of the reference, its treatment and what it sets."""
     flags = {each.name: each.flag for each in settings()}
     rows = {row[0]: row for row in table("migration.md")}
 
     for each in REFERENCE:
         set_here = ", ".join(flags[name] for name in each.settings)
-        assert rows[each.name][1:3] == [each.fate, set_here]
+        assert rows[each.name][1:3] == [each.treatment, set_here]
         assert each.text.replace("`", "") in rows[each.name][3]
 
 

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from ratelimit_service.runtime.channel import (
     Channel,
-    Kind,
+    MessageKind,
     receive_connections,
     send_connection,
 )
 from tests.servers.process import wait_until
 
-MESSAGES = st.lists(st.tuples(st.sampled_from(Kind), st.binary(max_size=40)), max_size=6)
+MESSAGES = st.lists(st.tuples(st.sampled_from(MessageKind), st.binary(max_size=40)), max_size=6)
 
 
-def written(messages: list[tuple[Kind, bytes]]) -> bytes:
+def written(messages: list[tuple[MessageKind, bytes]]) -> bytes:
     """The bytes of messages as they lie on the socket."""
     return b"".join(
         len(payload).to_bytes(4, "big") + bytes([kind]) + payload for kind, payload in messages
@@ -28,7 +28,7 @@ def written(messages: list[tuple[Kind, bytes]]) -> bytes:
 
 @given(MESSAGES, st.lists(st.integers(1, 30)), st.integers(0, 200))
 def test_messages_in_pieces(
-    messages: list[tuple[Kind, bytes]], sizes: list[int], handed_over_at: int
+    messages: list[tuple[MessageKind, bytes]], sizes: list[int], handed_over_at: int
 ) -> None:
     """Messages arrive whole, however they are cut, also when another reader goes on midway."""
     heard: list[tuple[int, bytes]] = []
@@ -53,13 +53,13 @@ async def test_end_of_a_channel() -> None:
     ours, theirs = socket.socketpair()
     lost = asyncio.Event()
     channel = await Channel.open(ours, lambda *_: None, lost.set)
-    channel.send_json(Kind.BEAT, {})
+    channel.send_json(MessageKind.BEAT, {})
     await channel.flushed()
 
     theirs.close()
 
     await lost.wait()
-    channel.send(Kind.READY)
+    channel.send(MessageKind.READY)
     await channel.flushed()
 
 

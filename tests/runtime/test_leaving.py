@@ -13,7 +13,7 @@ from ratelimit_service.accepting import Guests
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.rulebook import Rulebook
-from ratelimit_service.runtime.channel import Kind
+from ratelimit_service.runtime.channel import MessageKind
 from ratelimit_service.runtime.worker_process import WorkerProcess
 from ratelimit_service.runtime.workers import Workers
 from ratelimit_service.settings import Settings
@@ -26,10 +26,10 @@ class Stand(WorkerProcess):
         ends = [*socket.socketpair(), *socket.socketpair()]
         super().__init__(1, os.getpid(), ends[0], ends[2])
         self._ends = ends
-        self.said: list[Kind] = []
+        self.said: list[MessageKind] = []
         self.ready.set()
 
-    def send(self, kind: Kind, payload: bytes = b"") -> None:
+    def send(self, kind: MessageKind, payload: bytes = b"") -> None:
         assert json.loads(payload)
         self.said.append(kind)
 
@@ -64,7 +64,7 @@ async def test_successor_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     dead.ended.set()
     await asyncio.wait_for(letting, 10)
 
-    assert leaving.said == [Kind.LEAVE]
+    assert leaving.said == [MessageKind.LEAVE]
     assert leaving.why == "replaced"
     for each in (leaving, dead, next_one):
         each.close()

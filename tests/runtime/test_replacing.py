@@ -14,7 +14,7 @@ from ratelimit_service.health import Health
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.runtime import workers as module
-from ratelimit_service.runtime.channel import Kind, Received
+from ratelimit_service.runtime.channel import MessageKind, Received
 from ratelimit_service.runtime.worker_process import WorkerProcess
 from ratelimit_service.runtime.workers import Workers
 from ratelimit_service.settings import Settings
@@ -34,10 +34,10 @@ class Fake(WorkerProcess):
         self._received = received
 
     def serve(self) -> None:
-        self._received(Kind.READY, b"")
+        self._received(MessageKind.READY, b"")
 
     def ask_to_leave(self) -> None:
-        self._received(Kind.LEAVING, b"")
+        self._received(MessageKind.LEAVING, b"")
 
     def leave(self, grace_us: int, *, draining: bool) -> None:
         self.leaving = True

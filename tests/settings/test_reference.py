@@ -7,7 +7,7 @@ import re
 import pytest
 
 from ratelimit_service.errors import SettingsError
-from ratelimit_service.settings import REFERENCE, Fate, defaults, from_reference, remarks
+from ratelimit_service.settings import REFERENCE, Treatment, defaults, from_reference, remarks
 
 READ_BY_THE_REFERENCE = re.findall(
     r"\w+",
@@ -89,12 +89,12 @@ def test_no_variable_is_ignored_in_silence(name: str) -> None:
     environment = dict.fromkeys(("USE_STATSD", "USE_PROMETHEUS", "TRACING_ENABLED"), "true")
     environment[name] = "no-such-value"
 
-    if variable.fate is Fate.REFUSED:
+    if variable.treatment is Treatment.REFUSED:
         with pytest.raises(
             SettingsError, match=f"{name}=no-such-value is not supported: .*use|name"
         ):
             defaults(environment)
-    elif variable.fate is Fate.IGNORED:
+    elif variable.treatment is Treatment.IGNORED:
         (line,) = [line for line in remarks(environment) if line.startswith("ignored, since")]
         assert re.search(rf"\b{name}\b", line)
     else:

@@ -20,7 +20,7 @@ from ratelimit_service.transport.h2.frames import (
     PREFACE,
     ErrorCode,
     FrameType,
-    Setting,
+    SettingId,
 )
 from ratelimit_service.transport.h2.limits import (
     ACK_SECONDS,
@@ -33,7 +33,7 @@ from ratelimit_service.transport.h2.limits import (
     MAX_STREAMS,
     MAX_TEXT_BYTES,
 )
-from ratelimit_service.transport.h2.protocol import Protocol
+from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.transport.h2.streams import Calls, Ended, Message
 from tests.service.asking import Asking
 from tests.transport.test_h2 import HEADERS, PATH, Client, messages, refused
@@ -82,7 +82,7 @@ def test_settings_with_many_entries() -> None:
     client = Client()
     for _ in range(MAX_STREAMS):
         client.connection.receive(client.headers() + client.data(end=False))
-    entry = (Setting.INITIAL_WINDOW_SIZE).to_bytes(2, "big")
+    entry = (SettingId.INITIAL_WINDOW_SIZE).to_bytes(2, "big")
     values = [entry + (number % 2 * 1_000).to_bytes(4, "big") for number in range(2_729)]
     payload = b"".join(values) + entry + (5).to_bytes(4, "big")
     frame = frames.frame(FrameType.SETTINGS, 0, 0, payload)
@@ -105,7 +105,7 @@ def test_settings_with_many_entries() -> None:
 def test_windows_of_open_streams() -> None:
     """A new first window holds for streams that are open, together with what they were given."""
     client = Client()
-    window = Setting.INITIAL_WINDOW_SIZE
+    window = SettingId.INITIAL_WINDOW_SIZE
     client.connection.receive(frames.settings({window: 0}) + client.headers() + client.data())
     client.connection.receive(frames.window_update(1, 3))
     client.said()
@@ -127,9 +127,9 @@ def test_window_that_is_too_large(later: bool) -> None:
     client.connection.receive(client.headers() + client.data(end=False))
     client.connection.receive(frames.window_update(1, 2**31 - 1 - 65_535))
     if later:
-        client.connection.receive(frames.settings({Setting.INITIAL_WINDOW_SIZE: 0}))
+        client.connection.receive(frames.settings({SettingId.INITIAL_WINDOW_SIZE: 0}))
 
-    client.connection.receive(frames.settings({Setting.INITIAL_WINDOW_SIZE: 65_536}))
+    client.connection.receive(frames.settings({SettingId.INITIAL_WINDOW_SIZE: 65_536}))
 
     assert client.goaway == ErrorCode.FLOW_CONTROL_ERROR
 
@@ -141,7 +141,7 @@ def test_window_that_was_too_large() -> None:
     client.connection.receive(frames.window_update(1, 2**31 - 1 - 65_535))
     client.connection.receive(frames.rst_stream(1, ErrorCode.CANCEL))
 
-    client.connection.receive(frames.settings({Setting.INITIAL_WINDOW_SIZE: 2**31 - 1}))
+    client.connection.receive(frames.settings({SettingId.INITIAL_WINDOW_SIZE: 2**31 - 1}))
 
     assert not client.connection.closing
 
@@ -285,7 +285,7 @@ def test_dear_frames_take_more_of_a_turn() -> None:
 def test_streaming_calls_wait_for_their_answers() -> None:
     """A streaming call's next message is handed on when the last one's answer is on its way."""
     client = Chatting()
-    shut = frames.settings({Setting.INITIAL_WINDOW_SIZE: 0})
+    shut = frames.settings({SettingId.INITIAL_WINDOW_SIZE: 0})
     body = b"".join(b"\0\0\0\0\1" + bytes((number,)) for number in range(200))
     data = frames.frame(FrameType.DATA, END_STREAM, 1, body)
 
@@ -382,7 +382,7 @@ def test_unfinished_messages_of_many() -> None:
 def test_answers_that_nobody_takes() -> None:
     """A client that lets answers pile up above the bound is ended."""
     client = Client()
-    client.connection.receive(frames.settings({Setting.INITIAL_WINDOW_SIZE: 0}))
+    client.connection.receive(frames.settings({SettingId.INITIAL_WINDOW_SIZE: 0}))
 
     for _ in range(MAX_STREAMS):
         for stream_id, _ in messages(client.connection.receive(client.headers() + client.data())):
@@ -495,7 +495,7 @@ def test_long_refusal() -> None:
 async def test_client_that_reads_slowly() -> None:
     """A client that takes some of its answers now and then is served; one that stops is not."""
     ends, client = Ends(), Client()
-    shut = frames.settings({Setting.INITIAL_WINDOW_SIZE: 0})
+    shut = frames.settings({SettingId.INITIAL_WINDOW_SIZE: 0})
     ends.receive(shut + client.headers() + client.data())
     ends.protocol.connection.answer(1, b"answer")
     step = BLOCKED_SECONDS - 1
@@ -537,7 +537,7 @@ async def test_chat_goes_on_when_the_client_reads_again() -> None:
     ends.protocol.connection = client.connection
     answered = []
 
-    def handle(protocol: Protocol, events: list[Event]) -> None:
+    def handle(protocol: Http2Protocol, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, Message):
                 answered.append(event.message)
@@ -588,7 +588,7 @@ def test_nothing_is_kept_for_a_client_that_is_gone() -> None:
     """An answer that comes after its connection's end is kept nowhere, also behind shut windows."""
     memory = Memory()
     client = Chatting(memory)
-    client.connection.receive(frames.settings({Setting.INITIAL_WINDOW_SIZE: 0}))
+    client.connection.receive(frames.settings({SettingId.INITIAL_WINDOW_SIZE: 0}))
     for _ in range(10):
         client.connection.receive(client.headers() + client.data())
 

@@ -13,7 +13,7 @@ from h2.settings import SettingCodes
 from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.calls import METHODS
 from ratelimit_service.transport.h2.connection import Connection
-from ratelimit_service.transport.h2.frames import ACK, END_HEADERS, FrameType, Setting
+from ratelimit_service.transport.h2.frames import ACK, END_HEADERS, FrameType, SettingId
 from tests.transport.test_h2 import HEADERS, PATH, Client, messages
 
 
@@ -93,10 +93,10 @@ def blocks(client: Client) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    "sizes", [{Setting.HEADER_TABLE_SIZE: 0}, {Setting.HEADER_TABLE_SIZE: 4_095}]
+    "sizes", [{SettingId.HEADER_TABLE_SIZE: 0}, {SettingId.HEADER_TABLE_SIZE: 4_095}]
 )
 @pytest.mark.parametrize("settled", [False, True])
-def test_first_block_after_a_smaller_table(sizes: dict[Setting, int], settled: bool) -> None:
+def test_first_block_after_a_smaller_table(sizes: dict[SettingId, int], settled: bool) -> None:
     """The first header block after the setting, and no other, begins with the table's new size."""
     client = Client()
     if settled:
@@ -115,7 +115,7 @@ def test_first_block_after_a_smaller_table(sizes: dict[Setting, int], settled: b
 def test_smallest_table_between_two_blocks() -> None:
     """A table that was small for a moment between two blocks is told as well."""
     client = Client()
-    size = Setting.HEADER_TABLE_SIZE
+    size = SettingId.HEADER_TABLE_SIZE
     client.connection.receive(frames.settings({size: 10}) + frames.settings({size: 4_096}))
 
     for stream_id, message in messages(client.connection.receive(client.headers() + client.data())):

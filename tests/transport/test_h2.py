@@ -30,7 +30,7 @@ from ratelimit_service.transport.h2.frames import (
     PREFACE,
     ErrorCode,
     FrameType,
-    Setting,
+    SettingId,
 )
 from ratelimit_service.transport.h2.headers import HeaderReader
 from ratelimit_service.transport.h2.limits import MAX_STREAMS
@@ -207,7 +207,7 @@ def test_answer_waits_for_the_window() -> None:
     """An answer goes out in pieces as the client's windows allow, then its trailers."""
     client = Client()
     client.connection.receive(
-        frames.settings({Setting.INITIAL_WINDOW_SIZE: 4}) + client.headers() + client.data()
+        frames.settings({SettingId.INITIAL_WINDOW_SIZE: 4}) + client.headers() + client.data()
     )
     client.said()
 
@@ -531,7 +531,7 @@ PIECES = st.one_of(
     ),
     FRAME,
     st.sampled_from([5, 7, 9]).map(lambda number: frames.rst_stream(number, ErrorCode.CANCEL)),
-    st.integers(0, 100).map(lambda size: frames.settings({Setting.INITIAL_WINDOW_SIZE: size})),
+    st.integers(0, 100).map(lambda size: frames.settings({SettingId.INITIAL_WINDOW_SIZE: size})),
     st.sampled_from([0, 5, 7]).map(lambda number: frames.window_update(number, 7)),
 )
 

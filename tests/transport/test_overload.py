@@ -21,7 +21,7 @@ from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.calls import METHODS, ServiceCalls
 from ratelimit_service.transport.h2.frames import PREFACE, ErrorCode, FrameType
 from ratelimit_service.transport.h2.overload import PATIENCE_US, Backlog, Fate, Overload
-from ratelimit_service.transport.h2.protocol import Protocol
+from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.transport.health import HealthService
 from tests.servers.redis import RedisServer
 from tests.service.asking import Asking, Away, Timed, descriptor
@@ -90,7 +90,7 @@ class Ends:
         self.overload = Overload(self.counters, self.health)
         self.calls = ServiceCalls(asking.service, HealthService(self.health), self.overload)
         self.turns, self.wire = held_back(), Wire()
-        self.protocol = Protocol(self.calls, METHODS, self.turns, lambda _: None)
+        self.protocol = Http2Protocol(self.calls, METHODS, self.turns, lambda _: None)
         self.protocol.connection_made(self.wire)
         self.client = Client()
         self.receive(PREFACE + frames.settings({}) + Client.ack())

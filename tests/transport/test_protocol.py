@@ -15,7 +15,7 @@ from ratelimit_service.transport.h2.calls import METHODS
 from ratelimit_service.transport.h2.connection import Event
 from ratelimit_service.transport.h2.frames import ACK, PREFACE, FrameType
 from ratelimit_service.transport.h2.limits import BLOCKED_SECONDS, GREETING_SECONDS, PING_SECONDS
-from ratelimit_service.transport.h2.protocol import Protocol
+from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.transport.h2.turns import TURN_US, Turns
 from ratelimit_service.transport.transports import TRANSPORTS
 from tests.service.asking import Asking
@@ -29,15 +29,15 @@ class Calls:
         self.messages: list[bytes] = []
         self.seconds = seconds
 
-    def handle(self, protocol: Protocol, events: list[Event]) -> None:
+    def handle(self, protocol: Http2Protocol, events: list[Event]) -> None:
         self.messages += [message for _, message in messages(events)]
         until = time.perf_counter() + self.seconds
         while time.perf_counter() < until:
             pass
 
-    def forget(self, protocol: Protocol) -> None: ...
+    def forget(self, protocol: Http2Protocol) -> None: ...
 
-    def haste(self, protocol: Protocol) -> None: ...
+    def haste(self, protocol: Http2Protocol) -> None: ...
 
     def failed(self, error: Exception) -> None: ...
 
@@ -96,7 +96,7 @@ class Ends:
         self.wire = Wire()
         self.calls = Calls(seconds)
         self.turns = turns or held_back()
-        self.protocol = Protocol(self.calls, METHODS, self.turns, lambda _: None, memory)
+        self.protocol = Http2Protocol(self.calls, METHODS, self.turns, lambda _: None, memory)
         self.started = asyncio.get_running_loop().time()
         self.protocol.connection_made(self.wire)
         if greeted:
@@ -237,7 +237,7 @@ class Failing(Calls):
         super().__init__()
         self.errors: list[str] = []
 
-    def handle(self, protocol: Protocol, events: list[Event]) -> None:
+    def handle(self, protocol: Http2Protocol, events: list[Event]) -> None:
         raise KeyError("a fault of ours")
 
     def failed(self, error: Exception) -> None:
@@ -335,7 +335,7 @@ async def test_client_that_is_gone() -> None:
 async def test_windows_that_stay_shut() -> None:
     """A client that lets no answer through is given up after a while."""
     ends, client = Ends(), Client()
-    window = frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0})
+    window = frames.settings({frames.SettingId.INITIAL_WINDOW_SIZE: 0})
     ends.receive(window + client.headers() + client.data())
     ends.protocol.connection.answer(1, b"answer")
 

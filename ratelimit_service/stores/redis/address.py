@@ -19,9 +19,9 @@ __all__ = [
     "Cluster",
     "Login",
     "Member",
+    "RedisTLSFiles",
     "Ring",
     "Sentinels",
-    "TLSFiles",
     "parse_store",
     "without",
 ]
@@ -71,7 +71,7 @@ class Login:
 
 
 @dataclass(frozen=True, slots=True)
-class TLSFiles:
+class RedisTLSFiles:
     """The PEM files of TLS; without authorities of our own the system's are trusted.
 
     Without `check_hostname` a server's certificate may be for another host.
@@ -105,7 +105,7 @@ class Address:
     path: str = ""
     db: int = 0
     login: Login = Login()
-    tls: TLSFiles | None = None
+    tls: RedisTLSFiles | None = None
 
     def __str__(self) -> str:
         place = self.path or f"{self.host}:{self.port}"
@@ -203,7 +203,7 @@ class _Read:
     def login(self, prefix: str = "") -> Login:
         return Login(*(self.options.get(prefix + name, "") for name in _LOGIN))
 
-    def tls(self) -> TLSFiles | None:
+    def tls(self) -> RedisTLSFiles | None:
         """The TLS files, tried once; None without any, unless the scheme says TLS."""
         if not self.scheme.startswith("rediss") and not any(name in self.options for name in _TLS):
             return None
@@ -211,7 +211,7 @@ class _Read:
         if check not in {"true", "false"}:
             raise SettingsError(f"store URL option {_CHECK_HOSTNAME!r} is neither true nor false")
         ca, cert, key = (self.options.get(name, "") for name in _TLS_FILES)
-        files = TLSFiles(ca, cert, key, check == "true")
+        files = RedisTLSFiles(ca, cert, key, check == "true")
         files.context()
         return files
 

@@ -23,7 +23,7 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.stores import NEVER, Outcomes
 from ratelimit_service.stores.damage import Damage
 from ratelimit_service.stores.redis.batch import Batch
-from ratelimit_service.stores.redis.connection import Answered, Command, Connection, Reply
+from ratelimit_service.stores.redis.connection import Answered, Command, RedisConnection, Reply
 from ratelimit_service.stores.redis.script import (
     MAX_CALL_WEIGHT,
     SCRIPT,
@@ -246,7 +246,7 @@ class Batches:
 
     def _call(
         self,
-        connection: Connection,
+        connection: RedisConnection,
         calls: Sequence[_Call],
         under_way: list[int],
         script: tuple[str, str] = ("EVALSHA", SHA),
@@ -275,7 +275,7 @@ class Batches:
 
     def _replied(
         self,
-        connection: Connection,
+        connection: RedisConnection,
         call: _Call,
         under_way: list[int],
         asking: bool,
@@ -331,7 +331,7 @@ class Batches:
         except Exception as error:
             self._bugs.note("hits could not be decided without Redis", error)
 
-    def _refused(self, connection: Connection, call: _Call, reply: Reply) -> None:
+    def _refused(self, connection: RedisConnection, call: _Call, reply: Reply) -> None:
         """The call has an error, or none that could be read, or no reply at all."""
         error = str(reply) if isinstance(reply, hiredis.ReplyError) else ""
         remaining = [

@@ -22,7 +22,7 @@ from ratelimit_service.errors import StoreError
 from ratelimit_service.stores.redis.address import Address, without
 from ratelimit_service.stores.redis.contexts import Contexts
 
-__all__ = ["Answered", "Command", "Connection", "Reply", "all_read", "open_connection"]
+__all__ = ["Answered", "Command", "RedisConnection", "Reply", "all_read", "open_connection"]
 
 Reply = object
 """What hiredis makes of a reply: bytes, int, a list, a ReplyError; None when there was none."""
@@ -38,7 +38,7 @@ def _packed(command: Command) -> bytes:
     return packed
 
 
-class Connection(asyncio.Protocol):
+class RedisConnection(asyncio.Protocol):
     """Calls in flight over one socket; `lost` is done when it is closed, for whatever reason."""
 
     def __init__(self) -> None:
@@ -191,8 +191,8 @@ async def open_connection(
     address: Address,
     contexts: Contexts,
     *greetings: Command,
-    greeted: Callable[[Connection], Awaitable[None]] | None = None,
-) -> Connection:
+    greeted: Callable[[RedisConnection], Awaitable[None]] | None = None,
+) -> RedisConnection:
     """Connects, authenticates, selects the database, sends `greetings`, and waits for `greeted`.
 
     Raises StoreError, without any password in it, if the server is away or refuses; waits
@@ -203,10 +203,10 @@ async def open_connection(
     tls = await contexts.of(address.tls) if address.tls else None
     try:
         if address.path:
-            _, connection = await loop.create_unix_connection(Connection, address.path)
+            _, connection = await loop.create_unix_connection(RedisConnection, address.path)
         else:
             _, connection = await loop.create_connection(
-                Connection, address.host, address.port, ssl=tls
+                RedisConnection, address.host, address.port, ssl=tls
             )
     except (OSError, ValueError) as error:  # a host name that cannot be encoded is a ValueError
         raise StoreError(f"cannot connect to Redis at {address}: {error}") from error
@@ -229,7 +229,7 @@ async def open_connection(
     return connection
 
 
-def _expect(reply: Reply, command: Command, address: Address, connection: Connection) -> None:
+def _expect(reply: Reply, command: Command, address: Address, connection: RedisConnection) -> None:
     if reply is None:
         raise StoreError(f"Redis at {address} hung up: {connection.lost.result()}")
     if isinstance(reply, Exception):

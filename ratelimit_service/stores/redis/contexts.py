@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ratelimit_service.health import Health
 from ratelimit_service.renewed import Renewed
-from ratelimit_service.stores.redis.address import TLSFiles
+from ratelimit_service.stores.redis.address import RedisTLSFiles
 
 __all__ = ["Contexts"]
 
@@ -26,10 +26,10 @@ class Contexts:
         self._component = component
         self._health = health
         self._reloads = reloads
-        self._kept: dict[TLSFiles, Renewed[ssl.SSLContext]] = {}
+        self._kept: dict[RedisTLSFiles, Renewed[ssl.SSLContext]] = {}
         self._watching: list[asyncio.Task[None]] = []
 
-    async def of(self, files: TLSFiles) -> ssl.SSLContext:
+    async def of(self, files: RedisTLSFiles) -> ssl.SSLContext:
         """The context to connect with now. Raises StoreError if the files were never good."""
         kept = self._kept.get(files)
         if kept is None:
@@ -44,6 +44,6 @@ class Contexts:
         for task in self._watching:
             task.cancel()
 
-    def _read(self, files: TLSFiles) -> Renewed[ssl.SSLContext]:
+    def _read(self, files: RedisTLSFiles) -> Renewed[ssl.SSLContext]:
         paths = [Path(path) for path in (files.ca, files.cert, files.key) if path]
         return Renewed(self._component, paths, files.context, self._health, self._reloads)

@@ -32,7 +32,7 @@ _TELL_US: Final = 1_000_000
 """How long the server has to count what it is told; later it is told again."""
 
 
-class Server(Protocol):
+class Creditor(Protocol):
     """Who is told."""
 
     processes: int
@@ -55,7 +55,7 @@ class Server(Protocol):
 class Debts:
     """What one server is owed, and the counters of one outage."""
 
-    def __init__(self, server: Server, address: str, counters: Counters) -> None:
+    def __init__(self, server: Creditor, address: str, counters: Counters) -> None:
         """`address` is how the log calls the server."""
         self._server = server
         self._address = address

@@ -17,7 +17,7 @@ __all__ = [
     "MAX_CALL_WEIGHT",
     "SCRIPT",
     "SHA",
-    "Found",
+    "ScriptReply",
     "Section",
     "arguments",
     "fits",
@@ -250,7 +250,7 @@ def _packed(hit: Hit, form: _Form, now_us: int) -> tuple[bytes, int]:
     return part, _SETTLED if rest or flags != mode or not addend else 0
 
 
-class Found(NamedTuple):
+class ScriptReply(NamedTuple):
     """What the script has replied."""
 
     at_us: int
@@ -283,7 +283,7 @@ def _integers(reply: list[int]) -> bool:
         return False
 
 
-def read(reply: object, requests: Sequence[Sequence[Hit]]) -> Found | None:
+def read(reply: object, requests: Sequence[Sequence[Hit]]) -> ScriptReply | None:
     """Reads the script's reply for these requests; None for what it can never say."""
     if not isinstance(reply, list) or not _integers(reply) or min(reply) < 0:
         return None
@@ -298,10 +298,10 @@ def read(reply: object, requests: Sequence[Sequence[Hit]]) -> Found | None:
         damaged = [key for key, mark in zip(keys, marks, strict=True) if mark & _DAMAGED]
         flat = [None if mark & _LATE else one for mark, one in zip(marks, flat, strict=True)]
     if len(flat) == len(requests):
-        return Found(reply[0], [[outcome] for outcome in flat], damaged, most >= _LATE)
+        return ScriptReply(reply[0], [[outcome] for outcome in flat], damaged, most >= _LATE)
     found: list[Sequence[Outcome | None]] = []
     at = 0
     for hits in requests:
         found.append(flat[at : at + len(hits)])
         at += len(hits)
-    return Found(reply[0], found, damaged, most >= _LATE)
+    return ScriptReply(reply[0], found, damaged, most >= _LATE)

@@ -21,7 +21,7 @@ from ratelimit_service.health import Health
 from ratelimit_service.stores import NEVER
 from ratelimit_service.stores.redis.address import Address, Sentinels
 from ratelimit_service.stores.redis.connection import (
-    Connection,
+    RedisConnection,
     Reply,
     all_read,
     open_connection,
@@ -110,7 +110,7 @@ class Server:
         self.clock = clock
         self._bugs = Bugs()
         self._loop = asyncio.get_running_loop()
-        self.connection: Connection | None = None
+        self.connection: RedisConnection | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._missed = 0
         """How often, one time after the other, it was found late."""
@@ -204,7 +204,7 @@ class Server:
         if not self._alarm.done():
             self._alarm.set_result("")
 
-    def answered(self, connection: Connection, at_us: int, sent_us: int) -> None:
+    def answered(self, connection: RedisConnection, at_us: int, sent_us: int) -> None:
         """Notes that it has answered a script call that ran at `at_us` by its clock."""
         if connection.answered_left_us + self._timeout_us > self._missed_last_us:
             self._missed = 0  # it was not found late with this one
@@ -280,7 +280,7 @@ class Server:
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311 -- jitter, no secret
             wait = min(2 * wait, longest)
 
-    async def _read_time(self, connection: Connection) -> None:
+    async def _read_time(self, connection: RedisConnection) -> None:
         """Learns the server's clock anew: it may be another server."""
         sent_us = elapsed_us()
         reply = await connection.call("TIME")
@@ -291,7 +291,7 @@ class Server:
             raise StoreError(f"Redis at {self._address} does not tell its time") from error
         self._learn(seconds * 1_000_000 + micros, sent_us)
 
-    def _well(self, connection: Connection) -> None:
+    def _well(self, connection: RedisConnection) -> None:
         """The server can be asked from now on."""
         self.connection = connection
         self.sick = False
@@ -300,7 +300,7 @@ class Server:
         self._health.recover(self._component)
         self._user.well()
 
-    async def _look_after(self, connection: Connection) -> None:
+    async def _look_after(self, connection: RedisConnection) -> None:
         """Watches over a connection until it is lost."""
         while not connection.lost.done():
             self._beat(connection)
@@ -317,14 +317,14 @@ class Server:
             if self.sick and not connection.lost.done():
                 await self._nurse(connection)
 
-    async def _follow(self, connection: Connection, address: Address) -> None:
+    async def _follow(self, connection: RedisConnection, address: Address) -> None:
         """Leaves a master as soon as Sentinel names another."""
         if isinstance(self._address, Sentinels):
             with contextlib.suppress(StoreError):  # told when the connection is made anew
                 await moved(self._address, address)
                 connection.close("Sentinel names another master")
 
-    def _beat(self, connection: Connection) -> None:
+    def _beat(self, connection: RedisConnection) -> None:
         """Says that this process counts here, and hears who else does."""
 
         def heard(reply: Reply) -> None:
@@ -339,14 +339,14 @@ class Server:
         if key:
             connection.send([beat(self._process, key)], [heard])
 
-    async def _give_up_if_hung(self, connection: Connection) -> None:
+    async def _give_up_if_hung(self, connection: RedisConnection) -> None:
         """Closes a connection on which calls have been pending in silence for too long."""
         if connection.silence > _HUNG_SECONDS:
             await all_read()
         if connection.silence > _HUNG_SECONDS and not connection.lost.done():
             connection.close(f"no reply for {connection.silence:.1f} s")
 
-    async def _nurse(self, connection: Connection) -> None:
+    async def _nurse(self, connection: RedisConnection) -> None:
         """Pings a sick server until it is well; gives a silent one up."""
         answered = 0
         while answered < _WELL_AFTER and not connection.lost.done():

@@ -18,7 +18,7 @@ from ratelimit_service.transport.h2.connection import (
     Methods,
 )
 from ratelimit_service.transport.h2.overload import Fate, Haste, Overload
-from ratelimit_service.transport.h2.protocol import Protocol
+from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.transport.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.transport.reflection import REFLECTION_PATHS, reflect
 from ratelimit_service.wire import METHOD, SERVICE
@@ -41,9 +41,9 @@ class ServiceCalls:
         self._health = health
         self._overload = overload
         self._haste = Haste(_DECIDE)
-        self._watches: dict[tuple[Protocol, int], asyncio.Task[None]] = {}
+        self._watches: dict[tuple[Http2Protocol, int], asyncio.Task[None]] = {}
 
-    def handle(self, protocol: Protocol, events: list[Event]) -> None:
+    def handle(self, protocol: Http2Protocol, events: list[Event]) -> None:
         """Hands the decisions of one read on, and answers the rest."""
         for event in events:
             try:
@@ -53,7 +53,7 @@ class ServiceCalls:
                 for stream_id in _streams(event):
                     protocol.connection.finish(stream_id, refusal.code, refusal.message)
 
-    def _handle(self, protocol: Protocol, event: Event, *, alone: bool) -> None:
+    def _handle(self, protocol: Http2Protocol, event: Event, *, alone: bool) -> None:
         if isinstance(event, Calls):
             if not alone:
                 event = _still_open(protocol, event)
@@ -69,7 +69,7 @@ class ServiceCalls:
         else:
             self._cancel(protocol, event)
 
-    def haste(self, protocol: Protocol) -> Haste | None:
+    def haste(self, protocol: Http2Protocol) -> Haste | None:
         """What a connection may do by itself with its next piece, if its calls have waited."""
         haste, timeout_us = self._haste, protocol.backlog.timeout_us
         fate = self._fate(protocol, timeout_us)
@@ -82,7 +82,7 @@ class ServiceCalls:
         haste.answers = self._service.at_hand.answers(protocol.now_us)
         return haste
 
-    def _fate(self, protocol: Protocol, timeout_us: int | None) -> Fate:
+    def _fate(self, protocol: Http2Protocol, timeout_us: int | None) -> Fate:
         """What becomes of the calls that are handled, of callers that wait so long."""
         waited_us = protocol.now_us - protocol.arrived_us
         fate = protocol.backlog.fate(waited_us, timeout_us)
@@ -103,13 +103,13 @@ class ServiceCalls:
         """Counts and logs a fault of ours."""
         self._service.bug(error)
 
-    def forget(self, protocol: Protocol) -> None:
+    def forget(self, protocol: Http2Protocol) -> None:
         """Ends the watches of a connection that is gone."""
         for watched, task in list(self._watches.items()):
             if watched[0] is protocol:
                 task.cancel()
 
-    def _decide(self, protocol: Protocol, calls: Calls) -> None:
+    def _decide(self, protocol: Http2Protocol, calls: Calls) -> None:
         connection, stream_ids = protocol.connection, calls.stream_ids
         timeout_us, arrived_us = calls.head.timeout_us, protocol.arrived_us
         deadline_us = NEVER if timeout_us is None else counted_until(arrived_us, timeout_us)
@@ -131,7 +131,7 @@ class ServiceCalls:
             deadline_us,
         )
 
-    def _call(self, protocol: Protocol, path: bytes, stream_id: int, message: bytes) -> None:
+    def _call(self, protocol: Http2Protocol, path: bytes, stream_id: int, message: bytes) -> None:
         connection = protocol.connection
         if path == _CHECK:
             answer = self._health.check(message)
@@ -145,7 +145,7 @@ class ServiceCalls:
             self._watches[key] = task
             task.add_done_callback(lambda _: self._watches.pop(key, None))
 
-    async def _watch(self, protocol: Protocol, stream_id: int, message: bytes) -> None:
+    async def _watch(self, protocol: Http2Protocol, stream_id: int, message: bytes) -> None:
         try:
             async for answer in self._health.watch(message):
                 protocol.connection.send(stream_id, answer)
@@ -162,7 +162,7 @@ class ServiceCalls:
             return Refusal(error.code, str(error))
         return self._service.bug(error)
 
-    def _cancel(self, protocol: Protocol, event: Cancelled) -> None:
+    def _cancel(self, protocol: Http2Protocol, event: Cancelled) -> None:
         task = self._watches.get((protocol, event.stream_id))
         if task is not None:
             task.cancel()
@@ -176,7 +176,7 @@ def _wanted(connection: Connection, stream_ids: list[int], place: int) -> bool:
 
 
 def _decided(
-    service: Service, protocol: Protocol, stream_ids: list[int], answers: list[Answer]
+    service: Service, protocol: Http2Protocol, stream_ids: list[int], answers: list[Answer]
 ) -> None:
     connection = protocol.connection
     for place, answer in enumerate(answers):
@@ -196,7 +196,7 @@ def _streams(event: Event) -> list[int]:
     return event.stream_ids if isinstance(event, Calls) else [event.stream_id]
 
 
-def _still_open(protocol: Protocol, calls: Calls) -> Calls:
+def _still_open(protocol: Http2Protocol, calls: Calls) -> Calls:
     """Calls without those that the same read has also cancelled."""
     connection = protocol.connection
     still = [

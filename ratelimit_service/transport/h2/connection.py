@@ -39,7 +39,7 @@ from ratelimit_service.transport.h2.frames import (
     RST_STREAM,
     ErrorCode,
     FrameType,
-    Setting,
+    SettingId,
 )
 from ratelimit_service.transport.h2.headers import BlockError, Head, HeaderReader, literal
 from ratelimit_service.transport.h2.limits import (
@@ -120,9 +120,9 @@ class Connection(Sending):
         self._output = [
             frames.settings(
                 {
-                    Setting.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
-                    Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
-                    Setting.MAX_HEADER_LIST_SIZE: MAX_LIST_BYTES,
+                    SettingId.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
+                    SettingId.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+                    SettingId.MAX_HEADER_LIST_SIZE: MAX_LIST_BYTES,
                 }
             ),
             frames.window_update(0, CONNECTION_WINDOW - DEFAULT_WINDOW),
@@ -717,14 +717,14 @@ class Connection(Sending):
         self._spend(FRAME_US + len(payload) // 6 * SETTING_US, "settings")
         window = self._initial_send_window
         for key, value in _SETTING.iter_unpack(payload):
-            if key == Setting.HEADER_TABLE_SIZE:
+            if key == SettingId.HEADER_TABLE_SIZE:
                 self._allow_table(value)
-            elif key == Setting.ENABLE_PUSH:
+            elif key == SettingId.ENABLE_PUSH:
                 _expect(value <= 1, "ENABLE_PUSH is 0 or 1")
-            elif key == Setting.MAX_FRAME_SIZE:
+            elif key == SettingId.MAX_FRAME_SIZE:
                 _expect(MAX_FRAME_SIZE <= value < 1 << 24, "MAX_FRAME_SIZE is 2^14 to 2^24-1")
                 self._max_send_frame = value
-            elif key == Setting.INITIAL_WINDOW_SIZE:
+            elif key == SettingId.INITIAL_WINDOW_SIZE:
                 if value > MAX_WINDOW:
                     text = "a window above 2^31-1"
                     raise ConnectionFaultError(ErrorCode.FLOW_CONTROL_ERROR, text)

@@ -23,7 +23,7 @@ __all__ = [
     "RST_STREAM_BYTES",
     "ErrorCode",
     "FrameType",
-    "Setting",
+    "SettingId",
     "frame",
     "goaway",
     "ping",
@@ -72,7 +72,7 @@ class FrameType(IntEnum):
     CONTINUATION = 9
 
 
-class Setting(IntEnum):
+class SettingId(IntEnum):
     """The settings that matter to a server (section 6.5.2)."""
 
     HEADER_TABLE_SIZE = 1
@@ -110,7 +110,7 @@ def frame(kind: FrameType, flags: int, stream_id: int, payload: bytes) -> bytes:
     )
 
 
-def settings(values: dict[Setting, int]) -> bytes:
+def settings(values: dict[SettingId, int]) -> bytes:
     """A SETTINGS frame."""
     payload = b"".join(
         key.to_bytes(2, "big") + value.to_bytes(4, "big") for key, value in values.items()

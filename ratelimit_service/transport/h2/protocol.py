@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Final, cast
-from typing import Protocol as Signature
+from typing import Final, Protocol, cast
 
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.transport.h2.account import Memory
@@ -21,38 +20,38 @@ from ratelimit_service.transport.h2.limits import (
 from ratelimit_service.transport.h2.overload import FRESH_US, Backlog, Haste
 from ratelimit_service.transport.h2.turns import Turns
 
-__all__ = ["Calls", "Protocol"]
+__all__ = ["CallHandler", "Http2Protocol"]
 
 _PIECE_CALLS: Final = 32
 _PIECE_BYTES: Final = 8_192
 """What is handled before it is another client's turn: so many calls or frames, or so many bytes."""
 
 
-class Calls(Signature):
+class CallHandler(Protocol):
     """What the events of a connection are for."""
 
-    def handle(self, protocol: Protocol, events: list[Event]) -> None:
+    def handle(self, protocol: Http2Protocol, events: list[Event]) -> None:
         """Takes the events of one read, in order."""
 
-    def forget(self, protocol: Protocol) -> None:
+    def forget(self, protocol: Http2Protocol) -> None:
         """The connection is gone: nothing can be answered any more."""
 
-    def haste(self, protocol: Protocol) -> Haste | None:
+    def haste(self, protocol: Http2Protocol) -> Haste | None:
         """What the connection may do by itself with its next piece of bytes."""
 
     def failed(self, error: Exception) -> None:
         """Hears of a fault of ours, of which the connection ends."""
 
 
-class Protocol(asyncio.Protocol):
+class Http2Protocol(asyncio.Protocol):
     """One connection's socket. What is written within one tick goes out in one write."""
 
     def __init__(
         self,
-        calls: Calls,
+        calls: CallHandler,
         methods: Methods,
         turns: Turns,
-        closed: Callable[[Protocol], None],
+        closed: Callable[[Http2Protocol], None],
         memory: Memory | None = None,
     ) -> None:
         """`closed` is called once, when the connection is gone.

@@ -27,7 +27,7 @@ from ratelimit_service.transport.h2.frames import (
     MAX_WINDOW,
     ErrorCode,
     FrameType,
-    Setting,
+    SettingId,
 )
 from ratelimit_service.transport.h2.headers import Head, literal
 from ratelimit_service.transport.h2.limits import (
@@ -417,7 +417,7 @@ class Sending(Account):
             self._tableless = True
             self._settle_down()
             self._unacknowledged += 1
-            self._output.append(frames.settings({Setting.HEADER_TABLE_SIZE: 0}))
+            self._output.append(frames.settings({SettingId.HEADER_TABLE_SIZE: 0}))
         if self._going_away:
             self._close_if_done()
 

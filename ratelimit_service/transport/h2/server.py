@@ -21,7 +21,7 @@ from ratelimit_service.transport.h2.frames import ErrorCode
 from ratelimit_service.transport.h2.handshake import agreed
 from ratelimit_service.transport.h2.limits import HANDSHAKE_SECONDS
 from ratelimit_service.transport.h2.overload import Overload
-from ratelimit_service.transport.h2.protocol import Protocol
+from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.transport.h2.turns import Turns
 from ratelimit_service.transport.health import HealthService
 from ratelimit_service.transport.tls import TLS
@@ -78,7 +78,7 @@ class H2Server:
         self._memory = Memory()
         self._logged_at = -_LOG_EVERY_SECONDS
         self._unlogged = 0
-        self._protocols: dict[Protocol, float] = {}
+        self._protocols: dict[Http2Protocol, float] = {}
         """Connections, those included that are just being made, and how old each may get."""
         self._sockets: list[socket.socket] = []
         self._acceptor: Acceptor | None = None
@@ -115,7 +115,7 @@ class H2Server:
             self._changed()
             return
         closed = partial(self._disconnected, gone)
-        protocol = Protocol(self._calls, self._methods, self._turns, closed, self._memory)
+        protocol = Http2Protocol(self._calls, self._methods, self._turns, closed, self._memory)
         self._memory.connections += 1
         if self._stopping:
             protocol.connection.shut_down()
@@ -160,7 +160,7 @@ class H2Server:
     def _out_of_files(self) -> None:
         self._counters.refused_connections["no_files"] += 1
 
-    async def _adopt(self, protocol: Protocol, connection: socket.socket) -> None:
+    async def _adopt(self, protocol: Http2Protocol, connection: socket.socket) -> None:
         try:
             if self._context is None:
                 await self._loop.connect_accepted_socket(lambda: protocol, connection)
@@ -176,7 +176,7 @@ class H2Server:
                 connection.close()
                 protocol.connection_lost(None)
 
-    def _disconnected(self, gone: Callable[[], None], protocol: Protocol) -> None:
+    def _disconnected(self, gone: Callable[[], None], protocol: Http2Protocol) -> None:
         if self._protocols.pop(protocol, None) is not None:
             self._memory.connections -= 1
         reason = protocol.connection.reason
@@ -211,7 +211,7 @@ class H2Server:
         self._cut_the_greediest()
         self._look_on(list(self._protocols), 0)
 
-    def _look_on(self, protocols: list[Protocol], start: int) -> None:
+    def _look_on(self, protocols: list[Http2Protocol], start: int) -> None:
         now = self._loop.time()
         stop = start + _LOOKED_AT_ONCE
         for protocol in protocols[start:stop]:

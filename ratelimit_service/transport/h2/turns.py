@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from typing import Final
-from typing import Protocol as Signature
+from typing import Final, Protocol
 
 from ratelimit_service.clock import elapsed_us
 
@@ -27,7 +26,7 @@ _AT_ONCE_US: Final = TURN_US // 2
 """How much of that may be handled at once, as it is read, without a turn of the loop in between."""
 
 
-class Waiting(Signature):
+class Waiting(Protocol):
     """Somebody who has something to be handled."""
 
     used_us: int
