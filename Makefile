@@ -20,7 +20,7 @@ help:
 	@echo "make run       serve rules/ on the in-memory store: gRPC on 8081, HTTP on 8080"
 	@echo "make test      get what the tests need and run them; ARGS=\"-k name\" for some"
 	@echo "make tools     get what tests and benchmarks need: Redis, h2spec, a management server, Node.js and its gRPC client"
-	@echo "make lint      format, lint, types, imports, generated files, shipped rules"
+	@echo "make lint      format, lint, types, imports, generated files, shipped rules, words"
 	@echo "make test-compiled   the same tests against the compiled package"
 	@echo "make check     lint and both tests: what a change must pass"
 	@echo "make bench     measure against other servers, in one run (docs/benchmarks.md)"
@@ -49,7 +49,7 @@ lint: $(VENV)/.developing
 	@$(BIN)/python proto/generate.py --check
 	@$(BIN)/python docs/generate.py --check
 	@$(BIN)/ratelimit lint rules
-	@$(BIN)/pytest --quiet --no-header tests/algorithms/test_declared.py
+	@$(BIN)/pytest --quiet --no-header tests/algorithms/test_declared.py tests/docs/test_words.py
 
 format: $(VENV)/.developing
 	@$(BIN)/ruff check --quiet --fix-only .

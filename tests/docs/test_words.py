@@ -1,0 +1,108 @@
+"""One word per idea: what docs/architecture.md says of names holds in the code.
+
+`make lint` runs this, since it takes neither a server nor time.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+PROJECT = Path(__file__).parents[2]
+PACKAGE = PROJECT / "ratelimit_service"
+ARCHITECTURE = PROJECT / "docs" / "architecture.md"
+
+NOT_YET = {"Step"}
+"""Names that two classes still share. Nothing may be added."""
+
+
+def test_no_class_shares_its_name() -> None:
+    """No two classes or public type aliases of the package have the same name."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in sources():
+        for name in type_names(ast.parse(path.read_text())):
+            places[name].append(str(path.relative_to(PROJECT)))
+
+    assert {name: where for name, where in places.items() if len(where) > 1}.keys() <= NOT_YET
+
+
+def test_retired_words_stay_away() -> None:
+    """No code and no comment uses a name that docs/architecture.md lists as retired."""
+    retired = retired_words()
+
+    assert [
+        f"{path.relative_to(PROJECT)}:{line}: {word} is retired, use {retired[word]}"
+        for path in sources()
+        for line, word in words(path)
+        if word in retired
+    ] == []
+
+
+def test_retired_words_have_a_successor() -> None:
+    """What docs/architecture.md names in place of a retired name is there."""
+    used = {word for path in sources() for _, word in words(path)}
+    retired = retired_words()
+
+    assert retired
+    assert set(retired.values()) <= used
+    assert not retired.keys() & set(retired.values())
+
+
+def test_words_are_sought_in_code_and_comments(tmp_path: Path) -> None:
+    """A name is found where it is code, and in backticks where it is text."""
+    path = tmp_path / "module.py"
+    path.write_text('"""Of `One`, but not Two."""\nthree = 3  # `_four` and five\n')
+
+    assert set(words(path)) == {(1, "One"), (2, "three"), (2, "_four")}
+
+
+def test_glossary_is_in_order() -> None:
+    """The glossary explains each word once, in alphabetical order."""
+    glossary = section("Words").split("\n| retired |")[0]
+    terms = re.findall(r"^\| ([^|`]+?) \|", glossary, re.MULTILINE)[1:]
+
+    assert len(terms) > 30
+    assert terms == sorted(set(terms), key=str.casefold)
+
+
+def sources() -> list[Path]:
+    """The package's modules, without those that are generated."""
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if "generated" not in path.parts]
+
+
+def type_names(module: ast.Module) -> Iterator[str]:
+    """The names of a module's classes, wherever they stand, and of its public type aliases."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+    for node in module.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            if re.fullmatch("[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*", name):
+                yield name
+
+
+def words(path: Path) -> Iterator[tuple[int, str]]:
+    """Every name in a module's code, and every name in backticks in its comments and strings."""
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type == tokenize.NAME:
+                yield token.start[0], token.string
+            elif token.type in (tokenize.COMMENT, tokenize.STRING):
+                for found in re.finditer(r"`(\w+)`", token.string):
+                    line = token.start[0] + token.string.count("\n", 0, found.start())
+                    yield line, found[1]
+
+
+def retired_words() -> dict[str, str]:
+    """Each retired name, and the name that takes its place."""
+    return dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", section("Words"), re.MULTILINE))
+
+
+def section(title: str) -> str:
+    """The text of one section of docs/architecture.md."""
+    return ARCHITECTURE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
