@@ -19,9 +19,7 @@ def _text(results: Sequence[Result]) -> Iterator[str]:
         if result.step is not None:
             yield f"{result.step.source}: {result.case.name}: {_where(result)}"
             yield from (f"  {line}" for line in _lines(result))
-    failed = sum(not result.passed for result in results)
-    cases = f"{len(results)} case{'' if len(results) == 1 else 's'}"
-    yield f"{cases}, {failed} failed" if failed else f"{cases} passed"
+    yield _summary(results)
 
 
 def _github(results: Sequence[Result]) -> Iterator[str]:
@@ -29,7 +27,7 @@ def _github(results: Sequence[Result]) -> Iterator[str]:
         if result.step is not None:
             text = "\n".join([_where(result), *_lines(result)])
             yield annotation("error", result.step.source, result.case.name, text)
-    yield from _text([result for result in results if result.passed])
+    yield _summary(results)
 
 
 def _junit(results: Sequence[Result]) -> Iterator[str]:
@@ -74,6 +72,12 @@ def coverage_text(coverage: Coverage) -> Iterator[str]:
         yield f"{rule.source}: no case meets rule {rule.path} of domain {rule.domain}"
     met, rules = len(coverage.met), len(coverage.rules)
     yield f"{met} of {rules} rules met: {coverage.percent:.0f} %"
+
+
+def _summary(results: Sequence[Result]) -> str:
+    failed = sum(not result.passed for result in results)
+    cases = f"{len(results)} case{'' if len(results) == 1 else 's'}"
+    return f"{cases}, {failed} failed" if failed else f"{cases} passed"
 
 
 def _where(result: Result) -> str:

@@ -92,7 +92,9 @@ class Trial:
             yield self._run(file.path, case, World(snapshot, case.settings))
 
     def _snapshot(self, path: Path) -> Snapshot:
-        path = path.resolve()
+        path = path.resolve()  # so that several test files may share rules, however they name them
+        if path.is_relative_to(here := Path.cwd()):
+            path = path.relative_to(here)  # for the reader
         if path not in self._snapshots:
             problems = [problem for problem in lint([path]).problems if problem.fatal(strict=False)]
             if problems:

@@ -252,7 +252,8 @@ def test_formats(tmp_path: Path) -> None:
           - {domain: api, descriptors: [{user: a}], expect: OVER_LIMIT}
         """,
     )
-    first = told(results, "github").split("\n")[0]
+    first, last = told(results, "github").split("\n")
+    assert last == "1 case, 1 failed"
     assert first.startswith(f"::error file={tmp_path}/api.test.yaml,line=4,col=5,title=100 %25%2C")
     assert first.endswith("%0A- expect: OVER_LIMIT%0A+ expect: OK")
     suites = ET.fromstring(told(results, "junit"))
@@ -260,6 +261,20 @@ def test_formats(tmp_path: Path) -> None:
     assert case is not None
     assert case.get("name") == "100 %, <all>: of\ufffd it"
     assert case.findtext("failure") == "- expect: OVER_LIMIT\n+ expect: OK"
+
+
+def test_rules_are_named_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule below the working directory is named by its path from there, as its test file is."""
+    monkeypatch.chdir(tmp_path)
+    Path("rules").mkdir()
+    cases = "rules: ../rules/api.yaml\ncases: " + documented().partition("cases:")[2]
+
+    results, trial = run(Path("rules"), cases, RULES.replace("20}", "10}"))
+
+    shown = re.search(r"the answer is:\n\n(.*?)\n\nThe line", DOCUMENT.read_text(), re.DOTALL)
+    assert shown
+    assert told(results) == textwrap.dedent(shown[1])
+    assert next(coverage_text(trial.coverage)).startswith("rules/api.yaml:6:3: no case meets")
 
 
 def test_rules_with_problems_are_not_tested(tmp_path: Path) -> None:
