@@ -40,6 +40,18 @@ class _Parsed(click.ParamType[object]):
             self.fail(str(error), param, ctx)
 
 
+class _Switch(click.types.BoolParamType):
+    """True or false, as click reads them, with an error that says so."""
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> bool:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value!r} is neither true nor false", param, ctx)
+
+
 def _option(setting: Setting) -> click.Option:
     switch = not setting.metavar
     return click.Option(
@@ -48,7 +60,7 @@ def _option(setting: Setting) -> click.Option:
         envvar=setting.environment,
         show_envvar=True,  # in errors
         is_flag=switch,
-        type=None if switch else _Parsed(setting),
+        type=_Switch() if switch else _Parsed(setting),
         metavar=setting.metavar or None,
     )
 

@@ -131,6 +131,9 @@ def test_version() -> None:
         (["serve", "--max-counters", "0"], "'0' is no number from 1 upwards"),
         (["serve", "--rules", "/nowhere"], "/nowhere: there is no such file or directory"),
         (["serve", "--store", "redis://:secret@h:x/0"], "the store URL cannot be read"),
+        (["serve", "--store", "redis:/:secret@h:6379"], "the store has no scheme, as redis:// is"),
+        (["serve", "--store", "u:secret@h:6379"], "the store has no scheme, as redis:// is one"),
+        (["serve", "--store", "file:/nowhere"], "/nowhere cannot be read: No such file or dir"),
         (["serve", "--store", "memroy"], "store scheme 'memroy' is unknown: allowed are memory"),
         (["lint", "/nowhere"], "/nowhere: there is no such file or directory"),
         (["lint"], "Missing argument 'PATHS...'"),
@@ -153,6 +156,14 @@ def test_errors_are_one_line(rules: Path, arguments: list[str], message: str) ->
     assert message in ran.err
     assert ran.err.count("\n") == 1
     assert "secret" not in ran.err
+
+
+def test_switches_of_the_environment_are_true_or_false() -> None:
+    """A switch whose variable is neither true nor false is refused in these words."""
+    ran = Ran("serve", "--check", RATELIMIT_SHADOW_MODE="maybe")
+
+    assert ran.code == 2
+    assert "'RATELIMIT_SHADOW_MODE'): 'maybe' is neither true nor false\n" in ran.err
 
 
 def test_errors_name_flags_that_the_command_has(tmp_path: Path) -> None:

@@ -483,6 +483,14 @@ async def test_host_that_is_none(url: str) -> None:
     [
         ("reddis://x", "store scheme 'reddis' is unknown: allowed are memory, redis://"),
         ("redis://h:port/0", "the store URL cannot be read: allowed are redis://host:port/db"),
+        ("redis://h:1/0/x", "port and database are numbers"),
+        ("redis://:12#34@h:6379", "a mark in a password is written as %XX"),
+        (
+            "localhost:6379",
+            "the store has no scheme, as redis:// is one: allowed are memory, redis",
+        ),
+        ("memroy", "store scheme 'memroy' is unknown: allowed are memory, redis://"),
+        ("flie://x", "and file:SHARDS.yaml"),
         ("redis+sentinel://h:26379", "the store URL cannot be read: allowed are redis://host"),
         ("redis+sentinel://h:26379/main?tb=3", "'tb' is unknown: allowed are db, username, pa"),
         ("redis://h/0?tiemout=3", "store URL option 'tiemout' is unknown: allowed are db, user"),

@@ -6,6 +6,7 @@ each time, so that they may be replaced.
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ SCHEMES = (
     "redis+ring://host:port,host:port/db, redis+cluster://host:port,host:port, "
     "redis+sentinel://host:port,host:port/name, and the last three over TLS as rediss+ring://…"
 )
+_ALLOWED = f"allowed are memory, {SCHEMES}, and file:SHARDS.yaml"
+_SCHEME = re.compile(r"[A-Za-z0-9+.-]*")
 _PORT = 6379
 _SENTINEL_PORT = 26379
 _LOGIN = ("username", "password", "password_file")
@@ -155,17 +158,18 @@ def parse_store(url: str) -> Ring | Cluster:
     Raises SettingsError for anything that cannot be used; its text holds no password.
     """
     scheme = url.partition("://")[0]
+    if not _SCHEME.fullmatch(scheme):  # not shown: it may hold a password
+        raise SettingsError(f"the store has no scheme, as redis:// is one: {_ALLOWED}")
     if scheme not in _READERS:
-        raise SettingsError(f"store scheme {scheme!r} is unknown: allowed are memory, {SCHEMES}")
+        raise SettingsError(f"store scheme {scheme!r} is unknown: {_ALLOWED}")
     try:
-        read = _Read(url)
+        return _READERS[scheme](_Read(url))
     except ValueError as error:
         # The library's text may quote the URL, and with it a password.
-        raise SettingsError(f"the store URL cannot be read: allowed are {SCHEMES}") from error
-    try:
-        return _READERS[scheme](read)
-    except ValueError as error:
-        raise SettingsError(f"the store URL cannot be read: allowed are {SCHEMES}") from error
+        raise SettingsError(
+            f"the store URL cannot be read: allowed are {SCHEMES}; port and database are numbers, "
+            "and a mark in a password is written as %XX"
+        ) from error
     except StoreError as error:
         raise SettingsError(str(error)) from error
 
@@ -175,6 +179,8 @@ class _Read:
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
+        if parts.fragment:  # most likely the rest of a password
+            raise ValueError(parts.scheme)
         self.scheme = parts.scheme
         login, _, self.hosts = parts.netloc.rpartition("@")
         self.path = unquote(parts.path)

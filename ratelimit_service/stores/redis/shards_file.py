@@ -27,8 +27,10 @@ def read_shards(path: Path, parse: Callable[[str], Ring | Cluster]) -> Ring:
     """
     try:
         node = yaml.compose(path.read_text(), yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"the shards file cannot be read: {error}") from error
+    except OSError as error:
+        raise SettingsError(f"the shards file {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"the shards file {path} cannot be read: {error}") from error
     except yaml.YAMLError as error:
         raise SettingsError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     reader = _Reader(path, parse)
