@@ -44,11 +44,11 @@ _SENTINEL = ("sentinel_username", "sentinel_password", "sentinel_password_file")
 
 
 _LEAST_SHOWN = 8
-"""So many characters of a password, cut off by a server, are still one to be hidden."""
+"""The beginning of a password is hidden as well, if it has at least so many characters."""
 
 
 def without(password: str, text: str) -> str:
-    """A text that a server has sent, without the password or the beginning that it cut it to."""
+    """A server's text without the password, also if the server cut the password off."""
     for size in range(len(password), min(len(password), _LEAST_SHOWN) - 1, -1):
         if size and password[:size] in text:
             return text.replace(password[:size], "***")
@@ -57,7 +57,7 @@ def without(password: str, text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """As whom to come; the password itself, or the file it is in. Shown without password."""
+    """The user, and the password or the file that has it. Its repr has no password."""
 
     username: str = ""
     password: str = field(default="", repr=False)
@@ -75,7 +75,7 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class RedisTLSFiles:
-    """The PEM files of TLS; without authorities of our own the system's are trusted.
+    """The PEM files of TLS. Without `ca` the system's authorities are trusted.
 
     Without `check_hostname` a server's certificate may be for another host.
     """
@@ -117,7 +117,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Sentinels:
-    """Whom to ask for the address of a master that may move, and all of it but host and port."""
+    """The Sentinels to ask for a master's address, and the rest of that address."""
 
     places: tuple[tuple[str, int], ...]
     name: str
@@ -140,7 +140,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Shards that have the counters between them; a single server is a ring of one."""
+    """Shards that share the counters out; a single server is a ring of one."""
 
     members: tuple[Member, ...]
 
@@ -175,7 +175,7 @@ def parse_store(url: str) -> Ring | Cluster:
 
 
 class _Read:
-    """A URL in its parts. Raises ValueError for what is none."""
+    """A URL in its parts. Raises ValueError if it is not one."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -192,7 +192,7 @@ class _Read:
             self.options.setdefault("password", password)
 
     def check(self, *known: Collection[str]) -> None:
-        """Raises SettingsError for an option that is none of these."""
+        """Raises SettingsError if there is any other option than these."""
         allowed = [name for names in known for name in names]
         if unknown := sorted(set(self.options) - set(allowed)):
             shown = ", ".join(allowed)
@@ -202,7 +202,7 @@ class _Read:
         return tuple(_place(host, default_port) for host in self.hosts.split(","))
 
     def database(self) -> int:
-        """From the path, or the option where the path says something else."""
+        """The database: from the path, or from the option if the path says something else."""
         text = self.options.get("db") or self.path.strip("/")
         return int(text) if text else 0
 

@@ -1,6 +1,6 @@
 """What a shard is handed: a batch of requests, and who hears of their outcomes.
 
-What must not live here: connections, and what a request comes to that lies in several shards.
+What must not live here: connections, and how a request in several shards is settled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Background", "Batch", "Debt"]
 
 
 class Batch(Protocol):
-    """What goes to one shard: requests, or those of their hits that lie there."""
+    """What goes to one shard: whole requests, and pieces of those that have other homes too."""
 
     sent: int
     """How many requests have been sent, or were not wanted any more."""
@@ -26,7 +26,7 @@ class Batch(Protocol):
 
     @property
     def deadline_us(self) -> int:
-        """When nobody waits any more, by `elapsed_us`."""
+        """The time by `elapsed_us` from which nobody waits for an answer."""
 
     @property
     def over(self) -> bool:
@@ -34,7 +34,7 @@ class Batch(Protocol):
 
     @property
     def indexes(self) -> Sequence[int]:
-        """By what number `wanted` knows each request."""
+        """The number of each request, as `wanted` takes it."""
 
     @property
     def wanted(self) -> Wanted:
@@ -44,7 +44,7 @@ class Batch(Protocol):
         """These requests were not sent, since they are not wanted."""
 
     def answered(self, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int) -> None:
-        """The next outcomes found are these requests'; `at_us` is the server's time."""
+        """Takes these requests' outcomes from `found`; `at_us` is the server's time."""
 
     def failed(self, indexes: Sequence[int], reason: str) -> None:
         """These requests get no answer."""
@@ -61,7 +61,7 @@ class Background:
         told: Callable[[Outcomes | None], None] = lambda _: None,
         deadline_us: int = NEVER,
     ) -> None:
-        """`told` gets the outcomes of each request, None where there are none."""
+        """`told` gets the outcomes of each request, or None if there are none."""
         self.requests = requests
         self.indexes = range(len(requests))
         self.wanted: Wanted = always
@@ -108,16 +108,15 @@ class Debt:
         over_us: int,
         settled: Callable[[Debt], None],
     ) -> None:
-        """`settled` is called once all of it was told, or `untold` has what was not.
+        """`settled` is called when every request was told or is in `untold`.
 
-        From `over_us` on, by the server's time, nobody need know.
+        From `over_us` on, by the server's time, these hits no longer matter.
         """
         self.requests = requests
         self.weight = weight
         self.over_us = over_us
         self.deadline_us = NEVER
-        """Until when it may be counted if it is sent now, by `elapsed_us`: whoever tells it sets
-        it."""
+        """Until when the server may count it, by `elapsed_us`. Whoever sends the debt sets it."""
         self.indexes = range(len(requests))
         self.wanted: Wanted = always
         self.over = False

@@ -1,6 +1,7 @@
-"""What one server is to charge: batches queue up, and go out as script calls.
+"""The queue before one server: batches wait here, and go out as script calls.
 
-What comes in one tick goes out together, a few calls at a time, so that calls grow with the load.
+Requests of one tick go out together. Only a few calls are under way at a time, so that calls grow
+with the load.
 What must not live here: whether the server is well, and how it is connected (`server`).
 """
 
@@ -44,7 +45,7 @@ _MAX_IN_FLIGHT: Final = 2
 """Script calls under way at a time; meanwhile the next one fills up."""
 
 _MAX_HELD: Final = 10_000
-"""How many give-backs wait for a server that is away; then the oldest are lost."""
+"""The most give-backs that wait for a server that is away; beyond that the oldest are lost."""
 
 Slot = Callable[[Sequence[Hit]], int]
 """The slot of a request in a cluster: a script call settles requests of one slot only."""
@@ -61,7 +62,7 @@ class _Call(NamedTuple):
     indexes: list[tuple[Batch, list[int]]]
     sent_us: int
     number: int
-    """By which its reply is known."""
+    """The script sends this number back, so that a reply is known to be this call's."""
 
 
 class Batches:
@@ -75,7 +76,10 @@ class Batches:
         slot: Slot | None = None,
         redirect: Redirect | None = None,
     ) -> None:
-        """All keys in the server begin with `key_prefix`; a node of a cluster has the others."""
+        """All keys in the server begin with `key_prefix`.
+
+        `slot` and `redirect` are given for a node of a cluster.
+        """
         self._server = server
         self._counters = counters
         self._damage = Damage(counters)
@@ -86,12 +90,12 @@ class Batches:
         self._loop = asyncio.get_running_loop()
         self._queue: deque[Batch] = deque()
         self._held: deque[Batch] = deque()
-        """What has no deadline and waits for the server to come back."""
+        """Batches without a deadline that wait for the server to come back."""
         self._heir: Callable[[Batch], None] | None = None
-        """Who takes what has no deadline once the server has nothing to do any more."""
+        """Takes batches without a deadline once the server has no counters any more."""
         self._sending = False
         self._number = randbits(48)
-        """Of the last script call; not the same as in another process."""
+        """The number of the last script call; it starts at random, so that processes differ."""
         self._in_flight = 0
 
     @property
@@ -129,12 +133,12 @@ class Batches:
         self._call(connection, list(calls.values()), [len(calls)], asking=True)
 
     def bequeath(self, heir: Callable[[Batch], None]) -> None:
-        """Hands what waits for the server to another, now and from now on."""
+        """Hands batches that wait for the server to `heir`: those of now and all later ones."""
         self._heir = heir
         self.release()
 
     def hold(self, batch: Batch) -> None:
-        """Keeps what has no deadline for when the server is back; the oldest goes if it is much."""
+        """Keeps a batch without a deadline until the server is back; drops the oldest of too many."""
         if self._heir is not None:
             self._heir(batch)
             return
@@ -148,13 +152,13 @@ class Batches:
         self._held.append(batch)
 
     def release(self) -> None:
-        """Sends what has waited for the server; what still cannot be sent waits on."""
+        """Sends the batches that have waited; those that still cannot be sent go on waiting."""
         held, self._held = self._held, deque()
         for batch in held:
             self.charge(batch)
 
     def empty(self, reason: str) -> None:
-        """Ends what is queued; what has no deadline waits."""
+        """Ends the batches in the queue, but those without a deadline wait."""
         queue, self._queue = self._queue, deque()
         for batch in queue:
             if batch.deadline_us == NEVER:
@@ -163,7 +167,7 @@ class Batches:
                 self._fail(batch, range(batch.sent, len(batch.requests)), reason)
 
     def _send(self) -> None:
-        """Sends what is queued, as much as may be under way."""
+        """Sends from the queue, as many calls as may be under way."""
         self._sending = False
         while self._queue and self._in_flight < _MAX_IN_FLIGHT:
             connection = self._server.connection
@@ -176,9 +180,9 @@ class Batches:
                 self._call(connection, calls, [len(calls)])
 
     def _next_calls(self) -> list[_Call]:
-        """Takes from the queue what fits into one call, and drops what nobody waits for.
+        """Takes from the queue what fits into one call, and drops requests that nobody waits for.
 
-        In a cluster it is a call for each slot, all sent at once.
+        In a cluster there is one call for each slot; all of these are sent at once.
         """
         calls: dict[int, _Call] = {}
         now, size = elapsed_us(), 0
@@ -200,7 +204,10 @@ class Batches:
         return list(calls.values())
 
     def _take(self, batch: Batch, calls: dict[int, _Call], now: int, size: int) -> int:
-        """Takes from a batch what fits beside what weighs `size`; returns what all of it weighs."""
+        """Takes requests from a batch that fit beside others of the weight `size`.
+
+        Returns the weight of all of them together.
+        """
         requests, taken, dropped, at = batch.requests, [], [], batch.sent
         wanted, numbers, section = batch.wanted, batch.indexes, []
         while at < len(requests) and not batch.over:
@@ -308,7 +315,7 @@ class Batches:
             else:
                 self._refused(connection, call, reply)
         except Exception as error:
-            # Nobody knows whose the outcomes are that are left.
+            # The remaining outcomes cannot be told apart any more.
             self._bugs.note("a reply from Redis could not be handled", error)
             for batch, indexes in call.indexes:
                 self._fail(batch, indexes, "internal")
@@ -316,7 +323,7 @@ class Batches:
             self._send()
 
     def _landed(self, under_way: list[int], count: int) -> None:
-        """So many calls of those sent at once have a reply, or none will come."""
+        """Notes that so many of the calls sent together have a reply, or will have none."""
         under_way[0] -= count
         if not under_way[0]:
             self._in_flight -= 1
@@ -332,7 +339,7 @@ class Batches:
             self._bugs.note("hits could not be decided without Redis", error)
 
     def _refused(self, connection: RedisConnection, call: _Call, reply: Reply) -> None:
-        """The call has an error, or none that could be read, or no reply at all."""
+        """Takes a reply that is an error or cannot be read, or None if there was no reply."""
         error = str(reply) if isinstance(reply, hiredis.ReplyError) else ""
         remaining = [
             (batch, indexes)
@@ -348,22 +355,22 @@ class Batches:
         if error.startswith(_TO_BE_LEFT):
             connection.close(
                 f"it answers {connection.shown(reply):.100}"
-            )  # who is the master is asked anew
+            )  # the new connection asks anew who the master is
         for batch, indexes in remaining:
             whole = len(indexes) == len(batch.requests)
             if batch.deadline_us == NEVER and whole and error.startswith(_NOTHING_DONE):
                 batch.sent = 0
                 self.hold(batch)
             else:
-                # What may have been given back is not given back again: that could be once too
-                # often, and admit too much.
+                # A give-back that may have been done is not sent again: done twice, it would
+                # admit too much.
                 self._fail(batch, indexes, "unknown" if reply is None else "refused")
 
 
 def _answer_one_by_one(
     batch: Batch, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int
 ) -> None:
-    """Tells a batch's requests apart: those that the server found too late have no answer."""
+    """Answers requests one by one: those that reached the server too late have no answer."""
     for index in indexes:
         outcomes = next(found)
         if None in outcomes:

@@ -1,4 +1,4 @@
-"""The requests of one call of `charge`: which shard is handed what, and when all is known.
+"""The requests of one call of `charge`: what goes to which shard, and when all is settled.
 
 Hits of one request that have the same home are settled there by one script call; a request
 whose hits have several homes is a `CrossShardRequest`.
@@ -26,7 +26,7 @@ from ratelimit_service.stores.redis.shard import Shard
 __all__ = ["Charge", "Find", "Home"]
 
 Home = tuple[Shard, int]
-"""Where a counter lies: its shard, and which of the shard's hits one script call may settle."""
+"""Where a counter lies: its shard, and a number. One script call may settle hits of one home."""
 
 Find = Callable[[Hit], Home]
 """The home of a hit's counter; the same object for all that one script call may settle."""
@@ -36,7 +36,7 @@ _LOCAL: Final = FailurePolicy.LOCAL
 
 
 class Charge:
-    """The requests of one call of `charge`, and what is known of what they come to."""
+    """The requests of one call of `charge`, and those of their results that are known."""
 
     __slots__ = (
         "batches",
@@ -64,7 +64,7 @@ class Charge:
         *,
         hurried: bool,
     ) -> None:
-        """`hurried`: the caller waits for less time than a server is given to answer."""
+        """`hurried`: the caller waits for less time than the server may take to answer."""
         self.requests = requests
         self.given_back = given_back
         self.hurried = hurried
@@ -109,13 +109,13 @@ class Charge:
             batch.pieces.append(None)
 
     def start_whole(self, shard: Shard) -> None:
-        """As `start`, where everything lies in one shard."""
+        """Does what `start` does, when everything lies in one shard."""
         batch = ShardBatch(self, shard, self.requests, _whole(len(self.requests)), [])
         self.batches.append(batch)
         shard.charge(batch)
 
     def settle(self, index: int, settled: Settled) -> None:
-        """Takes what a request came to."""
+        """Takes the result of one request."""
         self.settled[index] = settled
         self.less(1)
 
@@ -124,19 +124,20 @@ class Charge:
         self.missing -= count
         if not self.missing and not self.over:
             self.over = True
-            # Batches know their charge. It lets go of them: nobody collects cycles.
+            # Batches refer to their charge. It drops them, or they would be a cycle, which
+            # nobody collects.
             self.batches.clear()
             self.cross_shard.clear()
             self.done(self.settled)
 
     def abandon(self) -> None:
-        """Ends the charge whatever state it is in: nothing of it has an outcome."""
+        """Ends the charge in any state: none of its hits gets an outcome."""
         if not self.over:
             self.settled = [judge(hits, [None] * len(hits)) for hits in self.requests]
             self.less(self.missing)
 
     def expire(self, read_us: int) -> None:
-        """Ends the charge: what has no outcome yet gets none.
+        """Ends the charge: hits without an outcome get none any more.
 
         All replies that had come by `read_us` have been read.
         """
@@ -148,9 +149,9 @@ class Charge:
     def without(
         self, hits: Sequence[Hit], reason: str, shard: Shard, at_us: int
     ) -> list[Outcome | None]:
-        """The outcomes of hits that their shard has given none for.
+        """The outcomes of hits for which their shard has given none.
 
-        Those whose policy is `local` are counted in this process, at that time.
+        Hits whose policy is `local` are counted in this process, at the time `at_us`.
         """
         self.counters.store_errors[reason] += len(hits)
         found: list[Outcome | None] = [None] * len(hits)
@@ -221,10 +222,10 @@ class ShardBatch:
         indexes: list[int],
         pieces: list[tuple[CrossShardRequest, list[int]] | None],
     ) -> None:
-        """`indexes` are those of the requests in the charge.
+        """`indexes` say which requests of the charge these are.
 
-        `pieces` has for each request that is a piece of another what it is a piece of, and which
-        of its hits; it is empty if all are whole.
+        `pieces` has an entry for each request: None for a whole one; for a piece the request that
+        it belongs to and the indexes of its hits there. It is empty if all requests are whole.
         """
         self.charge = charge
         self.shard = shard
@@ -266,7 +267,7 @@ class ShardBatch:
             charge.less(count)
 
     def _answered_late(self, index: int, found: Outcomes, at_us: int) -> None:
-        """Of what nobody waits for any more."""
+        """Takes an answer that nobody waits for any more."""
         piece = self._piece(index)
         if piece:
             request, ats = piece
@@ -297,7 +298,7 @@ class ShardBatch:
             charge.less(count)
 
     def expire(self, read_us: int) -> None:
-        """Ends what has no answer, and has the shard look whether that is its server's fault."""
+        """Ends the requests without an answer; the shard finds out if its server is to blame."""
         unanswered = [index for index in range(len(self.requests)) if not self._has_answer(index)]
         late: list[int] = []
         unwanted: list[int] = []
@@ -306,7 +307,7 @@ class ShardBatch:
             (late if wanted else unwanted).append(index)
         self.dropped(unwanted)
         if late:
-            # Without the server's fault it is ours: there was more to do than time.
+            # If the server is not to blame, this process is: it had more to do than time.
             hurried = self.charge.hurried and late[0] < self.sent
             self.failed(late, "timeout" if hurried or self.shard.late(read_us) else "overloaded")
             self.shard.missed(read_us)

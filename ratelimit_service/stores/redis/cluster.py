@@ -1,9 +1,9 @@
 """Redis Cluster: which node has a counter's slot now, and what to do when it has moved.
 
 The specification is Redis' own: https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/
-Every slot is a place of its own, since a script may touch the keys of one slot only. A call
-that a node sends elsewhere (MOVED, ASK) or puts off (TRYAGAIN) goes again, alone; it has
-changed nothing. What must not live here: connections, batches.
+Every slot is a home of its own, since a script may touch the keys of one slot only. A node may
+send a call elsewhere (MOVED, ASK) or put it off (TRYAGAIN). Such a call has changed nothing, so it
+is sent again, on its own. What must not live here: connections, batches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 _MOST_PORT = 65_535
 _QUICK_HOPS = 4
 _MOST_HOPS = 1_000
-"""How often a call is sent elsewhere at once, and at all; its deadline ends it sooner."""
+"""How often a call is sent elsewhere without a pause, and how often at all. Its deadline usually
+ends it sooner."""
 
 _AGAIN_SECONDS = 0.002
 _ASK_SECONDS = 1.0
@@ -57,7 +58,7 @@ class ClusterOfNodes:
         for seed in cluster.seeds:
             self._node(seed.host, seed.port)
         first = next(iter(self._nodes.values()))
-        # Until the slots are known: whoever is asked first sends everything where it belongs.
+        # Until the slots are known the first node gets everything, and says where it belongs.
         self._homes: list[Home] = [(first, slot) for slot in range(SLOTS)]
 
     @property
@@ -74,7 +75,7 @@ class ClusterOfNodes:
         return slot_of(hits[0].key)
 
     async def start(self) -> None:
-        """Tries the given nodes once, asks one for the slots, and keeps knowing them."""
+        """Tries the given nodes once, asks one of them for the slots, and follows their changes."""
         await asyncio.gather(*(node.start() for node in list(self._nodes.values())))
         await self._look()
         await asyncio.gather(*self._starting.values())
@@ -90,14 +91,14 @@ class ClusterOfNodes:
         await asyncio.gather(*(node.close() for node in self._nodes.values()))
 
     def beat_key(self, node: Shard) -> str | None:
-        """The key under which processes are listed: in one of the node's slots."""
+        """The key under which processes are listed; it lies in one of the node's slots."""
         for number in range(SLOTS):
             if self._homes[slot_of_tag(b"%d" % number)][0] is node:
                 return f"{{{number}}}processes"
         return None
 
     def redirected(self, node: Shard, error: str, batch: Batch, indexes: Sequence[int]) -> bool:
-        """Sends requests of a batch to where an error says; False if it says something else."""
+        """Sends requests of a batch to the node that an error names; False for any other error."""
         word, _, rest = error.partition(" ")
         if word == "CLUSTERDOWN":
             self._stale.set()
@@ -105,7 +106,8 @@ class ClusterOfNodes:
             return False
         hops = batch.hops if isinstance(batch, Redirected) else 0
         if word == "TRYAGAIN":
-            # While a slot moves, keys of one request can be in two nodes; others go on alone.
+            # While a slot moves, the keys of one request can lie on two nodes. The batch's other
+            # requests must not wait for it, so each goes alone.
             loop = asyncio.get_running_loop()
             for index in indexes:
                 loop.call_later(_AGAIN_SECONDS, self._charge_home, Redirected(batch, [index], 0))
@@ -122,7 +124,7 @@ class ClusterOfNodes:
         if word == "MOVED":
             self._homes[slot] = target, slot
             self._stale.set()
-        if hops >= _QUICK_HOPS:  # nodes that disagree for a moment must not be kept busy
+        if hops >= _QUICK_HOPS:  # nodes that disagree for a moment must not be kept busy by it
             asyncio.get_running_loop().call_later(_AGAIN_SECONDS, send, again)
         elif target in self._starting:
             self._starting[target].add_done_callback(lambda _: send(again))
@@ -176,7 +178,7 @@ class ClusterOfNodes:
                 return
 
     def _learn(self, reply: Reply, host: str) -> bool:
-        """Takes over what CLUSTER SLOTS says; `host` is who says it."""
+        """Takes the slots from a reply to CLUSTER SLOTS; `host` is the node that sent it."""
         ranges = _ranges(reply, host)
         if not ranges:
             return False
@@ -193,7 +195,7 @@ class ClusterOfNodes:
         return True
 
     def _retire(self, place: tuple[str, int], node: Shard) -> None:
-        """Lets go of a node that has no slots; what it still has to tell goes to those that do."""
+        """Lets go of a node without slots. What it was still to be told goes to the new nodes."""
         del self._nodes[place]
         log.info("%s has no slots of the cluster any more", node.name)
         task = asyncio.create_task(self._end(node))
@@ -201,7 +203,7 @@ class ClusterOfNodes:
         task.add_done_callback(self._ending.discard)
 
     async def _end(self, node: Shard) -> None:
-        """Disconnects from a node; what it was still to be told is told to those that have it."""
+        """Disconnects from a node, and tells its debts to the nodes that have its slots now."""
         await node.retire(self._charge_home)
         for requests, over_us in node.debts():
             self.find(requests[0][0])[0].owe(requests, over_us)
@@ -219,7 +221,7 @@ def _moved(text: str) -> tuple[int, str, int] | None:
 def _ranges(reply: Reply, asked: str) -> list[tuple[int, int, tuple[str, int]]]:
     """First slot, last slot, and host and port of the master of each range.
 
-    Nothing if the reply is none to CLUSTER SLOTS.
+    Empty if the reply is not one to CLUSTER SLOTS.
     """
     if not isinstance(reply, list):
         return []
@@ -236,7 +238,7 @@ def _ranges(reply: Reply, asked: str) -> list[tuple[int, int, tuple[str, int]]]:
 
 
 class Redirected:
-    """Some requests of a batch, on another way."""
+    """Some requests of a batch, on their way to another node."""
 
     def __init__(self, batch: Batch, indexes: Sequence[int], hops: int) -> None:
         self._batch = batch
@@ -245,7 +247,7 @@ class Redirected:
         self.requests = [batch.requests[index] for index in indexes]
         self.deadline_us = batch.deadline_us
         self.sent = 0
-        self.wanted: Wanted = always  # it was, when it was sent first
+        self.wanted: Wanted = always  # it was asked when the batch was first sent
 
     @property
     def over(self) -> bool:

@@ -1,8 +1,8 @@
 """One pipelined connection to a Redis server, spoken to directly.
 
-Commands go out as they come and replies come back in order: a call that nobody waits for any
-more costs nothing, and nothing is reconnected because of it. hiredis parses. What must not
-live here: scripts, retries, timeouts, what a reply means.
+Commands go out as they come, and replies come back in order. So a call that nobody waits for any
+more costs nothing, and the connection stays. hiredis parses the replies. What must not live here:
+scripts, retries, timeouts, what a reply means.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Answered = Callable[[Reply], None]
 
 
 def _packed(command: Command) -> bytes:
-    # The stub wants a tuple of one; any length is packed.
+    # The type stub asks for a tuple of one item, but hiredis packs any length.
     packed: bytes = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]
     return packed
 
@@ -46,14 +46,14 @@ class RedisConnection(asyncio.Protocol):
         self._reader = hiredis.Reader()
         self._calls: deque[Answered] = deque()
         self._left: deque[int] = deque()
-        """When the bytes of each pending command left, for those whose bytes have."""
+        """When the bytes of each pending command left; commands that have not left are missing."""
         self._leaving = 0
         """Commands written in this turn of the loop: their bytes leave at its end."""
         self._transport: asyncio.WriteTransport | None = None
         self._heard_at = 0.0
         self._bugs = Bugs()
         self.password = ""
-        """With which it was opened: an error can say it again."""
+        """The password of this connection. An error of the server can contain it."""
         self.lost: asyncio.Future[str] = self._loop.create_future()
         self.answered_left_us = 0
         """When the command that is being answered left, by `elapsed_us`."""
@@ -69,19 +69,19 @@ class RedisConnection(asyncio.Protocol):
         return self._left[0] if self._left else None
 
     def forgive(self, seconds: float) -> None:
-        """Takes time off the server's silence in which this process did not listen."""
+        """Takes time in which this process did not listen off the server's silence."""
         self._heard_at = min(self._heard_at + seconds, self._loop.time())
 
     def send(self, commands: Sequence[Command], answered: Sequence[Answered]) -> None:
         """Sends commands in one write; each one's reply goes to its callback, in order.
 
-        It is None if the connection is lost first.
+        The reply is None if the connection is lost first.
         """
         if self._transport is None or self.lost.done():
             for each in answered:
                 self._tell(each, None)
             return
-        packed = b"".join(map(_packed, commands))  # first: it fails on what cannot be packed
+        packed = b"".join(map(_packed, commands))  # first: it raises for what cannot be packed
         if not self._calls:
             self._heard_at = self._loop.time()
         self._calls.extend(answered)
@@ -91,14 +91,14 @@ class RedisConnection(asyncio.Protocol):
         self._leaving += len(answered)
 
     def _have_left(self) -> None:
-        """Notes when bytes left: the loop writes at the end of a turn, however long that was."""
+        """Notes when the bytes left: the loop writes at the end of its turn, which may be long."""
         now = elapsed_us()
         for _ in range(self._leaving):
             self._left.append(now)
         self._leaving = 0
 
     def call(self, *command: Argument) -> asyncio.Future[Reply]:
-        """As `send` of one command, for those that wait."""
+        """Sends one command, and returns a future of its reply."""
         future: asyncio.Future[Reply] = self._loop.create_future()
 
         def answered(reply: Reply) -> None:
@@ -109,18 +109,18 @@ class RedisConnection(asyncio.Protocol):
         return future
 
     def ping(self) -> asyncio.Future[Reply]:
-        """Asks for a word that only the reply to this ping has."""
+        """Sends a ping with a word of its own, which only its reply contains."""
         word = token_hex(8)
         ping = self.call("PING", word)
         ping.add_done_callback(partial(self._ponged, word.encode()))
         return ping
 
     def shown(self, reply: Reply) -> str:
-        """What an error says, fit for the log: without the password."""
+        """The text of an error without the password, so that it can go to the log."""
         return without(self.password, str(reply))
 
     def distrust(self) -> None:
-        """Closes the connection: a reply was none to its call, so the next are not either."""
+        """Closes the connection: a reply did not fit its call, so the next ones may not either."""
         self.close("a reply was none to its command")
 
     def _ponged(self, word: bytes, ping: asyncio.Future[Reply]) -> None:
@@ -162,7 +162,7 @@ class RedisConnection(asyncio.Protocol):
         self._tell(self._calls.popleft(), reply)
 
     def _tell(self, answered: Answered, reply: Reply) -> None:
-        """Hands a reply on. Whoever fails with theirs must not cost others theirs."""
+        """Hands a reply on. If its callback fails, the other replies are handed on all the same."""
         try:
             answered(reply)
         except Exception as error:
@@ -180,8 +180,8 @@ class RedisConnection(asyncio.Protocol):
 async def all_read() -> None:
     """Returns when everything that had come before the call has been read.
 
-    A process that was held up finds its timers due and its replies unread. The loop may run
-    timers before it reads: two rounds on, it has read.
+    A process that was held up finds its timers due and its replies unread. The loop may run the
+    timers before it reads, but after two more rounds it has read.
     """
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -234,7 +234,7 @@ def _expect(reply: Reply, command: Command, address: Address, connection: RedisC
         raise StoreError(f"Redis at {address} hung up: {connection.lost.result()}")
     if isinstance(reply, Exception):
         raise StoreError(f"Redis at {address} refused {command[0]!s}: {connection.shown(reply)}")
-    if not isinstance(reply, bytes):  # OK, or what a script is called
+    if not isinstance(reply, bytes):  # `OK`, or the digest of a script that was loaded
         raise StoreError(
             f"Redis at {address} does not answer to {command[0]!s}, but something else"
         )

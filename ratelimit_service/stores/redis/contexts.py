@@ -1,4 +1,4 @@
-"""What connections to Redis trust and show over TLS: read from files, and anew when they change."""
+"""TLS of connections to Redis: certificates are read from files, and anew when these change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Contexts:
     """The contexts of a store, by the files that they come from.
 
     Files are watched once a connection has asked for them. A connection that is open stays as it
-    is; the next one gets what the files say by then, or said when they were last good.
+    is. The next one gets what the files say then, or what they said when they were last good.
     """
 
     def __init__(self, component: str, health: Health, reloads: Counter[str]) -> None:
@@ -40,7 +40,7 @@ class Contexts:
         return kept.value
 
     def close(self) -> None:
-        """Watches no more."""
+        """Stops watching the files."""
         for task in self._watching:
             task.cancel()
 

@@ -1,8 +1,8 @@
 """A request whose counters have several homes: all of its hits count, or none.
 
-Its pieces are charged at the same time, each as a request of its own. Where the request is
-denied all the same, what was counted is given back. Others may be denied by a charge that is
-then given back; nobody is admitted by one.
+Its pieces are charged at the same time, each as a request of its own. If one piece is denied, the
+whole request is, and what the other pieces have counted is given back. Until then that charge may
+deny somebody else; it never admits anybody.
 What must not live here: which home a counter has, and what a server does.
 """
 
@@ -28,10 +28,10 @@ from ratelimit_service.stores.redis.shard import Shard
 __all__ = ["ABSENT", "PENDING", "CrossShardRequest", "piece_of"]
 
 PENDING: Final = Settled((), Verdict.DROPPED)
-"""In place of what a request comes to, until that is known. It is known by its identity."""
+"""Stands for the result of a request until that is known. Compare it with `is`."""
 
 ABSENT: Final = Outcome(False, 0, 0, -1)
-"""Until there is an answer."""
+"""Stands for an outcome until there is an answer. Compare it with `is`."""
 
 
 class CrossShardRequest:
@@ -63,7 +63,7 @@ class CrossShardRequest:
         given_back: GivenBack,
         counters: Counters,
     ) -> None:
-        """`settle` is called once, with the index of the request and what it came to."""
+        """`settle` is called once, with the index of the request and its result."""
         self.index = index
         self.hits = hits
         self.settle = settle
@@ -72,7 +72,7 @@ class CrossShardRequest:
         self.counters = counters
         self.outcomes: list[Outcome | None] = [ABSENT] * len(hits)
         self.pieces: list[tuple[Shard, Sequence[int], int]] = []
-        """Of each answer the shard, the indexes of its hits, and the shard's time."""
+        """For each answer: its shard, the indexes of its hits, and the shard's time."""
         self.missing = 0
         """How many pieces have no answer yet."""
         self.returning = 0
@@ -91,7 +91,7 @@ class CrossShardRequest:
     def answered(self, shard: Shard, ats: Sequence[int], found: Outcomes, at_us: int) -> None:
         """A piece has its outcomes; the last one settles the request."""
         outcomes = self.outcomes
-        if outcomes[ats[0]] is not ABSENT:  # it had none in time, and this is too late
+        if outcomes[ats[0]] is not ABSENT:  # the piece was given up before: this answer is too late
             denied = self.dropped or not judge(self.hits, outcomes).verdict.passes
             hits = [self.hits[at] for at in ats]
             told = [outcomes[at] for at in ats]
@@ -137,15 +137,15 @@ class CrossShardRequest:
     def _changed(self) -> set[int]:
         """The indexes of hits whose outcomes are not those that they were charged with.
 
-        They were counted and are to be given back, or another hit of the request is on the same
-        counter: what is told to be left there is what all of them leave.
+        Either the hit was counted and is to be given back, or another hit of the request is on the
+        same counter: then every one of these hits must report what all of them together leave.
         """
         hits, outcomes = self.hits, self.outcomes
         if not self.settled.verdict.passes:
             over = [at for at, hit in enumerate(hits) if not hit.refund]
             keys = [hits[at].key for at in over]
         else:
-            keys = []  # the limits of one descriptor have each a counter of its own
+            keys = []  # each limit of a descriptor has a counter of its own
             # A descriptor in shadow mode counts in all of its limits or in none.
             over = [
                 at
@@ -171,7 +171,7 @@ class CrossShardRequest:
                 undone.append(undo(hit, outcome, at_us))
                 self.counters.given_back += hit.addend
         count = len(undone)
-        undone.reverse()  # in a queue only the last place can be given back
+        undone.reverse()  # in a queue only the last place can be given back, so begin with it
         if local:
             now_us = shard.now_us()
             self._undone(ats, shard.charge_here([*undone, *peeks], now_us)[count:])
@@ -179,12 +179,12 @@ class CrossShardRequest:
         shard.charge(Background([[*undone, *peeks]], partial(self._given_back, ats)))
 
     def _given_back(self, ats: Sequence[int], found: Outcomes | None) -> None:
-        """The shard has given these hits back, and told what is left of them."""
+        """The shard has given these hits back, and says what is left on their counters."""
         self.tell_of_give_backs([self.hits[at].key for at in ats])
         self._undone(ats, found and found[-len(ats) :])
 
     def _undone(self, ats: Sequence[int], peeks: Outcomes | None) -> None:
-        """What was charged is given back; `peeks` tell what is left now."""
+        """Puts into the outcomes that the charges are given back; `peeks` say what is left now."""
         for at, peek in zip(ats, peeks or [None] * len(ats), strict=True):
             outcome = self.outcomes[at]
             assert outcome is not None  # noqa: S101 -- it has counted
@@ -199,7 +199,7 @@ class CrossShardRequest:
             self.finish()
 
     def finish(self) -> None:
-        """Hands the outcomes on; what is on its way to be given back is told as given back."""
+        """Hands the result on. A give-back that is still under way is reported as done."""
         if self.over or self.missing:
             return
         self.over = True
@@ -229,18 +229,18 @@ def _over(hit: Hit, outcome: Outcome | None) -> bool:
 def piece_of(hits: Sequence[Hit], ats: Sequence[int]) -> list[Hit]:
     """Some hits of a request as a request of their own, which is charged in one home.
 
-    It is denied only by what denies the whole. Quotas deny together, so where others of them
-    have another home, those that are here count in any case.
+    The piece must be denied only by what denies the whole request. Quotas deny only if all of them
+    are over. So if some of the quotas have another home, those in this piece are always counted.
     """
     quotas = {at for at, hit in enumerate(hits) if hit.mode is Mode.QUOTA and not hit.refund}
     if not quotas - set(ats):
-        quotas = set()  # all of them are here, and deny as anywhere
-    # What is joined to a hit that lies elsewhere begins a descriptor here.
+        quotas = set()  # all quotas are in this piece, so it can be denied by them
+    # A hit that is joined to one in another home begins a descriptor in this piece.
     first, piece = 0, []
     leaders = [first := first if hit.joined else at for at, hit in enumerate(hits)]
     for number, at in enumerate(ats):
         if at in quotas:
-            # Not joined: a quota's limits count each by itself, those of a shadow rule together.
+            # Not joined: joined hits in shadow mode would count together or not at all.
             piece.append(hits[at]._replace(mode=Mode.SHADOW, joined=False))
         else:
             joined = number > 0 and leaders[at] == leaders[ats[number - 1]]

@@ -1,7 +1,7 @@
 """What this process has counted while a server was away, and how the server hears of it.
 
-It is told one batch at a time, until it has counted all of it or that is over. What must not live
-here: connections, script calls, and whether the server is well (`shard`).
+The server is told one batch at a time, until it has counted everything or the windows are over.
+What must not live here: connections, script calls, and whether the server is well (`shard`).
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ __all__ = ["Debts"]
 log = logging.getLogger(__name__)
 
 _MAX_OWED: Final = 200_000
-"""How many batches of what was counted without a server wait for it; then the oldest are lost."""
+"""The most debts that wait for one server; beyond that the oldest are lost."""
 
 _TELL_US: Final = 1_000_000
-"""How long the server has to count what it is told; later it is told again."""
+"""How long the server may take to count a debt. After that it is told again."""
 
 
 class Creditor(Protocol):
-    """Who is told."""
+    """The server that debts are told to."""
 
     processes: int
-    """How many processes count in it, as last known."""
+    """How many processes count in the server, as last known."""
 
     @property
     def available(self) -> bool:
-        """Whether it can be told now."""
+        """Whether the server can be told now."""
 
     def now_us(self) -> int:
-        """Its time, as far as it is known."""
+        """The server's time, as far as it is known."""
 
     def elapsed_at(self, at_us: int) -> int:
-        """When it will be that time there, by `elapsed_us`."""
+        """The moment by `elapsed_us` at which the server's clock will show `at_us`."""
 
     def charge(self, batch: Batch) -> None:
-        """Queues what it is told."""
+        """Queues a debt, to be sent to the server."""
 
 
 class Debts:
@@ -62,11 +62,11 @@ class Debts:
         self._loop = asyncio.get_running_loop()
         self._local = Local(counters)
         self._handing: Iterator[tuple[Sequence[Sequence[Hit]], int]] = iter(())
-        """What was counted here and is being made a debt, and until when it counts."""
+        """What was counted here and is now being turned into debts, with the time it is over."""
         self._owed: deque[Debt] = deque()
-        """What was counted without the server and it has not been told yet."""
+        """Debts that have not been sent to the server yet."""
         self._telling = 0
-        """What that weighs of which it is being told."""
+        """The weight of the debts that have been sent and are not settled."""
         self._telling_since_us = 0
         self._overflowing = False
 
@@ -80,7 +80,7 @@ class Debts:
         return self._local.charge(hits, self._server.processes, at_us)
 
     def left(self) -> Iterator[tuple[Sequence[Sequence[Hit]], int]]:
-        """Empties it: what the server was still to be told, by counters, and when that is over.
+        """Takes out all that the server has not been told, by counters, with the time it is over.
 
         All times are the server's.
         """
@@ -91,7 +91,7 @@ class Debts:
         yield from self._counted_here()
 
     def _counted_here(self) -> Iterator[tuple[Sequence[Sequence[Hit]], int]]:
-        """What this process has counted alone, by counters, and when that is over."""
+        """What this process has counted alone, by counters, with the time it is over."""
         at_us = self._server.now_us()
         for requests, left_us in self._local.hand_back(self._server.processes, at_us):
             yield requests, at_us + left_us
@@ -99,16 +99,16 @@ class Debts:
     async def hand_back(self) -> None:
         """Tells the server what was counted here while it was away."""
         if len(self._local):
-            # Whoever ends this while it waits finds in `_handing` what is left.
+            # If this is cancelled while it waits, `_handing` still has the rest.
             self._handing = chain(self._handing, self._counted_here())
             async for requests, over_us in slowly(self._handing):
                 self.owe(requests, over_us)
         self._tell()
 
     def owe(self, requests: Sequence[Sequence[Hit]], over_us: int) -> None:
-        """Takes what the server is to be told as soon as it can be.
+        """Takes requests that the server is to count as soon as it can be told.
 
-        Until `over_us`, by the server's time: that is what its windows end by.
+        From `over_us` on, by the server's time, their windows are over and nobody need tell it.
         """
         start, weighs = 0, 0
         for at, hits in enumerate(requests):
@@ -127,23 +127,24 @@ class Debts:
             self._overflowing = True
 
     def _tell(self) -> None:
-        """Tells the server what it is owed: one batch at a time, so that charges come between."""
+        """Sends debts, about one script call's weight at a time: charges come between."""
         now, at_us = elapsed_us(), self._server.now_us()
         while self._owed and self._server.available and self._telling < MAX_CALL_WEIGHT:
             debt = self._owed.popleft()
             if debt.over_us > at_us:
-                # Once the connection is given up it must not be counted any more: it is told anew.
+                # If the connection is given up, the debt is told again. So the server must not
+                # count it after that.
                 debt.deadline_us = min(self._server.elapsed_at(debt.over_us), now + _TELL_US)
                 self._telling += debt.weight
                 self._telling_since_us = now
                 self._server.charge(debt)
 
     def _told(self, debt: Debt) -> None:
-        """A debt is settled; what is left of it is told again by and by."""
+        """Hears that a debt is settled. What the server has not counted becomes a debt again."""
         self._telling -= debt.weight
         if debt.untold:
             self.owe(debt.untold, debt.over_us)
         elif self._owed and not self._telling:
-            # The server has as long for others as it took.
+            # The server gets as much time for other requests as these debts have taken.
             took = (elapsed_us() - self._telling_since_us) / 1_000_000
             self._loop.call_later(took, self._tell)

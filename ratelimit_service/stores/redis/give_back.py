@@ -31,8 +31,8 @@ def give_back_late(
 ) -> None:
     """Takes back what a server has counted after the request was decided without it.
 
-    That is all of it if the request was denied, and else what was counted in this process
-    instead. `told` are the outcomes by which it was decided, `found` those that came too late.
+    If the request was denied, all of its charges are taken back; else only those that this process
+    has counted instead. `told` are the outcomes that decided the request, `found` the late ones.
     """
     undone = [
         undo(hit, outcome, at_us)
@@ -65,15 +65,15 @@ def undoable(hit: Hit, outcome: Outcome | None) -> bool:
 
 
 def undo(hit: Hit, outcome: Outcome, at_us: int) -> Hit:
-    """What takes back just this charge, which was counted at that time."""
+    """The refund that takes back exactly this charge, which was counted at `at_us`."""
     receipt = Receipt(at_us, at_us + outcome.reset_us)
     return hit._replace(refund=True, receipt=receipt, joined=False)
 
 
 def look(hit: Hit) -> Hit:
-    """Asks what is left on a hit's counter, and when it is as new.
+    """The hit that asks what is left on a hit's counter, and when the counter is as new.
 
-    That is a refund of nothing: a charge of nothing is told how long it waits for room if the
-    counter is beyond its limit.
+    It is a refund of nothing. A charge of nothing would not do: on a counter beyond its limit it is
+    told how long to wait for room instead.
     """
     return hit._replace(addend=0, refund=True, count_denied=False, lease=b"", joined=False)

@@ -1,7 +1,7 @@
 """Who counts in a server: every process says so once a second, and hears who else does.
 
 A sorted set in the server has the processes and the times of their last beats, by its clock.
-So each knows its share of the limits, should the server be away, and sees a process that
+So each process knows its share of the limits for when the server is away, and sees if another one
 places counters on another ring.
 """
 
@@ -42,12 +42,12 @@ def beat(process: Process, key: str = PROCESSES) -> Command:
 
 
 def silence(process: Process, key: str = PROCESSES) -> Command:
-    """The command by which a process says that it goes."""
+    """The command by which a process says that it leaves."""
     return "ZREM", key, " ".join(process)
 
 
 def others(reply: Reply) -> list[Process] | None:
-    """The processes of the last five seconds, the own one included; None for an error."""
+    """The processes of the last five seconds, this one included; None for an error."""
     if not isinstance(reply, list):
         return None
     found = []

@@ -2,7 +2,7 @@
 
 Rendezvous hashing (Thaler and Ravishankar, 1998) of 65,536 partitions: each belongs to the shard
 whose hash for it is the highest. A shard of weight w draws w times, so that it wins w times as
-often; one that comes or goes moves only what it gets or had.
+often. A shard that is added or removed moves only its own partitions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["fingerprint", "owners"]
 
 def owners(weights: Mapping[str, int]) -> list[str]:
     """For each partition the name of its shard; the same in every process and release."""
-    if len(weights) == 1:  # as most are: nothing is to be drawn
+    if len(weights) == 1:  # a single server, as most are: it owns every partition
         return list(weights) * PARTITIONS
     best = [(-1, "")] * PARTITIONS
     for name, weight in sorted(weights.items()):
@@ -33,6 +33,6 @@ def owners(weights: Mapping[str, int]) -> list[str]:
 
 
 def fingerprint(weights: Mapping[str, int]) -> str:
-    """What tells rings apart that place counters differently: 16 hex digits."""
+    """A mark of 16 hex digits. Rings that place counters differently have different ones."""
     listed = "\n".join(f"{weight} {name}" for name, weight in sorted(weights.items()))
     return hashlib.blake2b(listed.encode(), digest_size=8).hexdigest()

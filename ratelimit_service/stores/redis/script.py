@@ -26,11 +26,11 @@ __all__ = [
 ]
 
 MAX_CALL_WEIGHT: Final = 256
-"""Of one script call, so that it keeps Redis for a millisecond: 128 hits on new fixed windows.
-A single request may have more: it goes alone."""
+"""The most that one script call weighs, so that it holds Redis for a millisecond at most: 128 hits
+on new fixed windows. A single request that weighs more goes alone."""
 
 _UNDO: Final = 3
-"""In place of a refund's mode: its receipt follows."""
+"""Stands in place of a refund's mode and says that its receipt follows."""
 _COUNT_DENIED: Final = 4
 _REFUND: Final = 8
 _JOINED: Final = 16
@@ -52,13 +52,13 @@ _PERIODS: Final = struct.Struct(">Idddd")
 """With _CALENDAR this period's number, and when three begin and the last ends."""
 
 _DEADLINE: Final = struct.Struct(">Hd")
-"""Between requests, in place of a number of hits 0: the deadline of those that follow."""
+"""A number of hits of 0, and the deadline of the requests behind it."""
 
 _RECEIPT: Final = struct.Struct(">dd")
-"""Of a charge that is undone: when it was counted, and when its reset was to end."""
+"""The receipt of a charge that is undone: when it was counted, and when it was to reset."""
 
 _SETTLED: Final = 1 << 15
-"""Beside the number of a request's hits: it is settled at once, without trying the short way."""
+"""A mark beside a request's number of hits: it is settled without trying the short way first."""
 
 _NUMBERS: Final = {name: number for number, name in enumerate(ALGORITHMS)}
 
@@ -75,7 +75,7 @@ _PACKAGE: Final = Path(ratelimit_service.__file__).parent
 def _joined() -> str:
     """The algorithms' files, the rule of passing and the part that talks to Redis, in one.
 
-    Each call runs the whole of it: what it does not use is only a function that is not called.
+    Each call runs this whole text, so parts that few calls use stand in functions.
     """
     lua = _PACKAGE / "algorithms" / "lua"
 
@@ -122,15 +122,15 @@ SHA: Final = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 
 
 class _Form(NamedTuple):
-    """What of a measure is the same in every script call."""
+    """Those parts of a measure's arguments that are the same in every script call."""
 
     measure: Measure
-    """Held here, so that its id is nobody else's."""
+    """Held here, so that no other measure can get its id."""
     number: int
     rest: bytes
-    """What follows a hit; nothing for a fixed window of the clock."""
+    """The bytes behind a hit; none for a fixed window of the clock."""
     single: bytes
-    """A single enforced hit, packed; nothing where that changes with time."""
+    """A single enforced hit, packed; empty if its bytes change with time."""
     weight: int
     """What a hit may take of Redis' time at most, in units of some 4 microseconds."""
 
@@ -177,10 +177,10 @@ def arguments(
 ) -> list[bytes | int | str]:
     """What follows the script's name in EVAL and EVALSHA: keys, time, and the packed hits.
 
-    Redis' own time counts, unless `now_us` is to `judge`; else it only tells which periods of a
-    calendar to send, from which Redis picks. Hits are packed into one argument, each request
-    led by the number of its hits. After a section's deadline nothing of it but refunds counts.
-    In the server the `prefix` stands before each key.
+    With `judge` the time `now_us` counts. Without it Redis' own time does, and `now_us` only says
+    which periods of a calendar to send; Redis picks one of them. Hits are packed into one argument.
+    Each request begins with the number of its hits. After a section's deadline only its refunds
+    count. In the server the `prefix` stands before each key.
     """
     keys: list[bytes | int | str] = [0]
     packed: list[bytes] = []
@@ -202,7 +202,7 @@ def _pack(
     keys: list[bytes | int | str],
     packed: list[bytes],
 ) -> None:
-    """Appends what these requests are packed into."""
+    """Appends the keys and the packed hits of these requests."""
     known = _forms.get
     for hits in requests:
         led, start = len(hits), len(packed)
@@ -223,7 +223,7 @@ def _pack(
 
 _MOST_LEADS: Final = 64
 _LEADS: Final = [count.to_bytes(2, "big") for count in range(_MOST_LEADS)]
-"""What leads a request of so many hits."""
+"""The first bytes of a request, by its number of hits."""
 
 
 def _packed(hit: Hit, form: _Form, now_us: int) -> tuple[bytes, int]:
@@ -256,17 +256,17 @@ class ScriptReply(NamedTuple):
     at_us: int
     """The server's time."""
     outcomes: list[Sequence[Outcome | None]]
-    """One for each hit of each request, None for those that came after their deadline."""
+    """One for each hit of each request; None if the hit came after its deadline."""
     damaged: list[bytes]
-    """The keys of counters that started anew since their state could not be."""
+    """The keys of counters that started anew, because their state was impossible."""
     late: bool
-    """Whether any came after its deadline."""
+    """Whether any hit came after its deadline."""
 
 
 def fits(reply: object, requests: Sequence[Sequence[Hit]], number: int) -> bool:
-    """Whether a reply that is no error is the one to the call of this number, by its form.
+    """Whether a reply without an error is the reply to the call with this number.
 
-    It then loses the number, as `read` wants it.
+    If so the number is taken off the reply, as `read` expects it.
     """
     return (
         isinstance(reply, list)
@@ -276,7 +276,7 @@ def fits(reply: object, requests: Sequence[Sequence[Hit]], number: int) -> bool:
 
 
 def _integers(reply: list[int]) -> bool:
-    """Whether all of what should be integers are some: a sum is the quickest way to tell."""
+    """Whether all items are integers. To add them up is the quickest way to find out."""
     try:
         return type(sum(reply)) is int
     except TypeError:
@@ -284,7 +284,7 @@ def _integers(reply: list[int]) -> bool:
 
 
 def read(reply: object, requests: Sequence[Sequence[Hit]]) -> ScriptReply | None:
-    """Reads the script's reply for these requests; None for what it can never say."""
+    """Reads the script's reply to these requests; None if the script cannot have said that."""
     if not isinstance(reply, list) or not _integers(reply) or min(reply) < 0:
         return None
     if max(reply[1::4], default=0) > _MOST_MARKS or max(reply[2::4], default=0) > MAX_ADDEND:

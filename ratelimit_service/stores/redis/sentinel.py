@@ -1,4 +1,4 @@
-"""Where a master is that may move: asked of Sentinel before connecting, and from time to time."""
+"""Asks Sentinel where the master is: before each connection, and from time to time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["find", "moved"]
 
 _ASK_SECONDS = 0.3
-"""How long one of them may take before the next is asked."""
+"""How long one Sentinel may take before the next is asked."""
 
 _LOOK_SECONDS = 0.5
 
@@ -32,15 +32,15 @@ async def find(place: Address | Sentinels) -> Address:
 
 
 async def moved(place: Sentinels, address: Address) -> None:
-    """Returns once another address is the master's.
+    """Returns once the master has another address.
 
-    The old one may serve for ten seconds more before Sentinel tells it that it is a replica:
-    what it counts until then is lost.
+    The old master may serve for ten more seconds before Sentinel makes it a replica. What it counts
+    until then is lost, so its connection should be left at once.
     """
     async with _asking(place) as sentinel:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            with contextlib.suppress(StoreError):  # who cannot be asked says nothing
+            with contextlib.suppress(StoreError):  # a Sentinel that cannot be reached says nothing
                 if await _master(sentinel, place) != address:
                     return
 

@@ -1,8 +1,8 @@
 """One Redis server: its connection, its clock, and whether it is well.
 
-A task of its own keeps the connection up. No request finds out that the server is sick: it is
-judged by how often it was late, and then by pings. What must not live here: script calls, and
-what becomes of requests while the server is away.
+A task of its own keeps the connection up. A server is judged by how often it was late, and once it
+is sick by pings, so that no request has to find out that it is sick. What must not live here:
+script calls, and what becomes of requests while the server is away.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ __all__ = ["Server", "User"]
 log = logging.getLogger(__name__)
 
 _OPEN_SECONDS: Final = 1.0
-"""How long connecting and greeting may take."""
+"""How long it may take to connect and to greet."""
 
 _HUNG_SECONDS: Final = 1.0
-"""After so much silence with calls pending, the connection is given up."""
+"""A connection is given up if calls are pending and the server is silent for so long."""
 
 _CALM_SECONDS: Final = 1.0
-"""Replies count as recovery once there has been no fault for so long."""
+"""Replies are a recovery only after so long without a fault."""
 
 _BACK_OFF_SECONDS: Final = 0.05
 _LONGEST_BACK_OFF_SECONDS: Final = 0.5
 """The first and the longest wait between two attempts to connect."""
 
 _SICK_AFTER: Final = 5
-"""A server is sick when it was found late so often, one time after the other, over at least the
-time that it is given to answer."""
+"""A server is sick when it was found late so often in a row, over at least the time that it may
+take to answer."""
 
 _WELL_AFTER: Final = 3
-"""So many pings one after the other that are answered in time make it well."""
+"""A sick server is well again when it has answered so many pings in a row in time."""
 
 _PING_SECONDS: Final = 0.05
 
@@ -97,7 +97,7 @@ class Server:
         user: User,
         clock: Clock | None = None,
     ) -> None:
-        """`component` is its name in health. With a `clock` its time counts, not the server's."""
+        """`component` is its name in health. A `clock`, if given, replaces the server's own."""
         self._address = address
         self.name = str(address)
         """How the log calls it."""
@@ -113,11 +113,11 @@ class Server:
         self.connection: RedisConnection | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._missed = 0
-        """How often, one time after the other, it was found late."""
+        """How often in a row the server was found late."""
         self._missed_first_us = self._missed_last_us = 0
-        """The first and the last of these times."""
+        """When it was found late for the first and for the last time of these."""
         self.sick = False
-        """Whether it is left alone until it answers pings."""
+        """Whether the server is left alone until it answers pings."""
         self._alarm: asyncio.Future[str] = self._loop.create_future()
         """Done when somebody should look at the connection."""
         self._fault_at: float | None = None
@@ -143,7 +143,7 @@ class Server:
         self._user.gone("disconnected")
 
     def forget_faults(self) -> None:
-        """Says in health that nothing is wrong: nobody needs the server any more."""
+        """Takes the server out of health's faults, because nobody needs it any more."""
         self._health.recover(self._component)
 
     @property
@@ -157,7 +157,7 @@ class Server:
         return "disconnected" if self.connection is None else "circuit_open"
 
     def call(self, *command: str) -> asyncio.Future[Reply] | None:
-        """Asks it something; None if it is away."""
+        """Sends it a command; None if it is away."""
         return self.connection.call(*command) if self.connection else None
 
     def now_us(self) -> int:
@@ -175,14 +175,14 @@ class Server:
     def late(self, read_us: int) -> bool:
         """Whether the server, and not this process, keeps calls waiting for too long.
 
-        Everything that had come by `read_us` has been read: what left earlier than the timeout
-        before that, and has no reply, has had its time.
+        Everything that had come by `read_us` has been read. So the server is late if a command left
+        at least one timeout before `read_us` and still has no reply.
         """
         since_us = self.connection.waiting_since_us if self.connection else None
         return since_us is not None and read_us - since_us >= self._timeout_us
 
     def missed(self, read_us: int) -> None:
-        """A batch of a charge had no answer in time. That counts against a server that is late."""
+        """Hears that a batch had no answer in time, which counts against a server that is late."""
         if not self.late(read_us):
             return
         if not self._missed:
@@ -207,7 +207,7 @@ class Server:
     def answered(self, connection: RedisConnection, at_us: int, sent_us: int) -> None:
         """Notes that it has answered a script call that ran at `at_us` by its clock."""
         if connection.answered_left_us + self._timeout_us > self._missed_last_us:
-            self._missed = 0  # it was not found late with this one
+            self._missed = 0  # the server was not found late with this command
         self._learn(at_us, sent_us)
         self._calm_down()
 
@@ -224,9 +224,10 @@ class Server:
     def _learn(self, at_us: int, sent_us: int) -> None:
         """Learns how the clocks stand to each other from a call that ran at `at_us`.
 
-        It ran after it was sent and before now. If it ran just now, the server's clock is ahead by
-        `at_us` less now; if it ran earlier, by more. So that is the least, and the largest of these
-        is kept. A clock that cannot be so far ahead any more has been set back.
+        The call ran after `sent_us` and before now. If it ran just now, the server's clock is ahead
+        by `at_us` less now; if it ran earlier, by more. So this difference is a lower bound, and
+        the largest bound is kept. If the clock was less far ahead even at `sent_us`, it was set
+        back, and the new bound replaces the old one.
         """
         ahead_us = at_us - elapsed_us()
         if self._ahead_us is None or ahead_us > self._ahead_us or at_us - sent_us < self._ahead_us:
@@ -276,12 +277,12 @@ class Server:
             self._health.degrade(self._component, reason)
             tried.set()
             if lasted > _CALM_SECONDS:
-                continue  # it was a good one: it is tried again at once
+                continue  # the connection was a good one: the next attempt comes at once
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311 -- jitter, no secret
             wait = min(2 * wait, longest)
 
     async def _read_time(self, connection: RedisConnection) -> None:
-        """Learns the server's clock anew: it may be another server."""
+        """Learns the server's clock anew, because this may be another server than before."""
         sent_us = elapsed_us()
         reply = await connection.call("TIME")
         self._ahead_us = None
@@ -320,7 +321,7 @@ class Server:
     async def _follow(self, connection: RedisConnection, address: Address) -> None:
         """Leaves a master as soon as Sentinel names another."""
         if isinstance(self._address, Sentinels):
-            with contextlib.suppress(StoreError):  # told when the connection is made anew
+            with contextlib.suppress(StoreError):  # the next attempt to connect reports it
                 await moved(self._address, address)
                 connection.close("Sentinel names another master")
 

@@ -1,8 +1,9 @@
-"""One Redis server as the store sees it: what it charges, and what is counted without it.
+"""One Redis server as the store sees it: what is charged there, and what is counted without it.
 
-It puts together the way to the server (`server`), the queue before it (`batches`), and what was
-counted while it was away (`debts`). What must not live here: what a request comes to whose
-counters have several homes (`cross_shard`), and which home a counter has (`ring`, `cluster`).
+A shard puts three parts together: the way to the server (`server`), the queue before it
+(`batches`), and what was counted while it was away (`debts`). What must not live here: how a
+request with several homes is settled (`cross_shard`), and which home a counter has (`ring`,
+`cluster`).
 """
 
 from __future__ import annotations
@@ -64,10 +65,10 @@ class Shard:
         clock: Clock | None = None,
         key_prefix: str = "",
     ) -> None:
-        """`component` is its name in health; `heard` is told once a second who counts here.
+        """`component` is the shard's name in health; `heard` is told once a second who counts here.
 
-        `router` is the cluster's, if it is a node of one. With a `clock` its time counts, not
-        the server's. All keys in the server begin with `key_prefix`.
+        `router` is given if the shard is a node of a cluster. If a `clock` is given its time
+        counts, not the server's. All keys in the server begin with `key_prefix`.
         """
         self.name = name
         self._router = router
@@ -94,9 +95,9 @@ class Shard:
         await self._server.close()
 
     async def retire(self, heir: Callable[[Batch], None]) -> None:
-        """Disconnects from a server that has nothing to do any more; its faults are nobody's.
+        """Disconnects from a server that has no counters any more, and forgets its faults.
 
-        What is to be given back there goes to the `heir` from now on; `debts` are asked for.
+        From now on give-backs that wait for it go to the `heir`. The caller fetches `debts`.
         """
         await self.close()
         self._batches.bequeath(heir)
@@ -115,7 +116,7 @@ class Shard:
         self._batches.ask(batch)
 
     def call(self, *command: str) -> asyncio.Future[Reply] | None:
-        """Asks the server something else; None if it is away."""
+        """Sends the server any other command; None if it is away."""
         return self._server.call(*command)
 
     @property
@@ -129,11 +130,11 @@ class Shard:
         return self._batches.idle
 
     def debts(self) -> Iterator[tuple[Sequence[Sequence[Hit]], int]]:
-        """What a server that will not come back was still to be told, and when that is over."""
+        """All that the server has not been told, with the time it is over: another is told."""
         return self._debts.left()
 
     def owe(self, requests: Sequence[Sequence[Hit]], over_us: int) -> None:
-        """Takes what the server is to be told as soon as it can be, until it is over."""
+        """Takes requests that the server is to be told, until they are over at `over_us`."""
         self._debts.owe(requests, over_us)
 
     def now_us(self) -> int:
@@ -141,7 +142,10 @@ class Shard:
         return self._server.now_us()
 
     def elapsed_at(self, at_us: int) -> int:
-        """When it will be that time there, by `elapsed_us`; never where another clock counts."""
+        """The moment by `elapsed_us` at which the server's clock will show `at_us`.
+
+        NEVER if the time of another clock counts.
+        """
         return NEVER if self._server.clock else elapsed_us() + at_us - self.now_us()
 
     def late(self, read_us: int) -> bool:
@@ -152,7 +156,7 @@ class Shard:
         return self._server.late(read_us)
 
     def missed(self, read_us: int) -> None:
-        """A batch had no answer in time. That counts against a server that is late."""
+        """Hears that a batch had no answer in time, which counts against a server that is late."""
         self._server.missed(read_us)
 
     # What the server tells those who use it.
@@ -162,7 +166,7 @@ class Shard:
         self._batches.release()
 
     def gone(self, reason: str) -> None:
-        """Ends what waits for the server, but for give-backs."""
+        """Ends all batches that wait for the server, except give-backs."""
         self._batches.empty(reason)
 
     async def tend(self) -> None:

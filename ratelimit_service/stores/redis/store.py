@@ -1,4 +1,4 @@
-"""The store over Redis: which shard gets what, and for how long it is waited for.
+"""The store over Redis: which shard gets which hits, and how long they may take.
 
 Redis' own clock is the clock of record, so processes with skewed clocks agree.
 """
@@ -29,9 +29,9 @@ __all__ = ["RedisStore"]
 
 
 def _topology(url: str, config: ShardConfig) -> Topology:
-    """Of a store URL, or of the file that `file:` names."""
+    """The servers of a store URL, or of the file that `file:` names."""
     if url.startswith("file:"):
-        # Who needs no YAML is not to have it in memory.
+        # Imported late: a process that needs no YAML should not have it in memory.
         from ratelimit_service.stores.redis.shards_file import read_shards  # noqa: PLC0415
 
         path = Path(url.removeprefix("file:").removeprefix("//"))
@@ -95,7 +95,7 @@ class RedisStore:
         return [shard for topology in self._topologies for shard in topology.shards]
 
     def tell_of_give_backs(self, given_back: GivenBack) -> None:
-        """Calls `given_back` with the keys of counters once hits on them have been given back."""
+        """Calls `given_back` with the keys of counters whenever hits on them were given back."""
         self._given_back = given_back
 
     @property
@@ -143,7 +143,7 @@ class RedisStore:
             hurried=hurried,
         )
         if deadline_us <= now:
-            # Nobody is late who is to be answered at once: it is this process that is.
+            # The caller is to be answered at once, so this process is late and no server is.
             charge.give_up(self._find, "overloaded" if deadline_us <= AT_ONCE else "timeout")
             return
         if self._only is not None:
@@ -171,11 +171,11 @@ class RedisStore:
         self._timer = self._loop.call_later(wait, self._rung)
 
     def _rung(self) -> None:
-        # As in `all_read`: two rounds on, what had come by now has been read.
+        # As in `all_read`: after two more rounds everything that had come by now has been read.
         self._loop.call_soon(self._loop.call_soon, self._expire, elapsed_us())
 
     def _expire(self, read_us: int) -> None:
-        """Ends the charges whose time is over; what had come by `read_us` has been read."""
+        """Ends the charges whose time is over. All that had come by `read_us` has been read."""
         self._timer = None
         waiting, now = self._waiting, elapsed_us()
         while waiting and (waiting[0][2].over or waiting[0][0] <= now):

@@ -26,14 +26,14 @@ __all__ = ["RingOfShards", "ShardConfig", "Topology"]
 
 @dataclass(frozen=True, slots=True)
 class ShardConfig:
-    """What all shards of a store have in common."""
+    """The settings that all shards of a store share."""
 
     timeout_us: int
     counters: Counters
     health: Health
     contexts: Contexts
     component: str = "store"
-    """How the store is called in health; a shard of several has its name behind it."""
+    """The store's name in health. If there are several shards, the shard's name follows it."""
     clock: Clock | None = None
     key_prefix: str = ""
 
@@ -83,7 +83,7 @@ class Topology(Protocol):
 
 
 class RingOfShards:
-    """A ring, or a single server: names and weights place the counters, whoever is there."""
+    """A ring, or a single server: only names and weights of the shards place the counters."""
 
     def __init__(self, ring: Ring, config: ShardConfig) -> None:
         weights = {member.name: member.weight for member in ring.members}
@@ -92,7 +92,7 @@ class RingOfShards:
         self._health = config.health
         self._component = "ring" if config.component == "store" else f"ring of {config.component}"
         self._strangers: dict[str, Process] = {}
-        """By shard a process that counts there and places counters otherwise."""
+        """For each shard a process that counts there but places counters on another ring."""
         alone = len(ring.members) == 1
         self._shards = {
             member.name: config.shard(member.name, member.place, process, self._heard, alone=alone)
@@ -100,7 +100,7 @@ class RingOfShards:
         }
         self._homes = [(shard, 0) for shard in self._shards.values()]
         numbers = {name: number for number, name in enumerate(self._shards)}
-        # Small enough to stay in the processor's cache: keys ask for places at random.
+        # An array is small enough for the processor's cache; keys look it up at random.
         self._owners = array("H", (numbers[name] for name in owners(weights)))
 
     @property
