@@ -138,7 +138,7 @@ class Batches:
         self.release()
 
     def hold(self, batch: Batch) -> None:
-        """Keeps a batch without a deadline until the server is back; drops the oldest of too many."""
+        """Keeps a batch without a deadline until the server is back; the oldest of too many go."""
         if self._heir is not None:
             self._heir(batch)
             return

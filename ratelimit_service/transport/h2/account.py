@@ -1,7 +1,7 @@
 """What one connection costs beyond its calls, and what it makes us keep; both are bounded.
 
-Costs are charged by what things cost (`costs`), answered calls make up for some. What must not
-live here: frames.
+The table in `costs` says what each thing costs; answered calls make up for a part of that. What
+must not live here: frames.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Memory:
         self.held = 0
         self.connections = 0
         self.paused_unhandled = self.paused_unread = 0
-        """How often a client was read from no more for a moment: since too much of it waited to be
-        handled, and since it did not take what was said to it."""
+        """How often reading from a client was paused: because too many of its bytes waited to be
+        handled, and because it did not read our answers."""
 
     @property
     def share(self) -> int:
@@ -45,27 +45,27 @@ class Account:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._spent_us = 0
-        """Below 0 if answered calls have made up for more than there was."""
+        """Below 0 if answered calls have made up for more than was spent."""
         self.held = 0
         """Bytes kept for the client: messages that are not whole, answers that wait."""
 
     def _spend(self, cost_us: int, reason: str) -> None:
-        """Charges what brings nothing. Raises ConnectionFaultError above the budget."""
+        """Charges work that answers no call. Raises ConnectionFaultError above the budget."""
         self._spent_us += cost_us
         if self._spent_us > BUDGET_US:
             text = f"too much work for nothing: {reason}"
             raise ConnectionFaultError(ErrorCode.ENHANCE_YOUR_CALM, text, f"flood_{reason}")
 
     def _credit(self, calls: int = 1) -> None:
-        """Calls that were answered, or not for our own fault, make up for what was spent."""
+        """Credits calls that were answered, or were not answered by our own fault."""
         self._spent_us = max(self._spent_us - ANSWERED_US * calls, -SAVED_US)
 
     def _forgive(self) -> None:
-        """A second is over: what was spent in it is forgotten, what was saved stays."""
+        """Forgets at the end of a second what was spent in it; what was saved stays."""
         self._spent_us = min(0, self._spent_us)
 
     def _hold(self, size: int) -> None:
-        """Keeps so many bytes more, or less."""
+        """Counts so many more bytes as kept; fewer if `size` is negative."""
         self.held += size
         self._memory.held += size
 
@@ -75,6 +75,6 @@ class Account:
         return held > HELD_BYTES or (memory.held > memory.most and held > memory.share)
 
     def forget(self) -> None:
-        """The connection is gone: nothing is kept for it."""
+        """Ends the account: the connection is gone, and nothing is kept for it."""
         self._memory.held -= self.held
         self.held = 0

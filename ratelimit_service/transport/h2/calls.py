@@ -1,4 +1,4 @@
-"""What is called: decisions in batches, health, reflection. Bytes of messages in and out."""
+"""The methods that clients call: decisions in batches, health, reflection. Messages are bytes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ServiceCalls:
         self._watches: dict[tuple[Http2Protocol, int], asyncio.Task[None]] = {}
 
     def handle(self, protocol: Http2Protocol, events: list[Event]) -> None:
-        """Hands the decisions of one read on, and answers the rest."""
+        """Hands on the calls of one read that ask for a decision, and answers the others."""
         for event in events:
             try:
                 self._handle(protocol, event, alone=len(events) == 1)
@@ -83,7 +83,7 @@ class ServiceCalls:
         return haste
 
     def _fate(self, protocol: Http2Protocol, timeout_us: int | None) -> Fate:
-        """What becomes of the calls that are handled, of callers that wait so long."""
+        """What becomes of the calls that are handled now, whose callers wait for `timeout_us`."""
         waited_us = protocol.now_us - protocol.arrived_us
         fate = protocol.backlog.fate(waited_us, timeout_us)
         if fate is Fate.HURRIED and timeout_us is None:
@@ -157,7 +157,7 @@ class ServiceCalls:
         protocol.flush()
 
     def _refusal(self, error: Exception) -> Refusal:
-        """What is told of a request that cannot be read, or that met a fault of ours."""
+        """What the caller is told if its request cannot be read, or met a fault of ours."""
         if isinstance(error, BadRequestError):
             return Refusal(error.code, str(error))
         return self._service.bug(error)
@@ -197,7 +197,7 @@ def _streams(event: Event) -> list[int]:
 
 
 def _still_open(protocol: Http2Protocol, calls: Calls) -> Calls:
-    """Calls without those that the same read has also cancelled."""
+    """The calls without those that the same read has also cancelled."""
     connection = protocol.connection
     still = [
         (stream_id, message)

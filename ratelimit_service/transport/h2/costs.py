@@ -1,11 +1,11 @@
 """What frames and their contents cost: one table, in microseconds of one core.
 
-`python -m benchmarks.costs` measures each unit, and fails if one declares less than it costs: the
-CPU time of the dearest kind of its work, interpreted, on a core that counts some 60,000 calls a
-second. A frame is taken as one that comes in a read of its own, with what the system does for it
-and its answer. Values are rounded up; compiled all of it costs less. Budgets and allowances (the
-first three, and what a call's headers may cost) are choices: what real clients need, with room.
-What must not live here: what is done about it (`account`).
+`python -m benchmarks.costs` measures each unit, and fails if one declares less than it costs. A
+unit's cost is the CPU time of the dearest kind of its work, interpreted, on a core that counts some
+60,000 calls a second. A frame is measured as if it came in a read of its own, with its answer and
+the system's work for both. Values are rounded up; compiled all of it costs less. Budgets and
+allowances (the first three, and that for a call's headers) are choices: what real clients need,
+with room. What must not live here: what happens when a budget is spent (`account`).
 
 Callers that give up are no attackers. Envoy cancels a call after its timeout, and while something
 hangs it cancels all that are under way, 1,000 at most. One costs 20 us if its headers are known,
@@ -36,10 +36,10 @@ HEADERS_US: Final = 10
 """A HEADERS frame, without its fields."""
 
 CALL_HEADERS_US: Final = 300
-"""What the headers of a call may cost; what they cost beyond it is charged at once. Some 80 fields
-and a few hundred bytes of Huffman codes, which clients do send. So much is charged only if the call
-comes to nothing: it is reset, by the client or for what it does wrong, or it is refused as one too
-many. A thousand may come before the first answer."""
+"""The allowance for the headers of a call: some 80 fields and a few hundred bytes of Huffman codes,
+which clients do send. Costs beyond it are charged at once. Costs within it are charged only if the
+call comes to nothing: the client resets it, we reset it for a fault of the client, or it is refused
+as one too many. (A thousand calls may come before the first answer.)"""
 
 PART_US: Final = 5
 """A small piece of a message."""
@@ -48,10 +48,10 @@ SETTING_US: Final = 1
 """An entry of a SETTINGS frame."""
 
 VISIT_US: Final = 3
-"""A stream that must be looked at because a window has changed."""
+"""A stream that we must look at because a window has changed."""
 
 RESET_US: Final = 10
-"""A stream that we reset for what a client does wrong, beside the headers that opened it."""
+"""A stream that we reset for a fault of the client, beside the headers that opened it."""
 
 FIELD_NS: Final = 3_000
 """A field of a header block that must be walked; in nanoseconds."""
@@ -60,7 +60,7 @@ HUFFMAN_BYTE_NS: Final = 250
 """A byte of a Huffman-coded text that must be decoded; in nanoseconds."""
 
 PIECE_US: Final = 10
-"""What one unit of `Connection.receive`'s `most` stands for: a usual call on memory, or a frame."""
+"""The cost of one unit of `most` in `Connection.receive`: a usual call on memory, or a frame."""
 
 RUN_BYTES: Final = 4_096
 """So many bytes of a run of usual frames count as one such unit."""

@@ -1,9 +1,9 @@
 """Header blocks, field by field: HPACK's decoder (RFC 7541) with the client's dynamic table.
 
-What it costs is bounded: values that nobody reads are not decoded, a list above the announced size
-is not put together, and one far above it ends the connection. In tests the `hpack` package is the
-oracle; here its static table and its Huffman states are used. What must not live here: what
-headers mean.
+Its cost is bounded: values that nobody reads are not decoded, a list above the announced size is
+not put together, and a list far above it ends the connection. Of the `hpack` package the static
+table and the Huffman states are used; in tests the whole package is the oracle. What must not live
+here: what headers mean.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ratelimit_service.transport.h2.costs import FIELD_NS, HUFFMAN_BYTE_NS
 __all__ = ["MAX_LIST_BYTES", "WANTED", "BlockError", "Field", "FieldReader", "unhuffed"]
 
 MAX_LIST_BYTES: Final = 16_384
-"""The largest list of headers of one request: decoded, with 32 bytes more for each; announced."""
+"""The largest list of headers of one request, decoded, with 32 bytes more for each. Announced."""
 
 _MOST_LIST_BYTES: Final = 65_536
-"""Above this the connection ends, whatever its tables would be."""
+"""A list above this ends the connection, whatever that does to its table."""
 
 _MOST_HUFFMAN_BYTES: Final = 32_768
 """Of one block, in all that must be decoded."""
 
 _MAX_WANTED_HUFFMAN_BYTES: Final = 1_024
-"""A value above this that matters makes the list one that is too large."""
+"""If a value that matters is larger than this, the list counts as too large."""
 
 _TABLE_BYTES: Final = 4_096
 """The dynamic table's size at first, and the largest that we allow."""
@@ -46,7 +46,7 @@ _SHORTEST: Final = _TABLE_BYTES * 30 // 8
 
 _MAX_NAMES: Final = 1_024
 _MAX_NAME_BYTES: Final = 64
-"""So many names are remembered, and only such as are no longer."""
+"""So many names are remembered, and only names up to so many bytes."""
 
 WANTED: Final = frozenset(
     {
@@ -72,7 +72,7 @@ class BlockError(Exception):
 class Field(NamedTuple):
     """A field of a block; `value_at` is where its value's length stands.
 
-    The value is "" if it does not matter: then `value_at` is set, and it may be anything.
+    A value that does not matter is not read: it is "" here, and `value_at` says where it stands.
     """
 
     name: bytes
@@ -89,16 +89,16 @@ class FieldReader:
         self._entries: deque[tuple[bytes, bytes]] = deque()
         self._bytes = 0
         self.table_bytes = _TABLE_BYTES
-        """What the client uses of the table that it may have."""
+        """The size of the table that the client uses, of the size that it may use."""
         self._most_table_bytes = _TABLE_BYTES
         self._listed = 0
         """The size of the last block's list, as far as it was read."""
         self.unhuffed = 0
         """Bytes of the last block that had to be decoded."""
         self.oversized = False
-        """Whether the last block's list was above what is announced; then it is not complete.
+        """Whether the last block's list was above the announced size; then it is not complete.
 
-        Values that are not decoded count as long as they are coded.
+        A value that is not decoded counts with its coded length.
         """
         self.count = 0
         """The fields of the last block, as far as it was read."""
@@ -147,11 +147,11 @@ class FieldReader:
             if self._listed > _MOST_LIST_BYTES:
                 raise BlockError("a header list without end")
             if not self.table_bytes:
-                break  # nothing that follows changes what is known
+                break  # nothing behind this can change the result
         return fields
 
     def _literal(self, block: bytes, start: int, *, kept: bool) -> Field:
-        """A field that is written out; the next blocks may refer to it if it is kept."""
+        """Reads a field that is written out; later blocks may refer to it if the table keeps it."""
         index, at = _integer(block, start, 0x3F if kept else 0x0F)
         if index:
             name, _ = self._entry(index)
@@ -174,7 +174,7 @@ class FieldReader:
         if coded and wanted and length > _MAX_WANTED_HUFFMAN_BYTES:
             self._listed += MAX_LIST_BYTES
             wanted = False
-        # Until tables are out of use every text is decoded: faults in them are errors.
+        # While tables are in use every text is decoded, because a fault in it is an error.
         if coded and (wanted or (self._most_table_bytes and length <= _SHORTEST)):
             value = self._text(value)
         if kept:
@@ -223,7 +223,7 @@ class FieldReader:
 
 
 def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
-    """An integer with a prefix (RFC 7541, section 5.1), and where it ends."""
+    """Reads an integer with a prefix (RFC 7541, section 5.1); returns it and where it ends."""
     number = block[at] & mask
     at += 1
     if number < mask:
@@ -245,7 +245,7 @@ _names: Final[dict[bytes, bytes]] = {}
 
 
 class _Step(NamedTuple):
-    """What a byte does to the Huffman decoder: its next state, what it has read, may it end."""
+    """What a byte does to the Huffman decoder: its next state, the text read, may it end."""
 
     state: int
     text: bytes
@@ -253,7 +253,7 @@ class _Step(NamedTuple):
 
 
 _steps: Final[dict[int, _Step]] = {}
-"""By state and byte, as they come: at most 65,536."""
+"""By state and byte, filled as they come: at most 65,536 entries."""
 
 
 def _step(key: int) -> _Step:

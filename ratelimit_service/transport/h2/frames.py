@@ -36,10 +36,10 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """What a client sends first (section 3.4)."""
 
 MAX_FRAME_SIZE: Final = 16_384
-"""The largest payload that must be taken, and the largest that we announce (section 4.2)."""
+"""The largest payload that everybody must take; we announce no larger one (section 4.2)."""
 
 DEFAULT_WINDOW: Final = 65_535
-"""A flow-control window, where nothing else was said (section 6.9.2)."""
+"""The size of a flow-control window until a setting changes it (section 6.9.2)."""
 
 MAX_WINDOW: Final = 2**31 - 1
 """The largest flow-control window (section 6.9.1)."""
@@ -51,10 +51,10 @@ PADDED: Final = 0x8
 PRIORITY: Final = 0x20
 HEADERS: Final = 0x1
 RST_STREAM: Final = 0x3
-"""These types as plain integers, with which every frame is compared."""
+"""These types as plain integers, because every frame is compared with them."""
 
 RST_STREAM_BYTES: Final = 4
-"""The payload of that frame (section 6.4)."""
+"""The size of that frame's payload (section 6.4)."""
 
 
 class FrameType(IntEnum):

@@ -1,9 +1,9 @@
 """TLS handshakes in turns: however many clients shake hands at once, others come in between.
 
-A step of a handshake takes up to a millisecond, and a turn of the loop would take all steps whose
-bytes have come. So until both sides have agreed the bytes of a connection wait for their turn
-(`turns`), as those of calls do. After that the loop's own TLS has them. What must not live here:
-which files TLS needs, and what is spoken over it.
+A step of a handshake takes up to a millisecond, and asyncio would take all steps whose bytes have
+come in one turn of the loop. So until both sides have agreed, the bytes of a connection wait for
+their turn (`turns`), as the bytes of calls do. After that they go straight to the loop's own TLS.
+What must not live here: which files TLS needs, and what is spoken over it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["agreed"]
 log = logging.getLogger(__name__)
 
 _PIECE_BYTES: Final = 16_384
-"""What is handled before it is another client's turn."""
+"""So many bytes are handled before it is another client's turn."""
 
 _INBOX_BYTES: Final = 65_536
-"""A client of which so much waits is not read from."""
+"""A client is not read from while so many of its bytes wait."""
 
 
 async def agreed(
@@ -44,7 +44,7 @@ async def agreed(
     if raw.is_closing():
         raise ConnectionResetError("the client has gone")
     guard = _Guard(protocol)
-    # Before TLS is told of the connection, and of its first bytes.
+    # This must happen before TLS hears of the connection and of its first bytes.
     loop.call_soon(handshake.stand_before_tls)
     try:
         secured = await loop.start_tls(
@@ -63,7 +63,7 @@ async def agreed(
 
 
 class _Guard(asyncio.Protocol):
-    """Stands before a protocol that is to hear of nothing before its connection is made."""
+    """Stands before a protocol, and tells it nothing before its connection is made."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         self._protocol = protocol
@@ -81,7 +81,7 @@ class _Guard(asyncio.Protocol):
         self._early.clear()
 
     def data_received(self, data: bytes) -> None:
-        """Called by TLS: the client's first words may come with the end of its handshake."""
+        """Called by TLS: the end of the handshake may bring the client's first bytes with it."""
         self._early.append(data)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -92,7 +92,7 @@ class _Guard(asyncio.Protocol):
 
 
 class _Handshake(asyncio.Protocol):
-    """Stands between a connection and its TLS until these have agreed."""
+    """Stands between a connection and its TLS until both sides have agreed."""
 
     def __init__(self, turns: Turns) -> None:
         self.used_us = 0
@@ -107,7 +107,7 @@ class _Handshake(asyncio.Protocol):
         self._aside = False
         self._lost = False
         self._error: Exception | None = None
-        """With what the connection was lost."""
+        """The error with which the connection was lost, if there was one."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by asyncio."""
@@ -123,7 +123,7 @@ class _Handshake(asyncio.Protocol):
         self._ask_for_a_turn()
 
     def stand_aside(self) -> None:
-        """The handshake is over: TLS gets what there is, and all that will come, by itself."""
+        """Ends the handshake: TLS gets the bytes that wait here, and all later ones by itself."""
         self._aside = True
         if self._raw is None or self._tls is None:
             return
@@ -142,7 +142,7 @@ class _Handshake(asyncio.Protocol):
         self._ask_for_a_turn()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Called by asyncio. To let go of a handshake takes a turn, too: many may go at once."""
+        """Called by asyncio. The end of a handshake takes a turn, too: many may end at once."""
         self._raw = None
         self._lost, self._error = True, error
         self._inbox.clear()
@@ -164,7 +164,7 @@ class _Handshake(asyncio.Protocol):
         return self._waiting
 
     def end_turn(self) -> None:
-        """Nothing: TLS writes by itself."""
+        """Does nothing: TLS writes by itself."""
 
     def fail(self, error: Exception) -> None:
         """Drops the connection for a fault of ours."""

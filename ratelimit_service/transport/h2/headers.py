@@ -40,7 +40,7 @@ _TIMEOUT_UNITS_US: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a request's headers say.
+    """The headers of a request, as far as they matter.
 
     `malformed` tells why the request breaks HTTP/2's rules, "" if it does not. `trailers` marks
     a block without pseudo-headers.
@@ -55,13 +55,13 @@ class Head:
     trailers: bool = False
     malformed: str = ""
     oversized: bool = False
-    """There are more headers than is announced; nothing else is known of them."""
+    """Whether the list is above the announced size; then nothing else is known of the headers."""
     plain: bool = False
-    """A gRPC call with nothing unusual: what follows is its message."""
+    """Whether it is a gRPC call with nothing unusual, so that its message follows."""
 
 
 class _Likeness:
-    """What the latest blocks of a connection have in common.
+    """Those parts that the latest blocks of a connection have in common.
 
     A client that traces sends a new block with every call, which differs from the last in the
     values of one or two headers that do not matter here.
@@ -74,7 +74,7 @@ class _Likeness:
         self._pieces: list[bytes] = []
 
     def head_of(self, block: bytes) -> Head | None:
-        """The head of a block that differs only where others have differed."""
+        """The head of a block that differs from the last only where earlier blocks did."""
         if not self._pieces:
             return None
         *pieces, last = self._pieces
@@ -122,20 +122,20 @@ class HeaderReader:
 
     remembered: ClassVar[dict[bytes, Head]] = {}
     """Heads by their blocks, for all connections whose clients use no dynamic table: then blocks
-    depend on nothing."""
+    do not depend on earlier ones."""
 
     def __init__(self) -> None:
         self._fields = FieldReader()
         self._tableless = False
         self._independent = False
-        """Whether no block depends on another."""
+        """Whether the client uses no table any more, so that no block depends on another."""
         self._likeness = _Likeness()
         self._heads = HeaderReader.remembered
         self.cost_us = 0
         """What the last block that was read has cost."""
 
     def without_table(self) -> None:
-        """The client knows that it should use no table.
+        """Hears that the client has acknowledged that it should use no table.
 
         Its next block should begin by saying so (RFC 9113, section 4.3.1). A client that does not
         say so goes on with the table that it has.
@@ -143,7 +143,7 @@ class HeaderReader:
         self._tableless = True
 
     def recall(self, block: bytes) -> Head | None:
-        """What is known of a block, or of one that differs in nothing that matters."""
+        """The head of a block if it, or one that differs in nothing that matters, is known."""
         if self._independent:
             return self._heads.get(block) or self._likeness.head_of(block)
         return None
@@ -175,7 +175,7 @@ class HeaderReader:
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A field to send: not indexed, not Huffman-coded (RFC 7541, section 6.2.2)."""
+    """A field as we send it: not indexed, not Huffman-coded (RFC 7541, section 6.2.2)."""
     return b"\x00" + _length(len(name)) + name + _length(len(value)) + value
 
 
@@ -194,7 +194,7 @@ _OVERSIZED: Final = Head(oversized=True)
 
 
 def _judged(fields: Iterable[tuple[bytes, bytes]]) -> Head:
-    """What the fields say, held against RFC 9113, sections 8.2 and 8.3."""
+    """The head that the fields make, checked by RFC 9113, sections 8.2 and 8.3."""
     found: dict[bytes, bytes] = {}
     pseudo: set[bytes] = set()
     malformed = ""
@@ -238,7 +238,7 @@ def _judged(fields: Iterable[tuple[bytes, bytes]]) -> Head:
 
 
 def _timeout_us(text: bytes) -> int | None:
-    """A grpc-timeout in microseconds; None if there is none that can be read."""
+    """A grpc-timeout in microseconds; None if it cannot be read."""
     number, unit = text[:-1], _TIMEOUT_UNITS_US.get(text[-1:])
     if unit is None or not number.isdigit() or len(number) > 8:
         return None

@@ -11,7 +11,7 @@ from typing import Final
 # How long a client may take, in seconds.
 
 HANDSHAKE_SECONDS: Final = 5.0
-"""To agree on TLS, and to take its leave."""
+"""To agree on TLS, and to close it."""
 
 GREETING_SECONDS: Final = 10.0
 """To speak HTTP/2 at all: preface and SETTINGS."""
@@ -29,10 +29,10 @@ ACK_SECONDS: Final = 60
 """To acknowledge our SETTINGS."""
 
 BLOCKED_SECONDS: Final = 30.0
-"""To let some of the answers through that wait for its windows."""
+"""To open its windows for at least some of the answers that wait for them."""
 
 PING_SECONDS: Final = 30.0
-"""To be silent before it is asked whether it is there, and to answer that."""
+"""To be silent before we ask whether it is still there; and then to answer."""
 
 # How much there may be.
 
@@ -43,17 +43,17 @@ MAX_MESSAGE_BYTES: Final = 65_536
 """A message above this is refused as gRPC's RESOURCE_EXHAUSTED."""
 
 MAX_BLOCK_BYTES: Final = 65_536
-"""A header block that is coded in more bytes ends the connection; its call alone is refused if its
-list is above what is announced (`fields.MAX_LIST_BYTES`)."""
+"""A header block of more coded bytes ends the connection. If only the decoded list is above the
+announced size (`fields.MAX_LIST_BYTES`), its call alone is refused."""
 
 MAX_CONTINUATIONS: Final = 32
 """Frames of one header block."""
 
 MAX_TEXT_BYTES: Final = 512
-"""Of the sentence with which a call is refused: no header block of ours is longer than a frame."""
+"""The sentence with which a call is refused, so that its header block fits into one frame."""
 
 STREAM_WINDOW: Final = 131_072
-"""What a client may send on a stream before it is read; announced."""
+"""What a client may send on a stream before we have read it; announced."""
 
 CONNECTION_WINDOW: Final = 16_777_216
 
@@ -61,11 +61,11 @@ HELD_BYTES: Final = 8_388_608
 """What one connection may make us keep: messages that are not whole, answers that wait."""
 
 ALL_HELD_BYTES: Final = 67_108_864
-"""The same of all connections of a process. Above it those are cut that keep more than their
-share."""
+"""The same for all connections of a process together. Above it connections are ended that make us
+keep more than their share."""
 
 INBOX_BYTES: Final = 262_144
-"""A client of which so much waits to be handled is not read from."""
+"""A client is not read from while so many of its bytes wait to be handled."""
 
 STREAM_BYTES: Final = 1_024
-"""What an open stream takes beside its bytes."""
+"""What an open stream counts beside its bytes."""

@@ -1,4 +1,4 @@
-"""gRPC's messages within a stream's bytes (PROTOCOL-HTTP2.md): where they end, and what is packed.
+"""gRPC's messages in the bytes of a stream (PROTOCOL-HTTP2.md): where they end, how they unpack.
 
 No state. What must not live here: frames.
 """
@@ -14,7 +14,7 @@ from ratelimit_service.transport.h2.limits import MAX_MESSAGE_BYTES
 __all__ = ["PREFIX_BYTES", "first_message", "only_message"]
 
 PREFIX_BYTES: Final = 5
-"""What comes before a message: whether it is compressed, and its size."""
+"""The bytes before a message: whether it is compressed, and its size."""
 
 _GZIP: Final = 31
 """zlib's word for a gzip header and trailer around deflated bytes."""
@@ -33,9 +33,9 @@ def only_message(body: bytearray, encoding: bytes) -> bytes:
 
 
 def first_message(body: bytearray, encoding: bytes) -> bytes | None:
-    """Takes the first message from a body; None if it has not come whole.
+    """Takes the first message from a body; None if a part of it is still to come.
 
-    Raises BadRequestError if it is too large, or packed in a way that cannot be read.
+    Raises BadRequestError if it is too large, or compressed in a way that we cannot read.
     """
     if len(body) < PREFIX_BYTES:
         return None
@@ -59,7 +59,7 @@ def _unpacked(message: bytes, encoding: bytes) -> bytes:
     else:
         unzipping = zlib.decompressobj(_GZIP)
         try:
-            # One byte more than is allowed is enough to be refused by whoever decides.
+            # One byte more than allowed is enough: whoever decides refuses the message.
             unpacked = unzipping.decompress(message, MAX_MESSAGE_BYTES + 1)
         except zlib.error as error:
             problem = f"the message is no gzip: {error}"
