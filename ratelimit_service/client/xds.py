@@ -266,12 +266,7 @@ class _Client:
             self._away = loop.call_later(self._task["away_seconds"], self._tell_away)
 
     def _tell_away(self) -> None:
-        why = (
-            f"nothing has come from {self._place} for {self._task['away_seconds']:g} s: "
-            f"{self._why}; "
-            "what it has sent before stays in force"
-        )
-        _say([_head(kind="away", why=why)])
+        _say([_head(kind="away", why=self._why)])
         self._away = None
         self._doubt()
 

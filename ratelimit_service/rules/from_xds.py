@@ -42,6 +42,11 @@ _AWAY_SECONDS = 30.0
 """How long a server may be silent on a new stream, or away, before its rules are said to be old."""
 
 _FETCH_SECONDS = 15.0
+"""How long a server that is asked only once has to send its rules, from when the client asks."""
+
+_START_SECONDS = 5.0
+"""How long the client may take until it asks, where nobody waits for longer."""
+
 _LOOK_SECONDS = 5.0
 """How often the overlay is looked at."""
 
@@ -65,6 +70,8 @@ class FromXds(RuleSource):
         self._tell: IO[bytes] | None = None
         self._process: ChildProcess | None = None
         self._fault = ""
+        self._away = ""
+        """Why nothing came from the server, when the client last said so."""
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -102,18 +109,25 @@ class FromXds(RuleSource):
     def fetch(self) -> Found:
         """Asks the server. Raises RulesError if nothing has come in time."""
         self.first(None)
+        self._task["away_seconds"] = _FETCH_SECONDS
         return asyncio.run(self._fetched())
 
     async def _fetched(self) -> Found:
         try:
-            async with asyncio.timeout(_FETCH_SECONDS), aclosing(self.changes()) as changes:
+            most = _START_SECONDS + _FETCH_SECONDS
+            async with asyncio.timeout(most), aclosing(self.changes()) as changes:
                 async for _ in changes:
                     if self._received is not None:
                         return self.read()
+                    if self._away:
+                        break
         except TimeoutError:
             pass
-        why = self._fault or f"does it know the node {self._task['node']!r}?"
-        raise RulesError(f"{self.place} has sent nothing within {_FETCH_SECONDS:g} s: {why}")
+        why = self._away or self._fault or "it has not answered yet"
+        raise RulesError(
+            f"{self.place} has sent nothing within {_FETCH_SECONDS:g} s: {why}; check its address, "
+            f"and whether it knows the node {self._task['node']!r}"
+        )
 
     async def changes(self) -> AsyncGenerator[str, None]:
         """Yields when the server has sent something or is away, and to look at the overlay."""
@@ -206,7 +220,11 @@ class FromXds(RuleSource):
         """Takes in what the client says; what is to be yielded, if anything."""
         head = json.loads(await read_frame(stream))
         if head["kind"] == "away":
-            return printable(head["why"])
+            self._away = printable(head["why"])
+            seconds = self._task["away_seconds"]
+            fault = f"nothing has come from {self.place} for {seconds:g} s: {self._away}"
+            stays = "; what it has sent before stays in force" if self._received else ""
+            return fault + stays
         if head["kind"] == "log":
             log.log(head["level"], "%s", printable(head["text"]))
             return None

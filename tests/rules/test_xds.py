@@ -24,7 +24,7 @@ from ratelimit_service.rules.sources import source_of
 from ratelimit_service.rules.watch import watched
 from ratelimit_service.settings import Settings
 from tests.servers.management import ManagementServer, config
-from tests.servers.process import PATIENCE_SECONDS
+from tests.servers.process import PATIENCE_SECONDS, free_port
 
 
 @pytest.fixture
@@ -260,6 +260,7 @@ async def test_server_that_is_away(
         await client.until(lambda: "UNAVAILABLE" in client.health.faults.get("watch", ""))
 
         assert f"nothing has come from {server.url}" in client.health.faults["watch"]
+        assert "what it has sent before stays in force" in client.health.faults["watch"]
         assert client.domains == {"one": ["a"]}
         server.greet = lambda conversation: conversation.send("1", config("one", "b"))
         server.start()
@@ -276,6 +277,16 @@ async def test_server_that_does_not_know_us(
         await client.until(lambda: "connected, but silent" in client.health.faults.get("watch", ""))
 
         assert not client.rules.begun
+        assert "sent before" not in client.health.faults["watch"]
+
+
+def test_server_that_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks a server that is away once is told why nothing came, and what to look at."""
+    monkeypatch.setattr(from_xds, "_FETCH_SECONDS", 2.0)
+    nobody = Settings(rules=f"xds://127.0.0.1:{free_port()}")
+
+    with pytest.raises(RulesError, match=r"within 2 s: UNAVAILABLE: .*; check its address, and"):
+        from_xds.FromXds(nobody).fetch()
 
 
 async def test_client_that_dies(server: ManagementServer) -> None:
