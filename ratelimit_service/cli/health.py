@@ -46,7 +46,9 @@ def health(http: str | None, http_tls_cert: str | None) -> int:
     try:
         status, text = _asked(address, tls=bool(tls))
     except (OSError, HTTPException) as error:
-        say(f"no service answers at {address}: {error}", err=True)
+        why = (error.strerror if isinstance(error, OSError) else None) or error
+        said = f"no service answers at {address}: {why}; name its HTTP port with --http HOST:PORT"
+        say(said, err=True)
         return _NOT_READY
     say(text.strip())
     return 0 if status == 200 else _NOT_READY

@@ -599,4 +599,7 @@ def test_health_of_nobody() -> None:
     )
 
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"no service answers at [::]:{environment['PORT']}" in done.stderr
+    assert done.stderr == (
+        f"no service answers at [::]:{environment['PORT']}: Connection refused; "
+        "name its HTTP port with --http HOST:PORT\n"
+    )
