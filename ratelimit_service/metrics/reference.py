@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from ratelimit_service.metrics.reading import Reading, Series
 from ratelimit_service.observer import OTHER, Tally
-from ratelimit_service.rules.tree import parse_path
+from ratelimit_service.rules.paths import parse_path
 from ratelimit_service.slices import slowly
 
 __all__ = [
@@ -76,7 +76,7 @@ def segments(series: Series) -> list[str]:
     for node in series.way:
         key, value = node.key, node.value
         showing = series.rule.detailed_metric or (
-            node.value_to_metric and (node.pattern is not None or not node.value)
+            node.value_to_metric and (node.matcher is not None or not node.value)
         )
         if showing and other:
             value = OTHER

@@ -12,8 +12,9 @@ from ipaddress import ip_address, ip_network
 from ratelimit_service.algorithms import measure_of
 from ratelimit_service.model import Limit
 from ratelimit_service.rules.explain import limit_text
+from ratelimit_service.rules.paths import MatcherName, path_text
 from ratelimit_service.rules.problem import Problem, quoted
-from ratelimit_service.rules.tree import Node, Rule, path_text
+from ratelimit_service.rules.tree import Node, Rule
 
 __all__ = ["advice"]
 
@@ -41,12 +42,12 @@ def _hint(node: Node, path: _Path, kind: str, message: str) -> Problem:
 
 
 def _unreachable(level: Sequence[Node], path: _Path) -> Iterator[Problem]:
-    """Nodes all of whose values a pattern takes before them: the first declared pattern wins."""
-    patterns: dict[str, list[Node]] = {}
+    """Nodes all of whose values a matcher takes before them: the first declared one wins."""
+    matching: dict[str, list[Node]] = {}
     for node in level:
-        if node.pattern is not None:
-            before = patterns.setdefault(node.key, [])
-            if first := next((each for each in before if _takes(each, node.value)), None):
+        if node.matcher is not None:
+            before = matching.setdefault(node.key, [])
+            if first := next((each for each in before if _covers(each, node)), None):
                 message = (
                     f"no other value than this text gets here: {quoted(first.value)} at "
                     f"{first.source} takes them before; declare this one above it"
@@ -55,24 +56,27 @@ def _unreachable(level: Sequence[Node], path: _Path) -> Iterator[Problem]:
             before.append(node)
     for node in level:
         if not node.value:
-            greedy = next((each for each in patterns.get(node.key, ()) if _takes(each, "*")), None)
+            greedy = next((each for each in matching.get(node.key, ()) if _takes_all(each)), None)
             if greedy is not None:
                 message = f"no value gets here: {quoted(greedy.value)} at {greedy.source} takes all"
                 yield _hint(node, (*path, (node.key, "")), "unreachable", message)
 
 
-def _takes(node: Node, pattern: str) -> bool:
-    """Whether a node's pattern takes whatever another one takes.
+def _covers(node: Node, later: Node) -> bool:
+    """Whether nothing is left of a later node's values, and it would help to declare it before."""
+    one, other = node.matcher, later.matcher
+    return one is not None and other is not None and one.rank == other.rank and one.covers(other)
 
-    A `*` of the other stands for any text, and only a `*` of this one can take that. So the
-    other's text is matched as if its `*` were a letter that nothing else contains.
-    """
-    return node.pattern is not None and node.pattern.matches(pattern)
+
+def _takes_all(node: Node) -> bool:
+    return node.matcher is not None and node.matcher.takes_all
 
 
 def _misread(node: Node, path: _Path) -> Iterator[Problem]:
     """Values that look like a network, a range of addresses, or a regular expression."""
     what = ""
+    if isinstance(node.value, MatcherName):
+        return
     if _is_network(node.value):
         what = "a network: addresses within it do not match"
     elif _is_range(node.value):

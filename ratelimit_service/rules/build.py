@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from ratelimit_service.rules.overlay import NO_OVERLAY, Overlay, parse_overlay
+from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.problem import Problem, did_you_mean, quoted
 from ratelimit_service.rules.resource import parse_resource
 from ratelimit_service.rules.schema import RuleFile, parse
@@ -19,7 +20,6 @@ from ratelimit_service.rules.tree import (
     Level,
     Node,
     TalliesOf,
-    path_text,
     walk,
 )
 
@@ -143,10 +143,10 @@ def _parsed(version: Version, data: bytes, tallies: TalliesOf, overlay: Overlay)
 
 def merge(files: Sequence[RuleFile]) -> tuple[tuple[Node, ...], list[Problem]]:
     """The root nodes of one domain's files, in their order, and where they contradict."""
-    seen: dict[tuple[str, str], Node] = {}
+    seen: dict[tuple[str, str, bool], Node] = {}
     problems = []
     for node in (node for file in files for node in file.nodes):
-        other = seen.setdefault((node.key, node.value), node)
+        other = seen.setdefault(node.takes, node)
         if other is not node:
             message = f"the same key and value stand at {other.source}: merge the two"
             text = path_text([(node.key, node.value)])

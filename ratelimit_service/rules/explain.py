@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from ratelimit_service.algorithms import ALGORITHMS, DEFAULT, soft_of, value_of
 from ratelimit_service.model import Descriptor, Entry, Limit
 from ratelimit_service.rules.match import Match, find, match
+from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.problem import did_you_mean
-from ratelimit_service.rules.tree import Level, Node, Rule, Snapshot, path_text
+from ratelimit_service.rules.tree import Level, Node, Rule, Snapshot
 
 __all__ = ["Explanation", "PassedOver", "Step", "explain", "limit_text"]
 
@@ -127,21 +128,22 @@ def _text(node: Node) -> str:
 
 
 def _how(node: Node) -> str:
-    if node.pattern:
-        return "the pattern matches:" if not node.share_threshold else "the shared pattern matches:"
+    if node.matcher is not None:
+        return f"the {'shared ' if node.share_threshold else ''}{node.matcher.noun} matches:"
     return "the exact value matches:" if node.value else "the key alone matches:"
 
 
 def _why_not(other: Node, entry: Entry, taken: Node | None) -> str:
-    if other.pattern and not other.pattern.matches(entry.value):
-        return "its pattern does not match"
-    if not other.pattern and other.value:
-        return "its value differs"
-    if taken and other.pattern and taken.value == entry.value:
-        return "its pattern matches too, but another has exactly this value"
-    if taken and other.pattern and taken.pattern:
-        return "its pattern matches too, but was declared later"
-    return "it is less specific"
+    if other.matcher is None:
+        return "its value differs" if other.value else "it is less specific"
+    its = f"its {other.matcher.noun}"
+    if not other.matcher.matches(entry.value):
+        return f"{its} does not match"
+    if taken is None or taken.matcher is None or entry.value in taken.matcher.literals:
+        return f"{its} matches too, but another has exactly this value"
+    if taken.matcher.rank < other.matcher.rank:
+        return f"{its} matches too, but a {taken.matcher.noun} goes before"
+    return f"{its} matches too, but was declared later"
 
 
 def _why(steps: tuple[Step, ...], found: Match, descriptor: Descriptor) -> str:

@@ -1,7 +1,7 @@
 """Which rule a descriptor meets. Pure, and the same walk for deciding and explaining.
 
 Entry by entry, as envoyproxy/ratelimit: the exact value (a pattern's text is one too), else the
-first pattern declared that matches, else the key alone; no turning back, and the last entry's
+first matcher asked that matches, else the key alone; no turning back, and the last entry's
 node must hold the rule.
 """
 
@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 
 from ratelimit_service.model import Entry
 from ratelimit_service.observer import MAX_VALUE_BYTES, OTHER
-from ratelimit_service.rules.tree import Domain, Level, Node, Rule, path_text
+from ratelimit_service.rules.paths import path_text
+from ratelimit_service.rules.tree import Domain, Level, Node, Rule
 
 __all__ = ["Match", "find", "match", "match_any_value"]
 
@@ -20,7 +21,7 @@ __all__ = ["Match", "find", "match", "match_any_value"]
 class Match(NamedTuple):
     """The rule met, if any, and what its counter counts.
 
-    `identity` are the entries, with a pattern in place of the value where `shared` names the
+    `identity` are the entries, with a matcher's name in place of the value where `shared` names the
     entry's place; `metric_value` selects the rule's tally, "" its own.
     """
 
@@ -40,8 +41,8 @@ def find(level: Level, entry: Entry) -> Node | None:
     node = by_value.get(value) if by_value else None
     if node is not None:
         return node
-    for node in level.patterns.get(key, ()):
-        if node.pattern and node.pattern.matches(value):
+    for node in level.matching.get(key, ()):
+        if node.matcher is not None and node.matcher.matches(value):
             return node
     return level.default.get(key)
 
@@ -80,7 +81,7 @@ def match_any_value(domain: Domain, entries: Sequence[Entry]) -> Rule | None:
             return None
         if place < len(entries):
             node = find(level, entry)
-        elif entry.key not in level.exact and entry.key not in level.patterns:
+        elif entry.key not in level.exact and entry.key not in level.matching:
             node = level.default.get(entry.key)
         else:
             return None
@@ -94,7 +95,7 @@ def match_any_value(domain: Domain, entries: Sequence[Entry]) -> Rule | None:
 def _special(rule: Rule, nodes: Sequence[Node], entries: Sequence[Entry]) -> Match:
     """A match with shared thresholds, or whose values are shown in metrics.
 
-    What metrics show of a shared value is its pattern.
+    What metrics show of a shared value is its matcher's name.
     """
     shared = tuple(place for place, node in enumerate(nodes) if node.share_threshold)
     identity = tuple(
@@ -105,7 +106,8 @@ def _special(rule: Rule, nodes: Sequence[Node], entries: Sequence[Entry]) -> Mat
         entry
         for node, entry in zip(nodes, identity, strict=True)
         # An exact value is in the rule's path already.
-        if rule.detailed_metric or (node.value_to_metric and (node.pattern or not node.value))
+        if rule.detailed_metric
+        or (node.value_to_metric and (node.matcher is not None or not node.value))
     ]
     if sum([len(key) + len(value) for key, value in shown]) > MAX_VALUE_BYTES:
         return Match(rule, identity, shared, OTHER)  # as it would be counted, but cheaper

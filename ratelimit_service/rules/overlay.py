@@ -12,9 +12,9 @@ from typing import NamedTuple
 import yaml
 
 from ratelimit_service.rules.limits import LIMIT_KEYS
+from ratelimit_service.rules.matchers.pattern import Pattern
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.reader import Fields, ForeignMark, Reader, Unreadable
-from ratelimit_service.rules.tree import Pattern
 
 __all__ = ["NO_OVERLAY", "Keys", "Overlay", "parse_overlay"]
 

@@ -19,16 +19,16 @@ from ratelimit_service.algorithms import measure_of
 from ratelimit_service.model import FailurePolicy, Limit
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.limits import LIMIT_KEYS, limit_name, read_limit
+from ratelimit_service.rules.matchers import registry
+from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.problem import Problem, quoted
 from ratelimit_service.rules.reader import Fields, Reader, Unreadable
-from ratelimit_service.rules.tree import Level, Node, Pattern, Rule, Source, path_text
+from ratelimit_service.rules.tree import Level, Node, Rule, Source
 
 __all__ = ["RuleFile", "compiled", "parse"]
 
 _ROOT_KEYS = ("domain", "shard_by", "descriptors")
-_DESCRIPTOR_KEYS = (
-    "key",
-    "value",
+_DESCRIPTOR_KEYS = (  # beside `key`, and those of matchers
     "rate_limit",
     "rate_limits",
     "descriptors",
@@ -40,15 +40,6 @@ _DESCRIPTOR_KEYS = (
     "metadata",
 )
 _REPLACES_KEYS = ("name",)
-_PLACES = {
-    key: place
-    for place, keys in (
-        ("inside rate_limit", LIMIT_KEYS),
-        ("on a descriptor", _DESCRIPTOR_KEYS),
-        ("at the top of the file", _ROOT_KEYS),
-    )
-    for key in keys
-}
 _OF_THE_RULE = ("shadow_mode", "quota_mode", "detailed_metric", "metadata")
 """Keys of a descriptor that act on its own rate_limit and on nothing else."""
 
@@ -56,6 +47,23 @@ _MAX_LIMITS = 16
 """Of one descriptor: every one of them costs as much as a descriptor."""
 
 _DOMAIN_LINE = re.compile(rb"^domain[ \t]*:[ \t]*[\"']?([^\"'#\r\n]+)", re.MULTILINE)
+
+
+def _descriptor_keys() -> tuple[str, ...]:
+    return ("key", *registry.keys(), *_DESCRIPTOR_KEYS)
+
+
+def _places() -> dict[str, str]:
+    """Of every key where it stands."""
+    return {
+        key: place
+        for place, keys in (
+            ("inside rate_limit", LIMIT_KEYS),
+            ("on a descriptor", _descriptor_keys()),
+            ("at the top of the file", _ROOT_KEYS),
+        )
+        for key in keys
+    }
 
 
 class ShardBy(NamedTuple):
@@ -107,7 +115,7 @@ def compiled(
     """
     shard_by = None
     try:
-        root = reader.document(compose(), _ROOT_KEYS, _PLACES)
+        root = reader.document(compose(), _ROOT_KEYS, _places())
         domain = root.text("domain")
         if not domain:
             state = "empty" if "domain" in root else "missing"
@@ -153,31 +161,35 @@ class _Language:
     def __init__(self, domain: str, tallies: Callable[[str, str], Tallies]) -> None:
         self._domain = domain
         self._tallies = tallies
+        self._keys = _descriptor_keys()
 
     def descriptors(self, fields: Fields) -> tuple[Node, ...]:
-        seen: dict[tuple[str, str], Node] = {}
-        for item in fields.items("descriptors", _DESCRIPTOR_KEYS, deeper=True):
+        seen: dict[tuple[str, str, bool], Node] = {}
+        for item in fields.items("descriptors", self._keys, deeper=True):
             node = self._descriptor(item)
-            if not node.key:
+            if node is None:
                 continue
-            other = seen.setdefault((node.key, node.value), node)
+            other = seen.setdefault(node.takes, node)
             if other is not node:
                 message = f"the same key and value stand at {other.source}: merge the two"
                 item.report("duplicate", message)
         return tuple(seen.values())
 
-    def _descriptor(self, fields: Fields) -> Node:
-        key, value = fields.text("key"), fields.text("value")
+    def _descriptor(self, fields: Fields) -> Node | None:
+        """None if it does not say what it takes."""
+        key = fields.text("key")
+        taken = registry.taken(fields)
+        value, matcher = taken or ("", None)
         fields.path = (*fields.path[:-1], (key, value))
         if not key:
             fields.report("no_key", "key is missing or empty: every descriptor needs one")
         share_threshold = fields.switch("share_threshold")
-        if share_threshold and "*" not in value:
-            fields.report(
-                "share_threshold",
-                "share_threshold needs a `*` in value: without one there is nothing to share",
-                key="share_threshold",
+        if share_threshold and taken and matcher is None:
+            message = (
+                f"share_threshold needs {registry.shareable()}: "
+                "without one there is nothing to share"
             )
+            fields.report("share_threshold", message, key="share_threshold")
         rule = None
         if fields.given("rate_limit"):
             if fields.given("rate_limits"):
@@ -192,10 +204,12 @@ class _Language:
         else:
             _report_idle(fields)
         below = self.descriptors(fields)
+        if not key or taken is None:
+            return None
         return Node(
             key,
             value,
-            Pattern.of(value) if "*" in value else None,
+            matcher,
             rule,
             Level.of(below) if below else None,
             share_threshold,

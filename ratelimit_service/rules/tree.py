@@ -5,14 +5,14 @@ Nothing here reads files, knows YAML or decides; `match` walks these, `schema` b
 
 from __future__ import annotations
 
-import json
-import re
+from bisect import insort_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ratelimit_service.model import FailurePolicy, Limit
 from ratelimit_service.observer import Tallies
+from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.text import printable
 
 __all__ = [
@@ -21,13 +21,10 @@ __all__ = [
     "Level",
     "LevelBuilder",
     "Node",
-    "Pattern",
     "Rule",
     "Snapshot",
     "Source",
     "TalliesOf",
-    "parse_path",
-    "path_text",
     "walk",
     "ways",
 ]
@@ -83,54 +80,33 @@ class Rule:
         return not self.limits
 
 
-class Pattern(NamedTuple):
-    """A value with any number of `*`, each standing for zero or more characters."""
-
-    text: str
-    pieces: tuple[str, ...]
-
-    @classmethod
-    def of(cls, text: str) -> Pattern:
-        """The pattern that a value with a `*` is."""
-        return cls(text, tuple(text.split("*")))
-
-    def matches(self, value: str) -> bool:
-        """Whether the pattern is all of `value`; linear in its length for each piece."""
-        first, *middle, last = self.pieces
-        end = len(value) - len(last)
-        if end < len(first) or not (value.startswith(first) and value.endswith(last)):
-            return False
-        at = len(first)
-        for piece in middle:
-            found = value.find(piece, at, end)
-            if found < 0:
-                return False
-            at = found + len(piece)
-        return True
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
     """One descriptor of a rule file: an entry to match, a policy if it has one, its children.
 
-    `value` is "" where any value matches; `pattern` is set where the value holds a `*`.
+    `value` is the one that it takes, "" for any. If a `matcher` tells, it is the matcher's name.
     """
 
     key: str
     value: str
-    pattern: Pattern | None
+    matcher: Matcher | None
     rule: Rule | None
     children: Level | None
     share_threshold: bool = False
     value_to_metric: bool = False
     source: Source = _NOWHERE
 
+    @property
+    def takes(self) -> tuple[str, str, bool]:
+        """What it takes; no two nodes of a level take the same."""
+        return (self.key, self.value, self.matcher is None)
+
     def with_children(self, children: Level | None) -> Node:
         """The same with other children."""
         return Node(
             self.key,
             self.value,
-            self.pattern,
+            self.matcher,
             self.rule,
             children,
             self.share_threshold,
@@ -141,15 +117,15 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Level:
-    """The nodes below one node, arranged for look-up: exact, then patterns, then key alone.
+    """The nodes below one node, arranged for look-up: exact, then matchers, then key alone.
 
-    `exact` holds, for each key, its nodes by value as written, a pattern's too; `patterns` those
-    with a `*` in the value, as declared. `nodes` are all of them, as declared.
+    `exact` holds, for each key, its nodes by value, and by their matchers' literals; `matching`
+    those with a matcher, in the order in which they are asked. `nodes` are all, as declared.
     """
 
     nodes: tuple[Node, ...]
     exact: Mapping[str, Mapping[str, Node]]
-    patterns: Mapping[str, Sequence[Node]]
+    matching: Mapping[str, Sequence[Node]]
     default: Mapping[str, Node]
 
     @classmethod
@@ -167,22 +143,32 @@ class LevelBuilder:
     def __init__(self) -> None:
         self._nodes: list[Node] = []
         self._exact: dict[str, dict[str, Node]] = {}
-        self._patterns: dict[str, list[Node]] = {}
+        self._matching: dict[str, list[Node]] = {}
         self._default: dict[str, Node] = {}
 
     def add(self, node: Node) -> None:
         """Adds the next node as declared."""
         self._nodes.append(node)
-        if node.pattern:
-            self._patterns.setdefault(node.key, []).append(node)
-        if node.value:
+        if node.matcher is not None:
+            asked = self._matching.setdefault(node.key, [])
+            if asked and _rank(node) < _rank(asked[-1]):
+                insort_right(asked, node, key=_rank)
+            else:
+                asked.append(node)
+            for value in node.matcher.literals:
+                self._exact.setdefault(node.key, {}).setdefault(value, node)
+        elif node.value:
             self._exact.setdefault(node.key, {})[node.value] = node
         else:
             self._default[node.key] = node
 
     def level(self) -> Level:
         """The level; nothing may be added afterwards."""
-        return Level(tuple(self._nodes), self._exact, self._patterns, self._default)
+        return Level(tuple(self._nodes), self._exact, self._matching, self._default)
+
+
+def _rank(node: Node) -> int:
+    return node.matcher.rank if node.matcher is not None else 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -243,40 +229,3 @@ class Snapshot:
         Where no file could be read that holds for every domain: nobody knows what they say.
         """
         return domain in self.unserved or not (self.domains or self.emptied)
-
-
-_PLAIN = frozenset("*-_./:@+~")
-
-
-def path_text(entries: Sequence[tuple[str, str]]) -> str:
-    """A node's place in its tree for people: `user=bob > path=/login > plan`.
-
-    Text that would be ambiguous is quoted, so that no two nodes of a domain read the same.
-    """
-    return " > ".join(
-        f"{_quoted(key)}={_quoted(value)}" if value else _quoted(key) for key, value in entries
-    )
-
-
-def _quoted(text: str) -> str:
-    if text and all(c.isalnum() or c in _PLAIN for c in text):
-        return text
-    return printable(json.dumps(text, ensure_ascii=False))
-
-
-def parse_path(text: str) -> list[tuple[str, str]]:
-    """The entries that `path_text` has written. What it had to escape stays escaped."""
-    return [(_unquoted(key), _unquoted(value)) for key, _, value in _PART.findall(text) if key]
-
-
-_WORD = r'("(?:[^"\\]|\\.)*"|[^ ="]*)'
-_PART = re.compile(rf"{_WORD}(=?){_WORD}(?: > |$)")
-
-
-def _unquoted(text: str) -> str:
-    if not text.startswith('"'):
-        return text
-    try:
-        return str(json.loads(text))
-    except ValueError:  # it holds what does not print, and is escaped otherwise than in JSON
-        return text.strip('"')

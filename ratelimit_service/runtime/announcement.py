@@ -79,6 +79,8 @@ def _example(snapshot: Snapshot, program: str, options: Sequence[str]) -> str | 
 
 def _first_limited(level: Level) -> list[Node] | None:
     for node in sorted(level.nodes, key=lambda node: node.source):
+        if node.matcher is not None and not node.matcher.example:
+            continue
         if node.rule and not node.rule.unlimited:
             return [node]
         if node.children and (below := _first_limited(node.children)):
@@ -87,7 +89,7 @@ def _first_limited(level: Level) -> list[Node] | None:
 
 
 def _entry(node: Node) -> str:
-    value = node.value.replace("*", "1") or "alice"
+    value = node.value or "alice" if node.matcher is None else node.matcher.example
     return f"{_escaped(node.key)}={_escaped(value)}"
 
 

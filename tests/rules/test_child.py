@@ -73,7 +73,7 @@ async def test_the_same_in_another_process() -> None:
         other = expected.domains[name]
         assert domain.overrides is other.overrides
         for node, twin in zip(walk(domain.root.nodes), walk(other.root.nodes), strict=True):
-            assert (node.key, node.value, node.pattern) == (twin.key, twin.value, twin.pattern)
+            assert (node.takes, node.matcher) == (twin.takes, twin.matcher)
             assert node.share_threshold == twin.share_threshold
             assert node.value_to_metric == twin.value_to_metric
             assert (node.rule is None) == (twin.rule is None)

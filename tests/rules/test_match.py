@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from ratelimit_service.observer import MAX_VALUE_BYTES, OTHER
 from ratelimit_service.rules.match import Match, match
+from ratelimit_service.rules.matchers.pattern import Pattern
+from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.schema import parse
-from ratelimit_service.rules.tree import Domain, Level, Pattern, path_text
+from ratelimit_service.rules.tree import Domain, Level
 from tests.service.asking import descriptor
 
 

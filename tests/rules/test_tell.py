@@ -14,7 +14,8 @@ from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.lint import lint
 from ratelimit_service.rules.load import Rules
-from ratelimit_service.rules.tree import Snapshot, parse_path, path_text
+from ratelimit_service.rules.paths import parse_path, path_text
+from ratelimit_service.rules.tree import Snapshot
 from tests.service.asking import descriptor
 
 RULES = """domain: edge

@@ -1,0 +1,79 @@
+"""What a matcher is: how a descriptor says which values it takes, where that is more than one.
+
+Reading, the walk, counting, metrics, `explain`, `/rlconfig`, hints and the way to other processes
+take all that they need from here; none of them knows one matcher by name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from ratelimit_service.rules.paths import matcher_name
+
+if TYPE_CHECKING:  # what reads files knows trees, which hold matchers
+    from ratelimit_service.rules.reader import Fields
+
+__all__ = ["Matcher"]
+
+
+class Matcher(ABC):
+    """The values that one descriptor takes. It never changes, and can be pickled."""
+
+    __slots__ = ()
+
+    key: ClassVar[str]
+    """The key of a descriptor that it is written under."""
+    noun: ClassVar[str]
+    """What `explain` calls it: "the … matches"."""
+    text: str
+    """What it takes, as files write it. Two that take other values have other texts."""
+
+    @classmethod
+    def written(cls, fields: Fields) -> bool:
+        """Whether a descriptor has one of this kind."""
+        return cls.key in fields
+
+    @classmethod
+    @abstractmethod
+    def read(cls, fields: Fields) -> Self:
+        """The one that a descriptor has. Raises ValueError with what is wrong with it.
+
+        That is noted at the key's value. Problems elsewhere it can note itself.
+        """
+
+    @abstractmethod
+    def matches(self, value: str) -> bool:
+        """Whether it takes a value. Callers choose values, so this is linear in their length."""
+
+    @property
+    def name(self) -> str:
+        """What stands for it in paths, in `/rlconfig`, and in the key of a shared counter.
+
+        No value and no other matcher may have the same there.
+        """
+        return matcher_name(self.key, self.text)
+
+    @property
+    def rank(self) -> int:
+        """Those of lower rank are asked first, and of equal rank those declared first."""
+        return 0
+
+    @property
+    def literals(self) -> tuple[str, ...]:
+        """Values that are looked up, before any matcher is asked."""
+        return ()
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether it takes every value."""
+        return False
+
+    def covers(self, other: Matcher) -> bool:
+        """Whether it takes all that another takes, as far as it can tell."""
+        return self == other
+
+    @property
+    def example(self) -> str:
+        """A value that it takes, to show how to ask; "" if none comes to mind."""
+        return ""

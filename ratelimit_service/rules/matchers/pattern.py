@@ -1,0 +1,81 @@
+"""Values with a `*` in them: `value: /api/*`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ratelimit_service.rules.matchers.matcher import Matcher
+from ratelimit_service.rules.reader import Fields
+
+__all__ = ["Pattern"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern(Matcher):
+    """A value with any number of `*`, each standing for zero or more characters."""
+
+    key = "value"
+    noun = "pattern"
+    text: str
+    pieces: tuple[str, ...]
+
+    @classmethod
+    def of(cls, text: str) -> Pattern:
+        """The pattern that a value with a `*` is."""
+        return cls(text, tuple(text.split("*")))
+
+    @classmethod
+    def written(cls, fields: Fields) -> bool:
+        """Without a `*` the value is exact."""
+        return "*" in fields.raw(cls.key)
+
+    @classmethod
+    def read(cls, fields: Fields) -> Pattern:
+        """Every text with a `*` is one."""
+        return cls.of(fields.raw(cls.key))
+
+    def __reduce__(self) -> tuple[type[Pattern], tuple[str, tuple[str, ...]]]:
+        """How it is pickled: a dataclass's own way takes longer, and serving waits for it."""
+        return Pattern, (self.text, self.pieces)
+
+    def matches(self, value: str) -> bool:
+        """Whether the pattern is all of `value`; linear in its length for each piece."""
+        first, *middle, last = self.pieces
+        end = len(value) - len(last)
+        if end < len(first) or not (value.startswith(first) and value.endswith(last)):
+            return False
+        at = len(first)
+        for piece in middle:
+            found = value.find(piece, at, end)
+            if found < 0:
+                return False
+            at = found + len(piece)
+        return True
+
+    @property
+    def name(self) -> str:
+        """Its text, which no exact value can be: those have no `*`."""
+        return self.text
+
+    @property
+    def literals(self) -> tuple[str, ...]:
+        """A value that reads as the pattern does goes to it, whatever stands before."""
+        return (self.text,)
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether it is nothing but stars."""
+        return not any(self.pieces)
+
+    def covers(self, other: Matcher) -> bool:
+        """Whether it takes whatever another pattern takes.
+
+        A `*` of the other stands for any text, and only a `*` of this one can take that. So the
+        other's text is matched as if its `*` were a letter that nothing else contains.
+        """
+        return isinstance(other, Pattern) and self.matches(other.text)
+
+    @property
+    def example(self) -> str:
+        """A 1 for every star."""
+        return self.text.replace("*", "1")

@@ -1,0 +1,55 @@
+"""The one list of matchers, and which of them a descriptor has."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from ratelimit_service.rules.matchers.matcher import Matcher
+from ratelimit_service.rules.matchers.pattern import Pattern
+from ratelimit_service.rules.reader import Fields
+
+__all__ = ["MATCHERS", "TakenValues", "keys", "shareable", "taken"]
+
+MATCHERS: Final[list[type[Matcher]]] = [
+    Pattern,
+]
+
+
+class TakenValues(NamedTuple):
+    """Which values a descriptor takes: just one, those of a matcher with this name, "" for any."""
+
+    value: str
+    matcher: Matcher | None
+
+
+def keys() -> tuple[str, ...]:
+    """The keys of a descriptor that say which values it takes; it may have one of them."""
+    return tuple(dict.fromkeys(each.key for each in MATCHERS))
+
+
+def shareable() -> str:
+    """What a descriptor needs whose values share a counter."""
+    return " or ".join(["a `*` in value", *(key for key in keys() if key != Pattern.key)])
+
+
+def taken(fields: Fields) -> TakenValues | None:
+    """Which values a descriptor takes; None if it does not say so rightly, as is noted then."""
+    here = [key for key in keys() if key in fields]
+    value = fields.text(Pattern.key)
+    if len(here) > 1:
+        message = f"{here[0]} and {here[1]} exclude each other: write a descriptor for each"
+        fields.report("matcher", message, key=here[1])
+        return None
+    kind = next((each for each in MATCHERS if each.written(fields)), None)
+    if kind is None:
+        return TakenValues(value, None)
+    if not fields.given(kind.key):
+        message = f"{kind.key} is empty: say what it takes, or leave it out"
+        fields.report("matcher", message, value=kind.key)
+        return None
+    try:
+        matcher = kind.read(fields)
+    except ValueError as error:
+        fields.report("matcher", str(error), value=kind.key)
+        return None
+    return TakenValues(matcher.name, matcher)

@@ -1,0 +1,68 @@
+"""A place in a domain's tree as text for people, and back. Where in a file: `tree.Source`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+from ratelimit_service.text import printable
+
+__all__ = ["MatcherName", "matcher_name", "parse_path", "path_text"]
+
+_PLAIN = frozenset("*-_./:@+~")
+
+
+class MatcherName(str):
+    """What stands for a matcher where an exact value would stand: `prefix(/api)`.
+
+    Paths show it as it is, and a value that reads the same in quotes.
+    """
+
+    __slots__ = ()
+
+
+def matcher_name(key: str, text: str) -> MatcherName:
+    """The name of what the files write as `key: text`. It holds no `*`, as every wildcard does."""
+    quoted = _quoted(text)
+    if "*" in quoted:
+        quoted = _in_quotes(text).replace("*", "\\u002a")
+    return MatcherName(f"{key}({quoted})")
+
+
+def path_text(entries: Sequence[tuple[str, str]]) -> str:
+    """A node's place in its tree for people: `user=bob > path=/login > plan`.
+
+    Text that would be ambiguous is quoted, so that no two nodes of a domain read the same.
+    """
+    return " > ".join(
+        f"{_quoted(key)}={_quoted(value)}" if value else _quoted(key) for key, value in entries
+    )
+
+
+def _quoted(text: str) -> str:
+    if text and all(c.isalnum() or c in _PLAIN for c in text):
+        return text
+    return text if isinstance(text, MatcherName) else _in_quotes(text)
+
+
+def _in_quotes(text: str) -> str:
+    return printable(json.dumps(text, ensure_ascii=False))
+
+
+def parse_path(text: str) -> list[tuple[str, str]]:
+    """The entries that `path_text` has written. What it had to escape stays escaped."""
+    return [(_unquoted(key), _unquoted(value)) for key, _, value in _PART.findall(text) if key]
+
+
+_WORD = r'((?:"(?:[^"\\]|\\.)*"|[^ ="])*)'
+_PART = re.compile(rf"{_WORD}(=?){_WORD}(?: > |$)")
+
+
+def _unquoted(text: str) -> str:
+    if not text.startswith('"'):
+        return text
+    try:
+        return str(json.loads(text))
+    except ValueError:  # it holds what does not print, and is escaped otherwise than in JSON
+        return text.strip('"')

@@ -1,0 +1,36 @@
+"""Values that begin with a text: `prefix: /api/`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ratelimit_service.rules.matchers.matcher import Matcher
+from ratelimit_service.rules.reader import Fields
+
+__all__ = ["Prefix"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix(Matcher):
+    """Every value that begins with this text. The longest prefix of a value wins."""
+
+    key = "prefix"
+    noun = "prefix"
+    text: str
+
+    @classmethod
+    def read(cls, fields: Fields) -> Prefix:
+        """Any text but none. Raises ValueError."""
+        text = fields.text(cls.key)
+        if not text:
+            raise ValueError("prefix must be a text: leave it out to take any value")
+        return cls(text)
+
+    def matches(self, value: str) -> bool:
+        """Whether a value begins with it."""
+        return value.startswith(self.text)
+
+    @property
+    def rank(self) -> int:
+        """Longer ones first, and all of them before the patterns."""
+        return -len(self.text)
