@@ -61,6 +61,11 @@ class Doors:
         self.look(loop.time())
         self._looking = loop.call_later(_LOOK_SECONDS, self.watch)
 
+    @property
+    def expecting(self) -> bool:
+        """Whether any connection has had no answer yet."""
+        return any(not door.idle for door in self._open.values())
+
     def close(self) -> None:
         """Stops looking; closes nothing."""
         if self._looking is not None:

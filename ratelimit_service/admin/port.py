@@ -39,7 +39,10 @@ _LINGER_SECONDS = 1.0
 """How long what is left of a refused body is read, so that its sender sees the answer."""
 
 _LAST_SECONDS = 1.0
-"""How long answers under way may take when the port is closed."""
+"""How long answers under way may take when the port is closed, and first requests to come."""
+
+_LOOK_SECONDS = 0.005
+"""How often it is looked whether these have come."""
 
 
 class Certificate(Protocol):
@@ -107,15 +110,29 @@ class Port:
         self._acceptor.start()
 
     async def close(self) -> None:
-        """Closes the sockets and their connections."""
+        """Closes the sockets and their connections, once who has just come has an answer."""
         if self._acceptor is not None:
             self._acceptor.stop()
+            await self._let_in()
             self.doors.close()
         for each in self._sockets:
             each.close()
         for task in self._greeting:
             task.cancel()
         await self._runner.cleanup()
+
+    async def _let_in(self) -> None:
+        """Waits for the first requests of connections that were accepted just now, not for long.
+
+        Their clients would see a connection that ends without an answer, also while this port
+        only changes hands and the next program answers all who come later.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _LAST_SECONDS
+        if self._greeting:
+            await asyncio.wait(self._greeting, timeout=_LAST_SECONDS)
+        while self.doors.expecting and loop.time() < until:
+            await asyncio.sleep(_LOOK_SECONDS)
 
     def _accepted(self, connection: socket.socket, peer: str) -> None:
         if self._coming.admit(peer):

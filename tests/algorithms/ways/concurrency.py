@@ -79,7 +79,7 @@ CASES = [
             Charge(
                 T,
                 [hit(LEASES, lease=b"lease--1"), hit(Limit(3, Unit.MINUTE), 4, key="b")],
-                [passed(3, 0, 0), over(3, 0, 0)],
+                [passed(3, 0, 0), over(3)],
             ),
             at(T, passed(0, 3), hit(LEASES, 3, lease=b"lease--2")),
         ],
