@@ -47,6 +47,8 @@ class Doors:
         self._closed = closed
         self._open: dict[asyncio.Protocol, _Door] = {}
         self._looking: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
+        """Set whenever one has its answer, or is gone."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -61,10 +63,11 @@ class Doors:
         self.look(loop.time())
         self._looking = loop.call_later(_LOOK_SECONDS, self.watch)
 
-    @property
-    def expecting(self) -> bool:
-        """Whether any connection has had no answer yet."""
-        return any(not door.idle for door in self._open.values())
+    async def answered(self) -> None:
+        """Waits until no connection expects an answer, not even its first one."""
+        while not all(door.idle for door in self._open.values()):
+            self._changed.clear()
+            await self._changed.wait()
 
     def close(self) -> None:
         """Stops looking; closes nothing."""
@@ -89,6 +92,7 @@ class Doors:
         if (door := self._open.get(inner)) is not None:
             door.busy, door.idle = False, True
             door.deadline = asyncio.get_running_loop().time() + IDLE_SECONDS
+            self._changed.set()
 
     def opened(self, door: _Door) -> bool:
         """Whether there is room; of too many that one goes which waits longest for a request."""
@@ -106,6 +110,7 @@ class Doors:
     def lost(self, door: _Door) -> None:
         """The connection is gone."""
         self._open.pop(door.inner, None)
+        self._changed.set()
 
     def _end(self, door: _Door, reason: str) -> None:
         self._closed[reason] += 1

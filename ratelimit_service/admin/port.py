@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from aiohttp import web
@@ -40,9 +41,6 @@ _LINGER_SECONDS = 1.0
 
 _LAST_SECONDS = 1.0
 """How long answers under way may take when the port is closed, and first requests to come."""
-
-_LOOK_SECONDS = 0.005
-"""How often it is looked whether these have come."""
 
 
 class Certificate(Protocol):
@@ -127,12 +125,11 @@ class Port:
         Their clients would see a connection that ends without an answer, also while this port
         only changes hands and the next program answers all who come later.
         """
-        loop = asyncio.get_running_loop()
-        until = loop.time() + _LAST_SECONDS
-        if self._greeting:
-            await asyncio.wait(self._greeting, timeout=_LAST_SECONDS)
-        while self.doors.expecting and loop.time() < until:
-            await asyncio.sleep(_LOOK_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_SECONDS):
+                if self._greeting:
+                    await asyncio.wait(self._greeting)
+                await self.doors.answered()
 
     def _accepted(self, connection: socket.socket, peer: str) -> None:
         if self._coming.admit(peer):

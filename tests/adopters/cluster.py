@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.adopters.pods import SERVICE_LINKS, Pod
-from tests.servers.image import Container
+from tests.servers.image import Container, ContainerProcess
 from tests.servers.process import Process, wait_until
 from tests.servers.service import COMMAND, HTTPAnswer, http
 
@@ -92,7 +92,7 @@ class Cluster:
             mounts={"/etc/hosts": self._directory / "hosts", **mounts},
             beside=self.pid,
         )
-        running = RunningPod(self, pod, Process(command, self._directory / "pod.log"))
+        running = RunningPod(self, pod, ContainerProcess(command, self._directory / "pod.log"))
         self._pods.append(running)
         return running
 
@@ -107,7 +107,7 @@ class Cluster:
 class RunningPod:
     """What its probes, its Envoys and its dashboards see of it."""
 
-    def __init__(self, cluster: Cluster, pod: Pod, process: Process) -> None:
+    def __init__(self, cluster: Cluster, pod: Pod, process: ContainerProcess) -> None:
         self._cluster = cluster
         self._pod = pod
         self._process = process
@@ -129,9 +129,7 @@ class RunningPod:
     @property
     def pid(self) -> int:
         """The pod's first process, by its number on this machine."""
-        outer = self._process.child.pid
-        (inner,) = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()
-        return int(inner)
+        return self._process.pid
 
     def get(self, path: str, port: int = 8080) -> HTTPAnswer:
         return self._cluster.within(lambda: http(f"http://127.0.0.1:{port}{path}"))

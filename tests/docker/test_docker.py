@@ -20,6 +20,7 @@ from tests.conftest import need
 from tests.e2e.conftest import need_envoy
 from tests.servers.envoy import COMMAND as ENVOY
 from tests.servers.image import (
+    ContainerProcess,
     built,
     entrypoint,
     image_environment,
@@ -157,7 +158,7 @@ def test_image(tmp_path: Path, own_redis: RedisServer) -> None:
             words, user=user, environment=environment, mounts={}, beside=os.getpid()
         )
 
-    process = Process(command(entrypoint()), tmp_path / "log")
+    process = ContainerProcess(command(entrypoint()), tmp_path / "log")
     process.spawn()
     process.wait_ready(lambda: listens(http_port))
     answer = http(

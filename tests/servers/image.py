@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.servers.process import Process
 from tests.servers.service import COMMAND
 
 TOP = Path(__file__).parents[2]
@@ -113,6 +115,26 @@ class Container:
             return [*_ISOLATED, "sh", "-ec", script]
         isolated = [word for word in _ISOLATED if word != "--net"]
         return ["nsenter", f"--net=/proc/{beside}/ns/net", *isolated, "sh", "-ec", script]
+
+
+class ContainerProcess(Process):
+    """A process that runs a container's command."""
+
+    @property
+    def pid(self) -> int:
+        """The container's process 1, by its number on this machine."""
+        outer = self.child.pid
+        (inner,) = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()
+        return int(inner)
+
+    def kill(self) -> None:
+        """Ends the container at once, if it runs.
+
+        Its process 1 has changed its user, and so would outlive the process that made it.
+        """
+        if self.child.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+        super().kill()
 
 
 def installed(directory: Path) -> Container:
