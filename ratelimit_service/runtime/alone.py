@@ -91,7 +91,7 @@ async def serve_alone(settings: Settings) -> int:
 
 
 async def _nothing_to_collect() -> None:
-    """All is counted here."""
+    """Does nothing: all is counted in this process."""
 
 
 async def _cannot_restart() -> None:

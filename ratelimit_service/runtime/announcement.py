@@ -1,4 +1,4 @@
-"""What is said at the start: what is served where, and a command that makes a decision."""
+"""The text at the start: what is served where, and a command that asks for a decision."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 def announce(
     settings: Settings, snapshot: Snapshot, grpc_port: int, http_port: int, workers: int
 ) -> None:
-    """Prints it; `workers` is 0 where one process does all."""
+    """Prints the text; `workers` is 0 if one process does everything."""
     place = f"port {grpc_port}" if grpc_port else settings.grpc
     many = f" with {workers} worker{'' if workers == 1 else 's'}" if workers else ""
     lines = [

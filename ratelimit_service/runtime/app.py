@@ -1,4 +1,4 @@
-"""What `ratelimit serve` comes to: one process, or a supervisor with workers."""
+"""What `ratelimit serve` runs: one process, or a supervisor with workers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CHECK_NICENESS = 10
 def serve(settings: Settings, remarks: Sequence[str] = ()) -> int:
     """Serves until a signal ends it; returns the exit code of the process.
 
-    `remarks` are lines for the log: what was said at the start and does nothing.
+    `remarks` are lines for the log, of settings that were given and have no effect.
 
     SIGTERM and SIGINT drain (a second one ends at once), SIGHUP reloads the rules, SIGUSR2
     replaces the workers. Raises RateLimitError for what the user must mend before anything can
@@ -42,7 +42,7 @@ def serve(settings: Settings, remarks: Sequence[str] = ()) -> int:
     raise_file_limit()
     count = workers(settings)
     if not count:
-        # Only then: it imports grpc, which a supervisor is to have nothing of.
+        # Imported only here: it imports grpc, which must not be in a supervisor.
         from ratelimit_service.runtime.alone import serve_alone  # noqa: PLC0415
 
         return run(serve_alone(settings))
@@ -50,7 +50,7 @@ def serve(settings: Settings, remarks: Sequence[str] = ()) -> int:
 
 
 def check(settings: Settings) -> None:
-    """Raises RateLimitError if `serve` would; opens no port and connects to nothing."""
+    """Raises RateLimitError if `serve` would fail; opens no port and connects to nothing."""
     os.nice(_CHECK_NICENESS)
     workers(settings)
     check_certificates(settings)
@@ -66,7 +66,7 @@ async def _check(settings: Settings) -> None:
 
 
 def workers(settings: Settings) -> int:
-    """How many processes decide beside the one that was started; 0 if that one does it alone.
+    """How many workers the started process has; 0 if it decides by itself.
 
     Raises SettingsError if there cannot be as many as were asked for.
     """

@@ -24,7 +24,7 @@ def check_certificates(settings: Settings) -> None:
 
 
 class Certificates:
-    """Those of the gRPC and the HTTP port; None where a port speaks no TLS."""
+    """The certificates of the gRPC and the HTTP port; None for a port without TLS."""
 
     def __init__(self, settings: Settings, health: Health, counters: Counters) -> None:
         """Reads the files. Raises SettingsError if they cannot be used."""
@@ -34,17 +34,17 @@ class Certificates:
 
     @property
     def grpc(self) -> TLS | None:
-        """What holds now on the gRPC port."""
+        """The TLS of the gRPC port now."""
         return self._grpc.value if self._grpc else None
 
     @property
     def http(self) -> TLS | None:
-        """What holds now on the HTTP port."""
+        """The TLS of the HTTP port now."""
         return self._http.value if self._http else None
 
     @asynccontextmanager
     async def watched(self, grpc: _Renew, http: _Renew) -> AsyncIterator[None]:
-        """Hands what the files say when they change to the two ports, for as long as it lasts."""
+        """Hands changed files to the two ports, until it is left."""
         watching = []
         for renewed, renew in ((self._grpc, grpc), (self._http, http)):
             if renewed is not None:

@@ -42,10 +42,10 @@ class MessageKind(IntEnum):
     RULES = 2
     """To a worker: a slice of the rules' records."""
     RULES_END = 3
-    """To a worker: these were all; the domains that are not served; whether there are none on
+    """To a worker: the end of the rules; the domains that are not served; whether there are none on
     purpose."""
     LEAVE = 4
-    """To a worker: finish within `grace_us` and end; `draining` if nobody takes over."""
+    """To a worker: finish within `grace_us` and end; `draining` if no other takes its place."""
     REPORT = 5
     """To a worker: a number; say now what was counted."""
     DECIDE = 6
@@ -59,15 +59,15 @@ class MessageKind(IntEnum):
     BEAT = 10
     """From a worker, twice a second and when something has changed: how it is."""
     COUNTS = 11
-    """From a worker: what was counted since the last."""
+    """From a worker: what was counted since its last message of this kind."""
     REPORTED = 12
-    """From a worker: these were all counts until it was asked; the number."""
+    """From a worker: the number of a REPORT; all counts until then have been sent."""
     DECIDED = 13
     """From a worker: the number of what was asked, a status code, and the answer or reason."""
     LEAVING = 14
-    """From a worker that was told to end by somebody else: it does once another serves."""
+    """From a worker that somebody else told to end: it will end once another serves."""
     TLS = 15
-    """To a worker: what the files of TLS say; pickled. First, and whenever they change."""
+    """To a worker: the content of the TLS files; pickled. At first, and whenever they change."""
 
 
 Received = Callable[[int, bytes], None]
@@ -78,9 +78,9 @@ class Channel(asyncio.Protocol):
     """One end of the socket for messages."""
 
     def __init__(self, received: Received, lost: Lost, rest: bytes = b"") -> None:
-        """`received` gets every message, `lost` is called once nobody is at the other end.
+        """`received` gets every message; `lost` is called when the other end is gone.
 
-        `rest` is what a former owner of this end had read, but not handed on.
+        `rest` are bytes that a former owner of this end had read, but not handed on.
         """
         self._received = received
         self._lost = lost
@@ -106,22 +106,22 @@ class Channel(asyncio.Protocol):
             self._transport.write(_HEAD.pack(len(payload), kind) + payload)
 
     def send_json(self, kind: MessageKind, value: object) -> None:
-        """The same of a value."""
+        """Sends a message whose payload is a value as JSON."""
         self.send(kind, json.dumps(value).encode())
 
     def suspend(self) -> bytes:
-        """Reads no more, for a successor that will; returns what it must be given as `rest`."""
+        """Stops reading, because a successor will read; returns the `rest` to give to it."""
         self._suspended = True
         if self._transport is not None:
             self._transport.pause_reading()
         return self._rest
 
     async def flushed(self) -> None:
-        """Waits until the system has taken all that was said, or nobody is there any more."""
+        """Waits until the system has taken all messages, or the other end is gone."""
         await self._taken.wait()
 
     def close(self) -> None:
-        """Says no more and hears no more."""
+        """Closes this end: nothing is sent or received any more."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -132,7 +132,7 @@ class Channel(asyncio.Protocol):
         self._transport.set_write_buffer_limits(0)
 
     def pause_writing(self) -> None:
-        """Called by asyncio: something waits to be taken."""
+        """Called by asyncio: bytes wait to be taken by the system."""
         self._taken.clear()
 
     def resume_writing(self) -> None:
@@ -170,15 +170,15 @@ def sockets(descriptors: Sequence[int]) -> list[socket.socket]:
 
 
 def send_connection(end: socket.socket, connection: socket.socket) -> None:
-    """Hands a connection to the process at the other end, which may then be closed here.
+    """Hands a connection to the process at the other end; it may then be closed here.
 
-    Raises BlockingIOError if that process does not take them, OSError if it is gone.
+    Raises BlockingIOError if that process does not take it now, OSError if it is gone.
     """
     socket.send_fds(end, [b"c"], [connection.fileno()])
 
 
 def receive_connections(end: socket.socket, most: int = sys.maxsize) -> list[socket.socket]:
-    """Connections that have been handed over, so many at most; none if the other end is gone."""
+    """Takes handed-over connections, `most` of them; none if the other end is gone."""
     found: list[socket.socket] = []
     while len(found) < most:
         try:

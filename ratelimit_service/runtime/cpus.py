@@ -44,7 +44,7 @@ def _quota(root: Path) -> float | None:
 
 
 def _quota_of(group: Path) -> float | None:
-    """What a group's own files say, of either version of control groups."""
+    """The quota in a group's own files, of either version of control groups."""
     try:
         if (group / "cpu.max").exists():  # version 2
             quota, period = (group / "cpu.max").read_text().split()
@@ -52,7 +52,7 @@ def _quota_of(group: Path) -> float | None:
             quota = (group / "cpu.cfs_quota_us").read_text().strip()
             period = (group / "cpu.cfs_period_us").read_text().strip()
         found = int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):  # not there, or `max`
+    except (OSError, ValueError, ZeroDivisionError):  # there is no such file, or it says `max`
         return None
     return found if found > 0 else None
 
@@ -76,7 +76,7 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def _paths(root: Path) -> Iterator[tuple[str, str]]:
-    """By controller the path of this process's group; "" is for version 2."""
+    """The path of this process's group by controller; "" stands for version 2."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

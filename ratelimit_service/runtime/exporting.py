@@ -1,4 +1,4 @@
-"""Metrics elsewhere than at `/metrics`: opens the ports of exporters, and keeps their time."""
+"""Exporters of metrics beside `/metrics`: opens their ports, and runs them on time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_free(settings: Settings) -> None:
 
 
 class Exporting:
-    """All that the settings ask to be exported, from `start` to `stop`."""
+    """The exporters that the settings ask for; they run from `start` to `stop`."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Exporting:
         closed: Counter[str],
         collect: Callable[[], Awaitable[None]],
     ) -> None:
-        """`collect` brings together what is counted elsewhere, before a reading is taken.
+        """`collect` fetches the counts of other processes, before metrics are read.
 
         `closed` counts connections that were closed for their client.
         """
@@ -60,7 +60,7 @@ class Exporting:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Opens ports and begins to send. What cannot be opened any more is said in the log."""
+        """Opens ports and begins to send. The log names a port that cannot be opened any more."""
         for (flag, address), pages in self._pages.items():
             try:
                 sockets = listening.listen(address, flag.removeprefix("--"))
@@ -75,7 +75,7 @@ class Exporting:
             self._tasks.append(asyncio.create_task(self._keep_sending(push)))
 
     async def stop(self) -> None:
-        """Sends what is left and closes the ports; a second time does nothing."""
+        """Sends what is left and closes the ports. A second call does nothing."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()

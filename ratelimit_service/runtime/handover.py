@@ -1,7 +1,7 @@
 """What a supervisor leaves to the next image of its program: open descriptors and counts.
 
-It is written as JSON, since the next image may be of another version, into memory that has a
-descriptor of its own; the environment names it.
+It is written as JSON, because the next image may be of another version. It lies in memory that has
+a descriptor, and an environment variable names that descriptor.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Handover(TypedDict):
     """What was last accepted of a source that sends rules, by name; None if they are read anew."""
     restarts: int
     ended: bool
-    """Whether the service is to end, which it was told while this was made."""
+    """Whether the service was told to end while this was being written."""
 
 
 def successor_command() -> list[str]:
@@ -42,7 +42,7 @@ def successor_command() -> list[str]:
 def become_successor(handover: Handover) -> None:
     """Replaces the program that this process runs; does not return. Raises RateLimitError.
 
-    Signals are to be held, or some might meet nobody.
+    Signals must be held before, or one might come when nobody handles it.
     """
     for descriptor in (*handover["grpc"], *handover["http"]):
         os.set_inheritable(descriptor, True)

@@ -1,7 +1,7 @@
 """How the process logs: one line per event on standard error, as text or JSON.
 
-Callers choose some of the words in it, and can cause lines as fast as they like. So what does not
-print is escaped, and of one line of our code so many are written at most.
+Callers choose some of the words in it, and can cause lines as fast as they like. So characters that
+do not print are escaped, and each place in our code may write only so many lines.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _Bounded(logging.Filter):
         self._left_out: dict[tuple[str, int], int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Debug lines are all written: whoever asks for them wants them."""
+        """Whether to write a line. Debug lines are all written: whoever asks for them wants all."""
         if record.levelno < logging.INFO:
             return True
         place = record.pathname, record.lineno
@@ -94,8 +94,8 @@ class _Bounded(logging.Filter):
 def configure(level: str, form: str, worker: int = 0) -> None:
     """Sends the log to standard error; `level` is a `logging` name, `form` text or json.
 
-    A worker's lines have its number. Of the libraries only warnings are logged and what is
-    worse, whatever the level: what they do is told by our own lines.
+    A worker's lines have its number. Of the libraries only warnings
+    and worse are logged, at any level: our own lines say what they do.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(_JSONFormatter(worker) if form == "json" else _TextFormatter(worker))

@@ -1,7 +1,7 @@
 """Who is at the other end of a connection to this machine, as the system knows it.
 
-A process may say any pid of itself, also somebody else's: that of a container's own numbering, or
-a wrong one on purpose. What it cannot do is hold another's end of a connection.
+A process may claim any pid as its own: one by its container's numbering, or a wrong one on purpose.
+But it cannot hold another process' end of a connection.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _other_end(connection: socket.socket) -> int | None:
 
 
 def _connections() -> Iterator[tuple[int, _Place, _Place]]:
-    """Of each of this machine's TCP sockets the number, its own end and the other one."""
+    """For each of this machine's TCP sockets its number, its own end and the other end."""
     for table in _TABLES:
         if table.exists():
             for line in table.read_text().splitlines()[1:]:
@@ -66,7 +66,7 @@ def _connections() -> Iterator[tuple[int, _Place, _Place]]:
 
 
 def _told(text: str) -> _Place:
-    """An end as the kernel writes it: the address's words in the machine's own order."""
+    """An end as the kernel writes it, with the address's words in the machine's byte order."""
     host, _, port = text.partition(":")
     words = struct.unpack(f">{len(host) // 8}I", bytes.fromhex(host))
     address = ip_address(struct.pack(f"={len(words)}I", *words))
@@ -78,7 +78,7 @@ def _place(host: str, port: int) -> _Place:
 
 
 def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """An IPv4 address as such, also where a socket for both has it."""
+    """An IPv4 address in its own form, also if a socket for both versions has it."""
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return mapped or address
 
@@ -89,7 +89,7 @@ def _sockets_of(pid: int) -> set[int]:
     for link in Path(f"/proc/{pid}/fd").iterdir():
         try:
             kind, _, number = str(link.readlink()).partition(":[")
-        except FileNotFoundError:  # closed meanwhile
+        except FileNotFoundError:  # it was closed meanwhile
             continue
         if kind == "socket":
             found.add(int(number.rstrip("]")))

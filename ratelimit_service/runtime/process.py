@@ -19,7 +19,7 @@ _COLLECT_SECONDS = 0.01
 
 _MIDDLE_EVERY = 10
 _OLD_EVERY = 500
-"""After how many collections of what is young older objects have their turn."""
+"""After so many collections of young objects the oldest have their turn."""
 
 _AT_ONCE = 8_000
 """The most objects looked at in a collection that is not of the young: some three milliseconds."""
@@ -46,7 +46,7 @@ def spare_the_old() -> None:
 
 
 def collect(turn: int = 0) -> None:
-    """Collects what is young, now and every ten milliseconds from now on; now and then more.
+    """Collects young objects now and every ten milliseconds, and older ones now and then.
 
     The hot path makes no cycles, foreign code makes some: most die young, those of a slow
     connection later. So what outlives a collection is looked at again, ten times a second, and
@@ -71,7 +71,7 @@ def _collect_older(generation: int) -> None:
 
 
 def raise_file_limit() -> None:
-    """Lets this process and its children open as many files as it may: a connection is one."""
+    """Raises the limit of open files as far as allowed, also for children: a connection is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,6 +1,6 @@
 """`ratelimit restart`: asks a service on this machine to replace its workers, and waits for it.
 
-A signal goes to no process but the one that has answered: `peer` makes sure of that.
+Only the process that has answered gets a signal: `peer` makes sure of that.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Process(TypedDict):
 
 
 class _Processes(TypedDict):
-    """What `/processes` shows of a service with workers, as far as it is needed here."""
+    """The part of `/processes` that is needed here, of a service with workers."""
 
     pid: int
     version: str
@@ -70,7 +70,7 @@ def _followed(http: str, tls: bool, before: _Processes, until: float) -> Iterato
         try:
             with closing(_connection(http, tls=tls)) as connection:
                 now = _asked(http, connection)
-        except RateLimitError:  # for a moment nobody answers
+        except RateLimitError:  # nobody answers for a moment
             continue
         begun = begun or now["restarting"]
         for worker in now["workers"]:
@@ -90,7 +90,7 @@ def _connection(http: str, *, tls: bool) -> HTTPConnection:
     host, port = split_address(http)
     if not tls:
         return HTTPConnection(host, port, timeout=_ANSWER_SECONDS)
-    # Whose the connection is the system tells better than a certificate: see `peer`.
+    # The system knows better than a certificate who is at the other end: see `peer`.
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return HTTPSConnection(host, port, timeout=_ANSWER_SECONDS, context=context)

@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 RELOAD, RESTART = signal.SIGHUP, signal.SIGUSR2
 
 NOT_FOR_WORKERS = (signal.SIGINT, RELOAD, RESTART)
-"""A terminal or a script sends them to all; the supervisor acts on them. Workers are started with
-them held, since they may come before a worker has read its first line."""
+"""A terminal or a script sends these to all processes, but only the supervisor acts on them.
+Workers start with them held, because one may come before a worker has run its first line."""
 
 _HANDLED = {signal.SIGTERM, signal.SIGINT, RELOAD, RESTART}
 
@@ -25,17 +25,17 @@ Action = Callable[[], Coroutine[Any, Any, None]]
 
 
 def hold_signals() -> None:
-    """Keeps signals back until `Signals` handles them: in a new program image as well."""
+    """Keeps signals back until `Signals` handles them, also in a new program image."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
 
 
 class Signals:
-    """SIGTERM and SIGINT end, a second one at once; SIGHUP reloads, SIGUSR2 restarts."""
+    """SIGTERM and SIGINT end it, a second one at once; SIGHUP reloads, SIGUSR2 restarts."""
 
     def __init__(
         self, reload: Action, restart: Action, force: Callable[[], None] = lambda: None
     ) -> None:
-        """Takes the process's signals over; `force` is called before an end at once."""
+        """Takes the process's signals over. `force` is called before the process ends at once."""
         self._ended = asyncio.Event()
         self._force = force
         self._tasks: set[asyncio.Task[None]] = set()
@@ -67,7 +67,7 @@ class Signals:
         return self._ended.is_set()
 
     def end(self) -> None:
-        """Ends the process; called again, at once."""
+        """Ends the process; when called again it ends at once."""
         if self._ended.is_set():
             self._force()
             os._exit(1)

@@ -40,7 +40,7 @@ __all__ = ["supervise"]
 
 _CHECK_SECONDS = 60.0
 _NOTICED_SECONDS = 0.02
-"""Until a signal that has come is seen by the event loop."""
+"""How long the event loop may take to see a signal that has come."""
 
 
 async def supervise(settings: Settings, count: int, inherited: int | None) -> int:
@@ -104,7 +104,7 @@ class _Supervisor:
         self._restarting_into: asyncio.Task[None] | None = None
         """The restart that a worker of another version has begun."""
         self._stays = asyncio.Event()
-        """Not set once the next image is to take over, which then does what is to be done."""
+        """Not set once the next image is to take over. It then does what is still to be done."""
         self._stays.set()
         self._signals = Signals(self._rules.reload, self._restart, self._workers.kill)
 
@@ -144,9 +144,9 @@ class _Supervisor:
     async def _start(self, stack: AsyncExitStack) -> bool:
         """Reads the rules, starts the workers, then opens the ports, which were free before.
 
-        What no worker could start with is found out first. Until rules have come only the HTTP
-        port is open, and says that nothing is served. Returns whether it is to go on: not if it was
-        told to end meanwhile.
+        First it finds out whether a worker could start at all with these settings. Until rules have
+        come only the HTTP port is open, and says that nothing is served. Returns False if the
+        process was told to end meanwhile.
         """
         store, _ = open_store(self._settings, Counters(), Health())
         await store.close()
@@ -184,7 +184,7 @@ class _Supervisor:
         )
 
     async def _resume(self, left: Handover) -> None:
-        """Goes on where the former image of this process stopped: connections come first."""
+        """Goes on where the former image of this process stopped, with connections first."""
         self._restarting, self._restarts = True, left["restarts"]
         self._http, self._grpc = map(sockets, (left["http"], left["grpc"]))
         await self._workers.adopt(left["workers"])
@@ -253,7 +253,7 @@ class _Supervisor:
             self._restarting = False
             return
         self._stays.clear()
-        listeners = [each.dup() for each in self._http]  # what the admin has will be closed
+        listeners = [each.dup() for each in self._http]  # the admin closes those that it has
         await self._admin.close()
         self._stop_accepting()
         log.info("restarting")
@@ -277,7 +277,7 @@ class _Supervisor:
         )
 
     async def _counted(self) -> Counts:
-        """All that was counted, which is then forgotten here."""
+        """Takes all that was counted, which is then forgotten here."""
         rules = [tallied async for tallied in self._rules.book.take()]
         return Counts(rules=rules, counters=self._counters.take())
 
@@ -322,7 +322,7 @@ class _Supervisor:
         )
 
     async def _collected(self, pages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The pages, begun when all workers have said what they have counted."""
+        """The pages, begun once all workers have reported their counts."""
         await self._workers.collect()
         async for page in pages:
             yield page

@@ -1,8 +1,8 @@
 """A worker: one process that decides, on connections that the supervisor hands it.
 
-It is told its settings and its rules, says how it is and what it has counted, and ends when it is
-told to, or when the supervisor is gone. It opens no port and reads no file but those that the
-store names.
+The supervisor sends it the settings and the rules. It reports its state and its counts, and ends
+when it is told to, or when the supervisor is gone. It opens no port, and reads no files but those
+that the store's URL names.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = ["main"]
 log = logging.getLogger(__name__)
 
 _REPORT_SECONDS = 5.0
-"""How often it says what it has counted, even if nobody asks. What dies with it is no more."""
+"""How often it reports its counts without being asked. If it dies, only later counts are lost."""
 
 _REPORTED_AT_ONCE = 100
 """Series in one message."""
@@ -66,7 +66,7 @@ async def _work(messages: socket.socket, connections: socket.socket) -> int:
 
 
 class _RulesEnd(NamedTuple):
-    """What is to be known of the rules beside their trees."""
+    """What the supervisor says of the rules beside their trees."""
 
     unserved: list[str]
     emptied: bool
@@ -79,7 +79,7 @@ class _Worker:
         self._loop = asyncio.get_running_loop()
         self._connections = connections
         self._counters = Counters()
-        self._health = Health(logging.DEBUG)  # the supervisor says it for all
+        self._health = Health(logging.DEBUG)  # the supervisor logs this for all
         self._book = Rulebook()
         self._settled: asyncio.Future[tuple[int, Settings]] = self._loop.create_future()
         self._parts: asyncio.Queue[bytes | _RulesEnd] = asyncio.Queue()
@@ -90,10 +90,10 @@ class _Worker:
         self._server: H2Server | None = None
         self._tls: TLS | None = None
         self._asked = False
-        """Whether somebody else than the supervisor told us to end."""
+        """Whether we were told to end, and not by the supervisor."""
         self._taken = 0
         self._gone: list[int] = []
-        """Connections that have ended since we last said so, by their numbers in the order in which
+        """Connections that have ended since our last beat. Their numbers are by the order in which
         they were handed over."""
         self._telling = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -146,7 +146,7 @@ class _Worker:
             self._channel.send(MessageKind.READY)
             beating = [self._loop.create_task(self._beat()), self._loop.create_task(self._count())]
             phase, grace_us = await self._told
-            self._take_connections()  # those that were handed over before we were told
+            self._take_connections()  # connections that were handed over before we were told to end
             self._loop.remove_reader(self._connections.fileno())
             self._connections.close()
             self._health.enter(phase)
@@ -181,17 +181,17 @@ class _Worker:
             self._do(self._server.renew(tls))
 
     def _lost(self) -> None:
-        """The supervisor is gone: nobody will hand us connections, and somebody may be next."""
+        """Ends, because the supervisor is gone: nobody else would give us connections."""
         if not self._told.done():
             log.error("the supervisor is gone: this worker ends")
         settings = self._settled.result()[1] if self._settled.done() else Settings()
         self._end(Phase.DRAINING, settings.grace_us)
 
     def _asked_to_end(self, grace_us: int) -> None:
-        """SIGTERM: the supervisor knows whether for this process alone, and says when to end.
+        """Handles SIGTERM. The supervisor knows if it was for us alone, and says when to end.
 
-        That is once another serves in our place, however long it takes to start. A second
-        SIGTERM does not wait for that.
+        We then end once another worker serves in our place, however long it takes to start. A
+        second SIGTERM does not wait for that.
         """
         if self._asked:
             self._end(Phase.LEAVING, grace_us)
@@ -211,7 +211,7 @@ class _Worker:
         self._tell_soon()
 
     async def _take_rules(self) -> None:
-        """Puts the rules together that come, a little at a time."""
+        """Puts together the rules that the supervisor sends, a little at a time."""
         assembly = Assembly(self._book.tallies_of)
         while True:
             part = await self._parts.get()
@@ -220,7 +220,7 @@ class _Worker:
                 await asyncio.sleep(0)
                 continue
             unserved = frozenset(part.unserved)
-            # No name for the old snapshot here, or it would outlive its last slice.
+            # No variable may hold the old snapshot here, or it would outlive its last slice.
             await self._book.let_go(
                 self._book.swap(assembly.domains, unserved, emptied=part.emptied)
             )
@@ -240,7 +240,7 @@ class _Worker:
     # What we say
 
     def _tell_soon(self) -> None:
-        """Says how we are at the end of this tick."""
+        """Reports our state at the end of this tick."""
         if not self._telling:
             self._telling = True
             self._loop.call_soon(self._tell)
@@ -272,7 +272,7 @@ class _Worker:
             await self._report()
 
     async def _report(self, number: bytes = b"") -> None:
-        """Says what was counted since the last time, which is then forgotten here."""
+        """Reports what was counted since the last time, and forgets it here."""
         found = []
         async for tallied in self._book.take():
             found.append(tallied)

@@ -1,6 +1,6 @@
-"""One worker as its supervisor sees it: a process, two sockets, and what it has said of itself.
+"""One worker as its supervisor sees it: a process, two sockets, and what it has reported.
 
-What must not live here: what is done about it, which is the business of `workers`.
+What must not live here: decisions about workers (`workers`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ratelimit_service.service import Answer, Refusal
 __all__ = ["SLACK_SECONDS", "Inherited", "WorkerProcess"]
 
 SLACK_SECONDS = 2.0
-"""How much longer than it was given a worker may take to end, before it is killed."""
+"""If a worker takes so much longer to end than it was given, it is killed."""
 
 
 class Inherited(TypedDict):
-    """A worker as its supervisor hands it to the next program image. Descriptors are open."""
+    """A worker as its supervisor hands it to the next program image. Its descriptors are open."""
 
     number: int
     pid: int
@@ -34,7 +34,7 @@ class Inherited(TypedDict):
     messages: int
     connections: int
     rest: str
-    """Of a message that has not come whole, in hexadecimal digits."""
+    """The part that has come of an incomplete message, in hexadecimal digits."""
     handed: int
     taken: int
     open: int
@@ -44,7 +44,7 @@ class Inherited(TypedDict):
 
 
 class WorkerProcess:
-    """One process, and what it has said of itself."""
+    """One process, and what it has reported."""
 
     def __init__(
         self, number: int, pid: int, messages: socket.socket, connections: socket.socket
@@ -55,38 +55,38 @@ class WorkerProcess:
         self._messages = messages
         self._channel: Channel | None = None
         self._rest = b""
-        """Of a message that has not come whole, between two program images."""
+        """The part that has come of an incomplete message; set between two program images."""
         self.version = ""
         self._started_us = now_us()
         self._born_us = elapsed_us()
         self.handed = 0
-        """Connections that it was given; `taken` are those that it says it has got."""
+        """How many connections it was given. `taken` is how many it says that it has got."""
         self.peers: dict[int, str] = {}
-        """Where its connections come from, by their numbers in the order of being handed over."""
+        """The origin of each connection, by its number in the order of being handed over."""
         self.taken = self.open = self.cpu_us = self.resident_bytes = 0
         self.faults: dict[str, str] = {}
         self.silent = 0
-        """Beats missed."""
+        """How many beats it has missed."""
         self.lost = asyncio.Event()
         self.ready = asyncio.Event()
         self.ended = asyncio.Event()
-        """Also set once it is known that it will not be ready."""
+        """Set when it is ready, or when it is known that it will not be."""
         self.outgoing = False
-        """Whether somebody told it to end: it serves until another does in its place."""
+        """Whether somebody else told it to end. It serves until another takes its place."""
         self.leaving = False
-        """Whether we have told it to end: it serves nobody new."""
+        """Whether we have told it to end. It takes no new connections."""
         self.why: Literal["died", "hung", "replaced"] = "died"
-        """What its end will have been."""
+        """Will say how it ended."""
         self.failure = ""
-        """Why it says that it cannot start; else how it ended."""
+        """The reason why it cannot start, if it gave one; else how it ended."""
         self.reports: dict[bytes, asyncio.Event] = {}
-        """Of those who wait for what it has counted, by number."""
+        """Who waits for its counts, by the number of the request."""
         self.asked: dict[bytes, asyncio.Future[Answer]] = {}
-        """What it was asked to decide, by number."""
+        """The requests that it was asked to decide, by number."""
 
     @classmethod
     def spawn(cls, number: int) -> WorkerProcess:
-        """A new one. Raises RateLimitError if the system starts none."""
+        """Starts a worker. Raises RateLimitError if the system cannot start a process."""
         messages, its_messages = socket.socketpair()
         connections, its_connections = socket.socketpair()
         try:
@@ -101,7 +101,7 @@ class WorkerProcess:
 
     @classmethod
     def adopt(cls, inherited: Inherited) -> WorkerProcess:
-        """One that a former image of this program has left, which serves."""
+        """Takes over a serving worker from the former image of this program."""
         messages, connections = sockets([inherited["messages"], inherited["connections"]])
         worker = cls(inherited["number"], inherited["pid"], messages, connections)
         worker.version, worker.handed = inherited["version"], inherited["handed"]
@@ -114,13 +114,13 @@ class WorkerProcess:
         return worker
 
     async def listen(self, received: Received) -> None:
-        """Hears it from now on."""
+        """Listens to the worker from now on."""
         self._channel = await Channel.open(self._messages, received, self.lost.set, self._rest)
 
     async def hears(self) -> bool:
-        """Waits until it was told all that it was to be; whether that took no longer than it may.
+        """Waits until all messages to it are sent; returns whether that was in time.
 
-        Else it is killed, and has ended.
+        If not, the worker is killed and has ended.
         """
         if self._channel is None:
             return True
@@ -135,12 +135,12 @@ class WorkerProcess:
         return True
 
     def suspend(self) -> None:
-        """Hears it no more: what it says is for the next program image, its end too."""
+        """Stops listening to it: its messages and its end are for the next program image."""
         if self._channel is not None:
             self._rest = self._channel.suspend()
 
     async def hand_over(self) -> Inherited:
-        """What the next program image must know of it, once it was told all that it was to be."""
+        """What the next program image must know of it. All messages to it must be sent."""
         if self._channel is not None:
             await self._channel.flushed()
         for end in (self._messages, self.connections):
@@ -167,12 +167,12 @@ class WorkerProcess:
 
     @property
     def load(self) -> int:
-        """Its connections, those included that are on their way to it."""
+        """How many connections it has, with those that are on their way to it."""
         return self.open + self.handed - self.taken
 
     @property
     def age_us(self) -> int:
-        """How long this program image has known it."""
+        """For how long this program image has known it."""
         return elapsed_us() - self._born_us
 
     def told(self) -> dict[str, object]:
@@ -188,7 +188,7 @@ class WorkerProcess:
         }
 
     def send(self, kind: MessageKind, payload: bytes = b"") -> None:
-        """Says something to it; does nothing if it is gone."""
+        """Sends it a message; does nothing if it is gone."""
         if self._channel is not None:
             self._channel.send(kind, payload)
 
@@ -225,17 +225,17 @@ class WorkerProcess:
             await self.ended.wait()
 
     async def exited(self) -> None:
-        """Waits until it has hung up and its process has ended; the pid stays its own."""
+        """Waits until it has hung up and its process has ended; the pid stays until `bury`."""
         await self.lost.wait()
         how = os.WEXITED | os.WNOWAIT
         waiting = asyncio.create_task(asyncio.to_thread(os.waitid, os.P_PID, self.pid, how))
         done, _ = await asyncio.wait({waiting}, timeout=SLACK_SECONDS)
         if not done:
-            self.kill()  # it has hung up, and does not end
+            self.kill()  # it has hung up, but does not end
         await waiting
 
     def bury(self) -> str:
-        """Lets go of what has `exited`, its pid, its sockets and who waits for it; says how."""
+        """Lets go of a worker that has `exited` and of who waits for it; returns how it ended."""
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         how = (
             f"was killed by {signal.Signals(-code).name}"
@@ -258,9 +258,9 @@ class WorkerProcess:
 
 
 def _spawned(messages: socket.socket, connections: socket.socket) -> int:
-    """The pid of a new process that has these ends. Raises RateLimitError."""
+    """Starts a process that has these ends; returns its pid. Raises RateLimitError."""
     code = "from ratelimit_service.runtime.worker import main; main()"
-    command = [sys.executable, "-P", "-c", code]  # -P: not what lies in the working directory
+    command = [sys.executable, "-P", "-c", code]  # -P: import nothing from the working directory
     for end in (messages, connections):
         end.set_inheritable(True)
         command.append(str(end.fileno()))

@@ -1,7 +1,8 @@
 """The workers as their supervisor sees them: started, given connections, heard, replaced.
 
-A worker that dies is started again at once, later and later if it keeps dying; one that says
-nothing is killed first. What must not live here: signals, ports, where rules come from.
+A worker that dies is replaced at once, or later and later if it keeps dying. A worker that says
+nothing any more is killed and then replaced. What must not live here: signals, ports, where rules
+come from.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ __all__ = ["Counts", "Workers"]
 log = logging.getLogger(__name__)
 
 _SILENT_BEATS = 10
-"""After so many beats missed a worker is taken to hang."""
+"""After so many missed beats a worker counts as hung."""
 
 _SILENT_US = int(_SILENT_BEATS * BEAT_SECONDS * 1_000_000)
 
 _DOUBTED_BEATS = 2
-"""After so many it gets no connections, if there are others."""
+"""After so many missed beats it gets no connections if there are other workers."""
 
 _START_SECONDS = 60.0
 _YOUNG_SECONDS = 3.0
@@ -51,19 +52,19 @@ _DECIDE_SECONDS = 30.0
 
 
 class Counts(TypedDict, total=False):
-    """What a process has counted: tallies by domain, path and value, and all else."""
+    """What a process has counted: tallies by domain, path and value, and all other counters."""
 
     rules: list[Tallied]
     counters: Taken
 
 
 class _Beat(TypedDict):
-    """How a worker says it is."""
+    """The state that a worker reports."""
 
     taken: int
     open: int
     gone: NotRequired[list[int]]
-    """Connections that have ended; not said by versions before this."""
+    """Connections that have ended. Older versions do not send it."""
     cpu_us: int
     resident_bytes: int
     faults: dict[str, str]
@@ -86,8 +87,8 @@ class Workers:
     ) -> None:
         """What workers count is added to `counters` and the book's tallies.
 
-        Their faults go to `health`. Whose connections have ended leaves the `guests`.
-        `changed` is called when more or fewer of them take connections, `other_version` when a
+        Their faults go to `health`. A client whose connection has ended leaves the `guests`.
+        `changed` is called when more or fewer workers take connections, `other_version` when a
         worker finds that another version is installed now.
         """
         self._settings = settings
@@ -101,20 +102,20 @@ class Workers:
         self._tls = tls
         self._all: list[WorkerProcess] = []
         self._rules: list[tuple[MessageKind, bytes]] = []
-        """What tells a worker the rules that hold now."""
+        """The messages that tell a worker the rules of now."""
         self._failures: dict[int, int] = {}
-        """How often in a row the worker of a number died young."""
+        """For each number how often in a row its worker died young."""
         self._faulty: set[str] = set()
         self._number = 0
         self._begun = False
-        """Whether there have been enough of them once."""
+        """Whether there were enough of them at least once."""
         self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     # Starting and ending
 
     async def start(self) -> None:
-        """Starts all. Raises RateLimitError if one cannot start, for the reason that it gives."""
+        """Starts all workers. Raises RateLimitError with a worker's reason if it cannot start."""
         self._do(self._watch_beats())
         started = [await self._spawn(number) for number in range(1, self._count + 1)]
         for worker in started:
@@ -133,9 +134,9 @@ class Workers:
             await self._open(worker)
 
     async def hand_over(self) -> list[Inherited]:
-        """Hears no worker any more, and returns what the next program image must know of them.
+        """Stops listening to workers, and returns what the next program image must know of them.
 
-        Workers that are just being started do not come along, nor those that take no messages.
+        Workers that are just starting, or take no messages, are not handed over.
         """
         self._stopping = True
         for worker in list(self._all):
@@ -167,13 +168,13 @@ class Workers:
         return ""
 
     def _surplus(self) -> list[WorkerProcess]:
-        """Those for whom there is a newer one of the same number, or no need any more."""
+        """Workers that are replaced by a newer one of the same number, or not needed any more."""
         serving = [worker for worker in self._all if worker.serves]
         newest = {worker.number: worker for worker in serving if self._needs(worker.number)}
         return [worker for worker in serving if newest.get(worker.number) is not worker]
 
     async def stop(self, grace_us: int) -> None:
-        """Lets all finish for at most so long, then ends them."""
+        """Lets all workers finish for at most so long, then ends them."""
         self._stopping = True
         for worker in self._all:
             worker.leave(grace_us, draining=True)
@@ -185,7 +186,7 @@ class Workers:
             await self._all_ended()
 
     def kill(self) -> None:
-        """Ends all at once."""
+        """Ends all workers at once."""
         self._stopping = True
         for worker in self._all:
             worker.kill()
@@ -198,13 +199,13 @@ class Workers:
 
     @property
     def serving(self) -> int:
-        """How many take connections."""
+        """How many workers take connections."""
         return sum(worker.serves for worker in self._all)
 
     def give(self, connection: socket.socket, peer: str) -> bool:
-        """Hands a connection to the worker with the fewest; tells whether one took it.
+        """Hands a connection to the worker with the fewest; returns whether one took it.
 
-        One that is silent, or will be replaced, gets some only if there is no other.
+        A worker that is silent, or will be replaced, gets connections only if there is no other.
         """
         serving = [worker for worker in self._all if worker.serves]
         well = [
@@ -213,7 +214,7 @@ class Workers:
         for worker in sorted(well or serving, key=lambda worker: worker.load):
             try:
                 send_connection(worker.connections, connection)
-            except OSError:  # it takes none just now, or is gone
+            except OSError:  # this worker takes none just now, or is gone
                 continue
             worker.handed += 1
             worker.peers[worker.handed] = peer
@@ -221,7 +222,7 @@ class Workers:
         return False
 
     async def tell_rules(self) -> None:
-        """Tells all workers, and those to come, the rules that hold now."""
+        """Sends the rules of now to all workers, also to those that start later."""
         snapshot = self._book.snapshot
         rules = []
         for part in packed(snapshot.domains.values()):
@@ -234,18 +235,18 @@ class Workers:
                 self._tell_rules_to(worker)
 
     async def tell_tls(self, tls: TLS) -> None:
-        """Tells all workers, and those to come, what the gRPC port's TLS files say now."""
+        """Sends the content of the gRPC port's TLS files to all workers, also to later ones."""
         self._tls = tls
         for worker in self._all:
             if worker.version == __version__:
                 worker.send(MessageKind.TLS, pickle.dumps(tls))
 
     async def decide(self, bodies: Sequence[bytes]) -> list[Answer]:
-        """As `Service.decide`, in one of the workers."""
+        """Does what `Service.decide` does, in one of the workers."""
         return [await self._decide(body) for body in bodies]
 
     async def collect(self) -> None:
-        """Has all workers say what they have counted until now; waits for a second at most."""
+        """Has all workers report their counts until now; waits for a second at most."""
         number = self._next_number()
         reports = []
         for worker in self._all:
@@ -262,7 +263,7 @@ class Workers:
             worker.reports.pop(number, None)
 
     def figures(self) -> list[WorkerFigures]:
-        """What metrics show of each worker that is not on its way out."""
+        """What metrics show of each worker that is not about to end."""
         return [
             WorkerFigures(worker.number, worker.load, worker.cpu_us, worker.resident_bytes)
             for worker in self._all
@@ -307,11 +308,11 @@ class Workers:
         await worker.listen(partial(self._received, worker))
 
     async def _see_off(self, worker: WorkerProcess) -> None:
-        """Waits for its end; sees to it that another takes its place."""
+        """Waits for a worker's end, and has another take its place."""
         await worker.lost.wait()
         self._changed()
         await worker.exited()
-        self._all.remove(worker)  # before its pid can be another's
+        self._all.remove(worker)  # first, because its pid could soon belong to another process
         ended = worker.bury()
         for peer in worker.peers.values():
             self._guests.leave(peer)
@@ -335,7 +336,7 @@ class Workers:
             await self._start_again(worker)
 
     async def _start_again(self, worker: WorkerProcess) -> None:
-        """Fills the place of one that died, unless that has happened; later if it died young."""
+        """Replaces a worker that died, unless that has happened; later if it died young."""
         number = worker.number
         self._tell_health()
         young = worker.age_us < _YOUNG_SECONDS * 1_000_000
@@ -349,10 +350,10 @@ class Workers:
             try:
                 new = await self._spawn(number)
             except RateLimitError as error:
-                log.error("%s", error)  # noqa: TRY400 -- it says all
+                log.error("%s", error)  # noqa: TRY400 -- the error says all
             else:
                 await new.settled()
-                if new in self._surplus():  # a rolling restart has filled the place meanwhile
+                if new in self._surplus():  # meanwhile a restart has started one
                     await new.retire(self._settings.grace_us)
                 if new.ready.is_set() or self._stopping:
                     return
@@ -360,18 +361,18 @@ class Workers:
             failures = self._failures[number] = max(2, failures + 1)
 
     def _needs(self, number: int) -> bool:
-        """Whether there is to be a worker of this number: a restart may leave fewer."""
+        """Whether a worker of this number is needed: after a restart there may be fewer."""
         return number <= self._count
 
     def _successor(self, number: int) -> WorkerProcess | None:
-        """The one that fills a place and is to stay there; it may just be starting."""
+        """The worker of this number that is to stay; it may just be starting."""
         for worker in self._all:
             if worker.number == number and not worker.leaving and not worker.outgoing:
                 return worker
         return None
 
     async def _watch_beats(self) -> None:
-        """Counts the beats that each worker misses; one that misses too many is hung.
+        """Counts the beats that each worker misses. A worker that misses too many is hung.
 
         If the whole machine was stopped, workers could not beat. But this process was stopped
         as well, so it has not counted meanwhile.
@@ -440,7 +441,7 @@ class Workers:
             worker.send(kind, payload)
 
     async def _let_leave(self, worker: WorkerProcess) -> None:
-        """One that somebody else told to end serves on until another does in its place."""
+        """Replaces a worker that somebody else told to end; until then it serves on."""
         if worker.leaving or worker.outgoing or self._stopping:
             return
         worker.outgoing = True
@@ -461,13 +462,13 @@ class Workers:
                 return
 
     def add_counts(self, said: Counts) -> None:
-        """Adds what somebody else has counted to what is counted here."""
+        """Adds the counts of another process to those of this one."""
         self._book.add(said["rules"])
         if counters := said.get("counters"):
             self._counters.add(counters)
 
     def _sum_up_faults(self) -> None:
-        """What any worker has to say of a component holds for the service."""
+        """Reports a component as degraded if any worker does."""
         faults: dict[str, str] = {}
         for worker in self._all:
             for component, reason in worker.faults.items():

@@ -1,4 +1,4 @@
-"""Counters that start anew because their state cannot be: counted, and said now and then."""
+"""Counters that start anew because their state is impossible: counted, and logged now and then."""
 
 from __future__ import annotations
 

@@ -27,10 +27,10 @@ __all__ = [
 ]
 
 PARTITIONS: Final = 1 << 16
-"""Of a ring: many for each shard, so that they can be given out evenly."""
+"""The partitions of a ring: many for each shard, so that they can be shared out evenly."""
 
 SLOTS: Final = 1 << 14
-"""Of Redis Cluster."""
+"""The slots of Redis Cluster."""
 
 _MAX_BYTES: Final = 90
 _crc32: Final = crc32
@@ -55,7 +55,8 @@ class CounterNames:
     def key(self, entries: Sequence[tuple[str, str]], shared: Collection[int] = ()) -> bytes:
         """The key of the counter of these entries, at most 90 bytes.
 
-        `shared` are the places of entries whose value is a pattern, not a value that reads so.
+        `shared` are the places of entries that stand for a pattern. A value of the same text has
+        another key.
 
         `{tag}`, then the part that the algorithm makes (`Measure.key`), then `:` and the encoded
         domain and entries or, where they are too long, `#` and their digest. The tag is a
@@ -93,16 +94,16 @@ class KeyStem:
     def __init__(
         self, kind: bytes, stem: bytes, placed: bytes | None = None, tag: int | None = None
     ) -> None:
-        """The value goes behind `stem`; the tag is given, or of `placed` or `stem` with it."""
+        """The value goes behind `stem`. The tag is given, or made of `placed` or `stem` with it."""
         self._kind = kind
         self._stem = stem
         self._placed = placed
         self._tag = tag
 
     def key(self, value: bytes) -> bytes:
-        """As `CounterNames.key` of all entries, the last one's value in UTF-8.
+        """What `CounterNames.key` makes of all entries; `value` is the last one's, in UTF-8.
 
-        Raises UnicodeDecodeError if it is none.
+        Raises UnicodeDecodeError if it is not UTF-8.
         """
         length = len(value) if value.isascii() else len(value.decode())
         last = (_LENGTHS[length] if length < _MAX_BYTES else b"%d:" % length) + value

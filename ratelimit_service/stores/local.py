@@ -1,7 +1,8 @@
-"""What the failure policy `local` counts while a store is away: this process's share of limits.
+"""Counters of the failure policy `local`: this process's share of limits while a store is away.
 
-Each of N processes admits a limit's Nth part, rounded up, from zero: at most N times that much
-more than the limit in a window and outage. When the store is back it is told what was counted.
+Each of N processes starts at zero and admits a limit's Nth part, rounded up. So in one window and
+outage all of them admit at most N times that part beyond the limit. When the store is back, it is
+told what was counted.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ class Local:
         self._now_us = 0
         self._memory = self._empty()
         self._hits: dict[bytes, Hit] = {}
-        """Of each counter that has counted, the last hit asked for: its limit is what holds now."""
+        """The last hit on each counter that has counted. Its limit is the one in force now."""
         self._shares: dict[tuple[int, int], tuple[Measure, Measure]] = {}
-        """By a measure's id and the number of processes: the measure, held, and the share."""
+        """By a measure's id and the number of processes: the share, and the measure itself, so that
+        its id stays its own."""
 
     def __len__(self) -> int:
         return len(self._hits)
@@ -59,21 +61,21 @@ class Local:
         return outcomes
 
     def hand_back(self, processes: int, now_us: int) -> Iterator[tuple[list[list[Hit]], int]]:
-        """Empties it: for each counter the requests that count the same, and for how long they do.
+        """Takes out, for each counter, requests that count the same, and for how long they matter.
 
-        Fixed and sliding windows can count hits beyond their limit, so all are counted. Buckets,
-        logs and leases cannot: of their hits as many are counted as there is room for.
+        Fixed and sliding windows can count hits beyond their limit, so the server counts all of
+        them. Buckets, logs and leases cannot, so it counts as many as there is room for.
         """
         self._now_us = now_us
         memory, hits = self._memory, self._hits
         self._memory, self._hits = self._empty(), {}
         for hit in hits.values():
-            # A share does not bound what was counted: `count_denied` goes beyond it, and there
-            # were fewer processes, so larger shares, before.
+            # More than a share can have been counted: `count_denied` goes beyond it, and shares
+            # were larger while there were fewer processes.
             overfull = hit.measure.algorithm.denied >= Denied.COUNTED
             most = MAX_ADDEND if overfull else hit.measure.limit
             share = self._share(hit.measure, processes)
-            # A refund of nothing is told when all of it is over, also by a limit that is lower now.
+            # A refund of nothing tells when the counter is as new, even if the limit is lower now.
             peek = hit._replace(
                 measure=share.with_numbers(most, share.rate),
                 addend=0,
@@ -99,13 +101,13 @@ class Local:
                 self._shares.clear()
             limit, rate = -(-measure.limit // processes), -(-measure.rate // processes)
             if processes > 1 and not measure.algorithm.divided:
-                limit = 0  # no part of it can be counted by itself
+                limit = 0  # this algorithm's limit cannot be counted in parts
             known = measure, measure.with_numbers(limit, rate)
             self._shares[id(measure), processes] = known
         return known[1]
 
     def _empty(self) -> MemoryStore:
-        # Its health is of no interest: that the store is away is said already.
+        # Nobody looks at its health, because the store is already reported as away.
         return MemoryStore(_MAX_COUNTERS, self._counters, Health(), lambda: self._now_us)
 
 
@@ -120,16 +122,17 @@ def _settled(memory: MemoryStore, hit: Hit) -> Outcome:
 
 
 def _bundles(base: Hit, leases: Sequence[tuple[int, bytes]]) -> Iterator[Hit]:
-    """Hits that take all of these leases, many at once: each hit reads and writes the counter."""
+    """Hits that take all of these leases. Each takes many, because each writes the counter."""
     for start in range(0, len(leases), _LEASES_AT_ONCE):
         some = leases[start : start + _LEASES_AT_ONCE]
         yield base._replace(addend=sum([hits for hits, _ in some]), lease=several(some))
 
 
 def _pieces(used: int, measure: Measure) -> Iterator[int]:
-    """Hits to be charged one after the other.
+    """Numbers of hits to be charged one after the other.
 
-    Buckets never hold more than the limit: of halves of halves as many pass as there is room.
+    A bucket never holds more than its limit. So the hits are halved again and again: then nearly
+    as many pass as there is room for.
     """
     if not measure.rate:
         yield used

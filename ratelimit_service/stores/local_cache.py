@@ -1,10 +1,10 @@
 """Keys known to be over their limit, so that a flood of denied requests costs no store.
 
-A key enters when not even one hit would pass before some moment, and leaves then, or after a
-second: refunds, give-backs and changed rules reach every process within that. This process's
-own reach it at once: they also undo what a charge asked before them says of the key. That moment
-is told from when the store was asked, never from when it answered, so that no key is denied for
-longer than its window. Nothing is ever admitted from here.
+A key enters when not even one hit would pass before some moment. It leaves at that moment, but
+after a second at most, so that refunds, give-backs and changed rules of other processes take effect
+within a second. Those of this process take effect at once, also against the answer to a charge that
+was asked before them. The moment is reckoned from when the store was asked, never from when it
+answered, so that no key is denied for longer than its window. Nothing is ever admitted from here.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from ratelimit_service.stores import (
 __all__ = ["LocalCache"]
 
 _ENTRY_BYTES: Final = 320
-"""What a key takes beside its own length: its entry, two times, and its part of the table."""
+"""The bytes that a key takes beside its own: its entry, two times, and its part of the table."""
 
 _LIFE_US: Final = SECOND_US
 _WITHIN: Final = Verdict.WITHIN
 
 _MAX_GIVEN_BACK: Final = 1_000
-"""For how many keys the moment of their last give-back is known."""
+"""For so many keys the moment of their last give-back is remembered."""
 
 
 class _Over(NamedTuple):
-    """Until when a key is believed to be over, and until when it is if nothing is given back."""
+    """Until when a key is taken to be over, and until when it is over if nothing is given back."""
 
     expires_us: int
     passes_us: int
@@ -49,7 +49,7 @@ class _Over(NamedTuple):
 
 
 class LocalCache:
-    """A store before which denied requests end, if all they ask for is known to be over.
+    """A store in front of another. It denies requests of which every hit is known to be over.
 
     Only enforced single hits are answered: a rule in shadow or quota mode, one that counts what
     is denied, and algorithms that can let somebody in at any time always ask the store.
@@ -66,9 +66,9 @@ class LocalCache:
         self._bytes = 0
         self._bugs = Bugs()
         self._given_back: dict[bytes, int] = {}
-        """By key when hits were given back last, the oldest first."""
+        """For each key when hits on it were last given back, the oldest first."""
         self._asked_after_us = -1
-        """Charges asked earlier are not learned from: what was given back since is forgotten."""
+        """Answers to charges before this moment are not used: later give-backs may be forgotten."""
 
     def __len__(self) -> int:
         return len(self._over)
@@ -179,7 +179,7 @@ class LocalCache:
     ) -> None:
         over = self._over
         for hits, (found, verdict, _, _) in zip(requests, settled, strict=True):
-            if verdict is _WITHIN and not over:  # nothing to remember, and nothing to forget
+            if verdict is _WITHIN and not over:  # nothing to remember or to forget
                 for hit in hits:
                     if hit[5]:
                         break
@@ -193,7 +193,7 @@ class LocalCache:
                 elif outcome.over:
                     self._remember(hit, outcome, hits, asked_us)
                 elif not outcome.charged:
-                    self._forget(hit.key)  # others may pass
+                    self._forget(hit.key)  # hits of others may still pass
 
     def _remember(self, hit: Hit, outcome: Outcome, hits: Sequence[Hit], asked_us: int) -> None:
         """Takes in the key of a denied hit, if no other hit of the request can have filled it."""

@@ -30,10 +30,10 @@ from ratelimit_service.stores.damage import Damage
 __all__ = ["MemoryStore"]
 
 _SAMPLE: Final = 6
-"""How many old counters a full table looks at to find the one to put out."""
+"""A full store looks at so many old counters to find the one to put out."""
 
 _MOST_ALIKE: Final = 2
-"""So many others of these are put out next, if they have used as little."""
+"""So many others of these may be put out next, if they have used as little."""
 
 _LIGHT_SHARE: Final = 0.5
 """Only counters that have used less than this are put out for being like another."""
@@ -44,22 +44,22 @@ _COUNTERS_PER_TABLE: Final = 512
 _MAX_TABLES: Final = 4_096
 
 _BULK_BYTES: Final = 256
-"""Of a state that is longer each so many bytes count for another counter."""
+"""In a longer state each further piece of so many bytes counts as another counter."""
 
 _MOST_OUT: Final = 8
-"""How many counters are put out after a batch, if others have grown in it."""
+"""At most so many counters are put out after a batch in which others have grown."""
 
 _SLACK_US: Final = 1_000_000
-"""How long a counter that is over is kept at least, for clocks that step back; as in Redis."""
+"""A counter whose time is over is kept so much longer, for clocks that step back; as in Redis."""
 
 _NO_SHARE: Final = 2.0
 """More than any share that a counter can have used."""
 
 _LEAST_SHARE: Final = 2.0**-64
-"""Less than any hit is of its limit, but not nothing."""
+"""Less than the share of any single hit in its limit, but more than nothing."""
 
 _CROWDED_US: Final = 60_000_000
-"""How long health speaks of a live counter put out."""
+"""For so long health reports that a live counter was put out."""
 
 _WITHIN: Final = Verdict.WITHIN
 
@@ -84,7 +84,7 @@ class _Counter:
         return self.number if self.number >= 0 else self.packed
 
     def set(self, state: State | None) -> None:
-        """Another state."""
+        """Sets another state."""
         if isinstance(state, int):
             self.number, self.packed = state, None
         else:
@@ -117,7 +117,7 @@ class MemoryStore:
         self._bugs = Bugs()
         self._size = 0
         self._bulk = 0
-        """The counters that large states count for beside themselves."""
+        """How many counters large states count for, beside themselves."""
         self._hand = 0
         self._alike: list[tuple[_Table, bytes, float]] = []
         """Counters that were looked at and had used no more than the one that was put out, with
@@ -129,7 +129,7 @@ class MemoryStore:
 
     @property
     def waits(self) -> bool:
-        """Never: counters lie here."""
+        """Never, because the counters lie in this process."""
         return False
 
     async def start(self) -> None:
@@ -177,10 +177,10 @@ class MemoryStore:
             self._bugs.note("counters could not be put out of memory", error)
 
     def _charge(self, hits: Sequence[Hit], now: int) -> Settled:
-        """Charges hit after hit while each passes, which is what nearly always happens.
+        """Charges hit after hit while each passes, as nearly always.
 
-        The first that does not, or is to be given back, undoes this, and `settle` decides: the
-        two are the same for a request whose hits all pass.
+        If a hit does not pass, or is a refund, this is undone and `settle` decides. For a request
+        whose hits all pass both do the same.
         """
         tables, mask, outcomes = self._tables, len(self._tables) - 1, []
         undo: list[tuple[_Counter, State | None]] = []
@@ -247,7 +247,7 @@ class MemoryStore:
     def _take_back(
         self, undo: list[tuple[_Counter, State | None]], new: list[tuple[_Table, bytes]]
     ) -> None:
-        """Undoes what was charged of a request; a second time it does nothing."""
+        """Undoes the charges of a request. A second call does nothing."""
         for changed, earlier in reversed(undo):
             self._bulk += _bulk(earlier) - _bulk(changed.get())
             changed.set(earlier)
@@ -346,11 +346,11 @@ class MemoryStore:
         return False
 
     def _evict_alike(self, now: int, spared: Container[bytes]) -> bool:
-        """Puts out one that was looked at before; False if none of these is to go."""
+        """Puts out a counter that was looked at before; False if none of these should go."""
         while self._alike:
             table, key, share = self._alike.pop()
             found = table.get(key)
-            # Meanwhile it may have been used more, or be another one.
+            # Meanwhile the counter may have been used more, or replaced by another.
             if found is not None and key not in spared:
                 used = _share_used(found, now)
                 if used <= share:
@@ -391,7 +391,7 @@ class MemoryStore:
 
 
 def _bulk(state: State | None) -> int:
-    """How many counters more than one a state counts for."""
+    """How many further counters a state counts for, beside one."""
     return len(state) // _BULK_BYTES if isinstance(state, bytes) else 0
 
 

@@ -1,4 +1,4 @@
-"""What a store says of one request: the outcomes of its hits, and the verdict they come to.
+"""The result of one request in a store: the outcomes of its hits, and its verdict.
 
 A store derives the verdict once. Nobody works it out again from the outcomes. What must not live
 here: how hits are counted (`algorithms`), and what callers are told (`limiter`).
@@ -21,7 +21,7 @@ Outcomes = Sequence[Outcome | None]
 
 
 class Verdict(Enum):
-    """What a request comes to."""
+    """What becomes of a request."""
 
     WITHIN = auto()
     """It passes, and the store has counted every hit below its limit, as nearly always."""

@@ -1,4 +1,4 @@
-"""The seam between deciding and counting: what every store does."""
+"""The interface between deciding and counting: what every store does."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ratelimit_service.stores.settled import Settled
 __all__ = ["AT_ONCE", "NEVER", "Done", "Store", "Wanted", "always", "wanted_at"]
 
 Done = Callable[[list[Settled]], None]
-"""Hears what a batch of requests came to, in their order."""
+"""Takes the results of a batch of requests, in their order."""
 
 Wanted = Callable[[int], bool]
 """Whether the caller still waits for the answer to a request, by its place among those charged."""
 
 
 NEVER: Final = 1 << 62
-"""The deadline of what has none."""
+"""The deadline of a charge that has none."""
 
 AT_ONCE: Final = 0
-"""The deadline of what there is no time for: a store that would have to wait is not asked."""
+"""The deadline of calls that there is no time for: a store that would have to wait is not asked."""
 
 
 def always(_place: int) -> bool:
@@ -30,16 +30,16 @@ def always(_place: int) -> bool:
 
 
 def wanted_at(wanted: Wanted, places: Sequence[int], place: int) -> bool:
-    """`wanted` of some of a batch, which had these places in it."""
+    """`wanted` for a part of a batch; `places` are the places of this part in the whole."""
     return wanted(places[place])
 
 
 class Store(Protocol):
-    """The seam between deciding and counting."""
+    """Counts hits, and settles requests."""
 
     @property
     def waits(self) -> bool:
-        """Whether it must wait for somebody else to count; not what is asked `AT_ONCE`."""
+        """Whether it must wait for another process to count. With `AT_ONCE` it never waits."""
 
     async def start(self) -> None:
         """Tries the store once, in bounded time, and keeps it connected from then on.

@@ -77,7 +77,7 @@ _WRONG_TYPE: Final = b"this port speaks gRPC: content-type must be application/g
 
 _FRAME: Final = struct.Struct(">BHBBI")
 _frame_head: Final = _FRAME.unpack_from
-"""A frame's first 9 bytes; its 3 bytes of length as a high one and a low pair."""
+"""A frame's first 9 bytes. Its length of 3 bytes is read as one high byte and a low pair."""
 
 _SETTING: Final = struct.Struct(">HI")
 
@@ -102,7 +102,7 @@ class Connection(Sending):
         self._headers = HeaderReader()
         self._data = b""
         self._at = 0
-        """Where in the data the first frame begins that is not handled."""
+        """The offset in the data at which the first unhandled frame begins."""
         self._greeted = False
         self._settled = False
         self._second = 0
@@ -110,7 +110,7 @@ class Connection(Sending):
         self._moved = 0
         """When the last frame was handled."""
         self._asked_to_settle = 0
-        """Since when there have been SETTINGS of ours to acknowledge."""
+        """Since when the client has had SETTINGS of ours to acknowledge."""
         self._block: list[bytes] | None = None
         self._block_stream_id = 0
         self._block_flags = 0
@@ -130,7 +130,7 @@ class Connection(Sending):
         self._cut_short = False
         """Whether complete frames wait for the next call of `receive`."""
         self.congested = False
-        """Whether the client reads too slowly. Then streaming calls are given no more messages."""
+        """Whether the client reads too slowly. Then streaming calls hand on no messages."""
         self.pongs = 0
         """How many of our pings were answered."""
 
@@ -141,7 +141,7 @@ class Connection(Sending):
 
     @property
     def greeted(self) -> bool:
-        """Whether the client has spoken HTTP/2 to us."""
+        """Whether the client has begun to speak HTTP/2."""
         return self._settled
 
     def ping(self) -> None:
@@ -185,8 +185,8 @@ class Connection(Sending):
     def receive(self, data: bytes, most: int = sys.maxsize) -> list[Event]:
         """Takes bytes from the socket; returns what they mean, in order.
 
-        After so many calls or frames, or frames that cost as much, it stops, and `has_more` says
-        that it goes on with the next bytes, or with none.
+        It stops after `most` calls or frames, or frames that cost as much. Then `has_more` says
+        that another call, with or without new bytes, goes on.
         """
         events: list[Event] = []
         if self.closing:
@@ -224,7 +224,7 @@ class Connection(Sending):
         return events
 
     def _read(self, data: bytes, at: int, most: int, events: list[Event]) -> int:
-        """Handles complete frames; returns where the first begins that is left."""
+        """Handles complete frames; returns where the first one that is left begins."""
         end = len(data)
         if not self._greeted:
             if data[: len(PREFACE)] != PREFACE[:end]:
@@ -266,11 +266,10 @@ class Connection(Sending):
     def _whole_call(
         self, data: bytes, stream_id: int, start: int, stop: int, events: list[Event]
     ) -> int:
-        """Takes a call that comes, as nearly all do, in a HEADERS and a DATA frame at once.
+        """Takes a call that comes in one HEADERS and one DATA frame at once, as nearly all do.
 
-        The header block is `data[start:stop]`. Returns where the call ends, or all that are refused
-        together; 0 if it is not of that kind, or anything about it is unusual: then nothing has
-        been taken.
+        The header block is `data[start:stop]`. Returns where the call ends, or where a run of
+        refused calls ends. Returns 0, and has taken nothing, if anything about the call is unusual.
         """
         haste = self.haste
         if haste is not None and haste.refusing:
@@ -313,10 +312,10 @@ class Connection(Sending):
         return end
 
     def _refuse_run(self, haste: Haste, data: bytes, start: int, stop: int) -> int:
-        """Refuses calls that there is no time for, as many as come one after the other.
+        """Refuses a run of calls that there is no time for.
 
-        The header block of the first is `data[start:stop]`. Returns where the last one ends; 0 if
-        there is none: then nothing has been taken.
+        The header block of the first is `data[start:stop]`. Returns where the last one ends.
+        Returns 0, and has taken nothing, if there is none.
         """
         block = data[start:stop]
         if not self._steady or self._block is not None:
@@ -335,9 +334,9 @@ class Connection(Sending):
         return end
 
     def _reset_run(self, data: bytes, start: int, events: list[Event]) -> int:
-        """Handles resets, as many as come one after the other.
+        """Handles a run of resets.
 
-        Returns where the last one ends; 0 if the first is unusual: then nothing has been done.
+        Returns where the last one ends. Returns 0, and has done nothing, if the first is unusual.
         """
         end, stream_ids = runs.resets(data, start)
         if not stream_ids:
@@ -399,7 +398,7 @@ class Connection(Sending):
             self._control(kind, flags, stream_id, payload)
 
     def _control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """Frames that carry no part of a call."""
+        """Handles a frame that carries no part of a call."""
         if kind == FrameType.WINDOW_UPDATE:
             self._window_update(stream_id, payload)
         elif kind == FrameType.PING:
@@ -512,7 +511,7 @@ class Connection(Sending):
     def _trailers(
         self, stream_id: int, stream: Stream, head: Head, flags: int, events: list[Event]
     ) -> None:
-        """The client's second header block: it must end the stream and name no path."""
+        """Takes the client's second header block, which must end the stream and name no path."""
         if stream.ended:
             self._reset(stream_id, ErrorCode.STREAM_CLOSED)
         elif not flags & END_STREAM or not head.trailers or head.malformed:
@@ -554,21 +553,21 @@ class Connection(Sending):
             self._more(stream_id, stream, events)
 
     def _more(self, stream_id: int, stream: Stream, events: list[Event]) -> None:
-        """A part of a body has come, and more will."""
+        """Takes a part of a body of which more is to come."""
         if stream.readable is not Readable.YES:
             if stream.receive_window < STREAM_WINDOW // 2 and not stream.answered:
                 self._refuse(stream_id, stream)
         elif stream.streaming:
             self._next_message(stream_id, stream, events)
         elif len(stream.body) > MAX_MESSAGE_BYTES + PREFIX_BYTES:
-            # Too much already: whoever decides is to refuse and count it, the rest is not read.
+            # Too much already: it is handed on to be refused and counted, and the rest is not read.
             message = bytes(stream.body[PREFIX_BYTES:])
             stream.readable = Readable.ENOUGH
             self._let_go(stream)
             self._call(stream.head, stream_id, message, events)
 
     def _end(self, stream_id: int, stream: Stream, events: list[Event]) -> None:
-        """The client has said all: hands on a unary call, or the end of a stream's messages."""
+        """Hands on a unary call, or the end of a stream's messages: the client has sent all."""
         stream.ended = True
         self._unfinished.pop(stream_id, None)
         length = stream.head.content_length
@@ -598,8 +597,8 @@ class Connection(Sending):
     def _next_message(self, stream_id: int, stream: Stream, events: list[Event]) -> None:
         """Hands on a streaming call's next message, or its end.
 
-        Only when the last one is answered, and the answer is on its way: so nobody can have more
-        answers made than it takes. Meanwhile the stream's window bounds what it may send.
+        It waits until the last message's answer is on its way, so that no client can cause more
+        answers than it takes. Meanwhile the stream's window bounds what the client may send.
         """
         if stream.asking or stream.waiting:
             return
@@ -625,14 +624,14 @@ class Connection(Sending):
             self._output.append(frames.window_update(stream_id, STREAM_WINDOW - room))
 
     def _resume(self, events: list[Event]) -> None:
-        """Goes on with one streaming call whose last message is answered."""
+        """Goes on with a streaming call whose last message is answered."""
         stream_id = self._resumable.popleft()
         stream = self._streams.get(stream_id)
         if stream is not None and stream.readable is Readable.YES:
             self._next_message(stream_id, stream, events)
 
     def _refuse(self, stream_id: int, stream: Stream) -> None:
-        """Answers what is no gRPC call that can be read."""
+        """Answers a request that is not a gRPC call that we can read."""
         if stream.readable is Readable.NO_GRPC:
             block = literal(b":status", b"415") + literal(b"content-type", b"text/plain")
             stream.answered = True
@@ -683,7 +682,7 @@ class Connection(Sending):
         self._spend(FRAME_US + self._withdraw(stream_id, events), "resets")
 
     def _withdraw(self, stream_id: int, events: list[Event]) -> int:
-        """The client does not want an answer any more; returns what its call has cost us."""
+        """Takes a reset of a stream by the client; returns what its call has cost us."""
         stream = self._stream(stream_id)
         if stream is None:
             return 0
@@ -743,7 +742,7 @@ class Connection(Sending):
             self._reset(stream_id, ErrorCode.PROTOCOL_ERROR)
 
     def _not_open(self, stream_id: int) -> None:
-        """DATA on a stream that is not open: never was, was given up by us, or is over."""
+        """Takes DATA on a stream that is not open: it never was, we gave it up, or it is over."""
         _expect(0 < stream_id <= self._last_stream_id, "DATA on an idle stream")
         self._spend(FRAME_US, "frames")
         if stream_id in self._over:

@@ -3,10 +3,10 @@
 Calls wait in order, so under a lasting overload each of them waits longer than the one before.
 If all were counted, all would be answered too late. So a call that has waited for a good part
 of its caller's patience is not counted. Most of these are refused: their callers are told so at
-once, which costs next to nothing (`runs`). For as many as there is some time for it is decided
-without asking the store: who is known to be over is denied, for others a failure policy speaks.
-The calls behind them are fresh again, and counted in time. This is the idea of CoDel (RFC 8289):
-what matters is how long one waits, not how many do.
+once, which costs next to nothing (`runs`). A few, as many as there is time for, are decided
+without asking the store: who is known to be over is denied, and for others a failure policy
+decides. The calls behind them are fresh again, and counted in time. This is the idea of CoDel
+(RFC 8289): what matters is how long one waits, not how many do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ratelimit_service.transport.h2.headers import Head
 __all__ = ["FRESH_US", "PATIENCE_US", "Backlog", "Fate", "Haste", "Overload"]
 
 PATIENCE_US: Final = 15_000
-"""How long a caller is taken to wait that does not say so (`grpc-timeout`)."""
+"""How long a caller is assumed to wait if it does not say so (`grpc-timeout`)."""
 
 FRESH_US: Final = 500
 """A call that has waited for less is counted, whoever made it."""
@@ -34,12 +34,12 @@ _CAUGHT_UP: Final = 10
 counted, nor are those read with it that have waited for longer than the second."""
 
 _GIVEN_UP: Final = 75
-"""The same, for those that are not even worth an answer by policy."""
+"""The same share for calls that are so late that even an answer by policy would be too late."""
 
 _HURRIED_COST: Final = 8
 _MOST_SAVED: Final = 4_000
-"""For each call that is decided by policy so many others must have been counted. That much may be
-saved up for a burst. So a twentieth of the time goes to answers by policy at most."""
+"""For each call that is decided by policy so many others must have been counted, and so many may be
+saved up for a burst. So answers by policy take a twentieth of the time at most."""
 
 _CALM_US: Final = 5_000_000
 """A worker is not overloaded any more when all calls have been counted for so long."""
@@ -50,7 +50,7 @@ class Fate(IntEnum):
 
     COUNTED = 0
     HURRIED = 1
-    """It is decided with what is known without waiting: over its limit, or by failure policy."""
+    """It is decided without a store: it is known to be over, or a failure policy decides."""
     REFUSED = 2
     """Its caller is told at once that there is no time."""
 
@@ -62,12 +62,12 @@ class Backlog:
 
     def __init__(self) -> None:
         self.timeout_us: int | None = None
-        """How long the last callers wait; None if they do not say."""
+        """How long the callers of the last calls wait; None if they do not say."""
 
     def fate(self, waited_us: int, timeout_us: int | None) -> Fate:
-        """What becomes of the next calls, which have waited so long, of callers that wait so long.
+        """What becomes of the next calls: they have waited `waited_us` since their bytes were read.
 
-        `timeout_us` is None for callers that do not say; these are never refused.
+        Their callers wait `timeout_us` in all, None if they do not say: these are never refused.
         """
         self.timeout_us = timeout_us
         percent, patience_us = 100 * waited_us, PATIENCE_US if timeout_us is None else timeout_us
@@ -78,7 +78,7 @@ class Backlog:
         return Fate.REFUSED
 
     def caught_up_us(self, now_us: int) -> int:
-        """Calls that have come since are counted again, once those before them are not."""
+        """Calls that came before this time are given up with a late one; newer ones are counted."""
         patience_us = PATIENCE_US if self.timeout_us is None else self.timeout_us
         return now_us - patience_us * _CAUGHT_UP // 100
 
@@ -86,8 +86,8 @@ class Backlog:
 class Haste:
     """What a connection may do by itself with calls that there is no time for.
 
-    That is for calls of one path, of callers that wait for `timeout_us`. `answers` are those at
-    hand by the calls' messages; `refusing` says that there is not even time for these.
+    It holds for calls of one path whose callers wait for `timeout_us`. `answers` are the answers at
+    hand, by the calls' messages; with `refusing` there is not even time for these.
     """
 
     __slots__ = ("answers", "given", "path", "refused", "refusing", "timeout_us")
@@ -98,12 +98,12 @@ class Haste:
         self.answers: dict[bytes, Ready] = {}
         self.refusing = False
         self.given = 0
-        """Calls that were given an answer at hand, since somebody last looked."""
+        """How many calls were given an answer at hand since this was last counted."""
         self.refused = 0
-        """Calls that were refused, since somebody last looked."""
+        """How many calls were refused since this was last counted."""
 
     def concerns(self, head: Head) -> bool:
-        """Whether it is for calls with these headers."""
+        """Whether it holds for calls with these headers."""
         return head.plain and head.timeout_us == self.timeout_us and head.path == self.path
 
 
@@ -122,15 +122,15 @@ class Overload:
         return self._saved > 0
 
     def counted(self, calls: int) -> None:
-        """So many calls are counted: that earns some answers by policy."""
+        """Notes that so many calls are counted, which earns some answers by policy."""
         self._saved = min(_MOST_SAVED, self._saved + calls)
 
     def hurried(self, calls: int) -> None:
-        """So many calls are decided by policy."""
+        """Notes that so many calls are decided by policy."""
         self._saved -= calls * _HURRIED_COST
 
     def note(self, fate: Fate, calls: int) -> None:
-        """So many calls could not be counted, since there was no time for them."""
+        """Notes that there was no time to count so many calls."""
         if not calls:
             return
         self._counters.overloaded[_NAMES[fate]] += calls
@@ -143,7 +143,7 @@ class Overload:
         )
 
     def look(self) -> None:
-        """Notices that it is over; to be called about once a second."""
+        """Notices the end of an overload; to be called about once a second."""
         if self._noted_us and elapsed_us() - self._noted_us > _CALM_US:
             self._noted_us = 0
             self._health.recover("overloaded")

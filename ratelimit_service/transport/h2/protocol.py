@@ -1,4 +1,4 @@
-"""One client's socket: bytes between asyncio and the connection, and all that needs a clock."""
+"""One client's socket: moves bytes between asyncio and the connection, and keeps the time."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ __all__ = ["CallHandler", "Http2Protocol"]
 
 _PIECE_CALLS: Final = 32
 _PIECE_BYTES: Final = 8_192
-"""What is handled before it is another client's turn: so many calls or frames, or so many bytes."""
+"""So many calls or frames, or so many bytes, are handled before it is another client's turn."""
 
 
 class CallHandler(Protocol):
-    """What the events of a connection are for."""
+    """Takes what a connection hears, and answers it."""
 
     def handle(self, protocol: Http2Protocol, events: list[Event]) -> None:
         """Takes the events of one read, in order."""
 
     def forget(self, protocol: Http2Protocol) -> None:
-        """The connection is gone: nothing can be answered any more."""
+        """Hears that the connection is gone: nothing can be answered any more."""
 
     def haste(self, protocol: Http2Protocol) -> Haste | None:
         """What the connection may do by itself with its next piece of bytes."""
 
     def failed(self, error: Exception) -> None:
-        """Hears of a fault of ours, of which the connection ends."""
+        """Hears of a fault of ours that ends the connection."""
 
 
 class Http2Protocol(asyncio.Protocol):
@@ -63,22 +63,22 @@ class Http2Protocol(asyncio.Protocol):
         self._turns = turns
         self._closed = closed
         self._inbox: deque[tuple[int, bytes]] = deque()
-        """What was read and is not handled yet: when, by `elapsed_us`, and the bytes."""
+        """The bytes that are read and not handled yet, each with the time of its read."""
         self._inbox_bytes = 0
         self._read_to = 0
-        """How much of the first of these has been handled."""
+        """How many bytes of the first of these have been handled."""
         self._more = False
-        """Whether the connection has complete frames of it left."""
+        """Whether the connection holds complete frames that it has not handled."""
         self._waiting = False
         """Whether a turn has been asked for."""
         self._handled = False
-        """Whether pieces were handled in this turn, of which nothing is written yet."""
+        """Whether pieces were handled in this turn whose answers are not written yet."""
         self._unread_since_us = 0
-        """Since when nothing was read from the socket; 0 once what came meanwhile is read."""
+        """Since when reading is paused; 0 once all that came during the pause is read."""
         self.arrived_us = 0
-        """When what is being handled had come at the earliest, by `elapsed_us`."""
+        """The earliest time, by `elapsed_us`, at which the piece in hand can have come."""
         self.now_us = 0
-        """When it began to be handled."""
+        """When that piece began to be handled."""
         self.backlog = Backlog()
         self.used_us = 0
         """How much time the client's bytes have taken, for `turns` to compare."""
@@ -88,12 +88,12 @@ class Http2Protocol(asyncio.Protocol):
         self._opened_at = self._heard_at = self._loop.time()
         self._blocked_since: float | None = None
         self._delivered = 0
-        """What the client had taken of our answers when it was last looked at."""
+        """How many bytes of answers the client had taken when this was last checked."""
         self._pinged_at: float | None = None
         self._memory = memory or Memory()
         self.connection = Connection(methods, self._memory)
         self.made = False
-        """Whether the connection was made: with TLS, when both have agreed."""
+        """Whether the connection was made; with TLS once both sides have agreed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by asyncio."""
@@ -107,7 +107,7 @@ class Http2Protocol(asyncio.Protocol):
         self._heard_at = self._loop.time()
         self._pinged_at = None
         now_us = arrived_us = elapsed_us()
-        if self._unread_since_us:  # what comes after a pause may have come at its beginning
+        if self._unread_since_us:  # bytes read after a pause may have come at its beginning
             arrived_us, self._unread_since_us = self._unread_since_us, 0
         self._inbox.append((arrived_us, data))
         self._inbox_bytes += len(data)
@@ -120,7 +120,7 @@ class Http2Protocol(asyncio.Protocol):
     def handle_piece(self, now_us: int) -> bool:
         """Handles some of what was read; returns whether there is more, and it may be handled."""
         connection = self.connection
-        self._handled = self._flushing = True  # it ends with a write: no answer need ask for one
+        self._handled = self._flushing = True  # the turn ends with a write: none need be asked for
         try:
             self.now_us = now_us
             if self._inbox and not self._more:
@@ -132,7 +132,7 @@ class Http2Protocol(asyncio.Protocol):
             events = connection.receive(piece, _PIECE_CALLS)
             if events:
                 self._calls.handle(self, events)
-        except Exception as error:  # nobody knows what was read, so nothing more can be
+        except Exception as error:  # where the next frame begins is unknown now
             self._calls.failed(error)
             connection.abandon(ErrorCode.INTERNAL_ERROR, "the service failed: see its log")
         if connection.closing:
@@ -144,20 +144,20 @@ class Http2Protocol(asyncio.Protocol):
         return self._waiting
 
     def end_turn(self) -> None:
-        """Writes what is to be said after the pieces of this turn."""
+        """Writes the answers to the pieces of this turn."""
         if self._handled:
             self._handled = self._flushing = False
             self.flush()
 
     def fail(self, error: Exception) -> None:
-        """Drops the connection for a fault of ours that leaves nothing to be said."""
+        """Drops the connection, because after a fault of ours nothing sensible can be sent."""
         self._calls.failed(error)
         self.connection.closing = True
         self._forget_inbox()
         self.abort()
 
     def _late_piece(self) -> bytes:
-        """All bytes that have waited too long for their calls to be counted."""
+        """Takes all bytes that have waited too long for their calls to be counted."""
         if self._more or not self._inbox:
             return b""
         caught_up_us = self.backlog.caught_up_us(self.now_us)
@@ -167,7 +167,7 @@ class Http2Protocol(asyncio.Protocol):
         return piece
 
     def _next_piece(self, size: int) -> bytes:
-        """The next bytes; none if the connection has complete frames of the last ones left."""
+        """Takes the next bytes; none while the connection still has complete frames to handle."""
         if self._more or not self._inbox:
             return b""
         data = self._inbox[0][1]
@@ -195,7 +195,7 @@ class Http2Protocol(asyncio.Protocol):
         self._closed(self)
 
     def pause_writing(self) -> None:
-        """Called by asyncio: a client that does not read is not read from."""
+        """Called by asyncio: the client does not read, so we do not read from it."""
         self._writing_paused = self.connection.congested = True
         if self._pause_reading():
             self._memory.paused_unread += 1
@@ -211,7 +211,7 @@ class Http2Protocol(asyncio.Protocol):
             self._resume_reading()
 
     def _pause_reading(self) -> bool:
-        """Reads no more for now; tells whether that is new."""
+        """Pauses reading; returns whether it was not paused before."""
         if self._transport is None or self._reading_paused:
             return False
         self._reading_paused = True
@@ -224,12 +224,12 @@ class Http2Protocol(asyncio.Protocol):
             self._reading_paused = False
             if self._transport is not None:
                 self._transport.resume_reading()
-                # Two rounds of the loop on, what had come during the pause has been read.
+                # After two more rounds of the loop all that came during the pause has been read.
                 since_us = self._unread_since_us
                 self._loop.call_soon(self._loop.call_soon, self._read_again, since_us)
 
     def _read_again(self, since_us: int) -> None:
-        """What comes from now on has not come during the pause that began then."""
+        """Notes that what comes from now on has not come during the pause that began then."""
         if self._unread_since_us == since_us and not self._reading_paused:
             self._unread_since_us = 0
 
@@ -260,7 +260,7 @@ class Http2Protocol(asyncio.Protocol):
             self._transport.abort()
 
     def look(self, now: float, max_age: float) -> None:
-        """Gives up what hangs, asks what is silent, ends what is old; call it once a second."""
+        """Ends what hangs or is too old, and pings who is silent; call it once a second."""
         connection = self.connection
         connection.tick()
         if not connection.greeted:
@@ -286,7 +286,7 @@ class Http2Protocol(asyncio.Protocol):
             self._blocked_since = None
             return False
         if self._blocked_since is None or self._delivered != self.connection.delivered:
-            # One that takes its answers slowly, but takes them, is served.
+            # A client that takes its answers slowly, but does take them, is served.
             self._blocked_since = now
             self._delivered = self.connection.delivered
         return now - self._blocked_since > BLOCKED_SECONDS

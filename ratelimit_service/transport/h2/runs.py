@@ -1,9 +1,9 @@
 """Runs of frames that are alike, walked at once: to refuse a call must cost next to nothing.
 
 Under a lasting overload most calls cannot be counted, and clients take back what was not answered.
-Handled frame by frame, that alone would take all the time. So of each frame no more is looked at
-than where it ends, and whether it is one of the run. Whatever is unusual ends the run, and is left
-to whoever handles single frames. No state. What must not live here: why calls are refused.
+Handled frame by frame, that alone would take all the time. So this only looks where each frame ends
+and whether it is like the one before. Anything unusual ends the run, and is left to the code that
+handles single frames. No state. What must not live here: why calls are refused.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ _reset_streams: Final = struct.Struct(f">5xI{RST_STREAM_BYTES}x").iter_unpack
 
 _REFUSAL: Final = rst_stream(0, ErrorCode.ENHANCE_YOUR_CALM)
 _STREAM_AT: Final = 5
-"""Where in a frame its stream's number stands."""
+"""The offset in a frame at which its stream's number stands."""
 
 
 def calls(data: bytes, start: int, block: bytes, last_stream_id: int) -> tuple[int, list[int]]:
-    """Walks whole calls from `start` on, that open new streams above the last one.
+    """Walks whole calls from `start` on; each opens a new stream above the last one.
 
-    Each is a HEADERS frame with this block and a DATA frame that ends the stream. Returns where
-    the run ends, and the streams.
+    Each call is a HEADERS frame with this block and a DATA frame that ends the stream. Returns
+    where the run ends, and the streams.
     """
     usual_head = _frame_head(len(block), HEADERS, END_HEADERS)
-    usual_block = block + b"\0"  # what is more is the high byte of a size that has none
+    usual_block = block + b"\0"  # and the high byte of the DATA frame's size, which is 0
     shape = _shape(len(usual_block))
     unpack, size = shape.unpack_from, shape.size
     at, end, last = start, len(data), last_stream_id
     stride, next_try, last_start = 0, 0, len(data) - size
     streams: list[int] = []
     while at <= last_start:
-        # With its type the tuple is no object to a compiler.
+        # The type lets the compiler unpack the tuple without generic objects.
         found: tuple[bytes, int, bytes, int, int, int] = unpack(data, at)
         head, stream, its_block, length, kind_and_flags, its_stream = found
         after = at + size + length
@@ -80,7 +80,7 @@ def calls(data: bytes, start: int, block: bytes, last_stream_id: int) -> tuple[i
         streams.append(stream)
         last = stream
         if after - at == stride and len(streams) >= next_try:
-            # It is as long as the one before, so the next ones may be, too.
+            # This call is as long as the one before, so the next ones may be, too.
             alike = _alike(data, after, stride, usual_head, usual_block, last)
             while alike:
                 streams += alike
@@ -95,13 +95,13 @@ def calls(data: bytes, start: int, block: bytes, last_stream_id: int) -> tuple[i
 
 @lru_cache(maxsize=64)
 def _shape(block_bytes: int) -> struct.Struct:
-    """Of a call: the begin of its HEADERS, stream and block; of its DATA all but the message."""
+    """The layout of a call: its HEADERS frame, and its DATA frame up to the message."""
     return struct.Struct(f">{_STREAM_AT}sI{block_bytes}sHHI")
 
 
 @lru_cache(maxsize=64)
 def _blocks(block_bytes: int, stride: int) -> struct.Struct:
-    """Of calls of one length their header blocks."""
+    """The layout that finds the header blocks in calls of one length."""
     rest = stride - _FRAME_HEAD_BYTES - block_bytes
     return struct.Struct(f"{_FRAME_HEAD_BYTES}x{block_bytes}s{rest}x")
 
@@ -109,7 +109,7 @@ def _blocks(block_bytes: int, stride: int) -> struct.Struct:
 def _alike(
     data: bytes, at: int, stride: int, head: bytes, block: bytes, last_stream_id: int
 ) -> tuple[int, ...]:
-    """The streams of the next calls, if all of these are of this length; else nothing."""
+    """The streams of the next calls if all of them have this length; else nothing."""
     stop = at + stride * _ALIKE
     if stop > len(data):
         return ()

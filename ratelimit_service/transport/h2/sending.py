@@ -1,6 +1,6 @@
-"""What a connection says: answers as the client's windows allow, and how streams end.
+"""The half of a connection that speaks: answers as the client's windows allow, and ends of streams.
 
-What must not live here: what is heard.
+What must not live here: how frames of the client are read.
 """
 
 from __future__ import annotations
@@ -69,28 +69,28 @@ class Sending(Account):
         super().__init__(memory)
         self._methods = methods
         self.haste: Haste | None = None
-        """What may be done with the calls of the next piece, if there is no time for them."""
+        """What may be done with the calls of the next piece if there is no time for them."""
         self._steady = False
         """Whether calls come and go, and nothing begins or ends the connection."""
         self._tableless = False
         """Whether the client was told to use no table."""
         self._streams: dict[int, Stream | None] = {}
-        """Open streams. None stands for a whole unary call of which nothing more is known: its
-        window is the one that all new streams have."""
+        """Open streams. None stands for a whole unary call without a record: its window is that of
+        all new streams."""
         self._unfinished: dict[int, Stream] = {}
-        """Those whose client has not said all."""
+        """Streams that the client has not ended on its side."""
         self._over: deque[int] = deque(maxlen=_CLOSED_REMEMBERED)
         self._given_up: deque[int] = deque(maxlen=_CLOSED_REMEMBERED)
         self._last_stream_id = 0
         self._send_window = frames.DEFAULT_WINDOW
         self._initial_send_window = frames.DEFAULT_WINDOW
         self._highest_credit = 0
-        """No stream's credit is higher."""
+        """The highest `credit` that any stream can have."""
         self._max_send_frame = MAX_FRAME_SIZE
         self._table_given_up = False
         """Whether the client knows that our header blocks use no dynamic table."""
         self._must_give_up_table = False
-        """Whether our next header block must say so: the client allows less than the default."""
+        """Whether our next header block must say so, because the client allows a smaller table."""
         self._unacknowledged = 1
         self._going_away = False
         self._last_accepted = MAX_WINDOW
@@ -99,9 +99,9 @@ class Sending(Account):
         self._shut: dict[int, Stream] = {}
         """Streams with answers that wait for their own window."""
         self._resumable: deque[int] = deque()
-        """Streaming calls whose last message is answered, and which may have another."""
+        """Streaming calls whose last message is answered, so that the next may be handed on."""
         self._withdrawn: list[int] = []
-        """Streams that we have ended, of which whoever works on their answers is to be told."""
+        """Streams that we have ended; whoever works on their answers must still be told."""
         self._output: list[bytes] = []
         self.closing = False
         self.reason = ""
@@ -111,7 +111,7 @@ class Sending(Account):
 
     @property
     def open_streams(self) -> int:
-        """Calls that have not been answered in full."""
+        """How many calls are not answered in full."""
         return len(self._streams)
 
     @property
@@ -120,14 +120,14 @@ class Sending(Account):
         return bool(self._blocked or self._shut)
 
     def forget(self) -> None:
-        """The connection is gone: nothing is kept for it, and no answer that is still to come."""
+        """Ends the record of a connection that is gone: answers that still come are not kept."""
         self._streams.clear()
         for waiting in (self._unfinished, self._blocked, self._shut):
             waiting.clear()
         super().forget()
 
     def take_output(self) -> bytes:
-        """The bytes to write, which are then forgotten here."""
+        """Takes the bytes to write, which are then forgotten here."""
         output = b"".join(self._output)
         self._output.clear()
         return output
@@ -143,7 +143,7 @@ class Sending(Account):
             self.finish(stream_id)
 
     def _answer_new(self, stream_id: int, message: bytes) -> bool:
-        """Answers a whole call of which nothing is known, in one go; False if that cannot be."""
+        """Answers a whole call without a record in one go; False if that is not possible."""
         size = PREFIX_BYTES + len(message)
         window = self._send_window
         if (
@@ -166,7 +166,7 @@ class Sending(Account):
         return True
 
     def refuse(self, stream_ids: Sequence[int]) -> None:
-        """Tells callers at once that there is no time for their calls."""
+        """Refuses calls at once, because there is no time for them."""
         for stream_id in stream_ids:
             stream = self._stream(stream_id)
             if stream is not None:
@@ -175,10 +175,10 @@ class Sending(Account):
                 self._turn_away([stream_id])
 
     def _turn_away(self, streams: Sequence[int]) -> None:
-        """Resets streams that are not known any more.
+        """Resets streams that have no record any more.
 
-        That is our fault: what clients say of these streams costs them as little as if they had
-        been answered.
+        The fault is ours, so later frames of the client on these streams cost it as little as if
+        they had been answered.
         """
         self._output.append(runs.refusals(streams))
         self._credit(len(streams))
@@ -188,7 +188,7 @@ class Sending(Account):
         return stream_id in self._streams and not self.closing
 
     def send(self, stream_id: int, message: bytes) -> None:
-        """Sends one message of an answer, which stays open."""
+        """Sends one message of an answer; the answer stays open."""
         stream = self._stream(stream_id)
         if stream is None:
             return
@@ -199,7 +199,7 @@ class Sending(Account):
         self._queue(stream_id, stream, FrameType.DATA, payload)
 
     def finish(self, stream_id: int, code: int = 0, text: str = "") -> None:
-        """Ends an answer with its gRPC status. Of the text only so much is sent as is allowed."""
+        """Ends an answer with its gRPC status. A text that is too long is cut."""
         stream = self._stream(stream_id)
         if stream is None:
             return
@@ -232,7 +232,7 @@ class Sending(Account):
             )
 
     def _flush(self, stream_id: int, stream: Stream) -> None:
-        """Sends of an answer what the windows let through."""
+        """Sends as much of an answer as the windows let through."""
         waiting = stream.waiting
         while waiting:
             kind, payload, last = waiting[0]
@@ -276,7 +276,7 @@ class Sending(Account):
     def _header_block(self, flags: int, stream_id: int, block: bytes) -> None:
         """Sends a header block, in the order in which the client reads them.
 
-        None of ours is longer than the shortest frame that a client must take, so that there is no
+        Our header blocks fit into the smallest frame size that a client must take, so there is no
         CONTINUATION.
         """
         if self._must_give_up_table:
@@ -292,7 +292,7 @@ class Sending(Account):
     # Windows, and what the client wants
 
     def _widen(self, increment: int) -> None:
-        """The client opens the connection's window: who has waited longest comes first."""
+        """Takes a wider window of the connection: answers that have waited longest come first."""
         self._send_window += increment
         if self._send_window > MAX_WINDOW:
             raise ConnectionFaultError(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
@@ -301,7 +301,7 @@ class Sending(Account):
             self._flush(stream_id, stream)
 
     def _widen_stream(self, stream_id: int, stream: Stream, increment: int) -> None:
-        """The client opens one stream's window."""
+        """Takes a wider window of one stream."""
         stream.credit += increment
         self._highest_credit = max(self._highest_credit, stream.credit)
         if self._initial_send_window + stream.credit > MAX_WINDOW:
@@ -310,7 +310,7 @@ class Sending(Account):
             self._flush(stream_id, stream)
 
     def _start_windows(self, size: int) -> None:
-        """The client says what every stream's window begins with, also of those that are open."""
+        """Takes the first window of all streams; it also changes that of open ones."""
         wider = size > self._initial_send_window
         self._initial_send_window = size
         if size + self._highest_credit > MAX_WINDOW:
@@ -325,10 +325,10 @@ class Sending(Account):
                 self._flush(stream_id, stream)
 
     def _allow_table(self, size: int) -> None:
-        """The client says how large a table our header blocks may use; we use none.
+        """Takes how large a table our header blocks may use; we use none.
 
-        The smallest value counts, whatever follows (RFC 7541, section 4.2). To say so once is
-        enough: no value is smaller than what we have then.
+        The smallest value counts, whatever follows (RFC 7541, section 4.2). It is enough to
+        announce our empty table once: no later value is smaller.
         """
         if size < _DEFAULT_TABLE_BYTES and not self._table_given_up:
             self._must_give_up_table = True
@@ -365,7 +365,7 @@ class Sending(Account):
         return True
 
     def abandon(self, code: ErrorCode, text: str, reason: str = "") -> None:
-        """Ends the connection for a reason that the client is told."""
+        """Ends the connection, and tells the client why."""
         if not self.closing:
             self.closing = True
             self.reason = reason
@@ -374,7 +374,7 @@ class Sending(Account):
     # Streams
 
     def _stream(self, stream_id: int) -> Stream | None:
-        """An open stream; a whole call has a record only once something is to be said of it."""
+        """The record of an open stream. A whole call gets one only when it is needed."""
         stream = self._streams.get(stream_id)
         if stream is None and stream_id in self._streams:
             stream = Stream(Head(), self._methods)
@@ -402,18 +402,18 @@ class Sending(Account):
         self._spend(cost_us, "resets")
 
     def _close(self, stream_id: int, stream: Stream) -> None:
-        """Forgets a stream that is answered or given up."""
+        """Forgets a stream that was answered or given up."""
         del self._streams[stream_id]
         self._unfinished.pop(stream_id, None)
         self._blocked.pop(stream_id, None)
         self._shut.pop(stream_id, None)
         self._hold(-stream.held)
         if not stream.ended:
-            # Answered before the client has said all: it may stop (RFC 9113, section 8.1).
+            # It was answered before the client had sent all, so it may stop (RFC 9113, 8.1).
             self._output.append(frames.rst_stream(stream_id, ErrorCode.NO_ERROR))
         (self._over if stream.ended else self._given_up).append(stream_id)
         if not self._tableless:
-            # Only now, since a client that makes a single call need not settle anew.
+            # Only now, because a client that makes a single call should not need another SETTINGS.
             self._tableless = True
             self._settle_down()
             self._unacknowledged += 1
@@ -426,5 +426,5 @@ class Sending(Account):
             self.closing = True
 
     def _settle_down(self) -> None:
-        """From here on calls come and go, unless something begins or ends the connection."""
+        """Finds out whether calls only come and go, and nothing begins or ends the connection."""
         self._steady = self._tableless and not self._going_away and not self._must_give_up_table

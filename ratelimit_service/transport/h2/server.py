@@ -1,4 +1,4 @@
-"""The connections of the thin transport, from where they are made to their end."""
+"""The connections of our own transport, from their start to their end."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
 
 _FILES_KEPT = 128
-"""Files that connections leave for the HTTP port, the store and all else."""
+"""So many open files are kept free of connections: for the HTTP port, the store and all else."""
 
 _LOOKED_AT_ONCE = 64
-"""Connections that are looked at before others have their turn."""
+"""So many connections are looked at before other work has its turn."""
 
 _LOG_EVERY_SECONDS = 10.0
-"""How often the log speaks of connections that were ended for what their clients did."""
+"""The log tells at most so often of connections that were ended for their client's fault."""
 
 
 class H2Server:
@@ -58,9 +58,9 @@ class H2Server:
         guests: Guests | None = None,
         reflection: bool = True,
     ) -> None:
-        """`address` is `HOST:PORT` or `unix:PATH`; port 0 takes a free one. An age of 0 is any.
+        """`address` is `HOST:PORT` or `unix:PATH`; port 0 takes a free one. Age 0 is no bound.
 
-        `changed` is called when there are more or fewer connections. `guests` bounds them; it is
+        `changed` is called when the number of connections changes. `guests` bounds them; it is
         for a server that accepts by itself.
         """
         self._changed = changed
@@ -79,7 +79,7 @@ class H2Server:
         self._logged_at = -_LOG_EVERY_SECONDS
         self._unlogged = 0
         self._protocols: dict[Http2Protocol, float] = {}
-        """Connections, those included that are just being made, and how old each may get."""
+        """All connections, also those that are just being made, and how old each may get."""
         self._sockets: list[socket.socket] = []
         self._acceptor: Acceptor | None = None
         self._adopting: set[asyncio.Task[None]] = set()
@@ -89,15 +89,15 @@ class H2Server:
 
     @property
     def connections(self) -> int:
-        """How many there are, those included that are just being made."""
+        """How many connections there are, with those that are just being made."""
         return len(self._protocols)
 
     async def renew(self, tls: TLS) -> None:
-        """Greets clients with another certificate from now on; who is connected stays."""
+        """Uses another certificate for new connections; open ones stay as they are."""
         self._context = await asyncio.to_thread(tls.context)
 
     async def start(self) -> int:
-        """Opens the port and returns its number, which for a socket says nothing.
+        """Opens the port and returns its number, which means nothing for a Unix socket.
 
         Raises TransportError if it cannot be opened.
         """
@@ -172,7 +172,7 @@ class H2Server:
             self._counters.refused_connections["handshake"] += 1
         finally:
             if not protocol.made:
-                # Nobody else will say that it is gone.
+                # Nothing else will report that this connection is gone.
                 connection.close()
                 protocol.connection_lost(None)
 
@@ -188,7 +188,7 @@ class H2Server:
         self._tell_if_empty()
 
     def _say(self, reason: str) -> None:
-        """Tells the log of an ended connection, if it has not just told of others."""
+        """Logs an ended connection, unless others have just been logged."""
         self._unlogged += 1
         now = self._loop.time()
         if now - self._logged_at >= _LOG_EVERY_SECONDS:
@@ -205,7 +205,7 @@ class H2Server:
             self._emptied.set()
 
     def _look(self) -> None:
-        """Looks at every connection, some at a time; begins anew a second later."""
+        """Looks at every connection, a few at a time, and begins again a second later."""
         self._calls.look()
         self._count_pauses()
         self._cut_the_greediest()
@@ -219,7 +219,7 @@ class H2Server:
             if max_age is not None:
                 try:
                     protocol.look(now, max_age)
-                except Exception as error:  # the others are to be looked at all the same
+                except Exception as error:  # a fault with one must not keep us from the others
                     protocol.fail(error)
         if stop < len(protocols):
             self._looking = self._loop.call_later(0, self._look_on, protocols, stop)
@@ -233,7 +233,7 @@ class H2Server:
         memory.paused_unhandled = memory.paused_unread = 0
 
     def _cut_the_greediest(self) -> None:
-        """Ends the connection that makes us keep most, while all make us keep too much."""
+        """Ends the connection that makes us keep most, if all together make us keep too much."""
         memory = self._memory
         if memory.held > memory.most and self._protocols:
             greediest = max(self._protocols, key=lambda each: each.connection.held)

@@ -1,4 +1,4 @@
-"""What a connection hands on, and what it knows of a stream. No behaviour beyond that."""
+"""The events that a connection hands on, and its record of a stream. Values without behaviour."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Calls", "Cancelled", "Ended", "Event", "Message", "Methods", "Readab
 
 @dataclass(frozen=True, slots=True)
 class Methods:
-    """The paths that are served. Calls of streaming methods give each message as it comes."""
+    """The paths that are served. Calls of streaming methods hand on each message as it comes."""
 
     unary: frozenset[bytes] = frozenset()
     streaming: frozenset[bytes] = frozenset()
@@ -24,7 +24,7 @@ class Methods:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Complete unary calls with the same headers: their one message has come, no more will."""
+    """Complete unary calls with the same headers; each with its one message."""
 
     head: Head
     stream_ids: list[int]
@@ -46,7 +46,7 @@ class Ended(NamedTuple):
 
 
 class Cancelled(NamedTuple):
-    """The client does not want the answer any more, or has done what ends its stream."""
+    """The client does not want the answer any more, or its fault has ended the stream."""
 
     stream_id: int
 
@@ -61,9 +61,9 @@ class Readable(Enum):
     NO_GRPC = auto()
     ENCODING = auto()
     UNKNOWN = auto()
-    """It calls a method that is not served."""
+    """Whether the called method is not served."""
     ENOUGH = auto()
-    """It has been handed on or answered as it is."""
+    """Whether it has been handed on or answered already."""
 
 
 def _readable(head: Head, methods: Methods) -> Readable:
@@ -77,7 +77,7 @@ def _readable(head: Head, methods: Methods) -> Readable:
 
 
 class Stream:
-    """What is known of one open stream."""
+    """The record of one open stream."""
 
     __slots__ = (
         "answered",
@@ -101,21 +101,21 @@ class Stream:
         self.body = bytearray()
         self.received = 0
         self.cost_us = 0
-        """What its headers have cost and is not charged: for nothing if it is reset."""
+        """What its headers have cost and is not charged yet. A reset charges it."""
         self.ended = False
-        """Whether the client has said all."""
+        """Whether the client has ended its side of the stream."""
         self.answered = False
         """Whether our headers are sent."""
         self.asking = False
-        """Whether a message of it has been handed on that is not answered."""
+        """Whether one of its messages has been handed on and is not answered yet."""
         self.streaming = head.path in methods.streaming
         self.readable = _readable(head, methods)
         self.credit = 0
-        """What its send window has more than the one that all new streams have."""
+        """How much larger its send window is than that of all new streams."""
         self.receive_window = STREAM_WINDOW
         self.since = 0
         """The second in which it was opened, or last brought a message."""
         self.held = 0
-        """What is kept for it, in bytes."""
+        """How many bytes are kept for it."""
         self.waiting: deque[tuple[FrameType, bytes, bool]] = deque()
-        """What flow control holds back: type, payload and whether the stream ends with it."""
+        """What flow control holds back: type, payload, and whether it ends the stream."""

@@ -2,11 +2,11 @@
 
 A turn of the loop handles pieces for two milliseconds at most, whoever they are from. Then the
 loop reads, writes and runs its timers, and the turns go on where they stopped. The next piece is
-always of the connection that has used the least time; who comes back after a pause starts from
-the least that anybody waiting has used, so that nobody saves time up. (Linux' CFS shares out
-processors this way.) So clients that send much, or much that is dear, hold up neither the others
-nor the replies of a store, however many they are. What must not live here: bytes, and what
-becomes of them.
+always of the connection that has used the least time. A connection that comes back after a pause
+starts from the least that any waiting one has used, so that nobody can save time up. (Linux' CFS
+shares out processors this way.) So clients that send much, or expensive frames, hold up neither the
+others nor the replies of a store, however many clients they are. What must not live here: bytes,
+and how they are handled.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ratelimit_service.clock import elapsed_us
 __all__ = ["TURN_US", "Turns", "Waiting"]
 
 TURN_US: Final = 2_000
-"""How long pieces are handled before the loop has its turn."""
+"""For so long pieces are handled before the loop has its turn."""
 
 _AT_ONCE_US: Final = TURN_US // 2
-"""How much of that may be handled at once, as it is read, without a turn of the loop in between."""
+"""So much of that time may go to pieces that are handled as soon as they are read."""
 
 
 class Waiting(Protocol):
-    """Somebody who has something to be handled."""
+    """A connection with bytes to be handled."""
 
     used_us: int
-    """How much time it has used, for whom it is compared with."""
+    """How much time it has used; connections are compared by this."""
 
     def handle_piece(self, now_us: int) -> bool:
         """Handles a piece, at a time by `elapsed_us`; returns whether there is more."""
@@ -39,33 +39,33 @@ class Waiting(Protocol):
         """Writes what is to be said after the pieces of this turn."""
 
     def fail(self, error: Exception) -> None:
-        """Ends: one of the two above has failed, and whoever it was has no more turns."""
+        """Ends, because one of the two above has raised. It gets no more turns."""
 
 
 class Turns:
-    """The connections of one event loop that have something to be handled."""
+    """The connections of one event loop that have bytes to be handled."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiting: list[tuple[int, int, Waiting]] = []
-        """A heap by the time used; numbers keep the order of those that have used the same."""
+        """A heap by the time used. A number keeps the order of those that have used the same."""
         self._number = 0
         self._least_us = 0
-        """What the last one to be handled had used before."""
+        """How much time the last handled connection had used before."""
         self._scheduled = False
         self._ended_us = 0
         """When something was last handled, by `elapsed_us`."""
         self._lately_us = 0
-        """How much was handled at once, less what is made good since."""
+        """How much time went to pieces handled at once, less what was made good since."""
 
     def add(self, waiting: Waiting, now_us: int) -> None:
-        """Takes in somebody who is not waiting already.
+        """Takes in a connection that is not waiting already.
 
-        If nobody else is, and little has been done lately, a piece is handled at once.
+        If no other waits, and little has been handled lately, a piece is handled at once.
         """
         waiting.used_us = max(waiting.used_us, self._least_us)
         if not self._waiting:
-            # What was handled is made good by three times as little time in which nothing was.
+            # A pause makes good three times its own length of handling.
             idle_us = now_us - self._ended_us
             self._lately_us = max(0, self._lately_us - 3 * idle_us)
             if self._lately_us < _AT_ONCE_US and not self._handled_at_once(waiting, now_us):
@@ -104,7 +104,7 @@ class Turns:
             more = False
             try:
                 more = first.handle_piece(now)
-            except Exception as error:  # it must cost nobody else their turn
+            except Exception as error:  # its fault must not cost others their turn
                 first.fail(error)
             started, now = now, elapsed_us()
             first.used_us += now - started
