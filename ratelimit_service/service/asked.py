@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from secrets import token_bytes
+from os import urandom
 
 from ratelimit_service import limiter
 from ratelimit_service.limiter import Plan
@@ -47,7 +47,7 @@ class Asked:
 
 def leased(asked: Asked) -> Asked:
     """The same with an id of its own for the leases that the request takes."""
-    lease = token_bytes(limiter.LEASE_BYTES)
+    lease = urandom(limiter.LEASE_BYTES)
     hits = [hit._replace(lease=lease) if _takes_lease(hit) else hit for hit in asked.hits]
     return Asked(
         asked.plans, hits, asked.limits, asked.says, asked.request, True, asked.settled, lease

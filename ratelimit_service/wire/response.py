@@ -165,18 +165,15 @@ def _limit(limit: Limit) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """Two groups of seven bits at a time, from tables."""
+    """Groups of seven bits, the last one or two from a table: most numbers have no more."""
     coded = b""
     while number >= _PAIR:
-        coded += _PAIRS[number & (_PAIR - 1)]
+        coded += bytes((number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80))
         number >>= 14
     return coded + _LAST[number]
 
 
 _PAIR: Final = 1 << 14
-
-_PAIRS: Final = [bytes((pair & 0x7F | 0x80, pair >> 7 | 0x80)) for pair in range(_PAIR)]
-"""Two groups that more follow."""
 
 _LAST: Final = [
     bytes((pair,)) if pair < 0x80 else bytes((pair & 0x7F | 0x80, pair >> 7))

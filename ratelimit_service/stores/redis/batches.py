@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from secrets import randbits
+from os import urandom
 from typing import Final, NamedTuple
 
 import hiredis
@@ -94,7 +94,7 @@ class Batches:
         self._heir: Callable[[Batch], None] | None = None
         """Takes batches without a deadline once the server has no counters any more."""
         self._sending = False
-        self._number = randbits(48)
+        self._number = int.from_bytes(urandom(6), "big")
         """The number of the last script call; it starts at random, so that processes differ."""
         self._in_flight = 0
 

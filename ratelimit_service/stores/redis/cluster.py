@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from secrets import token_hex
+from os import urandom
 
 from ratelimit_service.model import Hit
 from ratelimit_service.stores import Outcomes, Wanted, always
@@ -48,7 +48,7 @@ class ClusterOfNodes:
     def __init__(self, cluster: Cluster, config: ShardConfig) -> None:
         self._cluster = cluster
         self._config = config
-        self._process = Process(token_hex(8), "cluster")
+        self._process = Process(urandom(8).hex(), "cluster")
         self._nodes: dict[tuple[str, int], Shard] = {}
         self._keeper: asyncio.Task[None] | None = None
         self._stale = asyncio.Event()

@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from secrets import token_hex
+from os import urandom
 from typing import cast
 
 import hiredis
@@ -110,7 +110,7 @@ class RedisConnection(asyncio.Protocol):
 
     def ping(self) -> asyncio.Future[Reply]:
         """Sends a ping with a word of its own, which only its reply contains."""
-        word = token_hex(8)
+        word = urandom(8).hex()
         ping = self.call("PING", word)
         ping.add_done_callback(partial(self._ponged, word.encode()))
         return ping

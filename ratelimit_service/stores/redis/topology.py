@@ -6,7 +6,7 @@ import asyncio
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from secrets import token_hex
+from os import urandom
 from typing import Protocol
 
 from ratelimit_service.clock import Clock
@@ -87,7 +87,7 @@ class RingOfShards:
 
     def __init__(self, ring: Ring, config: ShardConfig) -> None:
         weights = {member.name: member.weight for member in ring.members}
-        process = Process(token_hex(8), fingerprint(weights))
+        process = Process(urandom(8).hex(), fingerprint(weights))
         self._ring = process.ring
         self._health = config.health
         self._component = "ring" if config.component == "store" else f"ring of {config.component}"
