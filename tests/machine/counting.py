@@ -435,9 +435,16 @@ class Bucket(Counter):
         self.as_new = self.at + self._until(terms, self.at, 0)
 
     def unclear(self, now: int, latest: int) -> bool:
-        since = (self.as_new, self._forgotten())
+        since = (self.as_new, self._forgotten(), self._leaked())
         over = any(now < each <= latest - SECOND // 2 for each in since)
         return super().unclear(now, latest) or (self.changed is not None and over)
+
+    def _leaked(self) -> int:
+        """When nothing of it counts by any rule, since each gives back a hit a window at least."""
+        window = self.terms.window_us
+        if self.terms.stepped:
+            return (self.at // window + self.level.__ceil__()) * window
+        return self.at + (self.level * window).__ceil__()
 
     def _most(self, terms: Terms) -> Fraction:
         """Of what is used above a lowered `burst` at most `requests_per_unit` counts."""
