@@ -12,7 +12,7 @@ from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.problem import did_you_mean
 from ratelimit_service.rules.tree import Level, Node, Rule, Snapshot
 
-__all__ = ["Explanation", "PassedOver", "Step", "explain", "limit_text"]
+__all__ = ["EntryStep", "Explanation", "PassedOver", "explain", "limit_text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class PassedOver:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class EntryStep:
     """What one entry met; `taken` is empty where nothing matched."""
 
     entry: Entry
@@ -39,7 +39,7 @@ class Step:
 class Explanation:
     """The steps of the walk, the match it ends in, and in a sentence why."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[EntryStep, ...]
     match: Match
     why: str
 
@@ -103,10 +103,10 @@ def explain(snapshot: Snapshot, domain_name: str, descriptor: Descriptor) -> Exp
     return Explanation(steps, found, _why(steps, found, descriptor))
 
 
-def _steps(level: Level | None, descriptor: Descriptor) -> Iterator[Step]:
+def _steps(level: Level | None, descriptor: Descriptor) -> Iterator[EntryStep]:
     for entry in descriptor.entries:
         if level is None:
-            yield Step(entry, "", "", "the rules end before this entry", ())
+            yield EntryStep(entry, "", "", "the rules end before this entry", ())
             return
         node = find(level, entry)
         others = tuple(
@@ -117,9 +117,9 @@ def _steps(level: Level | None, descriptor: Descriptor) -> Iterator[Step]:
         if node is None:
             hint = did_you_mean(entry.key, {other.key for other in level.nodes})
             how = "no value matches" if others else f"no such key at this level{hint}"
-            yield Step(entry, "", "", how, others)
+            yield EntryStep(entry, "", "", how, others)
             return
-        yield Step(entry, _text(node), str(node.source), _how(node), others)
+        yield EntryStep(entry, _text(node), str(node.source), _how(node), others)
         level = node.children
 
 
@@ -146,7 +146,7 @@ def _why_not(other: Node, entry: Entry, taken: Node | None) -> str:
     return f"{its} matches too, but was declared later"
 
 
-def _why(steps: tuple[Step, ...], found: Match, descriptor: Descriptor) -> str:
+def _why(steps: tuple[EntryStep, ...], found: Match, descriptor: Descriptor) -> str:
     if found.rule:
         what = "; ".join(map(limit_text, found.rule.limits)) or "unlimited"
         return f"rule {found.rule.path} at {found.rule.source}: {what}"
