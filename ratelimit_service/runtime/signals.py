@@ -21,6 +21,9 @@ Workers start with them held, because one may come before a worker has run its f
 
 _HANDLED = {signal.SIGTERM, signal.SIGINT, RELOAD, RESTART}
 
+_ONE_WISH_SECONDS = 0.1
+"""What asks a process to end may ask its whole group in the same moment, as timeout(1) does."""
+
 Action = Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -37,6 +40,7 @@ class Signals:
     ) -> None:
         """Takes the process's signals over. `force` is called before the process ends at once."""
         self._ended = asyncio.Event()
+        self._told_to_end_at = 0.0
         self._force = force
         self._tasks: set[asyncio.Task[None]] = set()
         loop = asyncio.get_running_loop()
@@ -67,11 +71,14 @@ class Signals:
         return self._ended.is_set()
 
     def end(self) -> None:
-        """Ends the process; when called again it ends at once."""
-        if self._ended.is_set():
+        """Ends the process; when called again a moment later it ends at once."""
+        now = asyncio.get_running_loop().time()
+        if not self._ended.is_set():
+            self._ended.set()
+            self._told_to_end_at = now
+        elif now - self._told_to_end_at > _ONE_WISH_SECONDS:
             self._force()
             os._exit(1)
-        self._ended.set()
 
     def _do(self, text: str, action: Action) -> None:
         log.info(text)

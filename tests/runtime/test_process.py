@@ -234,11 +234,25 @@ def test_second_signal_forces(start: Start, own_redis: RedisServer) -> None:
         service.signal(signal.SIGTERM)
         wait_until(lambda: "draining" in service.log, "the service to drain")
 
-        service.signal(signal.SIGTERM)
+        def ended() -> bool:
+            service.signal(signal.SIGTERM)
+            return service.ended
+
+        wait_until(ended, "the service to end at once")
 
         assert service.wait() == 1
         assert isinstance(in_flight.exception(), TransportError)
     own_redis.cont()
+
+
+def test_signals_of_one_moment_are_one(start: Start) -> None:
+    """What is asked to end twice in one moment, as by timeout(1), drains and ends with 0."""
+    service = start()
+
+    service.signal(signal.SIGTERM)
+    service.signal(signal.SIGTERM)
+
+    assert service.wait() == 0
 
 
 def test_stands_in_for_the_reference(tmp_path: Path, own_redis: RedisServer) -> None:

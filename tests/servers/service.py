@@ -63,6 +63,10 @@ class ServiceProcess:
     def pid(self) -> int:
         return self._process.child.pid
 
+    @property
+    def ended(self) -> bool:
+        return self._process.child.poll() is not None
+
     def start(self) -> None:
         self._process.spawn()
         self._process.wait_ready(lambda: "make a decision" in self.log)
