@@ -74,6 +74,7 @@ class Rules:
         self._accepted: dict[str, tuple[str, bytes]] = {}
         """Of a source that leaves it: the domain and bytes of each file that is in force."""
         self._lock = asyncio.Lock()
+        self._known = False
         self._begun = asyncio.Event()
         self.book = Rulebook()
 
@@ -90,10 +91,10 @@ class Rules:
     @property
     def begun(self) -> bool:
         """Whether the source has said which rules there are."""
-        return self._begun.is_set()
+        return self._known
 
     async def begin(self) -> None:
-        """Waits until it has."""
+        """Waits until it has, and those who are told of other rules have them, too."""
         await self._begun.wait()
 
     def load(self, left: Left | None = None, *, once: bool = False) -> None:
@@ -112,6 +113,7 @@ class Rules:
             raise RulesError(f"{printable(name)} cannot be read: {why}")
         versions, _ = self._versions(found, keep_vanished=False)
         self._take_over(build(versions, self.book.tallies_of, strict=self._strict), versions)
+        self._begun.set()
         self._source.judged(found, self._verdict())
         problems = self._fatal_problems()
         if self._strict and problems:
@@ -141,6 +143,7 @@ class Rules:
                     self._log_reload(changed, before)
                     if self._reloaded is not None:
                         await self._reloaded()
+                    self._begun.set()
                 else:
                     self._tell_health()
                 self._source.judged(found, self._verdict())
@@ -260,7 +263,7 @@ class Rules:
         emptied = not (rules or self._missing)
         old = self.book.swap(domains, unserved, emptied=emptied)
         self._accepted = self._now_accepted(built)
-        self._begun.set()
+        self._known = True
         self._counters.rule_loads["error" if self._fatal_problems() else "success"] += 1
         self._tell_health()
         return old

@@ -12,6 +12,7 @@ from ratelimit_service.errors import RulesError, SettingsError
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Counters
 from ratelimit_service.rules.load import Rules
+from ratelimit_service.rules.source import Found, Left
 from ratelimit_service.rules.sources import SOURCES, source_of
 from ratelimit_service.rules.watch import watch
 from ratelimit_service.settings import Settings
@@ -69,6 +70,41 @@ def test_source_that_has_nothing() -> None:
     """A first read that fails says why, and what to do."""
     with pytest.raises(RulesError, match=r"exec://false: .*name another with --rules"):
         rules_from("exec://false").load()
+
+
+class Later(from_command.FromCommand):
+    """Has nothing at the start."""
+
+    def first(self, left: Left | None) -> Found | None:
+        return None
+
+
+async def test_rules_begin_when_everybody_has_them(tmp_path: Path) -> None:
+    """Who waits for the first rules waits until those who are told of them have them, too.
+
+    Else a worker that starts just then would decide without rules.
+    """
+    file = tmp_path / "rules.yaml"
+    file.write_text("domain: one\ndescriptors: [{key: a, rate_limit: {unlimited: true}}]\n")
+    told, handed_on = asyncio.Event(), asyncio.Event()
+
+    async def tell() -> None:
+        told.set()
+        await handed_on.wait()
+
+    source = Later(f"exec://cat {file}")
+    rules = Rules(source, counters=Counters(), health=Health(), reloaded=tell)
+    rules.load()
+    reading = asyncio.create_task(rules.reload())
+    waiting = asyncio.create_task(rules.begin())
+
+    await told.wait()
+    await asyncio.sleep(0)
+    assert rules.begun
+    assert not waiting.done()
+    handed_on.set()
+    await waiting
+    await reading
 
 
 def test_no_such_source() -> None:
