@@ -60,9 +60,12 @@ test: $(VENV)/.developing tools
 
 tools:
 	@command -v redis-server >/dev/null || sh tests/get-redis.sh
-	@test -x $(TOOLS)/h2spec || sh tests/get-h2spec.sh "$(CURDIR)/$(TOOLS)"
-	@test -x $(TOOLS)/management || sh tests/get-management.sh "$(CURDIR)/$(TOOLS)"
-	@test -x $(TOOLS)/validate || sh tests/get-validate.sh "$(CURDIR)/$(TOOLS)"
+	@test -x $(TOOLS)/h2spec || sh tests/get-go-program.sh "$(CURDIR)/$(TOOLS)/h2spec" \
+		tests/h2spec github.com/summerwind/h2spec/cmd/h2spec
+	@test -x $(TOOLS)/management || sh tests/get-go-program.sh "$(CURDIR)/$(TOOLS)/management" \
+		tests/management .
+	@test -x $(TOOLS)/validate || sh tests/get-go-program.sh "$(CURDIR)/$(TOOLS)/validate" \
+		tests/deploy/validate .
 	@test -d $(TOOLS)/node/node_modules || sh tests/get-node-client.sh "$(CURDIR)/$(TOOLS)/node"
 
 test-compiled:

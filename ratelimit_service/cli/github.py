@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ratelimit_service.rules.tree import Source
+from ratelimit_service.rules.paths import Source
 
 __all__ = ["annotation"]
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from xml.etree import ElementTree as ET
 
 from ratelimit_service.cli.github import annotation
-from ratelimit_service.simulation.trial import Coverage, Result, duration_text
+from ratelimit_service.settings import duration_text
+from ratelimit_service.simulation.trial import Coverage, Result
 
 __all__ = ["FORMATS", "coverage_text"]
 

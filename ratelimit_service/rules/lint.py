@@ -10,9 +10,9 @@ from ratelimit_service.errors import RulesError
 from ratelimit_service.rules.advice import advice
 from ratelimit_service.rules.build import merge
 from ratelimit_service.rules.files import read_rule_files
+from ratelimit_service.rules.paths import Source
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.schema import RuleFile, parse
-from ratelimit_service.rules.tree import Source
 from ratelimit_service.text import printable
 
 __all__ = ["Linted", "lint", "lint_text"]

@@ -19,10 +19,11 @@ from ratelimit_service.observer import Counters
 from ratelimit_service.rules.build import Built, FileReport, Language, Version, build
 from ratelimit_service.rules.child import build_in_child
 from ratelimit_service.rules.from_files import FromFiles
+from ratelimit_service.rules.paths import Source
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.rules.source import FileProblems, Found, Left, RuleSource
-from ratelimit_service.rules.tree import Domain, Snapshot, Source
+from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.text import printable
 
 __all__ = ["Rules"]

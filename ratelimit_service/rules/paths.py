@@ -1,16 +1,29 @@
-"""A place in a domain's tree as text for people, and back. Where in a file: `tree.Source`."""
+"""Where something stands, as text for people: in a file, and in a domain's tree (and back)."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ratelimit_service.text import printable
 
-__all__ = ["MatcherName", "matcher_name", "parse_path", "path_text"]
+__all__ = ["MatcherName", "Source", "matcher_name", "parse_path", "path_text"]
 
 _PLAIN = frozenset("*-_./:@+~")
+
+
+class Source(NamedTuple):
+    """Where in the rule files something stands; line and column count from 1."""
+
+    file: str
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        file = printable(self.file)
+        return f"{file}:{self.line}:{self.column}" if self.line else file
 
 
 class MatcherName(str):

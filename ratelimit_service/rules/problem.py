@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from ratelimit_service.rules.tree import Source
+from ratelimit_service.rules.paths import Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

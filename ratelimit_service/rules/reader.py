@@ -13,9 +13,8 @@ from typing import NamedTuple, Never
 import yaml
 
 from ratelimit_service.model import MAX_ADDEND
-from ratelimit_service.rules.paths import path_text
+from ratelimit_service.rules.paths import Source, path_text
 from ratelimit_service.rules.problem import Problem, did_you_mean, quoted
-from ratelimit_service.rules.tree import Source
 
 __all__ = ["Fields", "ForeignMark", "Path", "Reader", "Unreadable", "listed"]
 

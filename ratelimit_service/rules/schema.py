@@ -20,10 +20,10 @@ from ratelimit_service.model import FailurePolicy, Limit
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.limits import LIMIT_KEYS, limit_name, read_limit
 from ratelimit_service.rules.matchers import registry
-from ratelimit_service.rules.paths import path_text
+from ratelimit_service.rules.paths import Source, path_text
 from ratelimit_service.rules.problem import Problem, quoted
 from ratelimit_service.rules.reader import Fields, Reader, Unreadable
-from ratelimit_service.rules.tree import Level, Node, Rule, Source
+from ratelimit_service.rules.tree import Level, Node, Rule
 
 __all__ = ["RuleFile", "compiled", "parse"]
 

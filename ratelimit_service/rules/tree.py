@@ -8,12 +8,11 @@ from __future__ import annotations
 from bisect import insort_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from ratelimit_service.model import FailurePolicy, Limit
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.matchers.matcher import Matcher
-from ratelimit_service.text import printable
+from ratelimit_service.rules.paths import Source
 
 __all__ = [
     "OVERRIDES",
@@ -23,7 +22,6 @@ __all__ = [
     "Node",
     "Rule",
     "Snapshot",
-    "Source",
     "TalliesOf",
     "walk",
     "ways",
@@ -35,18 +33,6 @@ OVERRIDES = ""
 
 TalliesOf = Callable[[str, str], Tallies]
 """Gives the tallies of a rule by domain and path."""
-
-
-class Source(NamedTuple):
-    """Where in the rule files something stands; line and column count from 1."""
-
-    file: str
-    line: int = 0
-    column: int = 0
-
-    def __str__(self) -> str:
-        file = printable(self.file)
-        return f"{file}:{self.line}:{self.column}" if self.line else file
 
 
 _NOWHERE = Source("")

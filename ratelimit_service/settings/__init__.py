@@ -15,7 +15,7 @@ from ratelimit_service.settings.environment import (
 from ratelimit_service.settings.reference import REFERENCE, Treatment, Variable
 from ratelimit_service.settings.setting import Setting
 from ratelimit_service.settings.translation import from_reference
-from ratelimit_service.settings.values import parse_duration, split_pairs
+from ratelimit_service.settings.values import duration_text, parse_duration, split_pairs
 
 __all__ = [
     "HANDOVER",
@@ -25,6 +25,7 @@ __all__ = [
     "Treatment",
     "Variable",
     "defaults",
+    "duration_text",
     "from_environment",
     "from_reference",
     "inherited",

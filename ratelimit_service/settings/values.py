@@ -36,6 +36,7 @@ __all__ = [
     "ValueType",
     "checked",
     "choice",
+    "duration_text",
     "is_on",
     "parse_duration",
     "split_pairs",
@@ -78,6 +79,15 @@ _UNITS_US = {
     "d": 86_400_000_000,
     "w": 604_800_000_000,
 }
+
+
+def duration_text(duration_us: int) -> str:
+    """A duration in the largest units, as `parse_duration` reads it: `1m30s`."""
+    text = ""
+    for unit in ("w", "d", "h", "m", "s", "ms", "us"):
+        count, duration_us = divmod(duration_us, _UNITS_US[unit])
+        text += f"{count}{unit}" if count else ""
+    return text or "0s"
 
 
 def _show_duration(duration_us: int) -> str:

@@ -15,10 +15,10 @@ from typing import Any
 
 from ratelimit_service.errors import RateLimitError, SettingsError
 from ratelimit_service.model import Code, Descriptor, Entry, Request
-from ratelimit_service.rules.files import TESTS
+from ratelimit_service.rules.files import TESTS, read_rule_files
+from ratelimit_service.rules.paths import Source
 from ratelimit_service.rules.problem import quoted
 from ratelimit_service.rules.reader import Fields, Reader, Unreadable, listed
-from ratelimit_service.rules.tree import Source
 from ratelimit_service.settings import Settings, parse_duration, settings
 
 __all__ = [
@@ -145,10 +145,11 @@ def read_cases(path: Path) -> CaseFile:
 
 
 def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CasesError(f"{path} cannot be read: {error.strerror}") from error
+    """Read as a rule file is: only a regular file, of a bounded size."""
+    found = read_rule_files(path)
+    for name, why in found.unread.items():
+        raise CasesError(f"{name} cannot be read: {why}")
+    return found.files[str(path)]
 
 
 def _rules(root: Fields, path: Path) -> Path:

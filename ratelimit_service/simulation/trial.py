@@ -17,10 +17,11 @@ from ratelimit_service.rules.from_files import FromFiles
 from ratelimit_service.rules.lint import lint
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.tree import Rule, Snapshot
+from ratelimit_service.settings import duration_text
 from ratelimit_service.simulation.cases import Case, CaseFile, CasesError, CaseStep, Expected
 from ratelimit_service.simulation.world import Decided, World
 
-__all__ = ["Coverage", "Difference", "Result", "Trial", "duration_text"]
+__all__ = ["Coverage", "Difference", "Result", "Trial"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,29 +167,9 @@ def _seconds(key: str, expected_us: int | None, got_us: int | None) -> Iterator[
         return
     got = None if got_us is None else whole_seconds(got_us) * SECOND_US
     if got != expected_us:
-        yield Difference(key, duration_text(expected_us), duration_text(got))
-
-
-_LETTERS = (
-    ("w", 604_800_000_000),
-    ("d", 86_400_000_000),
-    ("h", 3_600_000_000),
-    ("m", 60_000_000),
-    ("s", SECOND_US),
-    ("ms", 1_000),
-    ("us", 1),
-)
-
-
-def duration_text(duration_us: int | None) -> str:
-    """A duration as case files write it: `1m30s`; none for None."""
-    if duration_us is None:
-        return "none"
-    text = ""
-    for letter, size in _LETTERS:
-        count, duration_us = divmod(duration_us, size)
-        text += f"{count}{letter}" if count else ""
-    return text or "0s"
+        yield Difference(
+            key, duration_text(expected_us), "none" if got is None else duration_text(got)
+        )
 
 
 def _why(step: CaseStep, decided: Decided) -> str:

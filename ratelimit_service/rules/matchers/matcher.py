@@ -7,12 +7,10 @@ take all that they need from here; none of them knows one matcher by name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from ratelimit_service.rules.paths import matcher_name
-
-if TYPE_CHECKING:  # what reads files knows trees, which hold matchers
-    from ratelimit_service.rules.reader import Fields
+from ratelimit_service.rules.reader import Fields
 
 __all__ = ["Matcher"]
 

@@ -131,8 +131,6 @@ class Connection(Sending):
         """Whether complete frames wait for the next call of `receive`."""
         self.congested = False
         """Whether the client reads too slowly. Then streaming calls hand on no messages."""
-        self.pongs = 0
-        """How many of our pings were answered."""
 
     @property
     def has_more(self) -> bool:
@@ -145,7 +143,7 @@ class Connection(Sending):
         return self._settled
 
     def ping(self) -> None:
-        """Asks the client whether it is still there; `pongs` counts its answers."""
+        """Asks the client for a sign of life. Any bytes are one."""
         self._output.append(frames.ping(_PING, ack=False))
 
     def tick(self) -> None:
@@ -698,8 +696,8 @@ class Connection(Sending):
         self._spend(FRAME_US, "frames")
         if not flags & ACK:
             self._output.append(frames.ping(payload, ack=True))
-        elif not self._heard_again(payload):
-            self.pongs += 1
+        else:
+            self._heard_again(payload)
 
     def _settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         _expect(stream_id == 0, "SETTINGS on a stream")

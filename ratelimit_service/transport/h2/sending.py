@@ -350,19 +350,16 @@ class Sending(Account):
             self._output.append(frames.goaway(MAX_WINDOW, ErrorCode.NO_ERROR))
             self._output.append(frames.ping(_LAST_CALL, ack=False))
 
-    def _heard_again(self, payload: bytes) -> bool:
+    def _heard_again(self, payload: bytes) -> None:
         """The next step of `shut_down`, if this is the answer to its last ping."""
         if not self._going_away:
-            return False
+            return
         if payload == _LAST_CALL:
             self._output.append(frames.ping(_LAST_ROUND, ack=False))
         elif payload == _LAST_ROUND:
             self._last_accepted = self._last_stream_id
             self._output.append(frames.goaway(self._last_stream_id, ErrorCode.NO_ERROR))
             self._close_if_done()
-        else:
-            return False
-        return True
 
     def abandon(self, code: ErrorCode, text: str, reason: str = "") -> None:
         """Ends the connection, and tells the client why."""
