@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 from ratelimit_service.metrics import CATALOGUE, MetricKind
+from ratelimit_service.rules.language import AT_TOP, IN_LIMIT, RuleKey, on_descriptor
 from ratelimit_service.settings import REFERENCE, Variable, settings
 
 DOCS = Path(__file__).parent
@@ -103,10 +104,20 @@ def meaning(variable: Variable) -> str:
     return f"Anything but {allowed}: {variable.text}."
 
 
+def of_keys(keys: Iterable[RuleKey]) -> Iterator[str]:
+    """The keys of rules at one place."""
+    yield from table(
+        ("key", "default", "meaning"), ((code(each.name), each.default, each.help) for each in keys)
+    )
+
+
 TABLES: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
     "settings": ("settings.md", of_settings),
     "metrics": ("metrics.md", of_metrics),
     "reference": ("migration.md", of_reference),
+    "keys at the top": ("rules.md", lambda: of_keys(AT_TOP)),
+    "keys on a descriptor": ("rules.md", lambda: of_keys(on_descriptor())),
+    "keys in rate_limit": ("rules.md", lambda: of_keys(IN_LIMIT)),
 }
 """By the name of a table: its document, and its lines."""
 

@@ -1,7 +1,7 @@
 """The fields of `rate_limit`, and of each item of `rate_limits`: from YAML to a limit.
 
-What means something to some algorithms only is read from what they declare; here stand the keys
-of every limit, and how each kind of value is read. What has no meaning together is a problem
+Which keys there are is declared in `language`, or by the algorithms to which they mean something;
+here stands how each kind of value is read. What has no meaning together is a problem
 that says what to use instead. What stands around a limit is `schema`'s business.
 """
 
@@ -34,34 +34,17 @@ from ratelimit_service.model import (
     Takes,
     Unit,
 )
+from ratelimit_service.rules.language import DURATION, LIMIT_KEYS, PERCENT, UNITS, WINDOW
 from ratelimit_service.rules.problem import did_you_mean, quoted
 from ratelimit_service.rules.reader import Fields, listed
 
-__all__ = ["LIMIT_KEYS", "limit_name", "read_limit"]
-
-LIMIT_KEYS = (
-    "unit",
-    "unit_multiplier",
-    "requests_per_unit",
-    "unlimited",
-    "name",
-    "replaces",
-    "algorithm",
-    "count_denied",
-    "failure_policy",
-    "window",
-    *PARAMETERS,
-    "soft",
-)
+__all__ = ["limit_name", "read_limit"]
 
 _OF_NO_LIMIT = ("unlimited", "name", "replaces", "failure_policy")
 """Keys that mean something where there is no limit; the others do not."""
 
-_UNITS = {unit.name.lower(): unit for unit in Unit}
 _CALENDAR_UNITS = ("day", "week", "month", "year")
 _UNSAFE_IN_NAME = re.compile(r'[^\x20-\x7e]|["\\]')
-_WINDOW = re.compile(r"(\d{1,12})([smhdw])")
-_DURATION = re.compile(r"(\d{1,12})(ms|[smhdw])")
 _LETTERS_US = {
     "ms": 1_000,
     "s": SECOND_US,
@@ -70,7 +53,6 @@ _LETTERS_US = {
     "d": 86_400 * SECOND_US,
     "w": 604_800 * SECOND_US,
 }
-_PERCENT = re.compile(r"(\d{1,3})(?:\.(\d{1,4}))?%")
 
 _INSTEAD_OF_COUNT_DENIED = (
     "a bucket or a lease takes only what has room; for budgets that are charged "
@@ -117,7 +99,7 @@ def read_limit(fields: Fields, around: Fields, key: str | None) -> Limit | None:
     if not fields.given("algorithm") or algorithm.name == fields.raw("algorithm").lower():
         _check_algorithm(fields, algorithm)
     if not fields.given("unit") and not fields.given("window"):
-        missing("unit", f"unit is missing: allowed are {listed(_UNITS)}; or window, as in 90s")
+        missing("unit", f"unit is missing: allowed are {listed(UNITS)}; or window, as in 90s")
     if not fields.given("requests_per_unit"):
         missing(
             "requests_per_unit",
@@ -153,7 +135,7 @@ def _value(fields: Fields, parameter: Parameter) -> int:
     if parameter.takes is Takes.WORD:
         words = parameter.words
         return words.index(fields.one_of(name, words, words[0]))
-    length_us = _length_us(fields.text(name), _DURATION)
+    length_us = _length_us(fields.text(name), DURATION)
     if not length_us:
         fields.report(
             name,
@@ -176,7 +158,7 @@ def _in_fields(algorithm: Algorithm, values: dict[str, int]) -> dict[str, Any]:
 def _check_unlimited(fields: Fields) -> None:
     for name in LIMIT_KEYS:
         if name in fields and name not in _OF_NO_LIMIT:
-            misspelt = name == "unit" and fields.raw(name).lower() not in _UNITS
+            misspelt = name == "unit" and fields.raw(name).lower() not in UNITS
             fields.report(
                 "unlimited",
                 f"{name} and unlimited: true exclude each other: remove one",
@@ -207,7 +189,7 @@ def _check_meaning(
 
 def _window(fields: Fields) -> _Length:
     if not fields.given("window"):
-        unit = _UNITS[fields.one_of("unit", _UNITS, "second")]
+        unit = UNITS[fields.one_of("unit", UNITS, "second")]
         multiplier = fields.number("unit_multiplier", 1)
         if unit * multiplier * SECOND_US >= MAX_EXACT:
             message = (
@@ -218,7 +200,7 @@ def _window(fields: Fields) -> _Length:
     for name in ("unit", "unit_multiplier"):
         if fields.given(name):
             fields.report("window", f"{name} and window exclude each other: remove one", key=name)
-    length_us = _length_us(fields.text("window"), _WINDOW)
+    length_us = _length_us(fields.text("window"), WINDOW)
     if not length_us:
         fields.report(
             "window",
@@ -283,7 +265,7 @@ def _time_zone(fields: Fields) -> str:
 def _soft_ppm(fields: Fields) -> int:
     if not fields.given("soft"):
         return 0
-    found = _PERCENT.fullmatch(fields.text("soft"))
+    found = PERCENT.fullmatch(fields.text("soft"))
     ppm = int(found[1]) * 10_000 + int((found[2] or "").ljust(4, "0")) if found else 0
     if not 0 < ppm <= 1_000_000:
         text = quoted(fields.raw("soft"))

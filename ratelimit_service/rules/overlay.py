@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import yaml
 
-from ratelimit_service.rules.limits import LIMIT_KEYS
+from ratelimit_service.rules.language import LIMIT_KEYS
 from ratelimit_service.rules.matchers.pattern import Pattern
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.reader import Fields, ForeignMark, Reader, Unreadable

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from ratelimit_service.observer import Tallies
-from ratelimit_service.rules.limits import LIMIT_KEYS
+from ratelimit_service.rules.language import LIMIT_KEYS
 from ratelimit_service.rules.overlay import Keys, Overlay
 from ratelimit_service.rules.problem import did_you_mean, quoted
 from ratelimit_service.rules.reader import Path, Reader, listed

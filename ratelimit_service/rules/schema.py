@@ -1,7 +1,7 @@
 """The rule language: from a file's bytes to nodes, or to everything that is wrong with them.
 
-What YAML is made of is `reader`'s business, what stands in a limit `limits`'; merging files
-and looking things up live in `load` and `match`.
+What YAML is made of is `reader`'s business, which keys there are `language`'s, what stands in
+a limit `limits`'; merging files and looking things up live in `load` and `match`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ import yaml
 from ratelimit_service.algorithms import measure_of
 from ratelimit_service.model import FailurePolicy, Limit
 from ratelimit_service.observer import Tallies
-from ratelimit_service.rules.limits import LIMIT_KEYS, limit_name, read_limit
+from ratelimit_service.rules.language import (
+    LIMIT_KEYS,
+    MAX_LIMITS,
+    REPLACES_KEYS,
+    ROOT_KEYS,
+    descriptor_keys,
+    places,
+)
+from ratelimit_service.rules.limits import limit_name, read_limit
 from ratelimit_service.rules.matchers import registry
 from ratelimit_service.rules.paths import Source, path_text
 from ratelimit_service.rules.problem import Problem, quoted
@@ -27,43 +35,10 @@ from ratelimit_service.rules.tree import Level, Node, Rule
 
 __all__ = ["RuleFile", "compiled", "parse"]
 
-_ROOT_KEYS = ("domain", "shard_by", "descriptors")
-_DESCRIPTOR_KEYS = (  # beside `key`, and those of matchers
-    "rate_limit",
-    "rate_limits",
-    "descriptors",
-    "shadow_mode",
-    "quota_mode",
-    "share_threshold",
-    "detailed_metric",
-    "value_to_metric",
-    "metadata",
-)
-_REPLACES_KEYS = ("name",)
 _OF_THE_RULE = ("shadow_mode", "quota_mode", "detailed_metric", "metadata")
 """Keys of a descriptor that act on its own rate_limit and on nothing else."""
 
-_MAX_LIMITS = 16
-"""Of one descriptor: every one of them costs as much as a descriptor."""
-
 _DOMAIN_LINE = re.compile(rb"^domain[ \t]*:[ \t]*[\"']?([^\"'#\r\n]+)", re.MULTILINE)
-
-
-def _descriptor_keys() -> tuple[str, ...]:
-    return ("key", *registry.keys(), *_DESCRIPTOR_KEYS)
-
-
-def _places() -> dict[str, str]:
-    """Of every key where it stands."""
-    return {
-        key: place
-        for place, keys in (
-            ("inside rate_limit", LIMIT_KEYS),
-            ("on a descriptor", _descriptor_keys()),
-            ("at the top of the file", _ROOT_KEYS),
-        )
-        for key in keys
-    }
 
 
 class ShardBy(NamedTuple):
@@ -115,7 +90,7 @@ def compiled(
     """
     shard_by = None
     try:
-        root = reader.document(compose(), _ROOT_KEYS, _places())
+        root = reader.document(compose(), ROOT_KEYS, places())
         domain = root.text("domain")
         if not domain:
             state = "empty" if "domain" in root else "missing"
@@ -161,7 +136,7 @@ class _Language:
     def __init__(self, domain: str, tallies: Callable[[str, str], Tallies]) -> None:
         self._domain = domain
         self._tallies = tallies
-        self._keys = _descriptor_keys()
+        self._keys = descriptor_keys()
 
     def descriptors(self, fields: Fields) -> tuple[Node, ...]:
         seen: dict[tuple[str, str, bool], Node] = {}
@@ -259,8 +234,8 @@ def _limits(descriptor: Fields, key: str, mappings: Sequence[Fields]) -> tuple[L
 
 
 def _check_number_of_limits(fields: Fields, limits: Sequence[Fields]) -> None:
-    if not 0 < len(limits) <= _MAX_LIMITS:
-        message = f"rate_limits must be a list of 1 to {_MAX_LIMITS} limits"
+    if not 0 < len(limits) <= MAX_LIMITS:
+        message = f"rate_limits must be a list of 1 to {MAX_LIMITS} limits"
         fields.report("rate_limits", message, key="rate_limits")
 
 
@@ -274,7 +249,7 @@ def _report_idle(fields: Fields) -> None:
 def _replaces(fields: Fields) -> frozenset[str]:
     names = set()
     own = fields.raw("name") if fields.given("name") else ""
-    for item in fields.items("replaces", _REPLACES_KEYS, deeper=False):
+    for item in fields.items("replaces", REPLACES_KEYS, deeper=False):
         name = item.text("name")
         if not name:
             item.report("replaces", "write each replaced rule as - name: …")

@@ -13,7 +13,7 @@ import pytest
 
 from ratelimit_service.algorithms import ALGORITHMS, PARAMETERS
 from ratelimit_service.model import Algorithm, Limit, Measure, Takes
-from ratelimit_service.rules.limits import LIMIT_KEYS
+from ratelimit_service.rules.language import LIMIT_KEYS
 from tests.algorithms import ways
 
 PACKAGE = Path(__file__).parents[2] / "ratelimit_service"

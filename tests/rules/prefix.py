@@ -15,6 +15,7 @@ class Prefix(Matcher):
     """Every value that begins with this text. The longest prefix of a value wins."""
 
     key = "prefix"
+    help = "Values that begin with this text."
     noun = "prefix"
     text: str
 

@@ -7,6 +7,7 @@ take all that they need from here; none of them knows one matcher by name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar, Self
 
 from ratelimit_service.rules.paths import matcher_name
@@ -22,6 +23,12 @@ class Matcher(ABC):
 
     key: ClassVar[str]
     """The key of a descriptor that it is written under."""
+    help: ClassVar[str]
+    """The sentence that explains the key, in docs/rules.md and to editors."""
+    shape: ClassVar[Mapping[str, object]] = {"type": ["string", "number", "boolean", "null"]}
+    """What may stand under the key, as a JSON Schema."""
+    default: ClassVar[str] = "none"
+    """What holds without the key."""
     noun: ClassVar[str]
     """What `explain` calls it: "the … matches"."""
     text: str

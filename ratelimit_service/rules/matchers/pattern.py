@@ -15,6 +15,8 @@ class Pattern(Matcher):
     """A value with any number of `*`, each standing for zero or more characters."""
 
     key = "value"
+    help = "The value to match; each `*` in it stands for any characters or none."
+    default = "any value"
     noun = "pattern"
     text: str
     pieces: tuple[str, ...]

@@ -8,7 +8,7 @@ from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.matchers.pattern import Pattern
 from ratelimit_service.rules.reader import Fields
 
-__all__ = ["MATCHERS", "TakenValues", "keys", "shareable", "taken"]
+__all__ = ["MATCHERS", "TakenValues", "keys", "kinds", "shareable", "taken"]
 
 MATCHERS: Final[list[type[Matcher]]] = [
     Pattern,
@@ -20,6 +20,14 @@ class TakenValues(NamedTuple):
 
     value: str
     matcher: Matcher | None
+
+
+def kinds() -> tuple[type[Matcher], ...]:
+    """The first matcher of each key: its text explains the key."""
+    first: dict[str, type[Matcher]] = {}
+    for each in MATCHERS:
+        first.setdefault(each.key, each)
+    return tuple(first.values())
 
 
 def keys() -> tuple[str, ...]:

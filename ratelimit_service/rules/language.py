@@ -1,0 +1,281 @@
+"""Every key of a rule file: where it stands, what it takes, and the sentence that explains it.
+
+The reader's lists of keys, the JSON Schema and the tables of docs/rules.md are made of these
+rows. What an algorithm or a matcher adds is declared there. How values are read does not live
+here (`schema`, `limits`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from ratelimit_service.algorithms import ALGORITHMS, DEFAULT, PARAMETERS
+from ratelimit_service.model import MAX_ADDEND, FailurePolicy, Parameter, Takes, Unit
+from ratelimit_service.rules.matchers import registry
+
+__all__ = [
+    "AT_TOP",
+    "DURATION",
+    "IN_LIMIT",
+    "LIMIT_KEYS",
+    "MAX_LIMITS",
+    "PERCENT",
+    "REPLACES_KEYS",
+    "REQUIRED",
+    "ROOT_KEYS",
+    "UNITS",
+    "WINDOW",
+    "RuleKey",
+    "descriptor_keys",
+    "on_descriptor",
+    "places",
+]
+
+UNITS: Final = {unit.name.lower(): unit for unit in Unit}
+WINDOW: Final = re.compile(r"(\d{1,12})([smhdw])")
+REQUIRED: Final = "required"
+DURATION: Final = re.compile(r"(\d{1,12})(ms|[smhdw])")
+PERCENT: Final = re.compile(r"(\d{1,3})(?:\.(\d{1,4}))?%")
+
+MAX_LIMITS: Final = 16
+"""Of one descriptor: every one of them costs as much as a descriptor."""
+
+REPLACES_KEYS: Final = ("name",)
+
+Shape = Mapping[str, object]
+"""What may stand under a key, as a JSON Schema. Null is nothing, wherever a key may be left out."""
+
+TEXT: Final[Shape] = {"type": ["string", "number", "boolean", "null"]}
+"""Text needs no quotes: `010`, `on` and `1.50` are these characters."""
+_NEEDED_TEXT: Final[Shape] = {"type": ["string", "number", "boolean"], "minLength": 1}
+_SWITCH: Final[Shape] = {"type": ["boolean", "null"]}
+_DESCRIPTORS: Final[Shape] = {
+    "type": ["array", "null"],
+    "items": {"$ref": "#/definitions/descriptor"},
+}
+
+
+def _number(least: int, most: int) -> Shape:
+    return {"type": ["integer", "null"], "minimum": least, "maximum": most}
+
+
+def _word(words: Iterable[str]) -> Shape:
+    """One of some words, in capitals or not; editors offer those of the first list."""
+    known = list(words)
+    any_case = "|".join(
+        "".join(f"[{c}{c.upper()}]" if c.isalpha() else c for c in word) for word in known
+    )
+    return {"anyOf": [{"enum": [*known, None]}, {"type": "string", "pattern": f"^({any_case})$"}]}
+
+
+def _matching(pattern: re.Pattern[str]) -> Shape:
+    return {"type": ["string", "null"], "pattern": f"^{pattern.pattern}$"}
+
+
+class RuleKey(NamedTuple):
+    """One key: what may stand under it, the sentence of docs/rules.md, and what holds without it.
+
+    `help` and `default` are Markdown.
+    """
+
+    name: str
+    shape: Shape
+    help: str
+    default: str = "none"
+
+    @property
+    def required(self) -> bool:
+        """Whether it may not be left out (in a limit: where nothing stands in its place)."""
+        return self.default == REQUIRED
+
+
+AT_TOP: Final = (
+    RuleKey("domain", _NEEDED_TEXT, "What callers ask for; matched exactly.", REQUIRED),
+    RuleKey(
+        "shard_by",
+        {
+            "anyOf": [
+                {"enum": ["domain", None]},
+                {"type": "array", "items": _NEEDED_TEXT, "minItems": 1},
+            ]
+        },
+        "The keys of the entries that [place a counter](redis.md#what-places-a-counter) in a "
+        "shard, or `domain`.",
+        "all entries",
+    ),
+    RuleKey("descriptors", _DESCRIPTORS, "The rules' first level."),
+)
+"""What may stand at the top of a file."""
+
+_ON_DESCRIPTOR: Final = (
+    RuleKey(
+        "rate_limit",
+        {"$ref": "#/definitions/limit"},
+        "The limit for descriptors that end here. Without one nothing is limited here.",
+    ),
+    RuleKey(
+        "rate_limits",
+        {
+            "type": ["array", "null"],
+            "items": {"$ref": "#/definitions/limit"},
+            "minItems": 1,
+            "maxItems": MAX_LIMITS,
+        },
+        "A list of them instead; see [several limits](#several-limits).",
+    ),
+    RuleKey("descriptors", _DESCRIPTORS, "Rules for descriptors with further entries."),
+    RuleKey(
+        "shadow_mode",
+        _SWITCH,
+        "Count, but deny nothing; the metrics show what would have been denied.",
+        "`false`",
+    ),
+    RuleKey(
+        "quota_mode",
+        _SWITCH,
+        "Deny only when every quota rule of the request is over; see [quotas](#quotas).",
+        "`false`",
+    ),
+    RuleKey(
+        "share_threshold",
+        _SWITCH,
+        "All values of this pattern share one counter. Needs a `*` in `value`.",
+        "`false`",
+    ),
+    RuleKey(
+        "value_to_metric",
+        _SWITCH,
+        "Metrics show the runtime value of this entry.",
+        "`false`",
+    ),
+    RuleKey(
+        "detailed_metric",
+        _SWITCH,
+        "Metrics show the runtime values of all entries.",
+        "`false`",
+    ),
+    RuleKey(
+        "metadata",
+        {"type": ["object", "null"]},
+        "Any mapping; returned when the rule passes and `--dynamic-metadata` is on.",
+    ),
+)
+
+
+def on_descriptor() -> tuple[RuleKey, ...]:
+    """What may stand on a descriptor."""
+    return (
+        RuleKey("key", _NEEDED_TEXT, "The key of the entry to match.", REQUIRED),
+        *(RuleKey(each.key, each.shape, each.help, each.default) for each in registry.kinds()),
+        *_ON_DESCRIPTOR,
+    )
+
+
+def _of_parameter(parameter: Parameter) -> RuleKey:
+    if parameter.takes is Takes.NUMBER:
+        shape = _number(parameter.least, parameter.most)
+    elif parameter.takes is Takes.DURATION:
+        shape = _matching(DURATION)
+    else:
+        shape = _word(parameter.words) if parameter.words else TEXT
+    default = parameter.default
+    return RuleKey(
+        parameter.name, shape, parameter.help, default if default == "none" else f"`{default}`"
+    )
+
+
+IN_LIMIT: Final = (
+    RuleKey(
+        "unit",
+        _word(UNITS),
+        "`second`, `minute`, `hour`, `day`, `week`, `month` (30 days), `year` (365 days).",
+        REQUIRED,
+    ),
+    RuleKey(
+        "unit_multiplier",
+        _number(1, MAX_ADDEND),
+        "The window in units: `unit: minute` and 5 is five minutes. At most 285 years.",
+        "1",
+    ),
+    RuleKey(
+        "window",
+        _matching(WINDOW),
+        "Instead of the two: a number with `s`, `m`, `h`, `d` or `w`, as `90s`. Answers show it "
+        "in the largest whole unit.",
+    ),
+    RuleKey(
+        "requests_per_unit",
+        _number(0, MAX_ADDEND),
+        f"Hits in a window, 0 to {MAX_ADDEND}; 0 denies every hit.",
+        REQUIRED,
+    ),
+    RuleKey(
+        "unlimited",
+        _SWITCH,
+        "Never deny; hits show in the metrics. Excludes what says how to count.",
+        "`false`",
+    ),
+    RuleKey("name", TEXT, "Shown to callers in `current_limit`; the target of `replaces`."),
+    RuleKey(
+        "replaces",
+        {
+            "type": ["array", "null"],
+            "items": {
+                "type": "object",
+                "properties": {"name": _NEEDED_TEXT},
+                REQUIRED: ["name"],
+                "additionalProperties": False,
+            },
+        },
+        "`- name: x` for each rule that does not apply beside this one.",
+    ),
+    RuleKey(
+        "algorithm",
+        _word(ALGORITHMS),
+        "How hits are counted: see [algorithms](#algorithms).",
+        f"`{DEFAULT.name}`",
+    ),
+    *map(_of_parameter, PARAMETERS.values()),
+    RuleKey(
+        "soft",
+        _matching(PERCENT),
+        "How far the limit may be passed with a warning, as `10%`; see "
+        "[soft limits](#soft-limits).",
+    ),
+    RuleKey(
+        "count_denied",
+        _SWITCH,
+        "Count hits of denied requests too; see [budgets](#budgets). Not with buckets and leases.",
+        "`false`",
+    ),
+    RuleKey(
+        "failure_policy",
+        _word(map(str, FailurePolicy)),
+        "What answers when the store does not: `open`, `closed`, `error`, `local`.",
+        "`--failure-policy`",
+    ),
+)
+"""What may stand in `rate_limit`, and in each item of `rate_limits`."""
+
+ROOT_KEYS: Final = tuple(each.name for each in AT_TOP)
+LIMIT_KEYS: Final = tuple(each.name for each in IN_LIMIT)
+
+
+def descriptor_keys() -> tuple[str, ...]:
+    """The keys of a descriptor."""
+    return tuple(each.name for each in on_descriptor())
+
+
+def places() -> dict[str, str]:
+    """Of every key where it stands."""
+    return {
+        key: place
+        for place, keys in (
+            ("inside rate_limit", LIMIT_KEYS),
+            ("on a descriptor", descriptor_keys()),
+            ("at the top of the file", ROOT_KEYS),
+        )
+        for key in keys
+    }
