@@ -29,10 +29,10 @@ from benchmarks.run import (
     running,
     told,
 )
-from ratelimit_service.algorithms import measure_of
+from ratelimit_service.algorithms import spec_of
 from ratelimit_service.health import Health
 from ratelimit_service.model import SECOND_US, Hit
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores.keys import CounterNames
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis.script import SCRIPT, arguments
@@ -46,8 +46,8 @@ BATCH = 100
 
 def hits_of(kind: Cost) -> Iterator[tuple[int, list[list[Hit]]]]:
     """Batches of requests of one hit each, with their time: every counter spread over an hour."""
-    measure = measure_of(limit_of(kind))
-    names = CounterNames("bench", measure)
+    spec = spec_of(limit_of(kind))
+    names = CounterNames("bench", spec)
     keys = [
         names.key([("route", "checkout"), ("user", f"customer-{number:09d}")])
         for number in range(kind.counters)
@@ -59,7 +59,7 @@ def hits_of(kind: Cost) -> Iterator[tuple[int, list[list[Hit]]]]:
             yield (
                 now_us,
                 [
-                    [Hit(key, measure, lease=chance.randbytes(8))]
+                    [Hit(key, spec, lease=chance.randbytes(8))]
                     for key in keys[start : start + BATCH]
                 ],
             )
@@ -84,7 +84,7 @@ def bytes_in_redis(kind: Cost, port: int) -> Figures:
 def bytes_in_memory(kind: Cost) -> float:
     """What the process grows by for each counter."""
     clock = [START_US]
-    store = MemoryStore(3_000_000, Counters(), Health(), lambda: clock[0])
+    store = MemoryStore(3_000_000, Stats(), Health(), lambda: clock[0])
     before = resident_bytes("self")
     for now_us, requests in hits_of(kind):
         clock[0] = now_us

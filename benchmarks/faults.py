@@ -25,7 +25,7 @@ import redis
 
 from benchmarks.run import LOAD_CORE, SERVER_CORE, free_port, told, wait_for
 from benchmarks.steady import DOMAIN, ROOMY, TIGHT, Answer
-from ratelimit_service.algorithms import measure_of
+from ratelimit_service.algorithms import spec_of
 from ratelimit_service.model import Limit, Unit
 from ratelimit_service.stores.keys import CounterNames
 from tests.servers.cluster import RedisCluster
@@ -327,8 +327,8 @@ def rules(directory: Path) -> Path:
 
 
 def key(name: str, number: int) -> bytes:
-    measure = measure_of(Limit(LIMIT, Unit.YEAR))
-    return CounterNames(DOMAIN, measure).key([(name, str(number))])
+    spec = spec_of(Limit(LIMIT, Unit.YEAR))
+    return CounterNames(DOMAIN, spec).key([(name, str(number))])
 
 
 def keys() -> list[bytes]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.load import SHAPES
 from ratelimit_service.health import Health
 from ratelimit_service.model import Hit
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.service import Answer, Service
 from ratelimit_service.settings import Settings
@@ -42,8 +42,8 @@ class MarkedStore:
 
     waits = False
 
-    def __init__(self, counters: Counters, health: Health) -> None:
-        self._memory = MemoryStore(3_000_000, counters, health)
+    def __init__(self, stats: Stats, health: Health) -> None:
+        self._memory = MemoryStore(3_000_000, stats, health)
         self.marks: list[float] = []
 
     async def start(self) -> None: ...
@@ -69,12 +69,12 @@ class Process:
     """A connection with its service behind it."""
 
     def __init__(self, shape: str) -> None:
-        counters, health = Counters(), Health()
+        stats, health = Stats(), Health()
         path = Path(__file__).with_name("rules.yaml")
-        rules = Rules(path, counters=counters, health=health)
+        rules = Rules(path, stats=stats, health=health)
         rules.load()
-        self.store = MarkedStore(counters, health)
-        self.service = Service(lambda: rules.snapshot, self.store, Settings(), counters)
+        self.store = MarkedStore(stats, health)
+        self.service = Service(lambda: rules.snapshot, self.store, Settings(), stats)
         self.calls = SHAPES[shape]()
         self.stream_id = 1
         self.connection = Connection(METHODS)

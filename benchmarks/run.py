@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ratelimit_service.algorithms import DEFAULT
-from ratelimit_service.model import Hit, Measure
+from ratelimit_service.model import CounterSpec, Hit
 from ratelimit_service.stores.redis.script import SCRIPT, arguments
 
 HERE = Path(__file__).parent
@@ -143,8 +143,8 @@ class Bench:
         keys = [b"{%08x}f3600:bench", b"{%08x}f3600:tenant"]
         if shape == "uniform":
             keys = [b"{x}user:__rand_int__", b"{x}tenant:__rand_int__"]
-        measure = Measure(DEFAULT, 200_000_000, 3_600_000_000)
-        requests = [[Hit(key, measure) for key in keys]] * BATCH
+        spec = CounterSpec(DEFAULT, 200_000_000, 3_600_000_000)
+        requests = [[Hit(key, spec) for key in keys]] * BATCH
         *words, packed = arguments([(0, requests)], 0)
         assert isinstance(packed, bytes)
         # redis-benchmark cannot send zero bytes, so here the packed argument stands in the script.

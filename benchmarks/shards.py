@@ -29,8 +29,8 @@ from benchmarks.run import (
 )
 from ratelimit_service.algorithms import DEFAULT
 from ratelimit_service.health import Health
-from ratelimit_service.model import Hit, Measure
-from ratelimit_service.observer import Counters
+from ratelimit_service.model import CounterSpec, Hit
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Settled
 from ratelimit_service.stores.keys import CounterNames
 from ratelimit_service.stores.redis import RedisStore
@@ -60,14 +60,14 @@ async def denied_in_vain(url: str) -> float:
     Of four processes three ask for the last hit of a counter and for one of a full one, then the
     fourth for the last hit alone.
     """
-    stores = [RedisStore(url, 1_000_000, Counters(), Health()) for _ in range(4)]
+    stores = [RedisStore(url, 1_000_000, Stats(), Health()) for _ in range(4)]
     for store in stores:
         await store.start()
-    measure, full = Measure(DEFAULT, 1, 3_600_000_000), Measure(DEFAULT, 0, 10**9)
-    names = CounterNames("vain", measure)
+    spec, full = CounterSpec(DEFAULT, 1, 3_600_000_000), CounterSpec(DEFAULT, 0, 10**9)
+    names = CounterNames("vain", spec)
     wrong = asked = 0
     for number in range(500):
-        free = Hit(names.key([("free", str(number))]), measure)
+        free = Hit(names.key([("free", str(number))]), spec)
         never = Hit(names.key([("never", str(number))]), full)
         futures = []
         for turn, store in enumerate(stores):

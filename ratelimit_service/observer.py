@@ -17,8 +17,8 @@ __all__ = [
     "MAX_VALUES_BYTES",
     "MAX_VALUE_BYTES",
     "OTHER",
-    "Counters",
     "Histogram",
+    "Stats",
     "Taken",
     "Tallies",
     "Tally",
@@ -170,14 +170,14 @@ class Histogram:
 
 
 class Taken(TypedDict):
-    """What `Counters` have counted."""
+    """What `Stats` have counted."""
 
     numbers: dict[str, int]
     labelled: dict[str, dict[str, int]]
     latency: list[int]
 
 
-class Counters:
+class Stats:
     """What the process counts, apart from the rules' own tallies."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from ratelimit_service.admin.port import Port, refused, shown, streamed
 from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.health import Health
 from ratelimit_service.model import Code
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service import Answer, Refusal
 from ratelimit_service.settings import Settings
@@ -47,7 +47,7 @@ class Admin(Port):
         settings: Settings,
         decide: Callable[[Sequence[bytes]], Awaitable[list[Answer]]],
         health: Health,
-        counters: Counters,
+        stats: Stats,
         snapshot: Callable[[], Snapshot],
         render_metrics: Callable[[str], tuple[str, AsyncIterator[bytes]]],
         processes: Callable[[], object],
@@ -58,12 +58,12 @@ class Admin(Port):
         what `/processes` shows.
         """
         super().__init__(
-            settings.http_hosts, counters.http_closed, probes=_PROBES, most_bytes=_MAX_BODY_BYTES
+            settings.http_hosts, stats.http_closed, probes=_PROBES, most_bytes=_MAX_BODY_BYTES
         )
         self._settings = settings
         self._decide = decide
         self._health = health
-        self._counters = counters
+        self._stats = stats
         self._rules = rules_page(snapshot)
         self._render_metrics = render_metrics
         self._processes = processes
@@ -94,10 +94,10 @@ class Admin(Port):
         except ConnectionError:
             return refused(400, "the caller has gone")
         except BadRequestError as error:
-            self._counters.refusals[error.reason] += 1
+            self._stats.refusals[error.reason] += 1
             return web.Response(status=400, text=f"{error}\n")
         except web.RequestPayloadError as error:
-            self._counters.refusals["json"] += 1
+            self._stats.refusals["json"] += 1
             return web.Response(status=400, text=f"the body cannot be read: {error}\n")
         (answer,) = await self._decide([body])
         if isinstance(answer, Refusal):

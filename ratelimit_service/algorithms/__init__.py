@@ -6,8 +6,8 @@ from ratelimit_service.algorithms.registry import (
     DEFAULT,
     PARAMETERS,
     capacity_of,
-    measure_of,
     soft_of,
+    spec_of,
     value_of,
     with_parameter,
 )
@@ -21,10 +21,10 @@ __all__ = [
     "capacity_of",
     "denying",
     "held",
-    "measure_of",
     "settle",
     "several",
     "soft_of",
+    "spec_of",
     "value_of",
     "with_parameter",
 ]

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from ratelimit_service.model import Algorithm, Denied, Measure, Receipt, State, Step, step
+from ratelimit_service.model import Algorithm, CounterSpec, Denied, Receipt, State, Step, step
 
 __all__ = ["ALGORITHM", "charge", "held", "refund", "several"]
 
@@ -111,26 +111,26 @@ class _Leases:
 
 
 def charge(
-    state: State | None, now_us: int, addend: int, measure: Measure, _force: bool, lease: bytes
+    state: State | None, now_us: int, addend: int, spec: CounterSpec, _force: bool, lease: bytes
 ) -> Step:
     """Takes a lease on `addend` hits if as many are free; of `several` those that are."""
-    limit, window_us = measure.limit, measure.window_us
+    limit, window_us = spec.limit, spec.window_us
     leases = _Leases(state, now_us, window_us)
     if len(lease) > _ID_SIZE:
         taken = leases.add_several(lease, limit)
         state = leases.state() if taken else state
-        left, reset_us = max(0, limit - leases.total), _reset_us(leases, now_us, window_us)
-        return step((True, state, left, reset_us, 0, taken, leases.damaged))
-    left, damaged = limit - leases.total, leases.damaged
-    if addend > left:
+        remaining, reset_us = max(0, limit - leases.total), _reset_us(leases, now_us, window_us)
+        return step((True, state, remaining, reset_us, 0, taken, leases.damaged))
+    remaining, damaged = limit - leases.total, leases.damaged
+    if addend > remaining:
         retry_us = leases.until_us(limit - addend, now_us) if addend <= limit else window_us
         reset_us = _reset_us(leases, now_us, window_us)
-        return step((False, state, max(0, left), reset_us, retry_us, 0, damaged))
+        return step((False, state, max(0, remaining), reset_us, retry_us, 0, damaged))
     if addend:
         leases.add(addend, lease)
         state = leases.state()
     return step(
-        (True, state, left - addend, _reset_us(leases, now_us, window_us), 0, addend, damaged)
+        (True, state, remaining - addend, _reset_us(leases, now_us, window_us), 0, addend, damaged)
     )
 
 
@@ -138,18 +138,18 @@ def refund(
     state: State | None,
     now_us: int,
     addend: int,
-    measure: Measure,
+    spec: CounterSpec,
     lease: bytes,
     _receipt: Receipt | None,
 ) -> Step:
     """Gives back the lease, or without one the oldest; an unknown one gives back nothing."""
-    leases = _Leases(state, now_us, measure.window_us)
+    leases = _Leases(state, now_us, spec.window_us)
     given_back = leases.give_back(addend, lease) if addend else 0
     if given_back:
         state = leases.state()
-    left = max(0, measure.limit - leases.total)
-    reset_us = _reset_us(leases, now_us, measure.window_us)
-    return Step(True, state, left, reset_us, 0, given_back, leases.damaged)
+    remaining = max(0, spec.limit - leases.total)
+    reset_us = _reset_us(leases, now_us, spec.window_us)
+    return Step(True, state, remaining, reset_us, 0, given_back, leases.damaged)
 
 
 def several(leases: Iterable[tuple[int, bytes]]) -> bytes:
@@ -174,8 +174,8 @@ _LEASES_PER_WEIGHT: Final = 25
 """The leases of a full counter that weigh one, for reading and writing them."""
 
 
-def _weight(measure: Measure) -> int:
-    return _WEIGHT + measure.limit // _LEASES_PER_WEIGHT
+def _weight(spec: CounterSpec) -> int:
+    return _WEIGHT + spec.limit // _LEASES_PER_WEIGHT
 
 
 ALGORITHM: Final = Algorithm(

@@ -21,8 +21,8 @@ from ratelimit_service.model import (
     Algorithm,
     Anchor,
     Calendar,
+    CounterSpec,
     Limit,
-    Measure,
     Parameter,
     Receipt,
     State,
@@ -48,18 +48,18 @@ _MARK: Final = b"h"
 
 
 def charge(
-    state: State | None, now_us: int, addend: int, measure: Measure, force: bool, _lease: bytes
+    state: State | None, now_us: int, addend: int, spec: CounterSpec, force: bool, _lease: bytes
 ) -> Step:
     """Counts `addend` hits if all of them fit below the limit, or in any case with `force`.
 
     0 hits are a peek: it passes while the count does not exceed the limit, and changes nothing.
     """
-    if measure.adds:
+    if spec.adds:
         number = state if isinstance(state, int) else -1
-        packed, left, reset_us = passing(number, now_us, addend, measure.limit, measure.window_us)
-        if left >= 0:
-            return step((True, packed if addend else state, left, reset_us, 0, addend, False))
-    return _charge(state, now_us, addend, measure, force)
+        packed, remaining, reset_us = passing(number, now_us, addend, spec.limit, spec.window_us)
+        if remaining >= 0:
+            return step((True, packed if addend else state, remaining, reset_us, 0, addend, False))
+    return _charge(state, now_us, addend, spec, force)
 
 
 def passing(
@@ -89,12 +89,12 @@ def refund(
     state: State | None,
     now_us: int,
     addend: int,
-    measure: Measure,
+    spec: CounterSpec,
     _lease: bytes,
     receipt: Receipt | None,
 ) -> Step:
     """Takes up to `addend` hits off the current window's count, or the receipt's if that is it."""
-    window = _Window(state, now_us, measure)
+    window = _Window(state, now_us, spec)
     given_back = min(window.count, addend)
     if receipt and receipt.until_us != now_us + window.reset_us:
         given_back = 0  # that window is over
@@ -102,27 +102,27 @@ def refund(
         window.count -= given_back
         state = window.state()
         if not window.count:
-            window = _Window(state, now_us, measure)  # the next hit begins another
-    left = max(0, measure.limit - window.count)
-    return Step(True, state, left, window.reset_us, 0, given_back, window.damaged)
+            window = _Window(state, now_us, spec)  # the next hit begins another
+    remaining = max(0, spec.limit - window.count)
+    return Step(True, state, remaining, window.reset_us, 0, given_back, window.damaged)
 
 
 class _Window:
     """The window that counts now, whatever begins it; the long way to say what `charge` does."""
 
-    __slots__ = ("count", "damaged", "measure", "number", "reset_us", "start_us", "window_us")
+    __slots__ = ("count", "damaged", "number", "reset_us", "spec", "start_us", "window_us")
 
-    def __init__(self, state: State | None, now_us: int, measure: Measure) -> None:
-        self.measure = measure
+    def __init__(self, state: State | None, now_us: int, spec: CounterSpec) -> None:
+        self.spec = spec
         self.count, self.damaged = 0, False
-        self.number, self.start_us, self.window_us = 0, now_us, measure.window_us
-        if measure.anchor is Anchor.FIRST_HIT:
+        self.number, self.start_us, self.window_us = 0, now_us, spec.window_us
+        if spec.anchor is Anchor.FIRST_HIT:
             self._read_from_first(state, now_us)
         else:
             self._read_numbered(state, now_us)
 
     def state(self) -> State:
-        if self.measure.anchor is Anchor.FIRST_HIT:
+        if self.spec.anchor is Anchor.FIRST_HIT:
             return _FROM_FIRST.pack(_MARK, self.start_us, self.count)
         return (self.number & _NUMBERS - 1) << _COUNT_BITS | self.count
 
@@ -143,7 +143,7 @@ class _Window:
 
         Unless nothing counts in it: then it is as new.
         """
-        anchor = self.measure.anchor
+        anchor = self.spec.anchor
         if isinstance(anchor, Anchor):
             self.number = now_us // self.window_us
             end_us = (self.number + 1) * self.window_us
@@ -162,9 +162,9 @@ class _Window:
         self.reset_us = end_us - now_us
 
 
-def _charge(state: State | None, now_us: int, addend: int, measure: Measure, force: bool) -> Step:
+def _charge(state: State | None, now_us: int, addend: int, spec: CounterSpec, force: bool) -> Step:
     """As `charge`, the long way."""
-    limit, window = measure.limit, _Window(state, now_us, measure)
+    limit, window = spec.limit, _Window(state, now_us, spec)
     count = window.count
     passed = count + addend <= limit
     retry_us = 0
@@ -174,10 +174,10 @@ def _charge(state: State | None, now_us: int, addend: int, measure: Measure, for
     if counted:
         window.count = min(count + addend, _MAX_COUNT)
         state = window.state()
-        if not count and measure.anchor is Anchor.FIRST_HIT:
+        if not count and spec.anchor is Anchor.FIRST_HIT:
             window.reset_us = window.window_us
-    left = limit - count - addend if passed else max(0, limit - count)
-    return step((passed, state, left, window.reset_us, retry_us, counted, window.damaged))
+    remaining = limit - count - addend if passed else max(0, limit - count)
+    return step((passed, state, remaining, window.reset_us, retry_us, counted, window.damaged))
 
 
 def _anchor_text(limit: Limit) -> str:
@@ -264,18 +264,18 @@ _CLOCKED_WEIGHT: Final = 2
 _OTHER_WEIGHT: Final = 3
 
 
-def _weight(measure: Measure) -> int:
-    return _CLOCKED_WEIGHT if measure.adds else _OTHER_WEIGHT
+def _weight(spec: CounterSpec) -> int:
+    return _CLOCKED_WEIGHT if spec.adds else _OTHER_WEIGHT
 
 
-def _key(measure: Measure) -> str:
+def _key(spec: CounterSpec) -> str:
     """As `f3600`; `h3600` from the first hit; on a calendar as `fmonth@Europe/Berlin`."""
-    anchor = measure.anchor
+    anchor = spec.anchor
     if isinstance(anchor, Calendar):
         start = f"-{WEEKDAYS[anchor.week_start]}" if anchor.unit is Unit.WEEK else ""
         return f"{_LETTER}{anchor.unit.name.lower()}{start}@{anchor.time_zone}"
     letter = _LETTER_FROM_FIRST if anchor is Anchor.FIRST_HIT else _LETTER
-    return f"{letter}{measure.window_us // SECOND_US}"
+    return f"{letter}{spec.window_us // SECOND_US}"
 
 
 ALGORITHM: Final = Algorithm(

@@ -24,8 +24,8 @@ from ratelimit_service.model import (
     MAX_EXACT,
     TICKS_US,
     Contradiction,
+    CounterSpec,
     Limit,
-    Measure,
     Parameter,
     Receipt,
     State,
@@ -44,26 +44,26 @@ _KEPT_US: Final = 600_000_000
 class _Level:
     """A level at a moment."""
 
-    __slots__ = ("_measure", "_now_us", "_tick_us", "damaged", "level", "now", "ticks")
+    __slots__ = ("_now_us", "_spec", "_tick_us", "damaged", "level", "now", "ticks")
 
-    def __init__(self, state: State | None, now_us: int, measure: Measure) -> None:
-        self._now_us, self._measure = now_us, measure
-        self._tick_us, self.ticks = measure.tick_us, measure.window_ticks
+    def __init__(self, state: State | None, now_us: int, spec: CounterSpec) -> None:
+        self._now_us, self._spec = now_us, spec
+        self._tick_us, self.ticks = spec.tick_us, spec.window_ticks
         self.now, self.level, self.damaged = now_us // self._tick_us, 0, False
-        mark = measure.algorithm.mark
+        mark = spec.algorithm.mark
         if not (isinstance(state, bytes) and state[:1] == mark and len(state) == _STATE.size):
             return
         _, tick, hits, fraction, last, rate = _STATE.unpack(state)
         if tick >= len(TICKS_US):
             return
-        if rate != measure.rate and now_us >= _forgotten_us(state, measure):
+        if rate != spec.rate and now_us >= _forgotten_us(state, spec):
             return
-        if tick != measure.tick:
+        if tick != spec.tick:
             # The rule has another number: the same level in other parts, rounded up.
             fraction = min(-(-int(fraction) * TICKS_US[tick] // self._tick_us), self.ticks)
             last = int(last) * TICKS_US[tick] // self._tick_us
         # The numbers hold no more than this; it is far above the limit all the same.
-        hits = min(hits, measure.limit + measure.rate)
+        hits = min(hits, spec.limit + spec.rate)
         self._leak(int(last), hits * self.ticks + int(fraction))
 
     def _leak(self, last: int, level: int) -> None:
@@ -79,9 +79,9 @@ class _Level:
 
     def _since(self, last: int) -> tuple[int, int]:
         """How often something has leaked since a time in ticks, and how much each time."""
-        if self._measure.stepped:
-            return self.now // self.ticks - last // self.ticks, self._measure.rate * self.ticks
-        return self.now - last, self._measure.rate
+        if self._spec.stepped:
+            return self.now // self.ticks - last // self.ticks, self._spec.rate * self.ticks
+        return self.now - last, self._spec.rate
 
     def leaked(self, since_us: int) -> int:
         """The most that can have leaked since a moment; nothing yet if it is to come."""
@@ -90,9 +90,9 @@ class _Level:
 
     def state(self) -> State:
         hits, fraction = divmod(self.level, self.ticks)
-        measure = self._measure
-        mark = measure.algorithm.mark
-        return _STATE.pack(mark, measure.tick, hits, fraction, self.now, measure.rate)
+        spec = self._spec
+        mark = spec.algorithm.mark
+        return _STATE.pack(mark, spec.tick, hits, fraction, self.now, spec.rate)
 
     def used(self) -> int:
         """In hits, rounded up."""
@@ -103,12 +103,12 @@ class _Level:
 
         It ends at `ends_us` at the latest, so that huge buckets at a small rate stay exact.
         """
-        rate, excess = self._measure.rate, self.level - level
+        rate, excess = self._spec.rate, self.level - level
         if excess <= 0:
             return 0
         if not rate:
-            return self._measure.window_us
-        if self._measure.stepped:
+            return self._spec.window_us
+        if self._spec.stepped:
             steps = -(-excess // (rate * self.ticks))
             then = (self.now // self.ticks + steps) * self.ticks
         else:
@@ -121,7 +121,7 @@ class _Level:
         return (MAX_EXACT - 1) // self._tick_us * self._tick_us
 
 
-def _forgotten_us(state: bytes, measure: Measure) -> int:
+def _forgotten_us(state: bytes, spec: CounterSpec) -> int:
     """From when on a state counts for nothing at another rate."""
     tick: int
     hits: int
@@ -130,9 +130,9 @@ def _forgotten_us(state: bytes, measure: Measure) -> int:
     _, tick, hits, fraction, last, rate = _STATE.unpack(state)
     if not rate:
         return MAX_EXACT
-    ticks = -(-measure.window_us // TICKS_US[tick])
+    ticks = -(-spec.window_us // TICKS_US[tick])
     level, then = hits * ticks + int(fraction), int(last)
-    if measure.stepped:
+    if spec.stepped:
         then = (then // ticks - -level // (rate * ticks)) * ticks
     else:
         then -= -level // rate
@@ -140,30 +140,32 @@ def _forgotten_us(state: bytes, measure: Measure) -> int:
 
 
 def charge(
-    state: State | None, now_us: int, addend: int, measure: Measure, _force: bool, _lease: bytes
+    state: State | None, now_us: int, addend: int, spec: CounterSpec, _force: bool, _lease: bytes
 ) -> Step:
     """Puts `addend` hits into the bucket if there is room for all of them.
 
     0 hits are a peek: it passes while the bucket holds no more than the limit.
     """
-    limit = measure.limit
-    level = _Level(state, now_us, measure)
-    left = limit - level.used()
-    if addend > left:
+    limit = spec.limit
+    level = _Level(state, now_us, spec)
+    remaining = limit - level.used()
+    if addend > remaining:
         room = limit - addend if addend <= limit else 0
         retry_us = level.until_us(room * level.ticks)
-        return step((False, state, max(0, left), level.until_us(0), retry_us, 0, level.damaged))
+        return step(
+            (False, state, max(0, remaining), level.until_us(0), retry_us, 0, level.damaged)
+        )
     if addend:
         level.level += addend * level.ticks
         state = level.state()
-    return step((True, state, left - addend, level.until_us(0), 0, addend, level.damaged))
+    return step((True, state, remaining - addend, level.until_us(0), 0, addend, level.damaged))
 
 
 def refund(
     state: State | None,
     now_us: int,
     addend: int,
-    measure: Measure,
+    spec: CounterSpec,
     _lease: bytes,
     receipt: Receipt | None,
 ) -> Step:
@@ -172,16 +174,16 @@ def refund(
     With a receipt, if others have come since, less what has leaked since: so much of it may
     have been of theirs. Of a queue then nothing, since they were told their places.
     """
-    level = _Level(state, now_us, measure)
+    level = _Level(state, now_us, spec)
     given = addend * level.ticks
     if receipt and not now_us + level.until_us(0) == receipt.until_us < level.ends_us():
-        given = 0 if measure.queue else max(0, given - level.leaked(receipt.at_us))
+        given = 0 if spec.queue else max(0, given - level.leaked(receipt.at_us))
     given_back = min(-(-given // level.ticks), level.used())
     if given_back:
         level.level = max(0, level.level - given)
         state = level.state()
-    left = max(0, measure.limit - level.used())
-    return Step(True, state, left, level.until_us(0), 0, given_back, level.damaged)
+    remaining = max(0, spec.limit - level.used())
+    return Step(True, state, remaining, level.until_us(0), 0, given_back, level.damaged)
 
 
 def burst_of(limit: Limit) -> int:

@@ -14,8 +14,8 @@ from ratelimit_service.model import (
     MAX_EXACT,
     TICKS_US,
     Algorithm,
+    CounterSpec,
     Limit,
-    Measure,
     Parameter,
 )
 
@@ -24,8 +24,8 @@ __all__ = [
     "DEFAULT",
     "PARAMETERS",
     "capacity_of",
-    "measure_of",
     "soft_of",
+    "spec_of",
     "value_of",
     "with_parameter",
 ]
@@ -93,7 +93,7 @@ def soft_of(limit: Limit) -> int:
     return capacity_of(limit) * limit.soft_ppm // _WHOLE_PPM
 
 
-def measure_of(limit: Limit) -> Measure:
+def spec_of(limit: Limit) -> CounterSpec:
     """The limit in the numbers that counters are judged by."""
     algorithm = ALGORITHMS[limit.algorithm]
     hard = capacity_of(limit) + soft_of(limit)
@@ -101,7 +101,7 @@ def measure_of(limit: Limit) -> Measure:
     tick = 0
     if algorithm.ticks:
         tick = _tick_exponent(limit.window_us, max(2, hard + (rate or hard)))
-    return Measure(
+    return CounterSpec(
         algorithm,
         hard,
         limit.window_us,

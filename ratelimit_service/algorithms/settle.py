@@ -96,8 +96,8 @@ def _refund(hits: Sequence[Hit], steps: list[Step], read: _Read, now_us: int) ->
     for place, hit in enumerate(hits):
         if hit.refund:
             state = _state(hit.key, changes, read)
-            steps[place] = step = hit.measure.algorithm.refund(
-                state, now_us, hit.addend, hit.measure, hit.lease, hit.receipt
+            steps[place] = step = hit.spec.algorithm.refund(
+                state, now_us, hit.addend, hit.spec, hit.lease, hit.receipt
             )
             if step.counted:
                 changes[hit.key] = hit, step
@@ -106,11 +106,11 @@ def _refund(hits: Sequence[Hit], steps: list[Step], read: _Read, now_us: int) ->
 
 def _charge(hit: Hit, changes: Changes, read: _Read, now_us: int) -> Step:
     """Charges a hit on top of `changes`, and notes there what it counted."""
-    step = hit.measure.algorithm.charge(
+    step = hit.spec.algorithm.charge(
         _state(hit.key, changes, read),
         now_us,
         hit.addend,
-        hit.measure,
+        hit.spec,
         hit.count_denied,
         hit.lease,
     )
@@ -135,7 +135,7 @@ def _withhold(
     for place in places:
         if steps[place].passed:
             hit = hits[place]
-            peek = hit.measure.algorithm.charge(
-                _state(hit.key, changes, read), now_us, 0, hit.measure, False, b""
+            peek = hit.spec.algorithm.charge(
+                _state(hit.key, changes, read), now_us, 0, hit.spec, False, b""
             )
-            steps[place] = steps[place]._replace(left=peek.left, reset_us=peek.reset_us)
+            steps[place] = steps[place]._replace(remaining=peek.remaining, reset_us=peek.reset_us)

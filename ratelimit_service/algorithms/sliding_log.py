@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from ratelimit_service.model import Algorithm, Measure, Receipt, State, Step, step
+from ratelimit_service.model import Algorithm, CounterSpec, Receipt, State, Step, step
 
 __all__ = ["ALGORITHM", "charge", "refund"]
 
@@ -93,21 +93,21 @@ class _Log(NamedTuple):
 
 
 def charge(
-    state: State | None, now_us: int, addend: int, measure: Measure, force: bool, _lease: bytes
+    state: State | None, now_us: int, addend: int, spec: CounterSpec, force: bool, _lease: bytes
 ) -> Step:
     """Notes `addend` hits if all of them fit below the limit, or in any case with `force`."""
-    limit, window_us = measure.limit, measure.window_us
+    limit, window_us = spec.limit, spec.window_us
     log, damaged = _read(state, now_us, window_us)
     passed = log.total + addend <= limit
-    retry_us = 0 if passed else _retry_us(log, now_us, addend, measure)
-    left = limit - log.total - addend if passed else max(0, limit - log.total)
+    retry_us = 0 if passed else _retry_us(log, now_us, addend, spec)
+    remaining = limit - log.total - addend if passed else max(0, limit - log.total)
     counted = addend if passed or force else 0
     if counted:
         if noted := min(addend, _MAX_TOTAL - log.total):
             log = log.with_hits(max(now_us, log.last) if log.entries else now_us, noted)
         state = log.state()
     return step(
-        (passed, state, left, _reset_us(log, now_us, window_us), retry_us, counted, damaged)
+        (passed, state, remaining, _reset_us(log, now_us, window_us), retry_us, counted, damaged)
     )
 
 
@@ -115,15 +115,15 @@ def refund(
     state: State | None,
     now_us: int,
     addend: int,
-    measure: Measure,
+    spec: CounterSpec,
     _lease: bytes,
     receipt: Receipt | None,
 ) -> Step:
     """Takes back up to `addend` hits, the newest first; or those of the receipt's moment."""
-    log, damaged = _read(state, now_us, measure.window_us)
+    log, damaged = _read(state, now_us, spec.window_us)
     given_back = min(addend, log.total)
     if receipt:
-        log, given_back = log.without(receipt.until_us - measure.window_us, addend)
+        log, given_back = log.without(receipt.until_us - spec.window_us, addend)
         state = log.state() if given_back else state
     elif given_back:
         rest = given_back
@@ -134,9 +134,9 @@ def refund(
                 log = log.with_hits(newest, hits - rest)
             rest -= min(rest, hits)
         state = log.state()
-    left = max(0, measure.limit - log.total)
-    reset_us = _reset_us(log, now_us, measure.window_us)
-    return Step(True, state, left, reset_us, 0, given_back, damaged)
+    remaining = max(0, spec.limit - log.total)
+    reset_us = _reset_us(log, now_us, spec.window_us)
+    return Step(True, state, remaining, reset_us, 0, given_back, damaged)
 
 
 def _read(state: State | None, now_us: int, window_us: int) -> tuple[_Log, bool]:
@@ -160,16 +160,16 @@ def _reset_us(log: _Log, now_us: int, window_us: int) -> int:
     return log.last + window_us - now_us if log.entries else 0
 
 
-def _retry_us(log: _Log, now_us: int, addend: int, measure: Measure) -> int:
+def _retry_us(log: _Log, now_us: int, addend: int, spec: CounterSpec) -> int:
     """How long until enough of the oldest have expired."""
-    if addend > measure.limit:
-        return measure.window_us
-    excess, time, at = log.total + addend - measure.limit, log.base, 0
+    if addend > spec.limit:
+        return spec.window_us
+    excess, time, at = log.total + addend - spec.limit, log.base, 0
     while excess > 0:
         since, hits, at = _entry_at(log.entries, at)
         excess -= hits
         time += since
-    return time + measure.window_us - now_us
+    return time + spec.window_us - now_us
 
 
 def _entry(since_us: int, hits: int) -> bytes:
@@ -221,8 +221,8 @@ _HITS_PER_WEIGHT: Final = 110
 """The hits of a full log that weigh one, for reading and writing them."""
 
 
-def _weight(measure: Measure) -> int:
-    return _WEIGHT + measure.limit // _HITS_PER_WEIGHT
+def _weight(spec: CounterSpec) -> int:
+    return _WEIGHT + spec.limit // _HITS_PER_WEIGHT
 
 
 ALGORITHM: Final = Algorithm(

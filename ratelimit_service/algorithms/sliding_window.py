@@ -20,7 +20,7 @@ from ratelimit_service.model import (
     MAX_ADDEND,
     SECOND_US,
     Algorithm,
-    Measure,
+    CounterSpec,
     Parameter,
     Receipt,
     State,
@@ -33,38 +33,38 @@ __all__ = ["ALGORITHM", "charge", "refund"]
 
 
 def charge(
-    state: State | None, now_us: int, addend: int, measure: Measure, force: bool, _lease: bytes
+    state: State | None, now_us: int, addend: int, spec: CounterSpec, force: bool, _lease: bytes
 ) -> Step:
     """Counts `addend` hits if all of them fit below the limit, or in any case with `force`."""
-    limit, window = measure.limit, _window(state, now_us, measure)
-    left = limit - window.count()
-    passed = addend <= left
+    limit, window = spec.limit, _window(state, now_us, spec)
+    remaining = limit - window.count()
+    passed = addend <= remaining
     retry_us = 0 if passed else window.retry_us(addend)
     counted = addend if passed or force else 0
     if counted:
         window.add(counted)
         state = window.state()
-    left = left - addend if passed else max(0, left)
-    return step((passed, state, left, window.reset_us(), retry_us, counted, window.damaged))
+    remaining = remaining - addend if passed else max(0, remaining)
+    return step((passed, state, remaining, window.reset_us(), retry_us, counted, window.damaged))
 
 
 def refund(
     state: State | None,
     now_us: int,
     addend: int,
-    measure: Measure,
+    spec: CounterSpec,
     _lease: bytes,
     receipt: Receipt | None,
 ) -> Step:
     """Takes up to `addend` hits off the newest counts, then the older ones; or where they lie."""
-    window = _window(state, now_us, measure)
+    window = _window(state, now_us, spec)
     given_back = window.undo(addend, receipt) if receipt else window.take_off(addend)
     if given_back:
         state = window.state()
         if not window.count():
-            window = _window(state, now_us, measure)  # the next hit begins another
-    left = max(0, measure.limit - window.count())
-    return Step(True, state, left, window.reset_us(), 0, given_back, window.damaged)
+            window = _window(state, now_us, spec)  # the next hit begins another
+    remaining = max(0, spec.limit - window.count())
+    return Step(True, state, remaining, window.reset_us(), 0, given_back, window.damaged)
 
 
 class _TwoCounters:
@@ -75,15 +75,15 @@ class _TwoCounters:
         "_before",
         "_elapsed",
         "_ends_us",
-        "_measure",
         "_now",
         "_number",
+        "_spec",
         "damaged",
     )
 
-    def __init__(self, state: State | None, now_us: int, measure: Measure) -> None:
-        self._measure = measure
-        self._number = now_us // measure.window_us
+    def __init__(self, state: State | None, now_us: int, spec: CounterSpec) -> None:
+        self._spec = spec
+        self._number = now_us // spec.window_us
         self._before, self._now, self._ahead_us, self.damaged = 0, 0, 0, False
         if isinstance(state, bytes) and state[:1] == b"w" and len(state) == _TWO.size:
             _, stored, before, now = _TWO.unpack(state)
@@ -91,20 +91,20 @@ class _TwoCounters:
             self.damaged = ahead > 1
             if ahead == 1 and (before or now):  # else as new, also if the clock has stepped back
                 self._number += 1
-                self._ahead_us = self._number * measure.window_us - now_us
+                self._ahead_us = self._number * spec.window_us - now_us
             if 0 <= ahead <= 1:
                 self._before, self._now = before, now
             elif ahead == -1:
                 self._before = now
-        since = now_us + self._ahead_us - self._number * measure.window_us
-        self._elapsed = since // measure.tick_us
-        self._ends_us = measure.window_us - since + self._ahead_us
+        since = now_us + self._ahead_us - self._number * spec.window_us
+        self._elapsed = since // spec.tick_us
+        self._ends_us = spec.window_us - since + self._ahead_us
 
     def state(self) -> State:
         return _TWO.pack(b"w", self._number, self._before, self._now)
 
     def count(self) -> int:
-        ticks = self._measure.window_ticks
+        ticks = self._spec.window_ticks
         return self._before * (ticks - self._elapsed) // ticks + self._now
 
     def add(self, addend: int) -> None:
@@ -121,7 +121,7 @@ class _TwoCounters:
 
     def undo(self, addend: int, receipt: Receipt) -> int:
         """Takes them off the window that the receipt is of."""
-        ago = self._number + 1 - receipt.until_us // self._measure.window_us
+        ago = self._number + 1 - receipt.until_us // self._spec.window_us
         given_back = 0
         if ago == 0:
             given_back = min(self._now, addend)
@@ -135,34 +135,34 @@ class _TwoCounters:
         return self._ends_us
 
     def retry_us(self, addend: int) -> int:
-        limit = self._measure.limit
+        limit = self._spec.limit
         if addend > limit:
-            return self._measure.window_us
+            return self._spec.window_us
         room = limit - self._now - addend
         if room >= 0:
             return self._after(self._until(self._before, room))
-        return self._after(self._until(self._now, limit - addend) + self._measure.window_ticks)
+        return self._after(self._until(self._now, limit - addend) + self._spec.window_ticks)
 
     def _until(self, count: int, room: int) -> int:
         """The ticks of a window after which this count before it weighs no more than `room`."""
         if count <= room:
             return 0
-        ticks = self._measure.window_ticks
+        ticks = self._spec.window_ticks
         return ticks + 1 - -(-(room + 1) * ticks // count)
 
     def _after(self, ticks: int) -> int:
         """From now to a moment in ticks since the window's beginning, in microseconds."""
-        return max(0, ticks - self._elapsed) * self._measure.tick_us + self._ahead_us
+        return max(0, ticks - self._elapsed) * self._spec.tick_us + self._ahead_us
 
 
 class _Buckets:
     """The counts of the parts of a window, from the newest to the oldest."""
 
-    __slots__ = ("_counts", "_measure", "_now_us", "_number", "_part_us", "damaged")
+    __slots__ = ("_counts", "_now_us", "_number", "_part_us", "_spec", "damaged")
 
-    def __init__(self, state: State | None, now_us: int, measure: Measure) -> None:
-        self._measure, self._now_us = measure, now_us
-        self._part_us = -(-measure.window_us // measure.buckets)
+    def __init__(self, state: State | None, now_us: int, spec: CounterSpec) -> None:
+        self._spec, self._now_us = spec, now_us
+        self._part_us = -(-spec.window_us // spec.buckets)
         self._number, self._counts, self.damaged = now_us // self._part_us, [0], False
         if not (isinstance(state, bytes) and state[:1] == b"s" and len(state) > _HEAD):
             return
@@ -170,14 +170,14 @@ class _Buckets:
         if form is None or (len(state) - _HEAD) % state[1]:
             return
         number = int.from_bytes(state[2:_HEAD], "big")
-        self.damaged = number * self._part_us - now_us >= measure.window_us
+        self.damaged = number * self._part_us - now_us >= spec.window_us
         if self.damaged:
             return
         age = max(0, self._number - number)
-        if age <= measure.buckets and any(state[_HEAD:]):
+        if age <= spec.buckets and any(state[_HEAD:]):
             self._number = max(number, self._number)
             counts = struct.unpack(f">{(len(state) - _HEAD) // state[1]}{form}", state[_HEAD:])
-            self._counts = [0] * age + list(counts[: measure.buckets + 1 - age])
+            self._counts = [0] * age + list(counts[: spec.buckets + 1 - age])
 
     def state(self) -> State:
         counts = self._counts
@@ -203,7 +203,7 @@ class _Buckets:
 
     def undo(self, addend: int, receipt: Receipt) -> int:
         """Takes them off the part that the receipt is of."""
-        number = receipt.until_us // self._part_us - self._measure.buckets - 1
+        number = receipt.until_us // self._part_us - self._spec.buckets - 1
         place = self._number - number
         if not 0 <= place < len(self._counts):
             return 0
@@ -218,9 +218,9 @@ class _Buckets:
         return 0
 
     def retry_us(self, addend: int) -> int:
-        limit = self._measure.limit
+        limit = self._spec.limit
         if addend > limit:
-            return self._measure.window_us
+            return self._spec.window_us
         excess, place = self.count() + addend - limit, len(self._counts)
         while excess > 0:
             place -= 1
@@ -229,12 +229,12 @@ class _Buckets:
 
     def _gone_us(self, place: int) -> int:
         """From now until a part is no longer within the window."""
-        after = self._number - place + self._measure.buckets + 1
+        after = self._number - place + self._spec.buckets + 1
         return after * self._part_us - self._now_us
 
 
-def _window(state: State | None, now_us: int, measure: Measure) -> _TwoCounters | _Buckets:
-    return (_Buckets if measure.buckets else _TwoCounters)(state, now_us, measure)
+def _window(state: State | None, now_us: int, spec: CounterSpec) -> _TwoCounters | _Buckets:
+    return (_Buckets if spec.buckets else _TwoCounters)(state, now_us, spec)
 
 
 _TWO: Final = struct.Struct(">cdII")
@@ -259,14 +259,14 @@ _BUCKETS_PER_WEIGHT: Final = 11
 """The sub-counters that weigh one, for reading and writing them."""
 
 
-def _weight(measure: Measure) -> int:
-    return _WEIGHT + measure.buckets // _BUCKETS_PER_WEIGHT
+def _weight(spec: CounterSpec) -> int:
+    return _WEIGHT + spec.buckets // _BUCKETS_PER_WEIGHT
 
 
-def _key(measure: Measure) -> str:
+def _key(spec: CounterSpec) -> str:
     """As `w3600`, with sub-counters `w3600/60`."""
-    parts = f"/{measure.buckets}" if measure.buckets else ""
-    return f"{_LETTER}{measure.window_us // SECOND_US}{parts}"
+    parts = f"/{spec.buckets}" if spec.buckets else ""
+    return f"{_LETTER}{spec.window_us // SECOND_US}{parts}"
 
 
 ALGORITHM: Final = Algorithm(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from ratelimit_service.algorithms.level import BURST, burst_of, charge, contradictions, refund
-from ratelimit_service.model import SECOND_US, Algorithm, Denied, Measure, Parameter, Takes
+from ratelimit_service.model import SECOND_US, Algorithm, CounterSpec, Denied, Parameter, Takes
 
 __all__ = ["ALGORITHM"]
 
@@ -28,9 +28,9 @@ _REFILL: Final = Parameter(
 _LETTER: Final = "t"
 
 
-def _key(measure: Measure) -> str:
+def _key(spec: CounterSpec) -> str:
     """As `t60`, with stepped refills `t60s`."""
-    return f"{_LETTER}{measure.window_us // SECOND_US}{'s' if measure.stepped else ''}"
+    return f"{_LETTER}{spec.window_us // SECOND_US}{'s' if spec.stepped else ''}"
 
 
 ALGORITHM: Final = Algorithm(

@@ -40,7 +40,7 @@ def explain(domain: str, descriptors: Sequence[str], rules: str, as_json: bool) 
     Example: ratelimit explain demo user=alice
     """
     from ratelimit_service.health import Health  # noqa: PLC0415
-    from ratelimit_service.observer import Counters  # noqa: PLC0415
+    from ratelimit_service.observer import Stats  # noqa: PLC0415
     from ratelimit_service.rules.explain import explain as explained  # noqa: PLC0415
     from ratelimit_service.rules.load import Rules  # noqa: PLC0415
     from ratelimit_service.rules.sources import source_of  # noqa: PLC0415
@@ -48,7 +48,7 @@ def explain(domain: str, descriptors: Sequence[str], rules: str, as_json: bool) 
 
     environ = os.environ  # noqa: TID251 -- handed over, not read
     source = source_of(from_environment(environ, "xds_", rules=rules))
-    loaded = Rules(source, counters=Counters(), health=Health())
+    loaded = Rules(source, stats=Stats(), health=Health())
     loaded.load(once=True)
     for text in descriptors:
         explanation = explained(loaded.snapshot, domain, parse_descriptor(text))
@@ -67,12 +67,12 @@ def _counter_keys(
     domain: str, explanation: Explanation, shard_by: frozenset[str] | None
 ) -> list[str]:
     """The key of each limit's counter."""
-    from ratelimit_service.algorithms import measure_of  # noqa: PLC0415
+    from ratelimit_service.algorithms import spec_of  # noqa: PLC0415
     from ratelimit_service.stores.keys import CounterNames  # noqa: PLC0415
 
     found = explanation.match
     return [
-        CounterNames(domain, measure_of(limit), shard_by)
+        CounterNames(domain, spec_of(limit), shard_by)
         .key(found.identity, found.shared)
         .decode("utf-8", "backslashreplace")
         for limit in (found.rule.limits if found.rule else ())

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from ratelimit_service.limiter.additions import Told, say
 from ratelimit_service.limiter.compiled import Plan
-from ratelimit_service.limiter.statuses import Shown, by_policy, left_of, shown, statuses_of
+from ratelimit_service.limiter.statuses import Shown, by_policy, remaining_of, shown, statuses_of
 from ratelimit_service.model import (
     Calendar,
     Code,
@@ -129,7 +129,7 @@ def _limits(
 
 def _partly(outcome: Outcome | None) -> bool:
     """Whether hits were denied, and not counted, of which fewer would pass."""
-    return outcome is not None and outcome.over and outcome.left > 0 and not outcome.charged
+    return outcome is not None and outcome.over and outcome.remaining > 0 and not outcome.charged
 
 
 def _limit(index: int, one: Shown) -> dict[str, object]:
@@ -140,7 +140,7 @@ def _limit(index: int, one: Shown) -> dict[str, object]:
         "requestsPerUnit": limit.requests_per_unit,
         "unit": limit.unit.name,
         "unitMultiplier": limit.multiplier,
-        "remaining": 0 if outcome.over and not _partly(outcome) else left_of(one),
+        "remaining": 0 if outcome.over and not _partly(outcome) else remaining_of(one),
         "resetSeconds": whole_seconds(outcome.reset_us),
         "overLimit": outcome.over,
     }

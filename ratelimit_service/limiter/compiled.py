@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from ratelimit_service.model import FailurePolicy, Hit, Limit, Measure, Mode
+from ratelimit_service.model import CounterSpec, FailurePolicy, Hit, Limit, Mode
 from ratelimit_service.observer import Tally
 from ratelimit_service.rules.tree import Rule
 from ratelimit_service.stores.keys import CounterNames
@@ -33,17 +33,17 @@ class Kind(Enum):
 class CompiledLimit(NamedTuple):
     """What one limit of a rule means for every descriptor that meets it.
 
-    Hits are near the limit when the count is above `near_limit`; then less than `near_left` of
+    Hits are near the limit when the count is above `near_limit`; then less than `near_remaining` of
     it remains, the soft part included.
     """
 
     limit: Limit
-    measure: Measure
+    spec: CounterSpec
     count_denied: bool
     names: CounterNames
     soft: int
     near_limit: int
-    near_left: int
+    near_remaining: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +62,7 @@ class CompiledRule:
     hit_mode: Mode = Mode.ENFORCED
     policy: FailurePolicy = FailurePolicy.OPEN
     tally: Tally | None = None
-    near_left: int = 0
+    near_remaining: int = 0
     """That of the first limit."""
     independent: bool = True
     """Whether the plan of a descriptor is the same whatever stands beside it in its request."""

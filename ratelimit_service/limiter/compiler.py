@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from ratelimit_service.algorithms import capacity_of, measure_of, soft_of
+from ratelimit_service.algorithms import capacity_of, soft_of, spec_of
 from ratelimit_service.limiter.additions import speaking, wanted
 from ratelimit_service.limiter.compiled import CompiledLimit, CompiledRule, Kind
 from ratelimit_service.limiter.near import near_threshold
 from ratelimit_service.limiter.usual import is_usual, stands_alone
-from ratelimit_service.model import Denied, FailurePolicy, Limit, Measure, Mode
+from ratelimit_service.model import CounterSpec, Denied, FailurePolicy, Limit, Mode
 from ratelimit_service.observer import Tally
 from ratelimit_service.rules.tree import Domain, Rule, Snapshot
 from ratelimit_service.settings import Settings
@@ -114,24 +114,24 @@ class Compiler:
             Mode.SHADOW if settings.shadow_mode else mode,
             policy,
             tally,
-            compiled[0].near_left,
+            compiled[0].near_remaining,
             self._independent(rule),
             not settings.shadow_mode and is_usual(rule, limits),
             speaking(self.additions, limits),
-            any(each.measure.algorithm.leases for each in compiled),
+            any(each.spec.algorithm.leases for each in compiled),
         )
 
     def _limit(self, domain: Domain, limit: Limit, *, always: bool) -> CompiledLimit:
-        measure = _measure(limit)
+        spec = _spec(limit)
         near_limit = near_threshold(capacity_of(limit), self._settings.near_limit_ratio)
-        denied = measure.algorithm.denied
+        denied = spec.algorithm.denied
         count_denied = denied is Denied.ALWAYS_COUNTED or (
             (always or limit.count_denied) and denied is not Denied.NOT_COUNTED
         )
-        names = CounterNames(domain.name, measure, domain.shard_by)
-        near_left = measure.limit - near_limit
+        names = CounterNames(domain.name, spec, domain.shard_by)
+        near_remaining = spec.limit - near_limit
         return CompiledLimit(
-            limit, measure, count_denied, names, soft_of(limit), near_limit, near_left
+            limit, spec, count_denied, names, soft_of(limit), near_limit, near_remaining
         )
 
     def _independent(self, rule: Rule | None) -> bool:
@@ -139,6 +139,6 @@ class Compiler:
 
 
 @lru_cache(maxsize=4096)
-def _measure(limit: Limit) -> Measure:
+def _spec(limit: Limit) -> CounterSpec:
     """One for all counters of equal limits: callers bring limits of their own."""
-    return measure_of(limit)
+    return spec_of(limit)

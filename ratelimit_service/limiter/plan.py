@@ -124,7 +124,7 @@ class Planner:
         (limit,) = rule.limits
         addend = addend or 1
         rest = (
-            limit.measure,
+            limit.spec,
             addend,
             rule.hit_mode,
             limit.count_denied,
@@ -193,12 +193,12 @@ def _counted(
     lease: bytes = b"",
 ) -> Plan:
     if len(rule.limits) == 1:
-        _, measure, count_denied, names, _, _, _ = rule.limits[0]
+        _, spec, count_denied, names, _, _, _ = rule.limits[0]
         key = names.key(identity, shared)
-        given = addend if not refund or measure.algorithm.refunded else 0
+        given = addend if not refund or spec.algorithm.refunded else 0
         hit = (
             key,
-            measure,
+            spec,
             given,
             rule.hit_mode,
             count_denied,
@@ -214,14 +214,14 @@ def _counted(
     together = rule.mode is rule.hit_mode or rule.mode is not Mode.QUOTA
     for place, limit in enumerate(rule.limits):
         # Who gives back a lease gives back no hits of the other limits.
-        algorithm = limit.measure.algorithm
+        algorithm = limit.spec.algorithm
         given = addend if not lease or algorithm.leases else 0
         if refund and not algorithm.refunded:
             given = 0
         hits.append(
             Hit(
                 limit.names.key(identity, shared),
-                limit.measure,
+                limit.spec,
                 given,
                 rule.hit_mode,
                 limit.count_denied,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ratelimit_service.limiter.compiled import CompiledLimit, Kind, Plan
 from ratelimit_service.model import MAX_ADDEND, Code, FailurePolicy, Outcome, Status
 
-__all__ = ["Shown", "by_policy", "left_of", "shown", "statuses_of"]
+__all__ = ["Shown", "by_policy", "remaining_of", "shown", "statuses_of"]
 
 
 class Shown(NamedTuple):
@@ -42,12 +42,14 @@ def _before(one: Shown, other: Shown) -> bool:
         return first.over
     if first.local != second.local:
         return first.local
-    return first.reset_us > second.reset_us if first.over else left_of(one) < left_of(other)
+    return (
+        first.reset_us > second.reset_us if first.over else remaining_of(one) < remaining_of(other)
+    )
 
 
-def left_of(one: Shown) -> int:
+def remaining_of(one: Shown) -> int:
     """What is left, without the soft part."""
-    return max(0, one.outcome.left - one.limit.soft)
+    return max(0, one.outcome.remaining - one.limit.soft)
 
 
 def _status(planned: Plan, spoken: Shown | None) -> Status:
@@ -65,7 +67,7 @@ def _status(planned: Plan, spoken: Shown | None) -> Status:
     return Status(
         Code.OVER_LIMIT if over else Code.OK,
         spoken.limit.limit,
-        0 if outcome.over else left_of(spoken),
+        0 if outcome.over else remaining_of(spoken),
         outcome.reset_us,
     )
 

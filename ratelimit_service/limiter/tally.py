@@ -8,7 +8,7 @@ from ratelimit_service.algorithms import denying
 from ratelimit_service.limiter.compiled import Kind, Plan
 from ratelimit_service.limiter.statuses import Shown, by_policy, shown
 from ratelimit_service.model import Outcome
-from ratelimit_service.observer import Counters, Tally
+from ratelimit_service.observer import Stats, Tally
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
 
@@ -22,24 +22,24 @@ def tally_within(plans: Sequence[Plan], outcomes: Sequence[Outcome]) -> None:
         if tally is not None:
             tally.hits += addend
             tally.within += addend
-            left = outcomes[place][1]
-            if left < rule.near_left:
-                tally.near += min(addend, rule.near_left - left)
+            remaining = outcomes[place][1]
+            if remaining < rule.near_remaining:
+                tally.near += min(addend, rule.near_remaining - remaining)
 
 
 def tally_plain(
     plans: Sequence[Plan],
     settled: Settled,
-    counters: Counters,
+    stats: Stats,
     times: int = 1,
 ) -> None:
     """The short way of `tally`, for usual descriptors; adds so many such requests."""
     outcomes, verdict, _, _ = settled
-    counters.decisions["ok" if verdict.passes else "over_limit"] += times
+    stats.decisions["ok" if verdict.passes else "over_limit"] += times
     for place, planned in enumerate(plans):
         rule, outcome = planned[0], outcomes[place]
         if outcome is None or outcome[4]:
-            counters.policy_decisions[rule.policy] += times
+            stats.policy_decisions[rule.policy] += times
         if rule.tally is not None:
             spoken = Shown(rule.limits[0], outcome) if outcome is not None else None
             if times > 1:
@@ -51,11 +51,11 @@ def tally(
     plans: Sequence[Plan],
     outcomes: Sequence[Sequence[Outcome | None]],
     verdict: Verdict,
-    counters: Counters,
+    stats: Stats,
     settings: Settings,
 ) -> None:
-    """Adds an answered request to its rules' tallies and the process's counters."""
-    counters.decisions["ok" if verdict.passes else "over_limit"] += 1
+    """Adds an answered request to its rules' tallies and the process's stats."""
+    stats.decisions["ok" if verdict.passes else "over_limit"] += 1
     declared = []  # what the rules say, which the global shadow mode does not heed
     for planned, each in zip(plans, outcomes, strict=True):
         rule = planned.rule
@@ -65,11 +65,11 @@ def tally(
         if rule.tally is not None:
             _add(planned, spoken, rule.tally)
         if by_policy(planned, spoken):
-            counters.policy_decisions[rule.policy] += 1
+            stats.policy_decisions[rule.policy] += 1
         if spoken is not None and not planned.refund:
             declared.append((rule.mode, spoken.outcome.over))
     if settings.shadow_mode and denying(declared) >= 0:
-        counters.global_shadow_mode += 1
+        stats.global_shadow_mode += 1
 
 
 def _add(planned: Plan, spoken: Shown | None, tally: Tally) -> None:
@@ -87,12 +87,12 @@ def _add(planned: Plan, spoken: Shown | None, tally: Tally) -> None:
         tally.by_policy += hits
         return
     compiled, outcome = spoken
-    limit = compiled.measure.limit
+    limit = compiled.spec.limit
     if outcome.over:
         # Only hits that are counted although denied can be partly below the limit.
-        room = min(hits, outcome.left) if outcome.charged else 0
+        room = min(hits, outcome.remaining) if outcome.charged else 0
         tally.over += hits - room
-        before = limit - outcome.left
+        before = limit - outcome.remaining
         tally.near += room and limit - max(compiled.near_limit, before)
         if rule.declared and rule.declared.shadow_mode:
             tally.shadow += hits - room
@@ -100,5 +100,5 @@ def _add(planned: Plan, spoken: Shown | None, tally: Tally) -> None:
         tally.uncharged += hits
     else:
         tally.within += hits
-        above = limit - outcome.left - compiled.near_limit
+        above = limit - outcome.remaining - compiled.near_limit
         tally.near += max(0, min(hits, above))

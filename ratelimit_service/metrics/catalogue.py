@@ -86,13 +86,13 @@ def _labelled(
 ) -> Metric:
     """A counter with one label, whose known values are there from the start.
 
-    `attribute` is that of `Counters`. With `workers` it is there only where there are some.
+    `attribute` is that of `Stats`. With `workers` it is there only where there are some.
     """
 
     def read(reading: Reading) -> Iterable[Sample] | None:
         if workers and reading.workers is None:
             return None
-        counts = getattr(reading.counters, attribute)
+        counts = getattr(reading.stats, attribute)
         values = dict.fromkeys([*map(str, known), *map(str, list(counts))])
         return [Sample((value,), counts.get(value, 0)) for value in values]
 
@@ -100,10 +100,10 @@ def _labelled(
 
 
 def _plain(name: str, text: str, attribute: str) -> Metric:
-    """A counter without labels; `attribute` is that of `Counters`."""
+    """A counter without labels; `attribute` is that of `Stats`."""
 
     def read(reading: Reading) -> Iterable[Sample]:
-        return (Sample((), getattr(reading.counters, attribute)),)
+        return (Sample((), getattr(reading.stats, attribute)),)
 
     return Metric(f"ratelimit_{name}", MetricKind.COUNTER, (), text, read)
 
@@ -128,7 +128,7 @@ def _limits(reading: Reading) -> Iterator[Sample]:
 
 
 def _latency(reading: Reading) -> Iterable[Sample]:
-    return (Sample((), reading.counters.latency),)
+    return (Sample((), reading.stats.latency),)
 
 
 def _degraded(reading: Reading) -> Iterable[Sample]:

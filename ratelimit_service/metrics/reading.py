@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ratelimit_service.health import Health
-from ratelimit_service.observer import Counters, Tally
+from ratelimit_service.observer import Stats, Tally
 from ratelimit_service.rules.tree import Node, Rule, Snapshot, ways
 from ratelimit_service.slices import slowly
 
@@ -58,7 +58,7 @@ class Limited(NamedTuple):
 class Reading:
     """All numbers at one moment, or nearly: rules are looked at one after the other."""
 
-    counters: Counters
+    stats: Stats
     health: Health
     live_counters: int | None
     workers: Sequence[WorkerFigures] | None
@@ -78,7 +78,7 @@ class Sources:
 
     def __init__(
         self,
-        counters: Counters,
+        stats: Stats,
         health: Health,
         snapshot: Callable[[], Snapshot],
         live_counters: Callable[[], int] | None = None,
@@ -88,7 +88,7 @@ class Sources:
 
         `workers` gives the figures of those that serve, None where one process does all.
         """
-        self._counters = counters
+        self._stats = stats
         self._health = health
         self._snapshot = snapshot
         self._live_counters = live_counters
@@ -110,7 +110,7 @@ class Sources:
 
     def _begun(self) -> Reading:
         return Reading(
-            self._counters,
+            self._stats,
             self._health,
             self._live_counters() if self._live_counters else None,
             self._workers() if self._workers else None,

@@ -39,17 +39,17 @@ RESPONSE_TIME = "ratelimit_server.ShouldRateLimit.response_time"
 _SERVICE = "ratelimit.service"
 
 SCALARS: dict[str, Callable[[Reading], int]] = {
-    f"{_SERVICE}.config_load_success": lambda reading: reading.counters.rule_loads["success"],
-    f"{_SERVICE}.config_load_error": lambda reading: reading.counters.rule_loads["error"],
+    f"{_SERVICE}.config_load_success": lambda reading: reading.stats.rule_loads["success"],
+    f"{_SERVICE}.config_load_error": lambda reading: reading.stats.rule_loads["error"],
     f"{_SERVICE}.call.should_rate_limit.redis_error": lambda reading: (
-        reading.counters.store_errors.total()
+        reading.stats.store_errors.total()
     ),
     f"{_SERVICE}.call.should_rate_limit.service_error": lambda reading: (
-        reading.counters.refusals.total()
+        reading.stats.refusals.total()
     ),
-    f"{_SERVICE}.global_shadow_mode": lambda reading: reading.counters.global_shadow_mode,
+    f"{_SERVICE}.global_shadow_mode": lambda reading: reading.stats.global_shadow_mode,
     TOTAL_REQUESTS: lambda reading: (
-        reading.counters.decisions.total() + reading.counters.refusals.total()
+        reading.stats.decisions.total() + reading.stats.refusals.total()
     ),
 }
 """What it counts of the whole service."""

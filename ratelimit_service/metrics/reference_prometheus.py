@@ -74,7 +74,7 @@ async def _page(reading: Reading) -> AsyncIterator[bytes]:
         async for part in _family(family, "counter", ready):
             yield part
     name = f"{_PREFIX}_response_time_seconds"
-    async for part in _family(name, "histogram", _histogram(name, reading.counters.latency)):
+    async for part in _family(name, "histogram", _histogram(name, reading.stats.latency)):
         yield part
 
 

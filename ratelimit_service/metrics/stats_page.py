@@ -25,7 +25,7 @@ def exports(settings: Settings) -> Iterator[Page]:
 
 
 async def _numbers(reading: Reading) -> list[tuple[str, int]]:
-    latency = reading.counters.latency
+    latency = reading.stats.latency
     found = await totals(reading)
     found[f"{RESPONSE_TIME}.count"] = sum(latency.buckets)
     found[f"{RESPONSE_TIME}.sum_ms"] = latency.sum_us // 1_000

@@ -57,12 +57,12 @@ class _Statsd:
     async def begin(self, reading: Reading) -> None:
         """What a former program of this process has sent is not sent again."""
         self._sent = await totals(reading)
-        self._sent_buckets = list(reading.counters.latency.buckets)
+        self._sent_buckets = list(reading.stats.latency.buckets)
 
     async def send(self, reading: Reading) -> None:
         """Sends what has grown since the last time; keeps it if the host has no address."""
         loop = asyncio.get_running_loop()
-        now, buckets = await totals(reading), list(reading.counters.latency.buckets)
+        now, buckets = await totals(reading), list(reading.stats.latency.buckets)
         try:
             found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_DGRAM)
         except OSError as error:

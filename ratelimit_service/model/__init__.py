@@ -1,6 +1,6 @@
 """Frozen values that every part of the service speaks in. No behaviour beyond arithmetic."""
 
-from ratelimit_service.model.algorithm import TICKS_US, Algorithm, Denied, Measure
+from ratelimit_service.model.algorithm import TICKS_US, Algorithm, CounterSpec, Denied
 from ratelimit_service.model.calendar import WEEKDAYS, Anchor, Calendar, Periods
 from ratelimit_service.model.decision import Code, Decision, Header, Status, whole_seconds
 from ratelimit_service.model.hit import Hit, Mode, Outcome, outcome_of
@@ -21,6 +21,7 @@ __all__ = [
     "Calendar",
     "Code",
     "Contradiction",
+    "CounterSpec",
     "Decision",
     "Denied",
     "Descriptor",
@@ -29,7 +30,6 @@ __all__ = [
     "Header",
     "Hit",
     "Limit",
-    "Measure",
     "Mode",
     "Outcome",
     "Parameter",

@@ -16,21 +16,21 @@ from ratelimit_service.model.parameter import Contradiction, Parameter
 from ratelimit_service.model.step import Receipt, State, Step
 from ratelimit_service.model.unit import SECOND_US
 
-__all__ = ["TICKS_US", "Algorithm", "ChargeFunction", "Denied", "Measure", "RefundFunction"]
+__all__ = ["TICKS_US", "Algorithm", "ChargeFunction", "CounterSpec", "Denied", "RefundFunction"]
 
 TICKS_US: Final[tuple[int, ...]] = tuple(10**exponent for exponent in range(13))
 """The lengths of ticks in microseconds by their exponents."""
 
-ChargeFunction = Callable[[State | None, int, int, "Measure", bool, bytes], Step]
-"""`charge(state, now_us, addend, measure, force, lease)` adds hits if they fit; those algorithms
+ChargeFunction = Callable[[State | None, int, int, "CounterSpec", bool, bytes], Step]
+"""`charge(state, now_us, addend, spec, force, lease)` adds hits if they fit; those algorithms
 that can count what they deny do so with `force`.
 
 0 hits are a peek: it passes while the count does not exceed the limit, and changes nothing.
 `lease` is the id under which `concurrency` can give them back.
 """
 
-RefundFunction = Callable[[State | None, int, int, "Measure", bytes, Receipt | None], Step]
-"""`refund(state, now_us, addend, measure, lease, receipt)` gives hits back, the newest first, never
+RefundFunction = Callable[[State | None, int, int, "CounterSpec", bytes, Receipt | None], Step]
+"""`refund(state, now_us, addend, spec, lease, receipt)` gives hits back, the newest first, never
 below nothing; it never makes a state.
 
 With a receipt just those of that charge, so that the counter is as if it had not been; where
@@ -72,8 +72,8 @@ class Algorithm:
         contradictions: Callable[[Limit], Iterable[Contradiction]] | None = None,
         most: int = MAX_ADDEND,
         most_why: str = "",
-        key: Callable[[Measure], str] | None = None,
-        weight: Callable[[Measure], int] | None = None,
+        key: Callable[[CounterSpec], str] | None = None,
+        weight: Callable[[CounterSpec], int] | None = None,
         denied: Denied = Denied.COUNTED,
         leases: bool = False,
         cached: bool = True,
@@ -135,19 +135,19 @@ def _no_contradictions(_limit: Limit) -> Iterable[Contradiction]:
     return ()
 
 
-def _key(measure: Measure) -> str:
+def _key(spec: CounterSpec) -> str:
     """The letter and the window in seconds, as `l3600`."""
-    return f"{measure.algorithm.letter}{measure.window_us // SECOND_US}"
+    return f"{spec.algorithm.letter}{spec.window_us // SECOND_US}"
 
 
 _WEIGHT: Final = 3
 
 
-def _weight(_measure: Measure) -> int:
+def _weight(_spec: CounterSpec) -> int:
     return _WEIGHT
 
 
-class Measure:
+class CounterSpec:
     """How one counter counts. Shared by all counters of a limit; never changed.
 
     `limit` is the most hits that it holds: in a window, in a bucket, or at a time. Buckets get
@@ -210,9 +210,9 @@ class Measure:
         """The part of a counter's key that says how is counted."""
         return self.algorithm.key(self)
 
-    def with_numbers(self, limit: int, rate: int) -> Measure:
+    def with_numbers(self, limit: int, rate: int) -> CounterSpec:
         """The same with other numbers of hits, on the same counters."""
-        return Measure(
+        return CounterSpec(
             self.algorithm,
             limit,
             self.window_us,
@@ -240,10 +240,12 @@ class Measure:
         )
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Measure) and self._fields() == other._fields())
+        return self is other or (
+            isinstance(other, CounterSpec) and self._fields() == other._fields()
+        )
 
     def __hash__(self) -> int:
         return hash(self._fields())
 
     def __repr__(self) -> str:
-        return f"Measure{self._fields()}"
+        return f"CounterSpec{self._fields()}"

@@ -6,7 +6,7 @@ from enum import IntEnum
 from functools import partial
 from typing import Final, NamedTuple
 
-from ratelimit_service.model.algorithm import Measure
+from ratelimit_service.model.algorithm import CounterSpec
 from ratelimit_service.model.limit import FailurePolicy
 from ratelimit_service.model.step import Receipt
 
@@ -37,7 +37,7 @@ class Hit(NamedTuple):
     """
 
     key: bytes
-    measure: Measure
+    spec: CounterSpec
     addend: int = 1
     mode: Mode = Mode.ENFORCED
     count_denied: bool = False
@@ -51,7 +51,7 @@ class Hit(NamedTuple):
 class Outcome(NamedTuple):
     """A store's answer to one hit.
 
-    `over`: there was no room for the hit. `left`: the hits that would still pass; where the
+    `over`: there was no room for the hit. `remaining`: the hits that would still pass; where the
     hit is over, those there was room for when it came. `reset_us`: until the window ends or the
     counter is as new; where the hit is over, until it would pass. `charged`: the hits counted
     (or given back), 0 when a denied request kept this one from being charged. `local`: counted
@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
     """
 
     over: bool
-    left: int
+    remaining: int
     reset_us: int
     charged: int
     local: bool = False

@@ -36,7 +36,7 @@ class Limit(NamedTuple):
 
     `name` is shown to callers; it holds no character that would need quoting in a header.
     `algorithm` is the name of a declared one; what the limit comes to with it say
-    `capacity_of`, `soft_of` and `measure_of` in `algorithms`. `burst` is what a bucket holds,
+    `capacity_of`, `soft_of` and `spec_of` in `algorithms`. `burst` is what a bucket holds,
     None for as much as comes back in a window; with `max_wait_us` a leaky bucket is a queue and
     holds what leaks in that time. `soft_ppm` is how far, in millionths, the limit may be passed
     with a warning. With `count_denied` hits are counted whether or not they pass. `own` are

@@ -15,7 +15,7 @@ the format with packed numbers behind it. What an algorithm does not know is a n
 class Receipt(NamedTuple):
     """What a store knows of a charge that it takes back, by its own clock.
 
-    `at_us` is when it was counted, `until_us` the end of its reset: with the counter's measure
+    `at_us` is when it was counted, `until_us` the end of its reset: with the counter's spec
     that names the window, the part, the moment or the place in the queue that it is in.
     """
 
@@ -26,7 +26,7 @@ class Receipt(NamedTuple):
 class Step(NamedTuple):
     """One step of a counter, not yet committed.
 
-    `left` is the number of hits that would still pass afterwards; where the step did not pass,
+    `remaining` is the number of hits that would still pass afterwards; where the step did not pass,
     those that would have passed before it. `reset_us` is the time until the window ends, where
     there is one, else until the counter is as new. `retry_us` is the time until the hits that
     did not pass would: if they never can, one window, or for buckets until they are as new.
@@ -37,7 +37,7 @@ class Step(NamedTuple):
 
     passed: bool
     state: State | None
-    left: int
+    remaining: int
     reset_us: int
     retry_us: int
     counted: int

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from ipaddress import ip_address, ip_network
 
-from ratelimit_service.algorithms import measure_of
+from ratelimit_service.algorithms import spec_of
 from ratelimit_service.model import Limit
 from ratelimit_service.rules.explain import limit_text
 from ratelimit_service.rules.paths import MatcherName, path_text
@@ -125,7 +125,7 @@ def _implies(one: Limit, other: Limit) -> bool:
 
 
 def _of_clock(limit: Limit) -> bool:
-    return measure_of(limit).adds and not limit.soft_ppm
+    return spec_of(limit).adds and not limit.soft_ppm
 
 
 def _most(one: Limit, other: Limit) -> int:

@@ -78,7 +78,7 @@ class FromXds(RuleSource):
         """Raises SettingsError for an address or files that cannot be used."""
         return cls(settings)
 
-    def first(self, left: Left | None) -> Found | None:
+    def first(self, former: Left | None) -> Found | None:
         """What a former program was sent, if there was one. Raises RulesError for the overlay."""
         overlay = self._read_overlay()
         for name, data in overlay.files.items():
@@ -87,9 +87,9 @@ class FromXds(RuleSource):
                     raise RulesError(f"--xds-overlay {problem}")
         for name, why in overlay.unread.items():
             raise RulesError(f"--xds-overlay {name} cannot be read: {why}")
-        if left is None:
+        if former is None:
             return None
-        self._received = _Received({name: text.encode() for name, text in left.items()}, {}, 0)
+        self._received = _Received({name: text.encode() for name, text in former.items()}, {}, 0)
         return self.read()
 
     def read(self) -> Found:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ratelimit_service.errors import RulesError
 from ratelimit_service.health import Health
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.build import Built, FileReport, Language, Version, build
 from ratelimit_service.rules.child import build_in_child
 from ratelimit_service.rules.from_files import FromFiles
@@ -50,7 +50,7 @@ class Rules:
         self,
         source: RuleSource | Path,
         *,
-        counters: Counters,
+        stats: Stats,
         health: Health,
         strict: bool = False,
         reloaded: Callable[[], Awaitable[None]] | None = None,
@@ -62,7 +62,7 @@ class Rules:
         """
         self._reloaded = reloaded
         self._source = FromFiles(source) if isinstance(source, Path) else source
-        self._counters = counters
+        self._stats = stats
         self._health = health
         self._strict = strict
         self._files: dict[str, _File] = {}
@@ -98,14 +98,14 @@ class Rules:
         """Waits until it has, and those who are told of other rules have them, too."""
         await self._begun.wait()
 
-    def load(self, left: Left | None = None, *, once: bool = False) -> None:
+    def load(self, former: Left | None = None, *, once: bool = False) -> None:
         """The first load. Raises RulesError if there is nothing to serve, or something unreadable.
 
-        With `strict`, any problem is an error; else bad files leave their domains unserved. `left`
-        is what `leave` gave to a former program of this process. With `once` nobody will reload.
-        A source that has nothing yet begins without rules.
+        With `strict`, any problem is an error; else bad files leave their domains unserved.
+        `former` is what `leave` gave to a former program of this process. With `once` nobody will
+        reload. A source that has nothing yet begins without rules.
         """
-        found = self._source.fetch() if once else self._source.first(left)
+        found = self._source.fetch() if once else self._source.first(former)
         if found is None:
             why = f"no rules have come from {self._source.place} yet: the failure policy decides"
             self._health.degrade("rules", why)
@@ -124,7 +124,7 @@ class Rules:
     async def reload(self, *, keep_vanished: bool = False) -> None:
         """Loads again what has changed, beside the running requests; never raises.
 
-        What cannot be loaded is in the log, the counters and health, and changes nothing. With
+        What cannot be loaded is in the log, the stats and health, and changes nothing. With
         `keep_vanished` that goes for files that are not there any more, too.
         """
         found = None
@@ -149,7 +149,7 @@ class Rules:
                     self._tell_health()
                 self._source.judged(found, self._verdict())
             except RulesError as error:
-                self._counters.rule_loads["error"] += 1
+                self._stats.rule_loads["error"] += 1
                 self._health.degrade("rules", f"{error}; the last good rules stay")
                 if found is not None:
                     problem = Problem(Source(self._source.place), "", str(error), "internal")
@@ -214,7 +214,7 @@ class Rules:
 
     def _note_missing(self, missing: Sequence[Problem]) -> None:
         if new := [problem for problem in missing if problem not in self._missing]:
-            self._counters.rule_loads["error"] += 1
+            self._stats.rule_loads["error"] += 1
             self._log(new)
         self._missing = tuple(missing)
 
@@ -265,7 +265,7 @@ class Rules:
         old = self.book.swap(domains, unserved, emptied=emptied)
         self._accepted = self._now_accepted(built)
         self._known = True
-        self._counters.rule_loads["error" if self._fatal_problems() else "success"] += 1
+        self._stats.rule_loads["error" if self._fatal_problems() else "success"] += 1
         self._tell_health()
         return old
 

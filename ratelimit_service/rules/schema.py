@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import yaml
 
-from ratelimit_service.algorithms import measure_of
+from ratelimit_service.algorithms import spec_of
 from ratelimit_service.model import FailurePolicy, Limit
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.language import (
@@ -222,7 +222,7 @@ def _limits(descriptor: Fields, key: str, mappings: Sequence[Fields]) -> tuple[L
                 message = "unlimited means nothing beside other limits: use rate_limit for it"
                 fields.report("unlimited", message, key="unlimited")
             continue
-        other = seen.setdefault(measure_of(limit).key, fields)
+        other = seen.setdefault(spec_of(limit).key, fields)
         if other is not fields:
             fields.report(
                 "duplicate_limit",

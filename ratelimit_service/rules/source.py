@@ -66,13 +66,13 @@ class RuleSource(ABC):
     def read(self) -> Found:
         """All that is there now. Raises RulesError if there is nothing, with what to do next."""
 
-    def first(self, left: Left | None) -> Found | None:
+    def first(self, former: Left | None) -> Found | None:
         """What to begin with; None to begin without rules, which `changes` will tell of.
 
-        `left` is what a former program of this process had from a source that `leaves` it. Raises
+        `former` is what a former program of this process had from a source that `leaves` it. Raises
         RulesError as `read`.
         """
-        del left
+        del former
         return self.read()
 
     def fetch(self) -> Found:

@@ -11,7 +11,7 @@ from ratelimit_service.accepting import Guests
 from ratelimit_service.admin import Admin
 from ratelimit_service.health import Health, Phase
 from ratelimit_service.metrics import Metrics, Sources
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.sources import source_of
 from ratelimit_service.rules.watch import watched
@@ -29,18 +29,18 @@ __all__ = ["serve_alone"]
 
 async def serve_alone(settings: Settings) -> int:
     """Serves until a signal ends it; returns the exit code."""
-    counters, health = Counters(), Health()
-    certificates = Certificates(settings, health, counters)
+    stats, health = Stats(), Health()
+    certificates = Certificates(settings, health, stats)
     listening.check_free(settings.http, "HTTP")
     listening.check_free(settings.grpc, "gRPC")
     check_free(settings)
     source = source_of(settings)
-    rules = Rules(source, counters=counters, health=health, strict=settings.strict_rules)
+    rules = Rules(source, stats=stats, health=health, strict=settings.strict_rules)
     await asyncio.to_thread(rules.load)
     spare_the_old()
     async with AsyncExitStack() as stack:
         here = await stack.enter_async_context(
-            deciding(settings, lambda: rules.snapshot, counters, health)
+            deciding(settings, lambda: rules.snapshot, stats, health)
         )
         grpc_server = TRANSPORTS[settings.transport](
             settings.grpc,
@@ -48,17 +48,17 @@ async def serve_alone(settings: Settings) -> int:
             health,
             settings.max_connection_age_us,
             certificates.grpc,
-            counters=counters,
+            stats=stats,
             guests=Guests(settings.max_connections, settings.max_connections_per_peer),
             reflection=not settings.no_reflection,
         )
-        sources = Sources(counters, health, lambda: rules.snapshot, here.live_counters)
+        sources = Sources(stats, health, lambda: rules.snapshot, here.live_counters)
         metrics = Metrics(sources)
         admin = Admin(
             settings,
             here.service.decide,
             health,
-            counters,
+            stats,
             lambda: rules.snapshot,
             metrics.render,
             _processes,
@@ -68,7 +68,7 @@ async def serve_alone(settings: Settings) -> int:
         http = listening.listen(settings.http, "HTTP")
         await admin.start(http, certificates.http)
         exporting = Exporting(
-            settings, sources, lambda: rules.snapshot, counters.http_closed, _nothing_to_collect
+            settings, sources, lambda: rules.snapshot, stats.http_closed, _nothing_to_collect
         )
         await stack.enter_async_context(exporting.running())
         await stack.enter_async_context(watched(rules))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.sources import source_of
 from ratelimit_service.runtime import logs
@@ -58,11 +58,11 @@ def check(settings: Settings) -> None:
 
 
 async def _check(settings: Settings) -> None:
-    counters, health = Counters(), Health()
-    store, _ = open_store(settings, counters, health)
+    stats, health = Stats(), Health()
+    store, _ = open_store(settings, stats, health)
     await store.close()
     source = source_of(settings)
-    Rules(source, counters=counters, health=health, strict=settings.strict_rules).load()
+    Rules(source, stats=stats, health=health, strict=settings.strict_rules).load()
 
 
 def workers(settings: Settings) -> int:

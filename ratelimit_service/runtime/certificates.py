@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from ratelimit_service.health import Health
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.settings import Settings
 from ratelimit_service.transport.tls import TLS, TLSFiles
 
@@ -26,11 +26,11 @@ def check_certificates(settings: Settings) -> None:
 class Certificates:
     """The certificates of the gRPC and the HTTP port; None for a port without TLS."""
 
-    def __init__(self, settings: Settings, health: Health, counters: Counters) -> None:
+    def __init__(self, settings: Settings, health: Health, stats: Stats) -> None:
         """Reads the files. Raises SettingsError if they cannot be used."""
         grpc, http = TLSFiles.of_grpc(settings), TLSFiles.of_http(settings)
-        self._grpc = grpc.renewed("tls", health, counters) if grpc else None
-        self._http = http.renewed("http tls", health, counters) if http else None
+        self._grpc = grpc.renewed("tls", health, stats) if grpc else None
+        self._http = http.renewed("http tls", health, stats) if http else None
 
     @property
     def grpc(self) -> TLS | None:

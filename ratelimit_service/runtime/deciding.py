@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service import Service
 from ratelimit_service.settings import Settings
@@ -30,36 +30,36 @@ class Deciding:
 
 @asynccontextmanager
 async def deciding(
-    settings: Settings, snapshot: Callable[[], Snapshot], counters: Counters, health: Health
+    settings: Settings, snapshot: Callable[[], Snapshot], stats: Stats, health: Health
 ) -> AsyncIterator[Deciding]:
     """A service whose store has been tried once. Raises SettingsError if there can be none."""
-    store, live_counters = open_store(settings, counters, health)
+    store, live_counters = open_store(settings, stats, health)
     try:
         await store.start()
-        yield Deciding(Service(snapshot, store, settings, counters), live_counters)
+        yield Deciding(Service(snapshot, store, settings, stats), live_counters)
     finally:
         await store.close()
 
 
 def open_store(
-    settings: Settings, counters: Counters, health: Health
+    settings: Settings, stats: Stats, health: Health
 ) -> tuple[Store, Callable[[], int] | None]:
     """The store that the settings name, not started. Raises SettingsError if it cannot be used."""
     if settings.store == "memory":
         if settings.second_store:
             raise SettingsError("--second-store needs a --store in Redis")
-        memory = MemoryStore(settings.max_counters, counters, health)
+        memory = MemoryStore(settings.max_counters, stats, health)
         return memory, memory.__len__
     store = RedisStore(
         settings.store,
         settings.store_timeout_us,
-        counters,
+        stats,
         health,
         second_url=settings.second_store,
         key_prefix=settings.key_prefix,
     )
     if not settings.local_cache_bytes:
         return store, None
-    cache = LocalCache(store, settings.local_cache_bytes, counters)
+    cache = LocalCache(store, settings.local_cache_bytes, stats)
     store.tell_of_give_backs(cache.given_back)
     return cache, None

@@ -19,7 +19,7 @@ from ratelimit_service.admin import Admin
 from ratelimit_service.errors import TransportError
 from ratelimit_service.health import Health, Phase
 from ratelimit_service.metrics import Metrics, Sources
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.source import Left
 from ratelimit_service.rules.sources import source_of
@@ -49,8 +49,8 @@ async def supervise(settings: Settings, count: int, inherited: int | None) -> in
     `inherited` is the descriptor of what a former image of this process has left.
     """
     supervisor = _Supervisor(settings, count)
-    left = handover.take_over(inherited) if inherited is not None else None
-    return await supervisor.run(left)
+    former = handover.take_over(inherited) if inherited is not None else None
+    return await supervisor.run(former)
 
 
 class _Supervisor:
@@ -60,11 +60,11 @@ class _Supervisor:
         self._loop = asyncio.get_running_loop()
         self._settings = settings
         self._count = count
-        self._counters, self._health = Counters(), Health()
-        self._certificates = Certificates(settings, self._health, self._counters)
+        self._stats, self._health = Stats(), Health()
+        self._certificates = Certificates(settings, self._health, self._stats)
         self._rules = Rules(
             source_of(settings),
-            counters=self._counters,
+            stats=self._stats,
             health=self._health,
             strict=settings.strict_rules,
             reloaded=self._rules_changed,
@@ -73,7 +73,7 @@ class _Supervisor:
         self._workers = Workers(
             settings,
             count,
-            self._counters,
+            self._stats,
             self._health,
             self._rules.book,
             self._guests,
@@ -84,7 +84,7 @@ class _Supervisor:
         self._grpc: list[socket.socket] = []
         self._http: list[socket.socket] = []
         self._sources = Sources(
-            self._counters,
+            self._stats,
             self._health,
             lambda: self._rules.snapshot,
             workers=self._workers.figures,
@@ -94,7 +94,7 @@ class _Supervisor:
             settings,
             self._sources,
             lambda: self._rules.snapshot,
-            self._counters.http_closed,
+            self._stats.http_closed,
             self._workers.collect,
         )
         self._acceptor: Acceptor | None = None
@@ -108,14 +108,14 @@ class _Supervisor:
         self._stays.set()
         self._signals = Signals(self._rules.reload, self._restart, self._workers.kill)
 
-    async def run(self, left: Handover | None) -> int:
+    async def run(self, former: Handover | None) -> int:
         """Serves until a signal ends it; returns the exit code."""
-        if left is not None and left["ended"]:
+        if former is not None and former["ended"]:
             self._signals.end()
         async with AsyncExitStack() as stack:
             stack.callback(self._close_grpc)
-            if left is not None:
-                await self._resume(left)
+            if former is not None:
+                await self._resume(former)
             elif not await self._start(stack):
                 return 0
             if not self._admin.serves:
@@ -124,7 +124,7 @@ class _Supervisor:
             self._health.enter(Phase.SERVING)
             self._workers_changed()
             replacing = None
-            if left is None:
+            if former is None:
                 ports = listening.port_of(self._grpc), listening.port_of(self._http)
                 announce(self._settings, self._rules.snapshot, *ports, self._count)
             else:
@@ -148,7 +148,7 @@ class _Supervisor:
         come only the HTTP port is open, and says that nothing is served. Returns False if the
         process was told to end meanwhile.
         """
-        store, _ = open_store(self._settings, Counters(), Health())
+        store, _ = open_store(self._settings, Stats(), Health())
         await store.close()
         listening.check_free(self._settings.http, "HTTP")
         listening.check_free(self._settings.grpc, "gRPC")
@@ -183,17 +183,17 @@ class _Supervisor:
             self._certificates.watched(self._workers.tell_tls, self._admin.renew)
         )
 
-    async def _resume(self, left: Handover) -> None:
+    async def _resume(self, former: Handover) -> None:
         """Goes on where the former image of this process stopped, with connections first."""
-        self._restarting, self._restarts = True, left["restarts"]
-        self._http, self._grpc = map(sockets, (left["http"], left["grpc"]))
-        await self._workers.adopt(left["workers"])
+        self._restarting, self._restarts = True, former["restarts"]
+        self._http, self._grpc = map(sockets, (former["http"], former["grpc"]))
+        await self._workers.adopt(former["workers"])
         self._workers_changed()
-        await self._load_rules(left.get("rules"))
-        self._workers.add_counts(left["counts"])
+        await self._load_rules(former.get("rules"))
+        self._workers.add_counts(former["counts"])
 
-    async def _load_rules(self, left: Left | None = None) -> None:
-        await asyncio.to_thread(self._rules.load, left)
+    async def _load_rules(self, former: Left | None = None) -> None:
+        await asyncio.to_thread(self._rules.load, former)
         await self._workers.tell_rules()
 
     async def _rules_changed(self) -> None:
@@ -218,13 +218,13 @@ class _Supervisor:
         with connection:
             refused = self._guests.admit(peer)
             if refused:
-                self._counters.refused_connections[refused] += 1
+                self._stats.refused_connections[refused] += 1
             elif not self._workers.give(connection, peer):
                 self._guests.leave(peer)
                 log.warning("a connection was dropped: no worker took it")
 
     def _no_files(self) -> None:
-        self._counters.refused_connections["no_files"] += 1
+        self._stats.refused_connections["no_files"] += 1
 
     def _close_grpc(self) -> None:
         self._stop_accepting()
@@ -279,7 +279,7 @@ class _Supervisor:
     async def _counted(self) -> Counts:
         """Takes all that was counted, which is then forgotten here."""
         rules = [tallied async for tallied in self._rules.book.take()]
-        return Counts(rules=rules, counters=self._counters.take())
+        return Counts(rules=rules, counters=self._stats.take())
 
     async def _replace_workers(self) -> None:
         why = await self._workers.replace()
@@ -287,14 +287,14 @@ class _Supervisor:
             self._restart_failed(why)
         else:
             log.info("restarted: version %s", __version__)
-            self._counters.restarts["success"] += 1
+            self._stats.restarts["success"] += 1
             self._restart_error = ""
         self._restarts += 1
         self._restarting = False
 
     def _restart_failed(self, why: str) -> None:
         log.error("not restarted: %s", why)
-        self._counters.restarts["error"] += 1
+        self._stats.restarts["error"] += 1
         self._restart_error = why
 
     def _other_version(self, version: str) -> None:
@@ -315,7 +315,7 @@ class _Supervisor:
             self._settings,
             self._workers.decide,
             self._health,
-            self._counters,
+            self._stats,
             lambda: self._rules.snapshot,
             render,
             self._told,

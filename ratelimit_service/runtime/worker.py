@@ -26,7 +26,7 @@ from ratelimit_service import __version__
 from ratelimit_service.accepting import ACCEPTED_AT_ONCE
 from ratelimit_service.errors import RateLimitError
 from ratelimit_service.health import Health, Phase
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.records import Assembly
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.runtime import logs
@@ -78,7 +78,7 @@ class _Worker:
     def __init__(self, connections: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         self._connections = connections
-        self._counters = Counters()
+        self._stats = Stats()
         self._health = Health(logging.DEBUG)  # the supervisor logs this for all
         self._book = Rulebook()
         self._settled: asyncio.Future[tuple[int, Settings]] = self._loop.create_future()
@@ -122,7 +122,7 @@ class _Worker:
         spare_the_old()
         async with AsyncExitStack() as stack:
             here = await stack.enter_async_context(
-                deciding(settings, lambda: self._book.snapshot, self._counters, self._health)
+                deciding(settings, lambda: self._book.snapshot, self._stats, self._health)
             )
             self._service = here.service
             self._server = server = H2Server(
@@ -132,7 +132,7 @@ class _Worker:
                 settings.max_connection_age_us,
                 self._tls,
                 self._tell_soon,
-                counters=self._counters,
+                stats=self._stats,
                 reflection=not settings.no_reflection,
             )
             self._health.listen(self._tell_soon)
@@ -280,7 +280,7 @@ class _Worker:
                 self._channel.send_json(MessageKind.COUNTS, {"rules": found})
                 found = []
         self._channel.send_json(
-            MessageKind.COUNTS, {"rules": found, "counters": self._counters.take()}
+            MessageKind.COUNTS, {"rules": found, "counters": self._stats.take()}
         )
         self._channel.send(MessageKind.REPORTED, number)
 

@@ -21,7 +21,7 @@ from ratelimit_service.accepting import Guests
 from ratelimit_service.errors import RateLimitError, StatusCode
 from ratelimit_service.health import Health
 from ratelimit_service.metrics import WorkerFigures
-from ratelimit_service.observer import Counters, Taken
+from ratelimit_service.observer import Stats, Taken
 from ratelimit_service.rules.records import packed
 from ratelimit_service.rules.rulebook import Rulebook, Tallied
 from ratelimit_service.runtime.channel import BEAT_SECONDS, MessageKind, send_connection
@@ -52,10 +52,10 @@ _DECIDE_SECONDS = 30.0
 
 
 class Counts(TypedDict, total=False):
-    """What a process has counted: tallies by domain, path and value, and all other counters."""
+    """What a process has counted: tallies by domain, path and value, and the stats."""
 
     rules: list[Tallied]
-    counters: Taken
+    counters: Taken  # the stats; older versions call them so
 
 
 class _Beat(TypedDict):
@@ -77,7 +77,7 @@ class Workers:
         self,
         settings: Settings,
         count: int,
-        counters: Counters,
+        stats: Stats,
         health: Health,
         book: Rulebook,
         guests: Guests,
@@ -85,7 +85,7 @@ class Workers:
         other_version: Callable[[str], None],
         tls: TLS | None = None,
     ) -> None:
-        """What workers count is added to `counters` and the book's tallies.
+        """What workers count is added to `stats` and the book's tallies.
 
         Their faults go to `health`. A client whose connection has ended leaves the `guests`.
         `changed` is called when more or fewer workers take connections, `other_version` when a
@@ -93,7 +93,7 @@ class Workers:
         """
         self._settings = settings
         self._count = count
-        self._counters = counters
+        self._stats = stats
         self._health = health
         self._book = book
         self._guests = guests
@@ -142,7 +142,7 @@ class Workers:
         for worker in list(self._all):
             if not await worker.hears():
                 log.error("worker %d (pid %d) hung and was killed", worker.number, worker.pid)
-                self._counters.worker_ends["hung"] += 1
+                self._stats.worker_ends["hung"] += 1
         while away := [each for each in self._all if each.lost.is_set() or not each.ready.is_set()]:
             for worker in away:
                 if not worker.lost.is_set():
@@ -320,7 +320,7 @@ class Workers:
             return
         self._sum_up_faults()
         if worker.ready.is_set() or worker.why == "hung":
-            self._counters.worker_ends[worker.why] += 1
+            self._stats.worker_ends[worker.why] += 1
         if worker.why == "replaced":
             log.info("worker %d (pid %d) has ended", worker.number, worker.pid)
             return
@@ -464,8 +464,8 @@ class Workers:
     def add_counts(self, said: Counts) -> None:
         """Adds the counts of another process to those of this one."""
         self._book.add(said["rules"])
-        if counters := said.get("counters"):
-            self._counters.add(counters)
+        if taken := said.get("counters"):
+            self._stats.add(taken)
 
     def _sum_up_faults(self) -> None:
         """Reports a component as degraded if any worker does."""

@@ -13,7 +13,7 @@ from typing import Final
 from ratelimit_service import limiter, wire
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.model import FailurePolicy, Outcome
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.service.asked import Asked
 from ratelimit_service.service.faults import FAILED_REQUEST, Faults
 from ratelimit_service.service.rare_log import RareLog
@@ -44,11 +44,9 @@ _WITHIN: Final = Verdict.WITHIN
 class Answering:
     """Answers planned requests once their outcomes are known."""
 
-    def __init__(
-        self, settings: Settings, counters: Counters, faults: Faults, rare_log: RareLog
-    ) -> None:
+    def __init__(self, settings: Settings, stats: Stats, faults: Faults, rare_log: RareLog) -> None:
         self._settings = settings
-        self._counters = counters
+        self._stats = stats
         self._faults = faults
         self._rare_log = rare_log
 
@@ -67,7 +65,7 @@ class Answering:
                         said.response_headers, said.request_headers, said.metadata
                     )
                 limiter.tally_within(asked.plans, within)
-                self._counters.decisions["ok"] += 1
+                self._stats.decisions["ok"] += 1
                 return answer
             refusal = _REFUSED.get(verdict)
             if refusal is not None:
@@ -82,7 +80,7 @@ class Answering:
                 asked.request, asked.plans, each, verdict, self._settings, asked.lease
             )
             answer = wire.encode_decision(decision)
-            limiter.tally(asked.plans, each, verdict, self._counters, self._settings)
+            limiter.tally(asked.plans, each, verdict, self._stats, self._settings)
             if decision.metadata and "by_policy" in decision.metadata:
                 self._rare_log.by_policy()
         except Exception as error:
@@ -90,9 +88,9 @@ class Answering:
         return answer
 
     def _refuse(self, asked: Asked, verdict: Verdict, reason: str, refusal: Refusal) -> Refusal:
-        self._counters.refusals[reason] += 1
+        self._stats.refusals[reason] += 1
         if verdict is Verdict.FAILED:
-            self._counters.policy_decisions[FailurePolicy.ERROR] += 1
+            self._stats.policy_decisions[FailurePolicy.ERROR] += 1
             self._rare_log.by_policy()
             return refusal if asked.hits else _NEVER_LOADED
         return refusal
@@ -121,7 +119,7 @@ class Answering:
         answer = wire.encode_plain(
             verdict.passes, found.statuses, limits, outcomes, found.by_policy, additions
         )
-        limiter.tally_plain(asked.plans, settled, self._counters)
+        limiter.tally_plain(asked.plans, settled, self._stats)
         if found.by_policy:
             self._rare_log.by_policy()
         return answer

@@ -55,4 +55,4 @@ def leased(asked: Asked) -> Asked:
 
 
 def _takes_lease(hit: Hit) -> bool:
-    return hit.measure.algorithm.leases and not hit.refund
+    return hit.spec.algorithm.leases and not hit.refund

@@ -13,7 +13,7 @@ from typing import Final
 
 from ratelimit_service import limiter
 from ratelimit_service.limiter import Plan
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Settled
 
 __all__ = ["AtHand", "Ready"]
@@ -38,8 +38,8 @@ class Ready:
 class AtHand:
     """Answers by the bytes of their requests."""
 
-    def __init__(self, counters: Counters) -> None:
-        self._counters = counters
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
         self._answers: dict[bytes, Ready] = {}
         self._since_us = 0
         self._given = 0
@@ -65,7 +65,7 @@ class AtHand:
     def _tally(self) -> None:
         for ready in self._answers.values():
             if ready.times:
-                limiter.tally_plain(ready.plans, ready.settled, self._counters, ready.times)
-                self._counters.latency.add(0, ready.times)
+                limiter.tally_plain(ready.plans, ready.settled, self._stats, ready.times)
+                self._stats.latency.add(0, ready.times)
                 self._given += ready.times
         self._answers = {}

@@ -85,8 +85,8 @@ def _told(descriptor: Descriptor, status: Status) -> str:
     if status.limit is None or status.reset_us is None:
         how = "unlimited" if status.remaining else "not counted"
     else:
-        left = f"{status.remaining} of {status.limit.requests_per_unit} left"
-        how = f"{left}, resets in {whole_seconds(status.reset_us)} s"
+        remaining = f"{status.remaining} of {status.limit.requests_per_unit} left"
+        how = f"{remaining}, resets in {whole_seconds(status.reset_us)} s"
     return f"{entries} {status.code.name}, {how}"
 
 

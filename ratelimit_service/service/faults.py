@@ -6,7 +6,7 @@ from typing import Final
 
 from ratelimit_service.bugs import Bugs
 from ratelimit_service.errors import StatusCode
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.service.refusal import Refusal
 
 __all__ = ["FAILED_REQUEST", "Faults"]
@@ -19,13 +19,13 @@ FAILED_REQUEST: Final = Refusal(
 class Faults:
     """What becomes of exceptions that nobody expected."""
 
-    def __init__(self, counters: Counters) -> None:
-        self._counters = counters
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
         self._bugs = Bugs()
 
     def request(self, error: Exception) -> Refusal:
         """Refuses the request that met the fault; the log gets a traceback now and then."""
-        self._counters.refusals["internal"] += 1
+        self._stats.refusals["internal"] += 1
         self.note("a request could not be decided", error)
         return FAILED_REQUEST
 

@@ -12,7 +12,7 @@ from ratelimit_service import limiter, wire
 from ratelimit_service.errors import BadRequestError
 from ratelimit_service.limiter import Plan, PlanTemplate
 from ratelimit_service.model import FailurePolicy, Hit, Request
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.service.asked import Asked
 from ratelimit_service.service.faults import Faults
@@ -37,11 +37,9 @@ _CHARGED: Final = Settled((), Verdict.DROPPED)
 class Planning:
     """Plans serialized requests. A request that cannot be planned is answered here."""
 
-    def __init__(
-        self, settings: Settings, counters: Counters, faults: Faults, rare_log: RareLog
-    ) -> None:
+    def __init__(self, settings: Settings, stats: Stats, faults: Faults, rare_log: RareLog) -> None:
         self._settings = settings
-        self._counters = counters
+        self._stats = stats
         self._faults = faults
         self._rare_log = rare_log
         self._planner = limiter.Planner(settings)
@@ -66,7 +64,7 @@ class Planning:
             request = wire.decode_request(body)
             return self._plan_whole(request, split, snapshot)
         except BadRequestError as error:
-            self._counters.refusals[error.reason] += 1
+            self._stats.refusals[error.reason] += 1
             return Refusal(error.code, str(error))
         except Exception as error:
             return self._faults.request(error)
@@ -85,8 +83,8 @@ class Planning:
             if (policy or self._settings.failure_policy) is not FailurePolicy.OPEN:
                 return self.ask(body, snapshot)
         count = len(split.parts)
-        self._counters.decisions["ok"] += 1
-        self._counters.policy_decisions[FailurePolicy.OPEN] += count
+        self._stats.decisions["ok"] += 1
+        self._stats.policy_decisions[FailurePolicy.OPEN] += count
         self._rare_log.by_policy()
         return wire.encode_uncounted(count, FailurePolicy.OPEN.value)
 
@@ -96,7 +94,7 @@ class Planning:
         asked = self._asked(plans, request if self._planner.needs_request else None)
         if request.domain not in snapshot.domains:
             if not snapshot.never_loaded(request.domain):
-                self._counters.unknown_domains += len(request.descriptors)
+                self._stats.unknown_domains += len(request.descriptors)
                 self._rare_log.unknown_domain(request.domain)
         elif split and not asked.request and all(each.rule.independent for each in plans):
             for part, planned in zip(split.parts, plans, strict=True):

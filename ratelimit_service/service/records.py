@@ -73,11 +73,11 @@ def record(body: bytes, asked: Asked | Answer, settled: Settled, answer: Answer)
 
 def _tightest(hits: Sequence[Hit], settled: Settled) -> int:
     """The place of the hit that leaves the fewest others; one without an outcome comes first."""
-    lefts = [
-        -1 if outcome is None else outcome.left if not hit.refund else hit.measure.limit
+    remaining = [
+        -1 if outcome is None else outcome.remaining if not hit.refund else hit.spec.limit
         for hit, outcome in zip(hits, settled.outcomes, strict=True)
     ]
-    return lefts.index(min(lefts))
+    return remaining.index(min(remaining))
 
 
 def _limit_of(asked: Asked, place: int) -> tuple[CompiledRule, Limit]:

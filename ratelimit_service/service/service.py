@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ratelimit_service.clock import elapsed_us
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.answering import Answering
 from ratelimit_service.service.asked import Asked, leased
@@ -46,19 +46,19 @@ class Service:
         snapshot: Callable[[], Snapshot],
         store: Store,
         settings: Settings,
-        counters: Counters,
+        stats: Stats,
     ) -> None:
         """`snapshot` gives the rules that hold now; one is used for a whole batch."""
         self._snapshot = snapshot
         self._store = store
-        self._counters = counters
+        self._stats = stats
         self.waits = store.waits
         """Whether decisions wait for somebody else to count."""
-        self._faults = Faults(counters)
+        self._faults = Faults(stats)
         rare_log = RareLog()
-        self._planning = Planning(settings, counters, self._faults, rare_log)
-        self._answering = Answering(settings, counters, self._faults, rare_log)
-        self.at_hand = AtHand(counters)
+        self._planning = Planning(settings, stats, self._faults, rare_log)
+        self._answering = Answering(settings, stats, self._faults, rare_log)
+        self.at_hand = AtHand(stats)
         """Answers for when there is no time."""
         self._decisions = DecisionLog.if_wanted()
         self.listener: Listener | None = None
@@ -135,7 +135,7 @@ class Service:
             answers = [
                 answering.answer(one, each) for one, each in zip(batch.asked, found, strict=True)
             ]
-            self._counters.latency.add(elapsed_us() - batch.started_us, batch.size)
+            self._stats.latency.add(elapsed_us() - batch.started_us, batch.size)
             if batch.hurried:
                 for place, body in enumerate(batch.bodies):
                     self._keep_at_hand(body, batch.asked[place], found[place], answers[place])
@@ -172,7 +172,7 @@ class Service:
         if asked.limits is None or not settled.outcomes:
             return
         for outcome in settled.outcomes:
-            if outcome is not None and (outcome.local or outcome.left or not outcome.over):
+            if outcome is not None and (outcome.local or outcome.remaining or not outcome.over):
                 return
         self.at_hand.put(body, Ready(answer, asked.plans, settled))
 

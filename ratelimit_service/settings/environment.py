@@ -34,8 +34,8 @@ _NEAR = 0.75
 
 def inherited() -> int | None:
     """The descriptor of what a former program of this process has left; told once."""
-    left = os.environ.pop(HANDOVER, "")
-    return int(left) if left else None
+    number = os.environ.pop(HANDOVER, "")
+    return int(number) if number else None
 
 
 def from_environment(environ: Mapping[str, str], prefix: str, **given: object) -> Settings:

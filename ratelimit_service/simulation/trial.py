@@ -12,7 +12,7 @@ from pathlib import Path
 from ratelimit_service.errors import PolicyError
 from ratelimit_service.health import Health
 from ratelimit_service.model import SECOND_US, Code, whole_seconds
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.from_files import FromFiles
 from ratelimit_service.rules.lint import lint
 from ratelimit_service.rules.load import Rules
@@ -100,7 +100,7 @@ class Trial:
             problems = [problem for problem in lint([path]).problems if problem.fatal(strict=False)]
             if problems:
                 raise CasesError("\n".join(map(str, problems)))
-            rules = Rules(FromFiles(path), counters=Counters(), health=Health())
+            rules = Rules(FromFiles(path), stats=Stats(), health=Health())
             rules.load()
             self._snapshots[path] = rules.snapshot
         return self._snapshots[path]

@@ -13,7 +13,7 @@ from ratelimit_service.errors import PolicyError
 from ratelimit_service.health import Health
 from ratelimit_service.limiter import LEASE_BYTES, Plan, Planner, answer, unasked
 from ratelimit_service.model import Code, Decision, Hit, Request, Status
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.tree import Rule, Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
@@ -57,7 +57,7 @@ class World:
         self._planner = Planner(settings)
         self._now_us = 0
         self._leases = 0
-        self._store = MemoryStore(_MAX_COUNTERS, Counters(), Health(), lambda: self._now_us)
+        self._store = MemoryStore(_MAX_COUNTERS, Stats(), Health(), lambda: self._now_us)
 
     def decide(self, request: Request, at_us: int) -> Decided:
         """Decides and counts a request at that moment, in microseconds since the Unix epoch.

@@ -6,7 +6,7 @@ import logging
 from typing import Final
 
 from ratelimit_service.clock import elapsed_us
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 
 __all__ = ["Damage"]
 
@@ -18,19 +18,19 @@ _SAID_EVERY_US: Final = 60_000_000
 class Damage:
     """States from further in the future than a clock steps back."""
 
-    def __init__(self, counters: Counters) -> None:
-        self._counters = counters
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
         self._said_us: int | None = None
 
     def note(self, count: int, example: bytes) -> None:
         """Counts counters that started anew; `example` is the key of one of them."""
-        self._counters.damaged += count
+        self._stats.damaged += count
         now = elapsed_us()
         if self._said_us is None or now - self._said_us > _SAID_EVERY_US:
             self._said_us = now
             log.warning(
                 "counters start anew, since they were last used more than a window in the future "
                 "(%d so far; now %.100r): did the clock of the store step back?",
-                self._counters.damaged,
+                self._stats.damaged,
                 example,
             )

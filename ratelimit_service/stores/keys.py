@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import Final
 from zlib import crc32
 
-from ratelimit_service.model import Measure
+from ratelimit_service.model import CounterSpec
 
 __all__ = [
     "PARTITIONS",
@@ -45,11 +45,11 @@ class CounterNames:
     __slots__ = ("_domain", "_kind", "_shard_by")
 
     def __init__(
-        self, domain: str, measure: Measure, shard_by: frozenset[str] | None = None
+        self, domain: str, spec: CounterSpec, shard_by: frozenset[str] | None = None
     ) -> None:
         """`shard_by` are the keys of the entries that place a counter; None for all of them."""
         self._domain = f"{len(domain)}:{domain}"
-        self._kind = measure.key.encode()
+        self._kind = spec.key.encode()
         self._shard_by = shard_by
 
     def key(self, entries: Sequence[tuple[str, str]], shared: Collection[int] = ()) -> bytes:
@@ -58,8 +58,8 @@ class CounterNames:
         `shared` are the places of entries that stand for a pattern. A value of the same text has
         another key.
 
-        `{tag}`, then the part that the algorithm makes (`Measure.key`), then `:` and the encoded
-        domain and entries or, where they are too long, `#` and their digest. The tag is a
+        `{tag}`, then the part that the algorithm makes (`CounterSpec.key`), then `:` and the
+        encoded domain and entries or, where they are too long, `#` and their digest. The tag is a
         checksum of what places the counter: domain and entries, or those of them that `shard_by`
         names if all of these are there.
         Limits of one descriptor share it, and no caller's braces choose a Redis Cluster slot.

@@ -12,8 +12,8 @@ from typing import Final
 
 from ratelimit_service.algorithms import held, several
 from ratelimit_service.health import Health
-from ratelimit_service.model import MAX_ADDEND, Denied, Hit, Measure, Mode, Outcome
-from ratelimit_service.observer import Counters
+from ratelimit_service.model import MAX_ADDEND, CounterSpec, Denied, Hit, Mode, Outcome
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Settled
 from ratelimit_service.stores.memory import MemoryStore
 
@@ -28,14 +28,14 @@ _LEASES_AT_ONCE: Final = 250
 class Local:
     """Counters of one outage."""
 
-    def __init__(self, counters: Counters) -> None:
-        self._counters = counters
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
         self._now_us = 0
         self._memory = self._empty()
         self._hits: dict[bytes, Hit] = {}
         """The last hit on each counter that has counted. Its limit is the one in force now."""
-        self._shares: dict[tuple[int, int], tuple[Measure, Measure]] = {}
-        """By a measure's id and the number of processes: the share, and the measure itself, so that
+        self._shares: dict[tuple[int, int], tuple[CounterSpec, CounterSpec]] = {}
+        """By a spec's id and the number of processes: the share, and the spec itself, so that
         its id stays its own."""
 
     def __len__(self) -> int:
@@ -47,7 +47,7 @@ class Local:
         `now_us` is by the store's clock, as far as it is known.
         """
         self._now_us = now_us
-        shared = [hit._replace(measure=self._share(hit.measure, processes)) for hit in hits]
+        shared = [hit._replace(spec=self._share(hit.spec, processes)) for hit in hits]
         outcomes: list[Outcome] = []
 
         def done(found: list[Settled]) -> None:
@@ -57,7 +57,7 @@ class Local:
         self._memory.charge([shared], done)
         for hit, shared_hit, outcome in zip(hits, shared, outcomes, strict=True):
             if hit.key in self._hits or (outcome.charged and len(self._hits) < _MAX_COUNTERS):
-                self._hits[hit.key] = shared_hit._replace(measure=hit.measure)
+                self._hits[hit.key] = shared_hit._replace(spec=hit.spec)
         return outcomes
 
     def hand_back(self, processes: int, now_us: int) -> Iterator[tuple[list[list[Hit]], int]]:
@@ -72,12 +72,12 @@ class Local:
         for hit in hits.values():
             # More than a share can have been counted: `count_denied` goes beyond it, and shares
             # were larger while there were fewer processes.
-            overfull = hit.measure.algorithm.denied >= Denied.COUNTED
-            most = MAX_ADDEND if overfull else hit.measure.limit
-            share = self._share(hit.measure, processes)
+            overfull = hit.spec.algorithm.denied >= Denied.COUNTED
+            most = MAX_ADDEND if overfull else hit.spec.limit
+            share = self._share(hit.spec, processes)
             # A refund of nothing tells when the counter is as new, even if the limit is lower now.
             peek = hit._replace(
-                measure=share.with_numbers(most, share.rate),
+                spec=share.with_numbers(most, share.rate),
                 addend=0,
                 mode=Mode.SHADOW,
                 refund=True,
@@ -85,30 +85,30 @@ class Local:
                 receipt=None,
             )
             outcome = _settled(memory, peek)
-            used = most - outcome.left
+            used = most - outcome.remaining
             if used > 0:
-                base = peek._replace(measure=hit.measure, refund=False, count_denied=True)
-                if hit.measure.algorithm.leases:
+                base = peek._replace(spec=hit.spec, refund=False, count_denied=True)
+                if hit.spec.algorithm.leases:
                     pieces = list(_bundles(base, held(memory.state(hit.key))))
                 else:
-                    pieces = [base._replace(addend=piece) for piece in _pieces(used, hit.measure)]
+                    pieces = [base._replace(addend=piece) for piece in _pieces(used, hit.spec)]
                 yield [[piece] for piece in pieces], outcome.reset_us
 
-    def _share(self, measure: Measure, processes: int) -> Measure:
-        known = self._shares.get((id(measure), processes))
+    def _share(self, spec: CounterSpec, processes: int) -> CounterSpec:
+        known = self._shares.get((id(spec), processes))
         if known is None:
             if len(self._shares) >= _MAX_COUNTERS:
                 self._shares.clear()
-            limit, rate = -(-measure.limit // processes), -(-measure.rate // processes)
-            if processes > 1 and not measure.algorithm.divided:
+            limit, rate = -(-spec.limit // processes), -(-spec.rate // processes)
+            if processes > 1 and not spec.algorithm.divided:
                 limit = 0  # this algorithm's limit cannot be counted in parts
-            known = measure, measure.with_numbers(limit, rate)
-            self._shares[id(measure), processes] = known
+            known = spec, spec.with_numbers(limit, rate)
+            self._shares[id(spec), processes] = known
         return known[1]
 
     def _empty(self) -> MemoryStore:
         # Nobody looks at its health, because the store is already reported as away.
-        return MemoryStore(_MAX_COUNTERS, self._counters, Health(), lambda: self._now_us)
+        return MemoryStore(_MAX_COUNTERS, self._stats, Health(), lambda: self._now_us)
 
 
 def _settled(memory: MemoryStore, hit: Hit) -> Outcome:
@@ -128,13 +128,13 @@ def _bundles(base: Hit, leases: Sequence[tuple[int, bytes]]) -> Iterator[Hit]:
         yield base._replace(addend=sum([hits for hits, _ in some]), lease=several(some))
 
 
-def _pieces(used: int, measure: Measure) -> Iterator[int]:
+def _pieces(used: int, spec: CounterSpec) -> Iterator[int]:
     """Numbers of hits to be charged one after the other.
 
     A bucket never holds more than its limit. So the hits are halved again and again: then nearly
     as many pass as there is room for.
     """
-    if not measure.rate:
+    if not spec.rate:
         yield used
         return
     while used:

@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 
 from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import Clock, elapsed_us
-from ratelimit_service.model import SECOND_US, Hit, Measure, Mode, Outcome
-from ratelimit_service.observer import Counters
+from ratelimit_service.model import SECOND_US, CounterSpec, Hit, Mode, Outcome
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores import (
     NEVER,
     Done,
@@ -45,7 +45,7 @@ class _Over(NamedTuple):
 
     expires_us: int
     passes_us: int
-    measure: Measure
+    spec: CounterSpec
 
 
 class LocalCache:
@@ -56,11 +56,11 @@ class LocalCache:
     """
 
     def __init__(
-        self, store: Store, max_bytes: int, counters: Counters, clock: Clock = elapsed_us
+        self, store: Store, max_bytes: int, stats: Stats, clock: Clock = elapsed_us
     ) -> None:
         self._store = store
         self._max_bytes = max_bytes
-        self._counters = counters
+        self._stats = stats
         self._clock = clock
         self._over: dict[bytes, _Over] = {}
         self._bytes = 0
@@ -96,7 +96,7 @@ class LocalCache:
         """Denies what is known to be over, and has the store settle the rest."""
         asked_us = self._clock()
         known = self._known(requests, asked_us) if self._over else {}
-        counts = self._counters.local_cache
+        counts = self._stats.local_cache
         counts["hit"] += len(known)
         counts["miss"] += len(requests) - len(known)
         if not known:
@@ -141,7 +141,7 @@ class LocalCache:
             outcomes = []
             for hit in hits:
                 over = self._over.get(hit[0])
-                if over is None or not _cached(hit) or over.measure != hit.measure:
+                if over is None or not _cached(hit) or over.spec != hit.spec:
                     break
                 if over.expires_us <= now:
                     self._forget(hit[0])
@@ -198,7 +198,7 @@ class LocalCache:
     def _remember(self, hit: Hit, outcome: Outcome, hits: Sequence[Hit], asked_us: int) -> None:
         """Takes in the key of a denied hit, if no other hit of the request can have filled it."""
         if (
-            outcome.left
+            outcome.remaining
             or outcome.local
             or not _cached(hit)
             or sum(other.key == hit.key for other in hits) > 1
@@ -209,7 +209,7 @@ class LocalCache:
         passes_us = outcome.reset_us
         self._forget(hit.key)
         self._over[hit.key] = _Over(
-            asked_us + min(passes_us, _LIFE_US), asked_us + passes_us, hit.measure
+            asked_us + min(passes_us, _LIFE_US), asked_us + passes_us, hit.spec
         )
         self._bytes += _ENTRY_BYTES + len(hit.key)
         while self._bytes > self._max_bytes:
@@ -226,5 +226,5 @@ def _cached(hit: Hit) -> bool:
         hit.addend == 1
         and hit.mode is Mode.ENFORCED
         and not (hit.count_denied or hit.refund)
-        and hit.measure.algorithm.cached
+        and hit.spec.algorithm.cached
     )

@@ -13,8 +13,8 @@ from ratelimit_service.algorithms.settle import settle
 from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import Clock, now_us
 from ratelimit_service.health import Health
-from ratelimit_service.model import Hit, Measure, State, outcome_of
-from ratelimit_service.observer import Counters
+from ratelimit_service.model import CounterSpec, Hit, State, outcome_of
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores import (
     BROKEN,
     NEVER,
@@ -71,13 +71,13 @@ class _Counter:
     that is below 0.
     """
 
-    __slots__ = ("measure", "number", "packed")
+    __slots__ = ("number", "packed", "spec")
 
-    def __init__(self, state: State | None, measure: Measure) -> None:
+    def __init__(self, state: State | None, spec: CounterSpec) -> None:
         self.number = -1
         self.packed: bytes | None = None
         self.set(state)
-        self.measure = measure
+        self.spec = spec
 
     def get(self) -> State | None:
         """The state."""
@@ -103,17 +103,17 @@ class MemoryStore:
     """
 
     def __init__(
-        self, max_counters: int, counters: Counters, health: Health, clock: Clock = now_us
+        self, max_counters: int, stats: Stats, health: Health, clock: Clock = now_us
     ) -> None:
         self._max_counters = max_counters
-        self._counters = counters
+        self._stats = stats
         self._health = health
         self._clock = clock
         tables = 1
         while tables < _MAX_TABLES and tables * 2 * _COUNTERS_PER_TABLE <= max_counters:
             tables *= 2
         self._tables: list[_Table] = [{} for _ in range(tables)]
-        self._damage = Damage(counters)
+        self._damage = Damage(stats)
         self._bugs = Bugs()
         self._size = 0
         self._bulk = 0
@@ -187,47 +187,47 @@ class MemoryStore:
         new: list[tuple[_Table, bytes]] = []
         state: State | None
         try:
-            for key, measure, addend, _, _, refund, lease, _, _, _ in hits:
+            for key, spec, addend, _, _, refund, lease, _, _, _ in hits:
                 table = tables[hash(key) & mask]
                 counter = table.get(key)
                 if counter is None and self._size + self._bulk >= self._max_counters:
                     return self._settle_anew(hits, now, undo, new)
-                if measure.adds and addend and not refund:
+                if spec.adds and addend and not refund:
                     number = counter.number if counter is not None else -1
-                    number, left, reset_us = passing(
-                        number, now, addend, measure.limit, measure.window_us
+                    number, remaining, reset_us = passing(
+                        number, now, addend, spec.limit, spec.window_us
                     )
-                    if left < 0 or (counter is not None and counter.packed is not None):
+                    if remaining < 0 or (counter is not None and counter.packed is not None):
                         return self._settle_anew(hits, now, undo, new)
                     if counter is None:
                         self._sweep(table, now)
-                        table[key] = _Counter(number, measure)
+                        table[key] = _Counter(number, spec)
                         self._size += 1
                         new.append((table, key))
                     else:
                         if len(hits) > 1:
                             undo.append((counter, counter.number))
                         counter.number = number
-                        counter.measure = measure
-                    outcomes.append(outcome_of((False, left, reset_us, addend, False)))
+                        counter.spec = spec
+                    outcomes.append(outcome_of((False, remaining, reset_us, addend, False)))
                     continue
                 before = counter.get() if counter is not None else None
-                passed, state, left, reset_us, _, counted, damaged = measure.algorithm.charge(
-                    before, now, addend, measure, False, lease
+                passed, state, remaining, reset_us, _, counted, damaged = spec.algorithm.charge(
+                    before, now, addend, spec, False, lease
                 )
                 if refund or not passed or damaged:
                     return self._settle_anew(hits, now, undo, new)
                 if counter is not None:
                     undo.append((counter, before))
                     counter.set(state)
-                    counter.measure = measure
+                    counter.spec = spec
                     self._bulk += _bulk(state) - _bulk(before)
                 elif state is not None:
                     self._sweep(table, now)
-                    table[key] = _Counter(state, measure)
+                    table[key] = _Counter(state, spec)
                     self._size += 1
                     new.append((table, key))
-                outcomes.append(outcome_of((False, left, reset_us, counted, False)))
+                outcomes.append(outcome_of((False, remaining, reset_us, counted, False)))
         except Exception:
             self._take_back(undo, new)
             raise
@@ -274,7 +274,7 @@ class MemoryStore:
             if counter is not None:
                 self._bulk += _bulk(step.state) - _bulk(counter.get())
                 counter.set(step.state)
-                counter.measure = hit.measure
+                counter.spec = hit.spec
                 continue
             if self._size + self._bulk < self._max_counters:
                 self._sweep(table, now)
@@ -283,25 +283,25 @@ class MemoryStore:
                 # others, the store holds more until the batch is done.
                 spared = spared or {hit[0] for hit in hits}
                 crammed = not self._evict(now, spared)
-            table[key] = _Counter(step.state, hit.measure)
+            table[key] = _Counter(step.state, hit.spec)
             self._size += 1
             self._bulk += _bulk(step.state)
         for hit, step in zip(hits, steps, strict=True):
-            if hit.measure.rate and not step.counted:
+            if hit.spec.rate and not step.counted:
                 # How much of a bucket is used depends on the rule's rate, which may be new.
                 counter = self._table(hit.key).get(hit.key)
                 if counter is not None:
-                    counter.measure = hit.measure
+                    counter.spec = hit.spec
         damaged = [hit.key for hit, step in zip(hits, steps, strict=True) if step.damaged]
         if damaged:
             self._damage.note(len(damaged), damaged[0])
         outcomes = []
         verdict = Verdict.WITHIN if by < 0 else Verdict.DENIED
-        for passed, _, left, reset_us, retry_us, counted, _ in steps:
+        for passed, _, remaining, reset_us, retry_us, counted, _ in steps:
             if not passed and by < 0:
                 verdict = Verdict.ADMITTED
             until_us = reset_us if passed else retry_us
-            outcomes.append(outcome_of((not passed, left, until_us, counted, False)))
+            outcomes.append(outcome_of((not passed, remaining, until_us, counted, False)))
         return settled((outcomes, verdict, by, False))
 
     def _table(self, key: bytes) -> _Table:
@@ -361,7 +361,7 @@ class MemoryStore:
     def _put_out(self, table: _Table, key: bytes, now: int, *, live: bool) -> None:
         self._bulk -= _bulk(table.pop(key).get())
         self._size -= 1
-        self._counters.evictions["live" if live else "expired"] += 1
+        self._stats.evictions["live" if live else "expired"] += 1
         if live:
             self._crowded_until_us = now + _CROWDED_US
             self._health.degrade(
@@ -377,12 +377,12 @@ class MemoryStore:
         """
         then = now - _SLACK_US
         for key, counter in table.items():
-            measure = counter.measure
-            if measure.rate > 1:
-                measure = measure.with_numbers(measure.limit, 1)  # what may yet be its rule's
-            peek = measure.algorithm.charge(counter.get(), then, 0, measure, False, b"")
+            spec = counter.spec
+            if spec.rate > 1:
+                spec = spec.with_numbers(spec.limit, 1)  # what may yet be its rule's
+            peek = spec.algorithm.charge(counter.get(), then, 0, spec, False, b"")
             del table[key]
-            if peek.left < measure.limit or not peek.passed or peek.damaged:
+            if peek.remaining < spec.limit or not peek.passed or peek.damaged:
                 table[key] = counter
             else:
                 self._size -= 1
@@ -401,13 +401,13 @@ def _share_used(counter: _Counter, now: int) -> float:
     A state from so far in the future that it counts for nothing now is neither: it will count
     again if the clock goes back to where it was.
     """
-    measure, number = counter.measure, counter.number
-    limit = measure.limit
-    if number >= 0 and limit and measure.adds:
-        _, left, _ = passing(number, now, 0, limit, measure.window_us)
-        if left >= 0:
-            return (limit - left) / limit
-    peek = measure.algorithm.charge(counter.get(), now, 0, measure, False, b"")
+    spec, number = counter.spec, counter.number
+    limit = spec.limit
+    if number >= 0 and limit and spec.adds:
+        _, remaining, _ = passing(number, now, 0, limit, spec.window_us)
+        if remaining >= 0:
+            return (limit - remaining) / limit
+    peek = spec.algorithm.charge(counter.get(), now, 0, spec, False, b"")
     if peek.damaged:
         return _LEAST_SHARE
-    return (limit - peek.left) / limit if peek.passed and limit else float(not peek.passed)
+    return (limit - peek.remaining) / limit if peek.passed and limit else float(not peek.passed)

@@ -17,7 +17,7 @@ from ratelimit_service.accepting import Guests
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import BadRequestError, TransportError
 from ratelimit_service.health import Health
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.service import NEVER, Answer, Refusal, Service, counted_until
 from ratelimit_service.transport.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.transport.reflection import (
@@ -48,7 +48,7 @@ class GrpcioServer:
         max_connection_age_us: int = 0,
         tls: TLS | None = None,
         *,
-        counters: Counters | None = None,  # noqa: ARG002 -- grpcio does not say what it refuses
+        stats: Stats | None = None,  # noqa: ARG002 -- grpcio does not say what it refuses
         guests: Guests | None = None,  # noqa: ARG002 -- nor does it let anybody refuse
         reflection: bool = True,
     ) -> None:

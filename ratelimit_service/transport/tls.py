@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.renewed import Renewed
 from ratelimit_service.scratch import scratch
 from ratelimit_service.settings import Settings
@@ -117,10 +117,10 @@ class TLSFiles:
             raise SettingsError(f"{authorities} cannot be used: {error}") from error
         return tls
 
-    def renewed(self, component: str, health: Health, counters: Counters) -> Renewed[TLS]:
+    def renewed(self, component: str, health: Health, stats: Stats) -> Renewed[TLS]:
         """What they say, now and whenever they change. Raises SettingsError as `read`."""
         files = [file for file in (self.cert, self.key, self.client_ca) if file is not None]
-        return Renewed(component, files, self.read, health, counters.tls_reloads)
+        return Renewed(component, files, self.read, health, stats.tls_reloads)
 
 
 @contextmanager

@@ -74,14 +74,14 @@ def encode_within(limits: Sequence[bytes], outcomes: Sequence[Outcome]) -> bytes
     """
     parts = [_OK]
     for place, limit in enumerate(limits):
-        _, left, reset_us, _, _ = outcomes[place]
-        remaining = b"\x18" + _varint(left) if left else b""
+        _, remaining, reset_us, _, _ = outcomes[place]
+        room = b"\x18" + _varint(remaining) if remaining else b""
         reset = _reset(reset_us)
-        size = len(limit) + len(remaining) + len(reset)
+        size = len(limit) + len(room) + len(reset)
         parts.append(b"\x12")
         parts.append(_LAST[size] if size < _PAIR else _varint(size))
         parts.append(limit)
-        parts.append(remaining)
+        parts.append(room)
         parts.append(reset)
     return b"".join(parts)
 

@@ -20,7 +20,7 @@ import hpack
 
 from ratelimit_service.health import Health
 from ratelimit_service.model import Descriptor, Request
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.frames import (
@@ -178,8 +178,8 @@ class Siege:
     """One service, attacked again and again."""
 
     def __init__(self, directory: Path) -> None:
-        counters, health = Counters(), Health()
-        store = MemoryStore(1_000_000, counters, health)
+        stats, health = Stats(), Health()
+        store = MemoryStore(1_000_000, stats, health)
         service = Asking(directory, RULES, store=store).service
         self._server = H2Server("127.0.0.1:0", service, health)
         self._attackers: list[Attacker] = []

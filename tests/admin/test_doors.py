@@ -241,7 +241,7 @@ async def test_slow_heads_and_idle_connections(site: Site) -> None:
     assert len(site.admin.doors) == 1
     await busy.send(body=b"{}       ")
     assert await busy.status() == 400
-    assert site.asking.counters.http_closed == {"slow": 3}
+    assert site.asking.stats.http_closed == {"slow": 3}
 
 
 async def test_slow_body(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +280,7 @@ async def test_connections_are_bounded(site: Site, monkeypatch: pytest.MonkeyPat
     for _ in range(10):
         waiting.append(await Caller.of(site))
         async with asyncio.timeout(30):
-            while sum(site.asking.counters.http_closed.values()) < len(waiting) - 2:
+            while sum(site.asking.stats.http_closed.values()) < len(waiting) - 2:
                 await asyncio.sleep(0.001)
 
     for gone in waiting[:-2]:
@@ -289,7 +289,7 @@ async def test_connections_are_bounded(site: Site, monkeypatch: pytest.MonkeyPat
         assert await caller.post(TYPED) in {200, 429}
     await busy.send(body=b"{}       ")
     assert await busy.status() == 400
-    assert site.asking.counters.http_closed == {"crowded": 8}
+    assert site.asking.stats.http_closed == {"crowded": 8}
 
 
 async def test_connections_are_bounded_in_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,13 +36,13 @@ class Site:
     def __init__(self, directory: Path, settings: Settings, store: Store | None) -> None:
         self.asking = asking = Asking(directory, RULES, settings=settings, store=store)
         metrics = Metrics(
-            Sources(asking.counters, asking.health, lambda: asking.rules.snapshot, lambda: 7)
+            Sources(asking.stats, asking.health, lambda: asking.rules.snapshot, lambda: 7)
         )
         self.admin = Admin(
             settings,
             asking.service.decide,
             asking.health,
-            asking.counters,
+            asking.stats,
             lambda: asking.rules.snapshot,
             metrics.render,
             lambda: {"pid": 7},
@@ -94,7 +94,7 @@ async def test_json_that_is_refused(site: Site, body: object, message: str) -> N
     answer = await site.ask("/json", body)
 
     assert (answer.status, message in answer.text) == (400, True)
-    assert sum(site.asking.counters.refusals.values()) == 1
+    assert sum(site.asking.stats.refusals.values()) == 1
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from zlib import crc32
 
-from ratelimit_service.algorithms import measure_of
+from ratelimit_service.algorithms import spec_of
 from ratelimit_service.model import Denied, Hit, Limit, Mode, Outcome
 from tests.stores.cases import Charge
 
@@ -23,11 +23,11 @@ def hit(
     lease: bytes = b"",
     joined: bool = False,
 ) -> Hit:
-    measure = measure_of(limit)
-    counted = f"{measure.key}{key}".encode()
+    spec = spec_of(limit)
+    counted = f"{spec.key}{key}".encode()
     name = b"{%08x}%b" % (crc32(counted), counted)
-    count_denied = count_denied or measure.algorithm.denied is Denied.ALWAYS_COUNTED
-    return Hit(name, measure, addend, mode, count_denied, refund, lease, joined)
+    count_denied = count_denied or spec.algorithm.denied is Denied.ALWAYS_COUNTED
+    return Hit(name, spec, addend, mode, count_denied, refund, lease, joined)
 
 
 def at(now_us: int, outcome: Outcome, *hits: Hit) -> Charge:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.algorithms import ALGORITHMS, PARAMETERS
-from ratelimit_service.model import Algorithm, Limit, Measure, Takes
+from ratelimit_service.model import Algorithm, CounterSpec, Limit, Takes
 from ratelimit_service.rules.language import LIMIT_KEYS
 from tests.algorithms import ways
 
@@ -83,11 +83,11 @@ def test_parameters(algorithm: Algorithm) -> None:
         assert parameter.instead or parameter.beside
 
 
-def test_a_measure_may_gain_fields() -> None:
-    """A measure of nothing but what every algorithm needs has defaults for all else."""
+def test_a_spec_may_gain_fields() -> None:
+    """A spec of nothing but what every algorithm needs has defaults for all else."""
     for algorithm in ALGORITHMS.values():
-        measure = Measure(algorithm, 5, 60_000_000)
+        spec = CounterSpec(algorithm, 5, 60_000_000)
 
-        assert measure.with_numbers(5, 0) == measure
-        assert measure != measure.with_numbers(4, 0)
-        assert hash(measure) == hash(measure.with_numbers(5, 0))
+        assert spec.with_numbers(5, 0) == spec
+        assert spec != spec.with_numbers(4, 0)
+        assert hash(spec) == hash(spec.with_numbers(5, 0))

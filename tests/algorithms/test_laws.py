@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_service.algorithms import ALGORITHMS, capacity_of, measure_of
+from ratelimit_service.algorithms import ALGORITHMS, capacity_of, spec_of
 from ratelimit_service.model import Anchor, Calendar, Limit, Receipt, State, Step, Unit
 from tests.algorithms.ways import WAYS
 from tests.stores.cases import DAY, MINUTE, SECOND, T
@@ -34,7 +34,7 @@ class Counter:
     """One counter and its history."""
 
     def __init__(self, limit: Limit) -> None:
-        self.measure = measure_of(limit)
+        self.spec = spec_of(limit)
         self.algorithm = ALGORITHMS[limit.algorithm]
         self.state: State | None = None
         self.now = T
@@ -43,7 +43,7 @@ class Counter:
     def charge(self, addend: int, pause: int = 0) -> Step:
         self.now += pause
         step = self.algorithm.charge(
-            self.state, self.now, addend, self.measure, False, self.now.to_bytes(8, "big")
+            self.state, self.now, addend, self.spec, False, self.now.to_bytes(8, "big")
         )
         self.state = step.state
         if step.passed:
@@ -51,15 +51,15 @@ class Counter:
         return step
 
     def peek(self) -> Step:
-        return self.algorithm.charge(self.state, self.now, 0, self.measure, False, b"")
+        return self.algorithm.charge(self.state, self.now, 0, self.spec, False, b"")
 
     def undo(self, addend: int, receipt: Receipt, lease: bytes) -> None:
         self.state = self.algorithm.refund(
-            self.state, self.now, addend, self.measure, lease, receipt
+            self.state, self.now, addend, self.spec, lease, receipt
         ).state
 
     def refund(self, addend: int) -> int:
-        step = self.algorithm.refund(self.state, self.now, addend, self.measure, b"", None)
+        step = self.algorithm.refund(self.state, self.now, addend, self.spec, b"", None)
         self.state = step.state
         return step.counted
 
@@ -99,7 +99,7 @@ def test_a_log_denies_only_what_would_be_too_much(moments: list[tuple[int, int]]
 
         recent = total(one for one in before if one.time > counter.now - WINDOW)
         assert step.passed == (recent + addend <= 5)
-        assert step.left == 5 - recent - (addend if step.passed else 0)
+        assert step.remaining == 5 - recent - (addend if step.passed else 0)
 
 
 @given(MOMENTS)
@@ -164,7 +164,7 @@ def test_buckets_are_exact(
         used = max(Fraction(0), used - Fraction(pause * rate, WINDOW))
         assert step.passed == (used + addend <= burst)
         used += addend if step.passed else 0
-        assert step.left == max(0, int(burst - used))
+        assert step.remaining == max(0, int(burst - used))
 
 
 KEPT = 600 * SECOND
@@ -223,11 +223,11 @@ def test_buckets_are_exact_while_their_rate_changes(
             step = counter.charge(hits)
             assert step.passed == (used + hits <= burst)
             used += hits if step.passed else 0
-            assert step.left == max(0, int(burst - used))
+            assert step.remaining == max(0, int(burst - used))
         else:
-            step = counter.algorithm.refund(state, now, hits, counter.measure, b"", None)
+            step = counter.algorithm.refund(state, now, hits, counter.spec, b"", None)
             used = max(Fraction(0), used - hits)
-            assert step.left == int(burst - used)
+            assert step.remaining == int(burst - used)
         state = step.state
         if step.counted:
             held, changed, rate_then = used, now, rate
@@ -252,11 +252,11 @@ def test_a_stepped_bucket_is_refilled_by_whole_units(
 def test_nothing_is_lost_in_many_steps() -> None:
     """Asked all the time, a bucket has given at any moment exactly the hits that its rate says."""
     rate, steps, pause = 7, 100_000, 1_333_333
-    measure = measure_of(Limit(rate, Unit.MINUTE, algorithm="token_bucket", burst=100))
+    spec = spec_of(Limit(rate, Unit.MINUTE, algorithm="token_bucket", burst=100))
     charge = ALGORITHMS["token_bucket"].charge
-    state, passed = charge(None, T, 100, measure, False, b"").state, 0
+    state, passed = charge(None, T, 100, spec, False, b"").state, 0
     for number in range(1, steps + 1):
-        step = charge(state, T + number * pause, 1, measure, False, b"")
+        step = charge(state, T + number * pause, 1, spec, False, b"")
         state = step.state
         passed += step.passed
         assert passed == number * pause * rate // WINDOW
@@ -320,7 +320,7 @@ def test_an_undone_charge_leaves_no_trace(
             each.charge(hits, moment)
     step = counter.charge(addend, pause)
     without.now = charged_at = counter.now
-    opened = limit.anchor is Anchor.FIRST_HIT and without.peek().left == 9_000
+    opened = limit.anchor is Anchor.FIRST_HIT and without.peek().remaining == 9_000
     for moment, hits in between:
         for each in (counter, without):
             each.charge(hits, moment)
@@ -328,10 +328,10 @@ def test_an_undone_charge_leaves_no_trace(
     receipt = Receipt(charged_at, charged_at + step.reset_us)
     counter.undo(addend, receipt, charged_at.to_bytes(8, "big"))
 
-    missing = without.peek().left - counter.peek().left
-    if counter.measure.rate:
+    missing = without.peek().remaining - counter.peek().remaining
+    if counter.spec.rate:
         leaked = -(-9_000 * (counter.now - charged_at) // MINUTE)
-        behind = addend if counter.measure.queue and total(without.admitted) else 0
+        behind = addend if counter.spec.queue and total(without.admitted) else 0
         assert 0 <= missing <= max(leaked, behind)
     elif not opened:  # then the hits behind it lie in a window that else began later
         assert missing == 0
@@ -350,7 +350,7 @@ def test_a_wait_that_is_told_is_exact(limit: Limit, moments: list[tuple[int, int
                 counter.state,
                 counter.now + step.retry_us - early,
                 addend,
-                counter.measure,
+                counter.spec,
                 False,
                 b"later---",
             )
@@ -370,4 +370,4 @@ def test_a_peek_changes_nothing(limit: Limit, moments: list[tuple[int, int]]) ->
         peek = counter.peek()
 
         assert (peek.passed, peek.counted, peek.state) == (True, 0, counter.state)
-        assert peek.left == (step.left if step.passed else peek.left)
+        assert peek.remaining == (step.remaining if step.passed else peek.remaining)

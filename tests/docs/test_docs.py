@@ -16,7 +16,7 @@ import pytest
 from ratelimit_service.admin import doors
 from ratelimit_service.health import Health
 from ratelimit_service.metrics import Metrics, Sources, WorkerFigures
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
 from ratelimit_service.settings import REFERENCE, settings
@@ -88,11 +88,11 @@ def test_metrics() -> None:
     domain = Domain("d", Level.of(file.nodes))
     for rule in domain.rules:
         rule.tallies.of()
-    counters = Counters()
-    counters.refusals["no_domain"] = 1
+    stats = Stats()
+    stats.refusals["no_domain"] = 1
     worker = WorkerFigures(1, 0, 0, 0)
     metrics = Metrics(
-        Sources(counters, Health(), lambda: Snapshot(1, {"d": domain}), lambda: 0, lambda: [worker])
+        Sources(stats, Health(), lambda: Snapshot(1, {"d": domain}), lambda: 0, lambda: [worker])
     )
 
     scraped = {}

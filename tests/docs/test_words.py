@@ -33,8 +33,11 @@ def test_retired_words_stay_away() -> None:
 
     assert [
         f"{path.relative_to(PROJECT)}:{line}: {word} is retired, use {retired[word]}"
-        for path in sources()
-        for line, word in words(path)
+        for path, found in [
+            *((path, words(path)) for path in sources()),
+            *((path, lua_words(path)) for path in sorted(PACKAGE.rglob("*.lua"))),
+        ]
+        for line, word in found
         if word in retired
     ] == []
 
@@ -55,6 +58,11 @@ def test_words_are_sought_in_code_and_comments(tmp_path: Path) -> None:
     path.write_text('"""Of `One`, but not Two."""\nthree = 3  # `_four` and five\n')
 
     assert set(words(path)) == {(1, "One"), (2, "three"), (2, "_four")}
+
+    script = tmp_path / "script.lua"
+    script.write_text("-- Of `one`, but not two.\nlocal three = 3 -- `four` and five\n")
+
+    assert set(lua_words(script)) == {(1, "one"), (2, "local"), (2, "three"), (2, "four")}
 
 
 def test_glossary_is_in_order() -> None:
@@ -93,6 +101,14 @@ def words(path: Path) -> Iterator[tuple[int, str]]:
                 for found in re.finditer(r"`(\w+)`", token.string):
                     line = token.start[0] + token.string.count("\n", 0, found.start())
                     yield line, found[1]
+
+
+def lua_words(path: Path) -> Iterator[tuple[int, str]]:
+    """Every name in a Lua file's code, and every name in backticks in its comments."""
+    for line, text in enumerate(path.read_text().splitlines(), start=1):
+        code, _, comment = text.partition("--")
+        for word in re.findall(r"[A-Za-z_]\w*", code) + re.findall(r"`(\w+)`", comment):
+            yield line, word
 
 
 def retired_words() -> dict[str, str]:

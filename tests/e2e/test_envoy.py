@@ -80,8 +80,8 @@ def test_addend(envoy: Envoy) -> None:
     assert codes == [200, 200, 429, 200, 429]
 
 
-def budget_is(envoy: Envoy, left: int) -> bool:
-    return envoy.get("/budget", x_user="bob").headers["x-ratelimit-remaining"] == str(left)
+def budget_is(envoy: Envoy, remaining: int) -> bool:
+    return envoy.get("/budget", x_user="bob").headers["x-ratelimit-remaining"] == str(remaining)
 
 
 def test_token_budget(envoy: Envoy) -> None:

@@ -221,7 +221,7 @@ def test_many_snapshots(
     wait_until(lambda: "make a decision" in service.log, "the service")
     request = Request("edge", (Descriptor((Entry("user", "x"),)),))
     stop = threading.Event()
-    left: list[int] = []
+    remaining: list[int] = []
     failed: list[object] = []
 
     def call() -> None:
@@ -234,7 +234,7 @@ def test_many_snapshots(
                     return
                 if decision.code is not Code.OK:
                     failed.append(decision)
-                left.append(decision.statuses[0].remaining)
+                remaining.append(decision.statuses[0].remaining)
 
     calling = threading.Thread(target=call)
     calling.start()
@@ -246,7 +246,7 @@ def test_many_snapshots(
     calling.join()
 
     assert failed == []
-    assert left == [1_000_000 - number for number in range(1, len(left) + 1)]
+    assert remaining == [1_000_000 - number for number in range(1, len(remaining) + 1)]
     assert len([each for each in management.heard if each.startswith("ack")]) <= 101
     assert not any(each.startswith("nack") for each in management.heard)
 

@@ -10,8 +10,8 @@ import pytest
 
 from ratelimit_service.algorithms import ALGORITHMS, DEFAULT
 from ratelimit_service.limiter import Planner
-from ratelimit_service.model import Algorithm, Denied, Descriptor, Entry, Hit, Measure, Request
-from ratelimit_service.observer import Counters
+from ratelimit_service.model import Algorithm, CounterSpec, Denied, Descriptor, Entry, Hit, Request
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
 from ratelimit_service.settings import Settings
@@ -19,7 +19,7 @@ from ratelimit_service.stores.local import Local
 from tests.stores.cases import MINUTE, T
 
 numbers = count(1_000_003)
-"""Of limits that no other test has: a limit's measure is remembered."""
+"""Of limits that no other test has: a limit's spec is remembered."""
 
 
 def hits(*, refund: bool = False, settings: Settings | None = None) -> list[Hit]:
@@ -83,13 +83,13 @@ def test_refunded(can: Callable[..., None], refunded: bool) -> None:
 @pytest.mark.parametrize(("divided", "admitted"), [(True, 4), (False, 0)])
 def test_divided(divided: bool, admitted: int) -> None:
     """Of what cannot be divided each of several processes that count alone admits nothing."""
-    measure = Measure(
+    spec = CounterSpec(
         Algorithm("x", "x", DEFAULT.charge, DEFAULT.refund, divided=divided), 10, MINUTE
     )
-    local = Local(Counters())
+    local = Local(Stats())
 
-    answers = [local.charge([Hit(b"k", measure)], 3, T) for _ in range(9)]
-    alone = Local(Counters()).charge([Hit(b"k", measure)], 1, T)
+    answers = [local.charge([Hit(b"k", spec)], 3, T) for _ in range(9)]
+    alone = Local(Stats()).charge([Hit(b"k", spec)], 1, T)
 
     assert sum(outcome.charged for (outcome,) in answers) == admitted
     assert alone[0].charged == 1

@@ -18,10 +18,10 @@ class Asked(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """What one limit of a descriptor comes to; `left` counts the soft part in."""
+    """What one limit of a descriptor comes to; `remaining` counts the soft part in."""
 
     over: bool
-    left: int
+    remaining: int
     reset_us: int
     counted: int
 
@@ -65,17 +65,17 @@ def seconds(reset_us: int) -> int:
 
 def shown(result: Counted, terms: Terms) -> int:
     """Rule: "`remaining` counts down to the limit and stays 0"."""
-    return 0 if result.over else max(0, result.left - terms.soft)
+    return 0 if result.over else max(0, result.remaining - terms.soft)
 
 
 def partly(result: Counted) -> bool:
     """Whether a limit "denies several hits of which fewer would pass"."""
-    return result.over and result.left > 0 and not result.counted
+    return result.over and result.remaining > 0 and not result.counted
 
 
 def would_pass(result: Counted, terms: Terms) -> int:
     """What the metadata tell of a limit: "How many would [pass], the metadata tell"."""
-    return max(0, result.left - terms.soft) if partly(result) else shown(result, terms)
+    return max(0, result.remaining - terms.soft) if partly(result) else shown(result, terms)
 
 
 def by_policy(answer: Answer) -> Answer:

@@ -117,7 +117,7 @@ class Counter:
         """From when on nothing counts any more."""
         return first_moment(lambda at: not self.used(self.terms, at), self.changed or 0)
 
-    def left(self, terms: Terms, now: int) -> int:
+    def remaining(self, terms: Terms, now: int) -> int:
         """`remaining` is how many single hits would pass now."""
         return max(0, (terms.hard - self.used(terms, now)).__floor__())
 

@@ -167,7 +167,7 @@ class Model:
                     if here.passes(terms, now, entry.hits):
                         here.take(terms, now, entry.hits, entry.lease)
             elif here.takes_only_what_fits:
-                here.take(terms, now, min(used, here.left(terms, now)), "")
+                here.take(terms, now, min(used, here.remaining(terms, now)), "")
             else:
                 here.take(terms, now, used, "")
             here.touched = False
@@ -332,7 +332,7 @@ class Model:
                     at = counter(name, terms)
                     given = at.give(terms, now, hits, one.lease)
                     one.results.append(
-                        Counted(False, at.left(terms, now), at.reset(terms, now), given)
+                        Counted(False, at.remaining(terms, now), at.reset(terms, now), given)
                     )
         committed = {name: each.copy() for name, each in scratch.items()}
 
@@ -343,14 +343,16 @@ class Model:
                 at = counter(name, terms)
                 one.delays.append(at.reset(terms, now) if terms.max_wait_us else 0)
                 passed = at.passes(terms, now, hits)
-                left = at.left(terms, now)
+                remaining = at.remaining(terms, now)
                 wait = 0 if passed else at.wait(terms, now, hits)
                 counted = hits if passed or (self._always(one, terms) and _any(at)) else 0
                 at.take(terms, now, counted, lease)
                 if passed:
-                    one.results.append(Counted(False, left - hits, at.reset(terms, now), counted))
+                    one.results.append(
+                        Counted(False, remaining - hits, at.reset(terms, now), counted)
+                    )
                 else:
-                    one.results.append(Counted(True, left, wait, counted))
+                    one.results.append(Counted(True, remaining, wait, counted))
             if one.over and (one.shadow or (self.settings.shadow_mode and not one.quota)):
                 # Limits of one descriptor "are charged all or none", and a shadow denies nothing.
                 # "A rule that is both is a shadow"; other quotas "count every hit".
@@ -395,7 +397,7 @@ class Model:
                 if not result.over:
                     at = counter(name, terms)
                     result = result._replace(
-                        left=at.left(terms, now), reset_us=at.reset(terms, now)
+                        remaining=at.remaining(terms, now), reset_us=at.reset(terms, now)
                     )
                 one.results[place] = result
 
@@ -437,7 +439,7 @@ class Model:
             if not result.over
         ]
         # "the code is OK, and answers above the limit have the header x-ratelimit-warning"
-        soft = any(result.left < terms.soft for terms, result, _, _ in passing)
+        soft = any(result.remaining < terms.soft for terms, result, _, _ in passing)
         # "an admitted hit has a delay, until what was before it has leaked"
         delays = [
             delay

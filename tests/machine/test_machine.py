@@ -24,7 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ratelimit_service.model import Measure
+from ratelimit_service.model import CounterSpec
 from tests.machine import walk
 from tests.machine.answers import Answer, Asked, Counted, by_policy
 from tests.machine.conftest import WALKED
@@ -58,7 +58,7 @@ class Denial(NamedTuple):
 
     asked_us: int
     passes_us: int
-    measure: Measure
+    spec: CounterSpec
 
 
 class Machine(RuleBasedStateMachine):
@@ -365,7 +365,7 @@ class CachedMachine(Machine):
             results = []
             for hit in one.hits:
                 denial = self.denials[number, hit.key]
-                assert denial.measure == hit.measure, f"{hit} was denied by {denial}"
+                assert denial.spec == hit.spec, f"{hit} was denied by {denial}"
                 assert now < min(denial.passes_us, denial.asked_us + SECOND), f"{now}: {denial}"
                 results.append(Counted(True, 0, denial.passes_us - now, 0))
             return self.model.known_over(descriptors, hits, results)
@@ -375,8 +375,8 @@ class CachedMachine(Machine):
                 self.denials.pop((number, hit.key), None)
             elif result.over and hit.addend == 1:
                 counter = self.model.counters.get(name)
-                if counter is None or not counter.left(counter.terms, self.now):
-                    denial = Denial(now, now + result.reset_us, hit.measure)
+                if counter is None or not counter.remaining(counter.terms, self.now):
+                    denial = Denial(now, now + result.reset_us, hit.spec)
                     self.denials[number, hit.key] = denial
         self.told_last = one.hits[-1].key if one.hits else b""
         return expected

@@ -24,7 +24,7 @@ from ratelimit_service.model import (
     Request,
     Unit,
 )
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.build import Version, build
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.service import Refusal, Service
@@ -111,9 +111,9 @@ class Process:
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self.recorder = Recorder(store)
-        self.counters = Counters()
+        self.stats = Stats()
         self._book = Rulebook()
-        self._service = Service(lambda: self._book.snapshot, self.recorder, settings, self.counters)
+        self._service = Service(lambda: self._book.snapshot, self.recorder, settings, self.stats)
 
     def load(self, rules: Sequence[Rule]) -> None:
         """Takes over other rules, as a changed file's; JSON is YAML."""
@@ -178,7 +178,7 @@ def _told(answer: bytes | Refusal, noted: Iterator[tuple[Sequence[Hit], Outcomes
     asked = [hit for hit in decision.statuses if hit.limit] or "by_policy" in metadata
     hits, outcomes = next(noted) if asked else ((), ())
     results = tuple(
-        Counted(each.over, each.left, each.reset_us, each.charged)
+        Counted(each.over, each.remaining, each.reset_us, each.charged)
         for each in outcomes
         if each is not None
     )
@@ -273,15 +273,15 @@ class Memory(World):
     """In memory, with room for all."""
 
     def stores(self) -> list[Store]:
-        return [MemoryStore(10_000, Counters(), Health(), self.clock)]
+        return [MemoryStore(10_000, Stats(), Health(), self.clock)]
 
 
 class FullMemory(Memory):
     """In memory, with room for a few."""
 
     def stores(self) -> list[Store]:
-        self._counters = Counters()
-        self._store = MemoryStore(6, self._counters, Health(), self.clock)
+        self._stats = Stats()
+        self._store = MemoryStore(6, self._stats, Health(), self.clock)
         return [self._store]
 
     def has(self, key: bytes) -> bool:
@@ -291,7 +291,7 @@ class FullMemory(Memory):
     @property
     def put_out(self) -> int:
         """How many counters that still counted were put out, by its own account."""
-        return self._counters.evictions["live"]
+        return self._stats.evictions["live"]
 
 
 class InRedis(World):
@@ -307,7 +307,7 @@ class InRedis(World):
         self._stores: Sequence[RedisStore] = self.run(self._open(url))
 
     async def _open(self, url: str) -> list[RedisStore]:
-        stores = [RedisStore(url, 10_000_000, Counters(), Health(), self.clock) for _ in range(2)]
+        stores = [RedisStore(url, 10_000_000, Stats(), Health(), self.clock) for _ in range(2)]
         for store in stores:
             await store.start()
         return stores
@@ -381,11 +381,11 @@ class Cached(InRing):
     def stores(self) -> Sequence[Store]:
         super().stores()
         self._latest_us = T
-        self._counters = [Counters() for _ in self._stores]
+        self._stats = [Stats() for _ in self._stores]
         self._known = [0 for _ in self._stores]
         caches = []
-        for store, counters in zip(self._stores, self._counters, strict=True):
-            caches.append(LocalCache(store, 1 << 20, counters, lambda: self.elapsed_us))
+        for store, stats in zip(self._stores, self._stats, strict=True):
+            caches.append(LocalCache(store, 1 << 20, stats, lambda: self.elapsed_us))
             store.tell_of_give_backs(caches[-1].given_back)
         return caches
 
@@ -396,7 +396,7 @@ class Cached(InRing):
 
     def knew(self, number: int) -> bool:
         """Whether the last request of a process was answered without asking the ring."""
-        before, self._known[number] = self._known[number], self._counters[number].local_cache["hit"]
+        before, self._known[number] = self._known[number], self._stats[number].local_cache["hit"]
         return self._known[number] > before
 
 
@@ -438,7 +438,7 @@ class Failing(InRedis):
         stores = []
         for way in self._ways:
             url = f"redis://127.0.0.1:{await way.start()}/0"
-            stores.append(RedisStore(url, 10_000_000, Counters(), Health(), self.clock))
+            stores.append(RedisStore(url, 10_000_000, Stats(), Health(), self.clock))
             await stores[-1].start()
         while any(self._shard(store).processes < len(stores) for store in stores):
             await asyncio.sleep(0.01)
@@ -498,7 +498,7 @@ class Failing(InRedis):
     def stores(self) -> Sequence[Store]:
         for number, store in enumerate(self._stores):
             if self._ways[number].refuse:
-                self._shard(store)._debts._local = Local(Counters())
+                self._shard(store)._debts._local = Local(Stats())
                 self.find(number)
         return super().stores()
 

@@ -10,7 +10,7 @@ import pytest
 from ratelimit_service.health import Health
 from ratelimit_service.metrics import CATALOGUE, EXPORTERS, MetricKind, Page, Sources
 from ratelimit_service.metrics import exporters as registry
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.settings import Settings
 
@@ -32,7 +32,7 @@ async def test_the_example_exports_every_metric() -> None:
     assert callable(exports)
     (page,) = exports(Settings(debug="127.0.0.1:0"))
     assert isinstance(page, Page)
-    sources = Sources(Counters(), Health(), lambda: Snapshot(1, {}), lambda: 7, list)
+    sources = Sources(Stats(), Health(), lambda: Snapshot(1, {}), lambda: 7, list)
 
     written = b"".join([part async for part in page.render(await sources.read())]).decode()
 

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 from ratelimit_service.health import Health
 from ratelimit_service.metrics import EXPORTERS, Page, Push, Sources
 from ratelimit_service.model import Entry
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.match import match
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
@@ -56,9 +56,9 @@ class Counted:
 
     def __init__(self) -> None:
         self.domain = Domain("ns/gw/http", Level.of(parse("f", RULES.encode()).nodes))
-        self.counters = Counters()
+        self.stats = Stats()
         snapshot = Snapshot(1, {self.domain.name: self.domain})
-        self.sources = Sources(self.counters, Health(), lambda: snapshot)
+        self.sources = Sources(self.stats, Health(), lambda: snapshot)
 
     def count(self, hits: int, **entries: str) -> None:
         """So many hits within the limit, and one more over it."""
@@ -90,11 +90,11 @@ def counted() -> Counted:
     counted.count(7, host="example.com")
     counted.count(1, seen="10.0.0.1")
     counted.count(2, all='q"\\')
-    counted.counters.decisions["ok"] = 19
-    counted.counters.decisions["over_limit"] = 6
-    counted.counters.refusals["no_domain"] = 1
-    counted.counters.rule_loads["success"] = 2
-    counted.counters.latency.add(300, 19)
+    counted.stats.decisions["ok"] = 19
+    counted.stats.decisions["over_limit"] = 6
+    counted.stats.refusals["no_domain"] = 1
+    counted.stats.rule_loads["success"] = 2
+    counted.stats.latency.add(300, 19)
     return counted
 
 
@@ -198,8 +198,8 @@ async def test_statsd_is_told_what_has_grown(counted: Counted, listener: Listene
     push = push_of(Settings(statsd=listener.address))
     await push.begin(await counted.sources.read())
     counted.count(4, user="bob")
-    counted.counters.latency.add(7_000, 1)
-    counted.counters.latency.add(20_000, 4)
+    counted.stats.latency.add(7_000, 1)
+    counted.stats.latency.add(20_000, 4)
 
     await push.send(await counted.sources.read())
     first = listener.lines()
@@ -228,7 +228,7 @@ async def test_statsd_tags(counted: Counted, listener: Listener, form: str, line
     settings = Settings(statsd=listener.address, statsd_format=form, statsd_tags="zone:1,env:a|b")
     push = push_of(settings)
     await push.begin(await counted.sources.read())
-    counted.counters.rule_loads["success"] += 1
+    counted.stats.rule_loads["success"] += 1
 
     await push.send(await counted.sources.read())
 

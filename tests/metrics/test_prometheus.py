@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from ratelimit_service.health import Health
 from ratelimit_service.metrics import Metrics, Sources
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
 from ratelimit_service.slices import SLICE
@@ -25,7 +25,7 @@ def metrics() -> Metrics:
     domain = Domain("d", Level.of(parse("f", RULES.encode()).nodes))
     for number, rule in enumerate(domain.rules):
         rule.tallies.of().hits = number
-    return Metrics(Sources(Counters(), Health(), lambda: Snapshot(1, {"d": domain}), lambda: 0))
+    return Metrics(Sources(Stats(), Health(), lambda: Snapshot(1, {"d": domain}), lambda: 0))
 
 
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
@@ -59,7 +59,7 @@ descriptors:
     rate_limit: {unlimited: true}
 """
     domain = Domain("d", Level.of(parse("f", text.encode()).nodes))
-    metrics = Metrics(Sources(Counters(), Health(), lambda: Snapshot(1, {"d": domain})))
+    metrics = Metrics(Sources(Stats(), Health(), lambda: Snapshot(1, {"d": domain})))
 
     (family,) = [each for each in metrics.collect() if each.name == "ratelimit_rule_limit"]
 

@@ -8,12 +8,12 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_service.observer import Counters, Histogram, Tally
+from ratelimit_service.observer import Histogram, Stats, Tally
 
 NUMBERS = st.lists(st.integers(1, 1 << 40), min_size=8, max_size=8)
 
 
-def names(counting: Tally | Counters) -> list[str]:
+def names(counting: Tally | Stats) -> list[str]:
     """All that it counts."""
     return [
         name
@@ -45,35 +45,35 @@ def test_tallies_add_up(mine: list[int], its: list[int]) -> None:
     assert there.take() == []
 
 
-def shown(counters: Counters) -> dict[str, object]:
+def shown(stats: Stats) -> dict[str, object]:
     found: dict[str, object] = {}
-    for name in names(counters):
-        value = getattr(counters, name)
+    for name in names(stats):
+        value = getattr(stats, name)
         found[name] = (value.sum_us, value.buckets) if isinstance(value, Histogram) else value
     return found
 
 
 def test_counters_add_up() -> None:
     """Everything that a process counts arrives where it is added up, and starts again at zero."""
-    here, there, twice = Counters(), Counters(), Counters()
-    for counters, times in ((here, 1), (there, 1), (twice, 2)):
-        counters.latency.add(300, 5 * times)
-        for number, name in enumerate(names(counters), start=1):
-            value = getattr(counters, name)
+    here, there, twice = Stats(), Stats(), Stats()
+    for stats, times in ((here, 1), (there, 1), (twice, 2)):
+        stats.latency.add(300, 5 * times)
+        for number, name in enumerate(names(stats), start=1):
+            value = getattr(stats, name)
             if isinstance(value, Counter):
                 value["one"] += number * times
             elif not isinstance(value, Histogram):
-                setattr(counters, name, number * times)
+                setattr(stats, name, number * times)
 
     here.add(json.loads(json.dumps(there.take())))
 
     assert shown(here) == shown(twice)
-    assert shown(there) == shown(Counters())
+    assert shown(there) == shown(Stats())
 
 
 def test_what_another_version_counts() -> None:
     """A restart into an older version keeps all counts that it knows, and leaves out the rest."""
-    counters, later = Counters(), Counters()
+    stats, later = Stats(), Stats()
     later.given_back = 3
     later.decisions["ok"] = 4
     taken = later.take()
@@ -82,8 +82,8 @@ def test_what_another_version_counts() -> None:
     taken["latency"].append(1)
     tally = Tally()
 
-    counters.add(taken)
+    stats.add(taken)
     tally.add([1, 2, 3, 4, 5, 6, 7, 8, 9])
 
-    assert (counters.given_back, counters.decisions) == (3, {"ok": 4})
+    assert (stats.given_back, stats.decisions) == (3, {"ok": 4})
     assert (tally.hits, tally.by_policy) == (1, 8)

@@ -11,7 +11,7 @@ import pytest
 
 from ratelimit_service.errors import RulesError
 from ratelimit_service.health import Health
-from ratelimit_service.observer import Counters, Tallies
+from ratelimit_service.observer import Stats, Tallies
 from ratelimit_service.rules.build import Version, build
 from ratelimit_service.rules.child import build_in_child
 from ratelimit_service.rules.dump import dump
@@ -106,7 +106,7 @@ async def test_failed_reload_changes_nothing(
     """When the rules cannot be read for reasons of ours the old stay, and the next look helps."""
     (tmp_path / "a.yaml").write_text(wide(1))
     health = Health()
-    rules = Rules(tmp_path, counters=Counters(), health=health)
+    rules = Rules(tmp_path, stats=Stats(), health=health)
     rules.load()
     (tmp_path / "a.yaml").write_text(wide(2))
     with monkeypatch.context() as patch:
@@ -123,7 +123,7 @@ async def test_failed_reload_changes_nothing(
 async def test_old_trees_are_freed(tmp_path: Path) -> None:
     """After a reload nothing is left of the tree before, and no slice of the work is large."""
     (tmp_path / "a.yaml").write_text(wide(300))
-    rules = Rules(tmp_path, counters=Counters(), health=Health())
+    rules = Rules(tmp_path, stats=Stats(), health=Health())
     rules.load()
     before = living_rules()
     (tmp_path / "a.yaml").write_text(wide(300, value="w"))

@@ -80,7 +80,7 @@ async def test_file_that_turns_into_something_else(
 
     assert directory.domains == {"one": ["x"], "two": ["y"]}
     assert f"a.yaml: this cannot be read: {why}" in directory.health.faults["rules"]
-    assert directory.counters.rule_loads["error"] > 0
+    assert directory.stats.rule_loads["error"] > 0
     (directory.path / "a.yaml").unlink()
     await directory.reload(a=file_of("one", "z"))
     assert directory.domains == {"one": ["z"], "two": ["y"]}
@@ -131,7 +131,7 @@ async def test_file_that_vanishes(directory: Directory) -> None:
         await directory.rules.reload(keep_vanished=True)
         assert directory.domains == {"one": ["x"], "two": ["x"]}
         assert "a.yaml: this file has vanished" in directory.health.faults["rules"]
-    assert directory.counters.rule_loads["error"] == 1
+    assert directory.stats.rule_loads["error"] == 1
     directory.write(a=file_of("one", "y"))
     await directory.rules.reload(keep_vanished=True)
     assert directory.domains == {"one": ["y"], "two": ["x"]}

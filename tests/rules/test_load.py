@@ -9,7 +9,7 @@ import pytest
 
 from ratelimit_service.errors import RulesError
 from ratelimit_service.health import Health
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.lint import lint
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.watch import watch
@@ -30,9 +30,9 @@ class Directory:
 
     def __init__(self, path: Path, *, strict: bool = False) -> None:
         self.path = path
-        self.counters = Counters()
+        self.stats = Stats()
         self.health = Health()
-        self.rules = Rules(path, counters=self.counters, health=self.health, strict=strict)
+        self.rules = Rules(path, stats=self.stats, health=self.health, strict=strict)
 
     def write(self, **files: str) -> Directory:
         for name, text in files.items():
@@ -104,7 +104,7 @@ def test_bad_file_at_start(directory: Directory) -> None:
     assert directory.domains == {"good": ["x"]}
     assert directory.rules.snapshot.unserved == {"bad"}
     assert "a.yaml:2:" in directory.health.faults["rules"]
-    assert directory.counters.rule_loads == {"error": 1}
+    assert directory.stats.rule_loads == {"error": 1}
 
 
 async def test_file_that_turns_bad(directory: Directory) -> None:
@@ -118,7 +118,7 @@ async def test_file_that_turns_bad(directory: Directory) -> None:
     await directory.reload(a=file_of("one", "z"))
     assert directory.domains == {"one": ["z"], "two": ["y"]}
     assert directory.health.faults == {}
-    assert directory.counters.rule_loads == {"success": 2, "error": 1}
+    assert directory.stats.rule_loads == {"success": 2, "error": 1}
 
 
 async def test_new_bad_file_of_a_served_domain(directory: Directory) -> None:
@@ -195,7 +195,7 @@ async def test_nothing_changed(directory: Directory) -> None:
     await directory.rules.reload()
 
     assert directory.rules.snapshot is before
-    assert directory.counters.rule_loads == {"success": 1}
+    assert directory.stats.rule_loads == {"success": 1}
 
 
 async def test_tallies_outlive_reloads(directory: Directory) -> None:

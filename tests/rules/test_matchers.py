@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_service.algorithms import measure_of
+from ratelimit_service.algorithms import spec_of
 from ratelimit_service.model import Code
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.dump import dump
@@ -78,7 +78,7 @@ def test_names_are_apart() -> None:
         match(tree, descriptor(f"path={value}").entries)
         for value in ("/ab", "/a", "prefix(/a)", "/x y*", "prefix(/x yz)")
     ]
-    names = CounterNames("edge", measure_of(rules[0].limits[0]), None)
+    names = CounterNames("edge", spec_of(rules[0].limits[0]), None)
     keys = [names.key(each.identity, each.shared) for each in found]
 
     assert len({rule.path for rule in rules}) == len(rules)

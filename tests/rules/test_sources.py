@@ -10,7 +10,7 @@ import pytest
 
 from ratelimit_service.errors import RulesError, SettingsError
 from ratelimit_service.health import Health
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.source import Found, Left
 from ratelimit_service.rules.sources import SOURCES, source_of
@@ -31,7 +31,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rules_from(place: str, health: Health | None = None) -> Rules:
     source = source_of(Settings(rules=place))
-    return Rules(source, counters=Counters(), health=health or Health())
+    return Rules(source, stats=Stats(), health=health or Health())
 
 
 def paths(rules: Rules) -> list[str]:
@@ -75,7 +75,7 @@ def test_source_that_has_nothing() -> None:
 class Later(from_command.FromCommand):
     """Has nothing at the start."""
 
-    def first(self, left: Left | None) -> Found | None:
+    def first(self, former: Left | None) -> Found | None:
         return None
 
 
@@ -93,7 +93,7 @@ async def test_rules_begin_when_everybody_has_them(tmp_path: Path) -> None:
         await handed_on.wait()
 
     source = Later(f"exec://cat {file}")
-    rules = Rules(source, counters=Counters(), health=Health(), reloaded=tell)
+    rules = Rules(source, stats=Stats(), health=Health(), reloaded=tell)
     rules.load()
     reading = asyncio.create_task(rules.reload())
     waiting = asyncio.create_task(rules.begin())

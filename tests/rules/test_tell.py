@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_service.health import Health
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.lint import lint
@@ -41,7 +41,7 @@ descriptors:
 def snapshot(tmp_path: Path) -> Snapshot:
     (tmp_path / "edge.yaml").write_text(RULES)
     (tmp_path / "bad.yaml").write_text("domain: bad\ndescriptors: 3\n")
-    rules = Rules(tmp_path, counters=Counters(), health=Health())
+    rules = Rules(tmp_path, stats=Stats(), health=Health())
     rules.load()
     return rules.snapshot
 
@@ -132,7 +132,7 @@ def test_explain_a_pattern_as_value(tmp_path: Path) -> None:
         f"domain: star\ndescriptors:\n  - {{key: a, value: x*, {limit}}}\n"
         f"  - {{key: a, value: x*z, {limit}}}\n"
     )
-    rules = Rules(path, counters=Counters(), health=Health())
+    rules = Rules(path, stats=Stats(), health=Health())
     rules.load()
 
     told = str(explain(rules.snapshot, "star", descriptor("a=x*z"))).replace(f"{tmp_path}/", "")
@@ -180,7 +180,7 @@ def test_dump_leaves_nothing_out(tmp_path: Path) -> None:
     """/rlconfig shows what holds for a rule, also where a descriptor above it says so."""
     path = tmp_path / "all.yaml"
     path.write_text(EVERYTHING)
-    rules = Rules(path, counters=Counters(), health=Health())
+    rules = Rules(path, stats=Stats(), health=Health())
     rules.load()
 
     assert "".join(dump(rules.snapshot)).replace(f"{tmp_path}/", "").splitlines() == [

@@ -17,7 +17,7 @@ import trustme
 from ratelimit_service.client.xds import Pauses
 from ratelimit_service.errors import RulesError, SettingsError
 from ratelimit_service.health import Health
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules import from_xds
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.sources import source_of
@@ -39,10 +39,10 @@ class Client:
 
     def __init__(self, server: ManagementServer, **settings: Any) -> None:
         self.health = Health()
-        self.counters = Counters()
+        self.stats = Stats()
         self.settings = Settings(rules=server.url, **settings)
         source = source_of(self.settings)
-        self.rules = Rules(source, counters=self.counters, health=self.health)
+        self.rules = Rules(source, stats=self.stats, health=self.health)
 
     @property
     def domains(self) -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ import pytest
 
 from ratelimit_service.accepting import Guests
 from ratelimit_service.health import Health
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.runtime.channel import MessageKind
 from ratelimit_service.runtime.worker_process import WorkerProcess
@@ -41,7 +41,7 @@ class Stand(WorkerProcess):
 async def test_successor_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     """While a successor that has died is seen off, nobody looks again and again; then one is."""
     workers = Workers(
-        Settings(), 1, Counters(), Health(), Rulebook(), Guests(), lambda: None, lambda _: None
+        Settings(), 1, Stats(), Health(), Rulebook(), Guests(), lambda: None, lambda _: None
     )
     leaving, dead, next_one = Stand(), Stand(), Stand()
     dead.lost.set()

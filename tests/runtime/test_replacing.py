@@ -11,7 +11,7 @@ import pytest
 
 from ratelimit_service.accepting import Guests
 from ratelimit_service.health import Health
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.runtime import workers as module
 from ratelimit_service.runtime.channel import MessageKind, Received
@@ -64,7 +64,7 @@ class Fixture:
         return Workers(
             Settings(),
             count,
-            Counters(),
+            Stats(),
             Health(),
             Rulebook(),
             Guests(),

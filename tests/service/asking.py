@@ -9,7 +9,7 @@ from ratelimit_service import wire
 from ratelimit_service.clock import Clock
 from ratelimit_service.health import Health
 from ratelimit_service.model import Decision, Descriptor, Entry, Hit, Limit, Outcome, Request
-from ratelimit_service.observer import Counters, Tally
+from ratelimit_service.observer import Stats, Tally
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.service import Refusal, Service
 from ratelimit_service.settings import Settings
@@ -77,7 +77,7 @@ class Busy(Away):
         for requests, done, wanted in self.waiting:
             done(
                 [
-                    judge(hits, [Outcome(False, hit.measure.limit - 1, 1, 1) for hit in hits])
+                    judge(hits, [Outcome(False, hit.spec.limit - 1, 1, 1) for hit in hits])
                     if wanted(place)
                     else DROPPED
                     for place, hits in enumerate(requests)
@@ -110,25 +110,25 @@ class Asking:
         clock: Clock | None = None,
     ) -> None:
         self.settings = settings or Settings()
-        self.counters = Counters()
+        self.stats = Stats()
         self.health = Health()
         for number, text in enumerate(files):
             (directory / f"{number}.yaml").write_text(text)
-        self.rules = Rules(directory, counters=self.counters, health=self.health)
+        self.rules = Rules(directory, stats=self.stats, health=self.health)
         self.rules.load()
         self.now_us = T
         clock = clock or (lambda: self.now_us)
-        memory = MemoryStore(1_000, self.counters, self.health, clock)
+        memory = MemoryStore(1_000, self.stats, self.health, clock)
         self.service = Service(
             lambda: self.rules.snapshot,
             memory if store is None else store,
             self.settings,
-            self.counters,
+            self.stats,
         )
 
     def served_by(self, store: Store, settings: Settings) -> Service:
         """A service over the same rules."""
-        return Service(lambda: self.rules.snapshot, store, settings, self.counters)
+        return Service(lambda: self.rules.snapshot, store, settings, self.stats)
 
     async def answer(self, request: Request) -> Decision | Refusal:
         (answer,) = await self.service.decide([wire.encode_request(request)])

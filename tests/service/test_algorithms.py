@@ -19,7 +19,7 @@ from ratelimit_service.model import (
     Status,
     Unit,
 )
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.redis import RedisStore
 from tests.servers.redis import RedisServer
@@ -86,7 +86,7 @@ async def service(
         yield Asking(tmp_path, RULES, clock=clock)
         return
     redis_server.flush()
-    store = RedisStore(redis_server.url, 10_000_000, Counters(), Health(), clock)
+    store = RedisStore(redis_server.url, 10_000_000, Stats(), Health(), clock)
     await store.start()
     yield Asking(tmp_path, RULES, store=store, clock=clock)
     await store.close()

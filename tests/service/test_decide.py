@@ -22,7 +22,7 @@ from ratelimit_service.model import (
     Status,
     Unit,
 )
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.service import Refusal, Service
 from ratelimit_service.settings import Settings
@@ -102,7 +102,7 @@ async def test_unknown_domain_is_allowed_and_counted(
     decision = await service.ask("user=x", domain="nowhere")
 
     assert decision == Decision(OK, (Status(OK),))
-    assert service.counters.unknown_domains == 3
+    assert service.stats.unknown_domains == 3
     assert [r.getMessage() for r in caplog.records if "nowhere" in r.getMessage()] == [
         "no rule file has the domain 'nowhere': its requests are allowed"
     ]
@@ -279,7 +279,7 @@ async def test_global_shadow_mode(asking: Ask) -> None:
 
     assert decision.code is OK
     assert codes(decision) == [OVER, OK]
-    assert service.counters.global_shadow_mode == 1
+    assert service.stats.global_shadow_mode == 1
     assert decision.statuses[1].remaining == 9
 
 
@@ -430,7 +430,7 @@ class HalfAway(Away):
 
     def outcomes(self, hits: Sequence[Hit]) -> Outcomes:
         full = Outcome(True, 0, MINUTE, 0)
-        return [full if hit.measure.window_us > MINUTE else None for hit in hits]
+        return [full if hit.spec.window_us > MINUTE else None for hit in hits]
 
 
 @pytest.mark.parametrize("order", ["minute hour", "hour minute"])
@@ -459,7 +459,7 @@ async def test_default_failure_policy(asking: Ask) -> None:
     decision = await service.ask("d=x", descriptor("d=y", addend=2, refund=True))
 
     assert codes(decision) == [OVER, OK]
-    assert service.counters.policy_decisions["closed"] == 2
+    assert service.stats.policy_decisions["closed"] == 2
     assert service.tally("d").by_policy == 3
 
 
@@ -480,7 +480,7 @@ async def test_counted_here_alone(asking: Ask, caplog: pytest.LogCaptureFixture)
     told = {"by_policy": [{"descriptor": 0.0, "policy": "local"}]}
     assert passed == Decision(OK, (Status(OK),), metadata=told)
     assert denied == Decision(OVER, (Status(OVER),), metadata=told)
-    assert service.counters.policy_decisions["local"] == 2
+    assert service.stats.policy_decisions["local"] == 2
     assert (service.tally("d").by_policy, service.tally("d").over) == (2, 0)
     assert caplog.text.count("decided by failure policy") == 1
 
@@ -626,7 +626,7 @@ async def test_bad_requests_are_refused_and_counted(asking: Ask) -> None:
     assert isinstance(answer, Refusal)
     assert answer.code is StatusCode.INVALID_ARGUMENT
     assert "domain" in answer.message
-    assert sum(service.counters.refusals.values()) == 1
+    assert sum(service.stats.refusals.values()) == 1
     assert (await service.ask("user=x")).code is OK
 
 
@@ -645,9 +645,9 @@ async def test_fault_of_ours_is_one_refusal(asking: Ask, caplog: pytest.LogCaptu
     snapshot = Snapshot(9, Broken(service.rules.snapshot.domains))
     broken = Service(
         lambda: snapshot,
-        MemoryStore(9, service.counters, service.health),
+        MemoryStore(9, service.stats, service.health),
         service.settings,
-        service.counters,
+        service.stats,
     )
     bodies = [
         encode_request(Request(name, (descriptor("user=x"),)))
@@ -666,7 +666,7 @@ class Unsettled(Away):
     """A memory store that is asked for what it does not know where a key says so."""
 
     def __init__(self) -> None:
-        self._memory = MemoryStore(9, Counters(), Health())
+        self._memory = MemoryStore(9, Stats(), Health())
 
     def charge(
         self,
@@ -676,7 +676,7 @@ class Unsettled(Away):
         deadline_us: int = NEVER,
     ) -> None:
         odd = [
-            [one._replace(measure=BROKEN) for one in hits] if b"broken" in hits[0].key else hits
+            [one._replace(spec=BROKEN) for one in hits] if b"broken" in hits[0].key else hits
             for hits in requests
         ]
         self._memory.charge(odd, done, wanted, deadline_us)
@@ -696,7 +696,7 @@ async def test_fault_in_counting_is_one_refusal(
     codes = [one.code if isinstance(one, Refusal) else decode_decision(one).code for one in answers]
     assert codes == [OK, StatusCode.INTERNAL, OK]
     assert (await service.ask("user=x")).code is OVER
-    assert service.counters.refusals == {"internal": 1}
+    assert service.stats.refusals == {"internal": 1}
     assert "KeyError: 'none'" in caplog.text
 
 

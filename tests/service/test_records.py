@@ -10,7 +10,7 @@ import pytest
 
 from ratelimit_service import wire
 from ratelimit_service.model import FailurePolicy, Outcome, Request
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.service import DecidedBy, DecisionRecord, Refusal
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Store, Verdict
@@ -51,7 +51,7 @@ async def test_what_was_asked_and_which_limit_decided(tmp_path: Path) -> None:
     assert [each.limit and each.limit.name for each in heard] == ["users", "users", None]
     assert (denied.rule, free.rule) == ("user", "")
     assert isinstance(passed.outcome, Outcome)
-    assert (passed.outcome.left, passed.outcome.charged) == (0, 1)
+    assert (passed.outcome.remaining, passed.outcome.charged) == (0, 1)
 
 
 @pytest.mark.parametrize("policy", [FailurePolicy.OPEN, FailurePolicy.CLOSED, FailurePolicy.ERROR])
@@ -69,8 +69,8 @@ async def test_by_policy(tmp_path: Path, policy: FailurePolicy) -> None:
 async def test_by_local_cache(tmp_path: Path) -> None:
     """Who is known to be over is told apart from who was counted."""
     parts = Asking(tmp_path, RULES)
-    memory = MemoryStore(9, parts.counters, parts.health, lambda: parts.now_us)
-    asking, heard = listened(tmp_path, LocalCache(memory, 1 << 20, Counters()))
+    memory = MemoryStore(9, parts.stats, parts.health, lambda: parts.now_us)
+    asking, heard = listened(tmp_path, LocalCache(memory, 1 << 20, Stats()))
 
     for _ in range(3):
         await asking.ask("user=bob")

@@ -103,7 +103,7 @@ def test_plans_are_those_of_a_service_that_remembers_nothing(
     def fresh() -> tuple[Service, Recording]:
         store = Recording()
         snapshot = rules.rules.snapshot
-        return Service(lambda: snapshot, store, rules.settings, rules.counters), store
+        return Service(lambda: snapshot, store, rules.settings, rules.stats), store
 
     used, used_store = fresh()
     bodies: list[bytes] = []

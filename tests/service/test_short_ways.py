@@ -133,7 +133,7 @@ def told(
         for value, tally in one.tallies.items()
     ]
     tallies += [("override", value, tally.take()) for value, tally in domain.overrides.items()]
-    taken = asking.counters.take()
+    taken = asking.stats.take()
     return answers, ([each for each in tallies if each[2]], taken["numbers"], taken["labelled"])
 
 
@@ -165,7 +165,7 @@ def compare(
 
 
 def memory(asking: Asking) -> Store:
-    return MemoryStore(100, asking.counters, asking.health, lambda: asking.now_us)
+    return MemoryStore(100, asking.stats, asking.health, lambda: asking.now_us)
 
 
 LAW = hypothesis(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)

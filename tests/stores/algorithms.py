@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ratelimit_service.algorithms import measure_of
+from ratelimit_service.algorithms import spec_of
 from ratelimit_service.model import MAX_ADDEND, Limit, Unit
 from tests.algorithms import ways
 from tests.algorithms.asking import at, hit
@@ -148,12 +148,12 @@ EMPTY = [
     Case(
         f"{place}: what counts nothing is new, also when the clock has stepped back",
         [
-            at(T, passed(measure_of(limit).limit - 1, 1, used_us), hit(limit)),
-            at(T, passed(measure_of(limit).limit, 1, empty_us), hit(limit, refund=True)),
-            at(T - SECOND, passed(measure_of(limit).limit - 1, 1, anew_us), hit(limit)),
-            at(T - SECOND, passed(measure_of(limit).limit, 1, left_us), hit(limit, refund=True)),
-            at(T, passed(measure_of(limit).limit - 1, 1, used_us), hit(limit)),
-            at(T - SECOND, passed(measure_of(limit).limit, 1, left_us), hit(limit, refund=True)),
+            at(T, passed(spec_of(limit).limit - 1, 1, used_us), hit(limit)),
+            at(T, passed(spec_of(limit).limit, 1, empty_us), hit(limit, refund=True)),
+            at(T - SECOND, passed(spec_of(limit).limit - 1, 1, anew_us), hit(limit)),
+            at(T - SECOND, passed(spec_of(limit).limit, 1, left_us), hit(limit, refund=True)),
+            at(T, passed(spec_of(limit).limit - 1, 1, used_us), hit(limit)),
+            at(T - SECOND, passed(spec_of(limit).limit, 1, left_us), hit(limit, refund=True)),
         ],
     )
     for place, (limit, used_us, empty_us, anew_us, left_us) in enumerate(

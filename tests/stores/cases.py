@@ -8,7 +8,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from ratelimit_service.algorithms import DEFAULT
-from ratelimit_service.model import MAX_ADDEND, Algorithm, Hit, Measure, Mode, Outcome, Step
+from ratelimit_service.model import MAX_ADDEND, Algorithm, CounterSpec, Hit, Mode, Outcome, Step
 from ratelimit_service.stores import Done, Outcomes, Settled, Store, judge
 
 SECOND = 1_000_000
@@ -63,7 +63,7 @@ def hit(
 ) -> Hit:
     return Hit(
         b"{%08x}%b" % (crc32(key.encode()), key.encode()),
-        Measure(DEFAULT, limit, window_us),
+        CounterSpec(DEFAULT, limit, window_us),
         addend,
         mode=mode,
         count_denied=count_denied or mode is Mode.QUOTA,
@@ -75,16 +75,16 @@ def _broken(*_: object) -> Step:
     raise KeyError("none")
 
 
-BROKEN = Measure(Algorithm("none", "?", _broken, _broken), 5, MINUTE)
+BROKEN = CounterSpec(Algorithm("none", "?", _broken, _broken), 5, MINUTE)
 """Of an algorithm with a fault, that no store knows."""
 
 
-def ok(left: int, charged: int = 1, reset_us: int = MINUTE) -> Outcome:
-    return Outcome(False, left, reset_us, charged)
+def ok(remaining: int, charged: int = 1, reset_us: int = MINUTE) -> Outcome:
+    return Outcome(False, remaining, reset_us, charged)
 
 
-def over(left: int, charged: int = 0, reset_us: int = MINUTE) -> Outcome:
-    return Outcome(True, left, reset_us, charged)
+def over(remaining: int, charged: int = 0, reset_us: int = MINUTE) -> Outcome:
+    return Outcome(True, remaining, reset_us, charged)
 
 
 CASES = [

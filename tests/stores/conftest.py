@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.health import Health
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Store
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
@@ -34,13 +34,13 @@ def clock() -> Time:
 
 @pytest.fixture
 def memory(clock: Time) -> MemoryStore:
-    return MemoryStore(10_000, Counters(), Health(), clock)
+    return MemoryStore(10_000, Stats(), Health(), clock)
 
 
 @pytest.fixture
 async def redis_store(redis_server: RedisServer, clock: Time) -> AsyncIterator[RedisStore]:
     redis_server.flush()
-    store = RedisStore(redis_server.url, 10_000_000, Counters(), Health(), clock)
+    store = RedisStore(redis_server.url, 10_000_000, Stats(), Health(), clock)
     await store.start()
     yield store
     await store.close()
@@ -63,7 +63,7 @@ async def ring_store(
     redis_server: RedisServer, ring_url: str, clock: Time
 ) -> AsyncIterator[RedisStore]:
     redis_server.flush()
-    store = RedisStore(ring_url, 10_000_000, Counters(), Health(), clock)
+    store = RedisStore(ring_url, 10_000_000, Stats(), Health(), clock)
     await store.start()
     yield store
     await store.close()
@@ -72,7 +72,7 @@ async def ring_store(
 @pytest.fixture
 async def cluster_store(redis_cluster: RedisCluster, clock: Time) -> AsyncIterator[RedisStore]:
     redis_cluster.flush()
-    store = RedisStore(redis_cluster.url, 10_000_000, Counters(), Health(), clock)
+    store = RedisStore(redis_cluster.url, 10_000_000, Stats(), Health(), clock)
     await store.start()
     yield store
     await store.close()

@@ -11,7 +11,7 @@ import redis
 import trustme
 
 from ratelimit_service.health import Health
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.settings import from_reference
 from ratelimit_service.stores.redis import RedisStore
 from tests.conftest import need
@@ -76,7 +76,7 @@ async def counted(environment: Mapping[str, str]) -> tuple[object, dict[str, str
     store = RedisStore(
         found["store"],
         5_000_000,
-        Counters(),
+        Stats(),
         health,
         second_url=found.get("second_store", ""),
         key_prefix=found.get("key_prefix", ""),
@@ -189,24 +189,24 @@ async def test_prefixes_keep_services_apart(redis_server: RedisServer) -> None:
     """Services with different prefixes share no counter in one Redis, and no list of processes."""
     redis_server.flush()
     stores = [
-        RedisStore(redis_server.url, 5_000_000, Counters(), Health(), key_prefix=prefix)
+        RedisStore(redis_server.url, 5_000_000, Stats(), Health(), key_prefix=prefix)
         for prefix in ("", "a:", "b:", "a:")
     ]
     for store in stores:
         await store.start()
 
-    left = []
+    remaining = []
     for store in stores:
         ((outcome,),) = await charged(store, [[hit(limit=10)]])
         assert outcome is not None
-        left.append(outcome.left)
+        remaining.append(outcome.remaining)
 
     with redis.Redis(port=redis_server.port) as client:
         wait_until(lambda: len(client.keys("*processes")) == 3, "all processes to be known")
         keys = sorted(key.split(b"{")[0] for key in client.keys("*"))
     for store in stores:
         await store.close()
-    assert left == [9, 9, 9, 8]
+    assert remaining == [9, 9, 9, 8]
     assert keys == [b"", b"", b"a:", b"a:", b"b:", b"b:"]
 
 
@@ -214,7 +214,7 @@ async def test_who_goes_is_forgotten_at_once(redis_server: RedisServer) -> None:
     """A process that ends takes itself off the list of processes, also under a prefix."""
     redis_server.flush()
     stores = [
-        RedisStore(redis_server.url, 5_000_000, Counters(), Health(), key_prefix="a:")
+        RedisStore(redis_server.url, 5_000_000, Stats(), Health(), key_prefix="a:")
         for _ in range(2)
     ]
     for store in stores:

@@ -10,7 +10,7 @@ import pytest
 
 from ratelimit_service.health import Health
 from ratelimit_service.model import FailurePolicy, Hit
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Outcomes, Settled
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.batch import Background
@@ -19,7 +19,7 @@ from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
 from tests.stores.cases import BROKEN, MINUTE, charged, hearing, hit
 
-Store = tuple[RedisStore, Counters]
+Store = tuple[RedisStore, Stats]
 
 
 @pytest.fixture(params=["one", "ring", "cluster"])
@@ -34,10 +34,10 @@ async def store(
         cluster: RedisCluster = request.getfixturevalue("redis_cluster")
         cluster.flush()
         url = cluster.url
-    counters = Counters()
-    store = RedisStore(url, 200_000, counters, Health())
+    stats = Stats()
+    store = RedisStore(url, 200_000, stats, Health())
     await store.start()
-    yield store, counters
+    yield store, stats
     await store.close()
 
 
@@ -46,20 +46,20 @@ def steady(key: str = "a") -> Hit:
 
 
 UNPACKABLE = steady()._replace(addend=1 << 40)
-UNKNOWN = steady()._replace(measure=BROKEN)
+UNKNOWN = steady()._replace(spec=BROKEN)
 
 
 @pytest.mark.parametrize("bad", [UNPACKABLE, UNKNOWN], ids=["unpackable", "unknown algorithm"])
 async def test_hits_that_cannot_be_sent(store: Store, bad: Hit) -> None:
     """Hits that cannot be sent have no outcome, at once; however many, others are counted on."""
-    found, counters = store
+    found, stats = store
 
     for _ in range(10):
         assert await charged(found, [[bad]]) == [[None]]
 
     answers = [await charged(found, [[steady(str(key))]]) for key in range(20)]
-    assert [outcome.left for ((outcome,),) in answers if outcome] == [999] * 20
-    assert counters.store_errors == {"internal": 10}
+    assert [outcome.remaining for ((outcome,),) in answers if outcome] == [999] * 20
+    assert stats.store_errors == {"internal": 10}
 
 
 async def test_caller_that_cannot_tell_whether_it_waits(store: Store) -> None:
@@ -123,7 +123,7 @@ async def test_fault_in_handling_a_reply(store: Store) -> None:
 
 async def test_fault_in_deciding_without_redis(own_redis: RedisServer) -> None:
     """What can be decided neither with Redis nor without is answered at its deadline, once."""
-    store = RedisStore(own_redis.url, 50_000, Counters(), Health())
+    store = RedisStore(own_redis.url, 50_000, Stats(), Health())
     await store.start()
     bad = UNKNOWN._replace(policy=FailurePolicy.LOCAL)
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 import redis
 
-from ratelimit_service.algorithms import capacity_of, measure_of
+from ratelimit_service.algorithms import capacity_of, spec_of
 from ratelimit_service.health import Health
 from ratelimit_service.model import MAX_ADDEND, Calendar, Hit, Limit, Mode, Receipt, Unit
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Outcomes, Store
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
@@ -57,7 +57,7 @@ STEPS_BACK_US = [-1, -MINUTE // 3, -MINUTE]
 async def test_random_walk(redis_store: RedisStore, redis_server: RedisServer, clock: Time) -> None:
     """Over 100,000 random hits memory and Redis answer the same, step by step."""
     chance = random.Random(20260512)
-    memory = MemoryStore(10_000, Counters(), Health(), clock)
+    memory = MemoryStore(10_000, Stats(), Health(), clock)
     client = redis.Redis.from_url(redis_server.url)
     keys = sorted({hit(limit, key=key).key for limit in WALKED for key in "ab"})
     undoable: list[Hit] = []
@@ -89,8 +89,8 @@ async def test_random_walk_of_keys_that_come_and_go(
 ) -> None:
     """Memory forgets nothing that still counts, but the live counters that it says it put out."""
     chance = random.Random(20261122)
-    counters = Counters()
-    memory = MemoryStore(max_counters, counters, Health(), clock)
+    stats = Stats()
+    memory = MemoryStore(max_counters, stats, Health(), clock)
     client = redis.Redis.from_url(redis_server.url)
     limits = [*WALKED, *(limit._replace(unit=Unit.SECOND) for limit in WALKED if not _dated(limit))]
     names, back_us = "abcdefgh", SECOND - 1
@@ -113,16 +113,16 @@ async def test_random_walk_of_keys_that_come_and_go(
         for key in {one.key for one in hits}:
             client.persist(key)  # Redis' expiry runs by a clock that is not the walk's
         gone = [one for key, one in asked.items() if memory.state(key) is None]
-        peeks = [[Hit(one.key, one.measure, 0, Mode.SHADOW)] for one in gone]
+        peeks = [[Hit(one.key, one.spec, 0, Mode.SHADOW)] for one in gone]
         answers = await charged(redis_store, peeks)
         for one, (outcome,) in zip(gone, answers, strict=True):
             assert outcome is not None
             del asked[one.key]
-            if outcome.over or outcome.left < one.measure.limit:
+            if outcome.over or outcome.remaining < one.spec.limit:
                 put_out += client.delete(one.key)
             else:
                 forgotten += client.exists(one.key)
-        assert put_out <= counters.evictions.get("live", 0)
+        assert put_out <= stats.evictions.get("live", 0)
 
     assert forgotten > STEPS // 1_000
     assert (put_out > 0) == (max_counters == 8)
@@ -180,7 +180,7 @@ async def test_all_or_none_under_concurrency(
     limits = [limit._replace(requests_per_unit=40, burst=None, max_wait_us=0) for limit in COUNTING]
     urls = [redis_server.url] * 3 + [ring_url] * 4 + [redis_cluster.url] * 4
     redis_cluster.flush()
-    others = [RedisStore(url, 10_000_000, Counters(), Health(), clock) for url in urls]
+    others = [RedisStore(url, 10_000_000, Stats(), Health(), clock) for url in urls]
     for other in others:
         await other.start()
 
@@ -195,8 +195,8 @@ async def test_all_or_none_under_concurrency(
                 if not any(outcome is None or outcome.over for outcome in each):
                     allowed.update({one.key: one.addend for one in hits})
         peeks = [hit(limit, 0, key=key) for limit in limits for key in "abc"]
-        (left,) = await charged(stores[0], [peeks])
-        assert [40 - outcome.left for outcome in left if outcome] == [
+        (remaining,) = await charged(stores[0], [peeks])
+        assert [40 - outcome.remaining for outcome in remaining if outcome] == [
             allowed[peek.key] for peek in peeks
         ]
         if stores[0] in {memory, redis_store}:  # elsewhere one may deny others before it is undone
@@ -215,7 +215,7 @@ def _mixed_request(chance: random.Random, limits: list[Limit]) -> list[Hit]:
     return [hit(limit, chance.choice([1, 2, 3]), key=key) for limit, key in names]
 
 
-@pytest.mark.parametrize("limit", [*COUNTING, LEASES], ids=lambda limit: measure_of(limit).key)
+@pytest.mark.parametrize("limit", [*COUNTING, LEASES], ids=lambda limit: spec_of(limit).key)
 async def test_damage_is_counted(
     limit: Limit, store: MemoryStore | RedisStore, clock: Time, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -225,8 +225,8 @@ async def test_damage_is_counted(
 
     answers = await charged(store, [[hit(limit, 0)]])
 
-    assert [outcome.left for (outcome,) in answers if outcome] == [capacity_of(limit)]
-    assert store._counters.damaged == 1
+    assert [outcome.remaining for (outcome,) in answers if outcome] == [capacity_of(limit)]
+    assert store._stats.damaged == 1
     assert "did the clock of the store step back?" in caplog.text
 
 
@@ -264,7 +264,7 @@ async def test_quotas_of_several_limits(store: Store, pair: int) -> None:
     ]
     ((peek,),) = await charged(store, [[taken._replace(addend=0, mode=Mode.SHADOW)]])
     assert peek is not None
-    assert peek.left == 0
+    assert peek.remaining == 0
 
 
 async def test_batch_is_settled_in_order(store: Store) -> None:

@@ -90,7 +90,7 @@ async def test_bad_pair(certified: Certified, fixture: Fixture) -> None:
 
     await until(lambda: "store tls" in fixture.health.faults)
     assert "ssl_keyfile" in fixture.health.faults["store tls"]
-    assert fixture.counters.tls_reloads == {"error": 1}
+    assert fixture.stats.tls_reloads == {"error": 1}
     assert certified.connections() == before
     assert await fixture.hit() != [None]
     certified.hang_up()
@@ -104,7 +104,7 @@ async def test_new_authority(certified: Certified, fixture: Fixture) -> None:
 
     certified.issue()
 
-    await until(lambda: fixture.counters.tls_reloads == {"success": 1})
+    await until(lambda: fixture.stats.tls_reloads == {"success": 1})
     certified.server.kill()
     certified.server.start()
     await fixture.until(lambda outcomes: outcomes != [None])

@@ -10,7 +10,7 @@ import pytest
 
 from ratelimit_service.health import Health
 from ratelimit_service.model import Hit
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore
 from tests.conftest import need
@@ -21,16 +21,16 @@ from tests.stores.cases import hit as minutely
 
 
 class Fixture:
-    """A store over a cluster, with the counters and the health it writes."""
+    """A store over a cluster, with the stats and the health it writes."""
 
     def __init__(self, cluster: RedisCluster) -> None:
         self.cluster = cluster
-        self.counters, self.health = Counters(), Health()
-        self.store = RedisStore(cluster.url, 2_000_000, self.counters, self.health)
+        self.stats, self.health = Stats(), Health()
+        self.store = RedisStore(cluster.url, 2_000_000, self.stats, self.health)
 
-    async def left(self, *hits: Hit) -> list[int | None]:
+    async def remaining(self, *hits: Hit) -> list[int | None]:
         (outcomes,) = await charged(self.store, [hits])
-        return [outcome and outcome.left for outcome in outcomes]
+        return [outcome and outcome.remaining for outcome in outcomes]
 
     async def until(self, one: Hit, condition: Callable[[Outcomes], bool]) -> Outcomes:
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -58,7 +58,7 @@ async def test_one_seed_leads_to_all_nodes(connected: Fixture) -> None:
     """Every node is known from the ones that the URL names, and each has its own counters."""
     hits = [hit(key=str(number)) for number in range(30)]
 
-    assert await connected.left(*hits) == [9] * 30
+    assert await connected.remaining(*hits) == [9] * 30
 
     cluster = connected.cluster
     assert {shard.name for shard in connected.store.shards} == {
@@ -73,9 +73,9 @@ async def test_denied_in_one_slot_counts_in_none(connected: Fixture) -> None:
     """Ten descriptors in as many slots are counted all or none."""
     hits = [hit(key=str(number)) for number in range(9)]
 
-    assert await connected.left(*hits, hit(limit=0, key="full")) == [10] * 9 + [0]
+    assert await connected.remaining(*hits, hit(limit=0, key="full")) == [10] * 9 + [0]
 
-    assert await connected.left(*hits) == [9] * 9
+    assert await connected.remaining(*hits) == [9] * 9
 
 
 @pytest.fixture
@@ -95,29 +95,29 @@ def moving(redis_cluster: RedisCluster) -> Iterator[SlotMove]:
 async def test_slot_that_moves_loses_nothing(connected: Fixture, moving: SlotMove) -> None:
     """Before, while and after a slot moves, with its key here or there, every hit is counted."""
     one = hit()
-    found = await connected.left(one)
+    found = await connected.remaining(one)
 
     moving.begin()
-    found += await connected.left(one)  # the key is still in the old node
+    found += await connected.remaining(one)  # the key is still in the old node
     moving.move(one.key)
-    found += await connected.left(one)  # ASK
+    found += await connected.remaining(one)  # ASK
     moving.end()
-    found += await connected.left(one)  # MOVED
-    found += await connected.left(one)
+    found += await connected.remaining(one)  # MOVED
+    found += await connected.remaining(one)
 
     assert found == [9, 8, 7, 6, 5]
-    assert connected.counters.store_errors == {}
+    assert connected.stats.store_errors == {}
 
 
 async def test_keys_apart_while_a_slot_moves(connected: Fixture, moving: SlotMove) -> None:
     """Of a request with one key here and one there the answer waits until they are together."""
     one = hit()
     other = one._replace(key=one.key + b"b")
-    await connected.left(one, other)
+    await connected.remaining(one, other)
     connected.cluster.forget_errors()
     moving.begin()
     moving.move(one.key)
-    asked = asyncio.create_task(connected.left(one, other))
+    asked = asyncio.create_task(connected.remaining(one, other))
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not connected.cluster.said("TRYAGAIN"):
             await asyncio.sleep(0)
@@ -127,7 +127,7 @@ async def test_keys_apart_while_a_slot_moves(connected: Fixture, moving: SlotMov
 
     found = await asked
     moving.end()
-    found += await connected.left(one, other)
+    found += await connected.remaining(one, other)
     assert found == [8, 8, 7, 7]
 
 
@@ -145,7 +145,7 @@ async def test_lost_node_is_replaced_by_its_replica(replicated: RedisCluster) ->
     fixture = Fixture(replicated)
     await fixture.store.start()
     one = hit(limit=1_000)
-    await fixture.left(one)
+    await fixture.remaining(one)
     number = replicated.owner(one.key)
     with replicated.client(number) as master:
         master.set(one.key + b"later", 1)  # WAIT is for what this client, or one before, wrote
@@ -155,9 +155,9 @@ async def test_lost_node_is_replaced_by_its_replica(replicated: RedisCluster) ->
 
     outcomes = await fixture.until(one, lambda outcomes: outcomes != [None])
     assert outcomes[0] is not None
-    assert outcomes[0].left == 998
+    assert outcomes[0].remaining == 998
     async with asyncio.timeout(PATIENCE_SECONDS):
         while fixture.health.faults:
-            await fixture.left(one)
+            await fixture.remaining(one)
             await asyncio.sleep(0.02)
     await fixture.store.close()

@@ -12,7 +12,7 @@ import redis
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Health
 from ratelimit_service.model import FailurePolicy, Hit, Receipt
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.batch import Background
@@ -35,12 +35,12 @@ class Fixture:
     def __init__(self, server: RedisServer) -> None:
         self.server = server
         self.proxy = Proxy(server.port)
-        self.counters, self.health = Counters(), Health()
+        self.stats, self.health = Stats(), Health()
 
     async def start(self, timeout_us: int) -> None:
         port = await self.proxy.start()
         url = f"redis://127.0.0.1:{port}/0"
-        self.store = RedisStore(url, timeout_us, self.counters, self.health)
+        self.store = RedisStore(url, timeout_us, self.stats, self.health)
         await self.store.start()
 
     async def until(self, condition: Callable[[Outcomes], bool]) -> Outcomes:
@@ -73,7 +73,7 @@ async def test_slow_way(fixture: Fixture) -> None:
     await fixture.start(timeout_us=20_000)
     await fixture.until(answered)
     (shard,) = fixture.store.shards
-    counted, errors = fixture.count(), fixture.counters.store_errors
+    counted, errors = fixture.count(), fixture.stats.store_errors
     errors.clear()
     fixture.proxy.delay_seconds = 0.3
     # With this on its way the server is late at each charge's end, however slow this machine is.
@@ -96,7 +96,7 @@ async def test_slow_way(fixture: Fixture) -> None:
     assert fixture.count() == counted
     (outcome,) = await fixture.until(answered)
     assert outcome is not None
-    assert outcome.left == 1_000 - fixture.count()
+    assert outcome.remaining == 1_000 - fixture.count()
     assert fixture.count() > counted
 
 
@@ -105,7 +105,7 @@ async def test_half_open_connection(fixture: Fixture) -> None:
     await fixture.start(timeout_us=20_000)
     await fixture.until(answered)
     fixture.proxy.hold = True
-    await fixture.until(lambda _: "circuit_open" in fixture.counters.store_errors)
+    await fixture.until(lambda _: "circuit_open" in fixture.stats.store_errors)
     async with asyncio.timeout(PATIENCE_SECONDS):
         while "no reply for" not in fixture.health.faults["store"]:
             await asyncio.sleep(0.01)
@@ -125,7 +125,7 @@ async def test_reset_in_the_middle_of_a_reply(fixture: Fixture) -> None:
 
     assert await charged(fixture.store, [[hit()]]) == [[None]]
 
-    assert fixture.counters.store_errors == {"unknown": 1}
+    assert fixture.stats.store_errors == {"unknown": 1}
     await fixture.until(answered)
     assert fixture.count() == 3
 
@@ -135,7 +135,7 @@ async def undo(fixture: Fixture) -> Background:
     assert await fixture.until(answered)
     await charged(fixture.store, [[hit(2)]])
     now = fixture.store.shards[0].now_us()
-    window_us = hit().measure.window_us
+    window_us = hit().spec.window_us
     receipt = Receipt(now, now - now % window_us + window_us)
     return Background([[hit(3)._replace(refund=True, receipt=receipt)]])
 
@@ -150,10 +150,10 @@ async def test_give_back_whose_reply_is_lost(fixture: Fixture) -> None:
     shard.charge(errand)
 
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not fixture.counters.lost_give_backs:
+        while not fixture.stats.lost_give_backs:
             await asyncio.sleep(0.01)
     await fixture.until(answered)
-    assert fixture.counters.lost_give_backs == {"unknown": 1}
+    assert fixture.stats.lost_give_backs == {"unknown": 1}
     assert fixture.count() == 1
 
 
@@ -174,7 +174,7 @@ async def test_give_back_that_is_refused(fixture: Fixture) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while fixture.count():
             await asyncio.sleep(0.01)
-    assert fixture.counters.lost_give_backs == {}
+    assert fixture.stats.lost_give_backs == {}
 
 
 async def test_too_many_give_backs_wait(fixture: Fixture, caplog: pytest.LogCaptureFixture) -> None:
@@ -191,7 +191,7 @@ async def test_too_many_give_backs_wait(fixture: Fixture, caplog: pytest.LogCapt
         for _ in range(10_003):
             shard.charge(Background([[hit(2, key="b")._replace(refund=True)]], told.append))
 
-    assert fixture.counters.lost_give_backs == {"overflow": 3}
+    assert fixture.stats.lost_give_backs == {"overflow": 3}
     assert told == [None] * 3
     assert caplog.text.count("too much waits to be given back") == 1
     await shard.close()
@@ -229,12 +229,14 @@ async def test_surplus_reply(fixture: Fixture, surplus: bytes) -> None:
 
     answers = [(await call)[0][0] for call in calls]
 
-    lefts = [(place, outcome.left) for place, outcome in enumerate(answers) if outcome]
-    assert lefts == [(place, place + 1) for place, _ in lefts]
-    assert len(lefts) < 50
+    remaining = [(place, outcome.remaining) for place, outcome in enumerate(answers) if outcome]
+    assert remaining == [(place, place + 1) for place, _ in remaining]
+    assert len(remaining) < 50
     await fixture.until(answered)
     ((after,),) = await charged(fixture.store, [[hit(key="rich")]])
-    assert after == rich._replace(left=rich.left - 1, reset_us=after.reset_us if after else 0)
+    assert after == rich._replace(
+        remaining=rich.remaining - 1, reset_us=after.reset_us if after else 0
+    )
 
 
 @pytest.mark.parametrize("surplus", [b"*0\r\n", b"*2\r\n+x\r\n+y\r\n", b"+PONG\r\n", b":7\r\n"])

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ratelimit_service.algorithms import ALGORITHMS, measure_of
+from ratelimit_service.algorithms import ALGORITHMS, spec_of
 from ratelimit_service.model import (
     MAX_ADDEND,
     Anchor,
@@ -82,18 +82,18 @@ class Golden(NamedTuple):
 
 
 def found(limit: Limit) -> Golden:
-    measure = measure_of(limit)
-    key = CounterNames("edge", measure).key(ENTRIES)
-    step = ALGORITHMS[limit.algorithm].charge(None, T, 2, measure, False, b"lease--1")
+    spec = spec_of(limit)
+    key = CounterNames("edge", spec).key(ENTRIES)
+    step = ALGORITHMS[limit.algorithm].charge(None, T, 2, spec, False, b"lease--1")
     assert step.state is not None
     packed = {}
     for name, fields in FORMS.items():
-        hit = Hit(key, measure)._replace(**fields)  # type: ignore[arg-type]
+        hit = Hit(key, spec)._replace(**fields)  # type: ignore[arg-type]
         *_, last = arguments([(0, [[hit]])], T)
         assert isinstance(last, bytes)
         packed[name] = last.hex()
     state = step.state if isinstance(step.state, int) else step.state.hex()
-    return Golden(key.decode(), state, weight([Hit(key, measure)]), packed)
+    return Golden(key.decode(), state, weight([Hit(key, spec)]), packed)
 
 
 @pytest.mark.parametrize("way", WAYS)

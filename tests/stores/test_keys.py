@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_service.algorithms import ALGORITHMS, DEFAULT, measure_of
-from ratelimit_service.model import SECOND_US, Anchor, Calendar, Limit, Measure, Unit
+from ratelimit_service.algorithms import ALGORITHMS, DEFAULT, spec_of
+from ratelimit_service.model import SECOND_US, Anchor, Calendar, CounterSpec, Limit, Unit
 from ratelimit_service.stores.keys import CounterNames
 
 TEXT = st.text("0123:=~#{}ab*\x00é", max_size=6) | st.text(max_size=120)
@@ -19,8 +19,8 @@ def key_of(counted: tuple[str, list[tuple[str, str, bool]], int]) -> bytes:
     domain, identity, seconds = counted
     shared = [place for place, (_, _, is_pattern) in enumerate(identity) if is_pattern]
     entries = [(key, value) for key, value, _ in identity]
-    measure = Measure(DEFAULT, 5, seconds * SECOND_US)
-    return CounterNames(domain, measure).key(entries, shared)
+    spec = CounterSpec(DEFAULT, 5, seconds * SECOND_US)
+    return CounterNames(domain, spec).key(entries, shared)
 
 
 @given(COUNTED, COUNTED)
@@ -37,7 +37,7 @@ def test_stems_name_the_same_counters(
     domain: str, entries: list[tuple[str, str]], value: str
 ) -> None:
     """What is written of all but the last value is written for every one of them alike."""
-    names = CounterNames(domain, Measure(DEFAULT, 5, SECOND_US))
+    names = CounterNames(domain, CounterSpec(DEFAULT, 5, SECOND_US))
 
     key = names.stem(entries).key(value.encode())
 
@@ -53,7 +53,7 @@ def test_stems_place_the_same(
     entries: list[tuple[str, str]], by: frozenset[str] | None, value: str
 ) -> None:
     """Also what places counters is written alike for every last value."""
-    names = CounterNames("edge", Measure(DEFAULT, 5, SECOND_US), by)
+    names = CounterNames("edge", CounterSpec(DEFAULT, 5, SECOND_US), by)
 
     key = names.stem(entries).key(value.encode())
 
@@ -62,7 +62,7 @@ def test_stems_place_the_same(
 
 def tag(shard_by: frozenset[str] | None, *entries: tuple[str, str]) -> bytes:
     """What places a counter, and how many counters there are."""
-    key = CounterNames("edge", Measure(DEFAULT, 5, SECOND_US), shard_by).key(entries)
+    key = CounterNames("edge", CounterSpec(DEFAULT, 5, SECOND_US), shard_by).key(entries)
     return key[:10]
 
 
@@ -79,7 +79,7 @@ def test_what_places_a_counter() -> None:
 
 
 KINDS = [
-    measure_of(limit)
+    spec_of(limit)
     for limit in (
         *(Limit(5, unit) for unit in (Unit.HOUR, Unit.DAY)),
         *(Limit(5, Unit.HOUR, algorithm=algorithm) for algorithm in ALGORITHMS),
@@ -98,10 +98,10 @@ KINDS = [
 
 def test_each_way_to_count_has_keys_of_its_own() -> None:
     """Limits share a counter exactly if they differ in numbers of hits only."""
-    others = [measure.with_numbers(9, 7) for measure in KINDS]
+    others = [spec.with_numbers(9, 7) for spec in KINDS]
 
-    assert [measure.key for measure in KINDS] == [other.key for other in others]
-    assert len({measure.key for measure in KINDS}) == len(KINDS) - 1  # one stands there twice
+    assert [spec.key for spec in KINDS] == [other.key for other in others]
+    assert len({spec.key for spec in KINDS}) == len(KINDS) - 1  # one stands there twice
 
 
 def test_parts_cannot_be_shifted_into_each_other() -> None:

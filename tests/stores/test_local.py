@@ -9,10 +9,10 @@ from functools import partial
 import pytest
 import redis
 
-from ratelimit_service.algorithms import capacity_of, measure_of
+from ratelimit_service.algorithms import capacity_of, spec_of
 from ratelimit_service.health import Health
 from ratelimit_service.model import FailurePolicy, Hit, Limit, Mode, Unit
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores.local import Local
 from ratelimit_service.stores.redis import RedisStore
 from tests.servers.process import PATIENCE_SECONDS
@@ -33,7 +33,7 @@ def hit(addend: int = 1, *, limit: int = 10, key: str = "a") -> Hit:
 @pytest.fixture
 async def stores(own_redis: RedisServer) -> AsyncIterator[list[RedisStore]]:
     """Three processes that know of each other."""
-    found = [RedisStore(own_redis.url, TIMEOUT_US, Counters(), Health()) for _ in range(3)]
+    found = [RedisStore(own_redis.url, TIMEOUT_US, Stats(), Health()) for _ in range(3)]
     for store in found:
         await store.start()
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -49,12 +49,12 @@ async def admitted(store: RedisStore, one: Hit, times: int) -> int:
     return sum(outcome.charged for (outcome,) in answers if outcome)
 
 
-async def counted(store: RedisStore, one: Hit, left: int) -> None:
+async def counted(store: RedisStore, one: Hit, remaining: int) -> None:
     """Waits until so much is left in the store itself."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             ((outcome,),) = await charged(store, [[one._replace(addend=0)]])
-            if outcome and not outcome.local and outcome.left == left:
+            if outcome and not outcome.local and outcome.remaining == remaining:
                 return
             await asyncio.sleep(0.01)
 
@@ -94,18 +94,18 @@ HANDED = [
 ]
 
 
-@pytest.mark.parametrize("limit", HANDED, ids=lambda limit: measure_of(limit).key)
+@pytest.mark.parametrize("limit", HANDED, ids=lambda limit: spec_of(limit).key)
 async def test_every_algorithm_counts_here_and_hands_back(
     own_redis: RedisServer, limit: Limit
 ) -> None:
     """What one process counts alone is in the store afterwards, as if it had been there."""
-    store = RedisStore(own_redis.url, TIMEOUT_US, Counters(), Health())
+    store = RedisStore(own_redis.url, TIMEOUT_US, Stats(), Health())
     await store.start()
     one = algorithms.hit(limit, lease=b"lease--1")._replace(policy=FailurePolicy.LOCAL)
     own_redis.stop()
     ((outcome,),) = await charged(store, [[one._replace(addend=2)]])
     assert outcome is not None
-    assert (outcome.local, outcome.left, outcome.charged) == (True, capacity_of(limit) - 2, 2)
+    assert (outcome.local, outcome.remaining, outcome.charged) == (True, capacity_of(limit) - 2, 2)
 
     own_redis.cont()
 
@@ -122,13 +122,13 @@ COUNTS_DENIED = [
 ]
 
 
-@pytest.mark.parametrize("limit", COUNTS_DENIED, ids=lambda limit: measure_of(limit).key)
+@pytest.mark.parametrize("limit", COUNTS_DENIED, ids=lambda limit: spec_of(limit).key)
 @pytest.mark.parametrize("mode", [Mode.ENFORCED, Mode.QUOTA])
 async def test_all_that_was_counted_beyond_the_limit_is_handed_back(
     own_redis: RedisServer, limit: Limit, mode: Mode
 ) -> None:
     """Of what counts although it is denied the store is told all, not only up to the limit."""
-    store = RedisStore(own_redis.url, TIMEOUT_US, Counters(), Health())
+    store = RedisStore(own_redis.url, TIMEOUT_US, Stats(), Health())
     await store.start()
     one = algorithms.hit(limit, mode=mode, count_denied=True)
     one = one._replace(policy=FailurePolicy.LOCAL)
@@ -138,7 +138,7 @@ async def test_all_that_was_counted_beyond_the_limit_is_handed_back(
 
     own_redis.cont()
 
-    roomy = one._replace(measure=one.measure.with_numbers(10_000, one.measure.rate))
+    roomy = one._replace(spec=one.spec.with_numbers(10_000, one.spec.rate))
     await counted(store, roomy, 5_000)
     await store.close()
 
@@ -153,10 +153,10 @@ HELD = [
 ]
 
 
-@pytest.mark.parametrize("limit", HELD, ids=lambda limit: measure_of(limit).key)
+@pytest.mark.parametrize("limit", HELD, ids=lambda limit: spec_of(limit).key)
 def test_more_processes_than_when_it_was_counted(limit: Limit) -> None:
     """What one process counted on the whole limit is handed back whole when others have come."""
-    local = Local(Counters())
+    local = Local(Stats())
     one = algorithms.hit(limit, capacity_of(limit))._replace(policy=FailurePolicy.LOCAL)
     (outcome,) = local.charge([one], 1, T)
     assert outcome.charged == capacity_of(limit)
@@ -168,7 +168,7 @@ def test_more_processes_than_when_it_was_counted(limit: Limit) -> None:
 
 async def test_lease_taken_alone_is_given_back_by_its_id(own_redis: RedisServer) -> None:
     """A lease that was handed to the store is known there."""
-    store = RedisStore(own_redis.url, TIMEOUT_US, Counters(), Health())
+    store = RedisStore(own_redis.url, TIMEOUT_US, Stats(), Health())
     await store.start()
     one = algorithms.hit(algorithms.LEASES, lease=b"lease--1")
     one = one._replace(policy=FailurePolicy.LOCAL)
@@ -180,7 +180,7 @@ async def test_lease_taken_alone_is_given_back_by_its_id(own_redis: RedisServer)
     ((outcome,),) = await charged(store, [[one._replace(refund=True)]])
 
     assert outcome is not None
-    assert (outcome.left, outcome.charged) == (2, 1)
+    assert (outcome.remaining, outcome.charged) == (2, 1)
     await store.close()
 
 
@@ -190,10 +190,10 @@ FULL = [algorithms.LEASES, algorithms.TOKENS._replace(unit=Unit.DAY)]
 @pytest.mark.parametrize("limit", FULL, ids=lambda limit: limit.algorithm)
 async def test_limit_lowered_while_the_store_is_away(own_redis: RedisServer, limit: Limit) -> None:
     """Buckets and leases are full by the limit that was asked for last, also if it only denied."""
-    store = RedisStore(own_redis.url, TIMEOUT_US, Counters(), Health())
+    store = RedisStore(own_redis.url, TIMEOUT_US, Stats(), Health())
     await store.start()
     one = algorithms.hit(limit, lease=b"lease--1")._replace(policy=FailurePolicy.LOCAL)
-    lower = one._replace(measure=one.measure.with_numbers(2, one.measure.rate))
+    lower = one._replace(spec=one.spec.with_numbers(2, one.spec.rate))
     own_redis.stop()
     assert await admitted(store, one, 3) == 3
     assert await admitted(store, lower, 1) == 0
@@ -206,7 +206,7 @@ async def test_limit_lowered_while_the_store_is_away(own_redis: RedisServer, lim
 
 async def test_found_too_late_by_the_server(own_redis: RedisServer) -> None:
     """A charge that the server finds too late, by its clock, is decided by policy."""
-    store = RedisStore(own_redis.url, TIMEOUT_US, Counters(), Health())
+    store = RedisStore(own_redis.url, TIMEOUT_US, Stats(), Health())
     await store.start()
     (shard,) = store.shards
     assert shard._server._ahead_us is not None
@@ -215,13 +215,13 @@ async def test_found_too_late_by_the_server(own_redis: RedisServer) -> None:
     ((outcome,),) = await charged(store, [[hit()]])
 
     assert outcome is not None
-    assert (outcome.local, outcome.left) == (True, 9)
+    assert (outcome.local, outcome.remaining) == (True, 9)
     await store.close()
 
 
 async def test_denied_beside_another_policy_counts_nowhere(own_redis: RedisServer) -> None:
     """What this process counts is given back if the policy of another descriptor denies."""
-    store = RedisStore(own_redis.url, TIMEOUT_US, Counters(), Health())
+    store = RedisStore(own_redis.url, TIMEOUT_US, Stats(), Health())
     await store.start()
     own_redis.stop()
     closed = hit(key="b")._replace(policy=FailurePolicy.CLOSED)
@@ -238,12 +238,12 @@ class Behind:
     def __init__(self, server: RedisServer) -> None:
         self.server = server
         self.proxy = Proxy(server.port)
-        self.counters = Counters()
+        self.stats = Stats()
 
     async def start(self) -> None:
         port = await self.proxy.start()
         url = f"redis://127.0.0.1:{port}/0"
-        self.store = RedisStore(url, TIMEOUT_US, self.counters, Health())
+        self.store = RedisStore(url, TIMEOUT_US, self.stats, Health())
         await self.store.start()
         (self.shard,) = self.store.shards
 
@@ -307,11 +307,11 @@ async def test_server_that_turns_sick_again_while_it_is_told(behind: Behind, fau
 
 async def test_many_leases_are_handed_back_at_once(own_redis: RedisServer) -> None:
     """A large concurrency limit's leases come back in few hits; each is known by its id then."""
-    store = RedisStore(own_redis.url, 5_000_000, Counters(), Health())
+    store = RedisStore(own_redis.url, 5_000_000, Stats(), Health())
     await store.start()
     leases = algorithms.LEASES._replace(requests_per_unit=10_000, unit=Unit.DAY)
     one = algorithms.hit(leases)._replace(policy=FailurePolicy.LOCAL)
-    local = Local(Counters())
+    local = Local(Stats())
     ids = [b"%8d" % number for number in range(2_000)]
     for each in ids:
         local.charge([one._replace(lease=each)], 1, T)
@@ -375,16 +375,16 @@ async def test_many_leases_do_not_make_the_server_sick(behind: Behind) -> None:
     await charged(behind.store, [[one._replace(lease=b"%8d" % number)] for number in range(400)])
     behind.proxy.clear()
     await behind.until(lambda: behind.shard.available)
-    behind.counters.store_errors.clear()
+    behind.stats.store_errors.clear()
 
     async with asyncio.timeout(PATIENCE_SECONDS):
-        left = 10_000
-        while left > 9_600:
+        remaining = 10_000
+        while remaining > 9_600:
             ((outcome,),) = await charged(behind.store, [[one._replace(addend=0)]])
             assert behind.shard.available
             assert sum(len(part.requests) - part.sent for part in behind.shard._batches._queue) <= 1
             if outcome and not outcome.local:
-                left = outcome.left
+                remaining = outcome.remaining
             await asyncio.sleep(0.01)
 
-    assert left == 9_600
+    assert remaining == 9_600

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from ratelimit_service.algorithms import capacity_of, measure_of
+from ratelimit_service.algorithms import capacity_of, spec_of
 from ratelimit_service.health import Health
 from ratelimit_service.model import Hit, Limit, Mode, Outcome
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores import NEVER, Done, Outcomes, Settled, Wanted, always
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
@@ -24,7 +24,7 @@ class Counting:
     waits = True
 
     def __init__(self, clock: Time) -> None:
-        self._memory = MemoryStore(1_000, Counters(), Health(), clock)
+        self._memory = MemoryStore(1_000, Stats(), Health(), clock)
         self._clock = clock
         self.asked = 0
         self.way_us = 0
@@ -64,9 +64,9 @@ class Counting:
 class Fixture:
     def __init__(self, max_bytes: int = 1 << 20) -> None:
         self.time = Time()
-        self.counters = Counters()
+        self.stats = Stats()
         self.store = Counting(self.time)
-        self.cache = LocalCache(self.store, max_bytes, self.counters, self.time)
+        self.cache = LocalCache(self.store, max_bytes, self.stats, self.time)
 
     async def charge(self, *requests: Sequence[Hit]) -> list[Outcomes]:
         return await charged(self.cache, requests)
@@ -94,7 +94,7 @@ async def test_known_to_be_over(fixture: Fixture) -> None:
     assert other is not None
     assert not other.over
     assert fixture.store.asked == 3
-    assert fixture.counters.local_cache == {"hit": 1, "miss": 3}
+    assert fixture.stats.local_cache == {"hit": 1, "miss": 3}
     fixture.time.now_us = T + SECOND
     assert await fixture.reached([hit()]) == 1
 
@@ -134,7 +134,7 @@ async def test_no_longer_however_slow_the_answer(fixture: Fixture, way_us: int) 
         algorithms.TOKENS,
         algorithms.METER,
     ],
-    ids=lambda limit: measure_of(limit).key,
+    ids=lambda limit: spec_of(limit).key,
 )
 async def test_every_algorithm(limit: Limit, fixture: Fixture) -> None:
     """Whatever counts, a key known to be over asks no store and waits as long as the store says."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ratelimit_service.algorithms import capacity_of, measure_of
+from ratelimit_service.algorithms import capacity_of, spec_of
 from ratelimit_service.health import Health
 from ratelimit_service.model import Calendar, Hit, Limit, Unit
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Settled, Verdict
 from ratelimit_service.stores.memory import MemoryStore
 from tests.stores import algorithms
@@ -15,9 +15,9 @@ from tests.stores.cases import BROKEN, MINUTE, SECOND, charged, hit, over
 from tests.stores.conftest import Time
 
 
-def small_store(clock: Time, max_counters: int = 8) -> tuple[MemoryStore, Counters, Health]:
-    counters, health = Counters(), Health()
-    return MemoryStore(max_counters, counters, health, clock), counters, health
+def small_store(clock: Time, max_counters: int = 8) -> tuple[MemoryStore, Stats, Health]:
+    stats, health = Stats(), Health()
+    return MemoryStore(max_counters, stats, health, clock), stats, health
 
 
 async def fill(store: MemoryStore, *hits: Hit) -> None:
@@ -26,12 +26,12 @@ async def fill(store: MemoryStore, *hits: Hit) -> None:
 
 async def test_never_more_counters_than_the_bound(clock: Time) -> None:
     """However many keys come, the store holds at most `max_counters`."""
-    store, counters, _ = small_store(clock, 2_000)
+    store, stats, _ = small_store(clock, 2_000)
 
     await fill(store, *(hit(key=f"k{number}") for number in range(5_000)))
 
     assert len(store) == 2_000
-    assert counters.evictions == {"live": 3_000}
+    assert stats.evictions == {"live": 3_000}
 
 
 async def test_peeks_and_denied_hits_take_no_room(clock: Time) -> None:
@@ -45,17 +45,17 @@ async def test_peeks_and_denied_hits_take_no_room(clock: Time) -> None:
 
 async def test_expired_counters_go_first(clock: Time) -> None:
     """A full store puts out a counter whose window is over before any live one."""
-    store, counters, health = small_store(clock)
+    store, stats, health = small_store(clock)
     long = [hit(key=f"long{number}", window_us=60 * MINUTE) for number in range(4)]
     await fill(store, *long, *(hit(key=f"short{number}") for number in range(4)))
     clock.now_us += MINUTE
 
     await fill(store, *(hit(key=f"new{number}") for number in range(3)))
 
-    assert "live" not in counters.evictions
+    assert "live" not in stats.evictions
     assert health.faults == {}
     answers = await charged(store, [[one._replace(addend=0)] for one in long])
-    assert [outcome.left for (outcome,) in answers if outcome] == [4, 4, 4, 4]
+    assert [outcome.remaining for (outcome,) in answers if outcome] == [4, 4, 4, 4]
 
 
 async def test_smallest_share_goes_when_none_is_expired(clock: Time) -> None:
@@ -66,12 +66,12 @@ async def test_smallest_share_goes_when_none_is_expired(clock: Time) -> None:
     await fill(store, hit(key="new"))
 
     answers = await charged(store, [[hit(0, key=key)] for key in "abcd"])
-    assert [outcome.left for (outcome,) in answers if outcome] == [1, 2, 5, 0]
+    assert [outcome.remaining for (outcome,) in answers if outcome] == [1, 2, 5, 0]
 
 
 async def test_a_light_counter_that_is_used_meanwhile_stays(clock: Time) -> None:
     """What was light when a counter was put out is spared once it has been used up."""
-    store, counters, _ = small_store(clock, 12)
+    store, stats, _ = small_store(clock, 12)
     await fill(store, *(hit(key=f"old{number}") for number in range(12)))
     await fill(store, hit(key="new"))
     left = [number for number in range(12) if store.state(hit(key=f"old{number}").key) is not None]
@@ -80,8 +80,8 @@ async def test_a_light_counter_that_is_used_meanwhile_stays(clock: Time) -> None
     await fill(store, *(hit(key=f"flood{number}") for number in range(100)))
 
     answers = await charged(store, [[hit(0, key=f"old{number}")] for number in left[:8]])
-    assert [outcome.left for (outcome,) in answers if outcome] == [0] * 8
-    assert counters.evictions == {"live": 101}
+    assert [outcome.remaining for (outcome,) in answers if outcome] == [0] * 8
+    assert stats.evictions == {"live": 101}
 
 
 async def test_flood_of_new_keys_does_not_free_a_used_up_counter(clock: Time) -> None:
@@ -98,11 +98,11 @@ async def test_flood_of_new_keys_does_not_free_a_used_up_counter(clock: Time) ->
 
 async def test_eviction_of_live_counters_degrades_health(clock: Time) -> None:
     """Putting out a live counter degrades health until a minute has passed without another."""
-    store, counters, health = small_store(clock, 1)
+    store, stats, health = small_store(clock, 1)
 
     await fill(store, hit(key="a"), hit(key="b"))
 
-    assert counters.evictions == {"live": 1}
+    assert stats.evictions == {"live": 1}
     assert "--max-counters" in health.faults["store"]
     clock.now_us += MINUTE
     await fill(store, hit(key="b"))
@@ -112,7 +112,7 @@ async def test_eviction_of_live_counters_degrades_health(clock: Time) -> None:
 @pytest.mark.parametrize("before", [0, 1], ids=["first", "behind another"])
 async def test_denied_hits_tell_a_full_store_a_lowered_rate(clock: Time, before: int) -> None:
     """What still counts by the rate that last denied a hit is live, also if not by the old one."""
-    store, counters, health = small_store(clock, 1)
+    store, stats, health = small_store(clock, 1)
     old = Limit(100, Unit.SECOND, algorithm="token_bucket", burst=100)
     lowered = old._replace(requests_per_unit=1)
     await fill(store, algorithms.hit(old, 100))
@@ -122,13 +122,13 @@ async def test_denied_hits_tell_a_full_store_a_lowered_rate(clock: Time, before:
 
     await fill(store, hit(key="new"))
 
-    assert counters.evictions == {"live": 1}
+    assert stats.evictions == {"live": 1}
     assert "--max-counters" in health.faults["store"]
 
 
 async def test_long_states_count_for_several(clock: Time) -> None:
     """What grows large takes the place of others, so that the store's memory stays bounded."""
-    store, counters, _ = small_store(clock, 100)
+    store, stats, _ = small_store(clock, 100)
     log = Limit(10_000, Unit.HOUR, algorithm="sliding_log")
     for _ in range(1_000):
         clock.now_us += MINUTE // 100
@@ -138,20 +138,20 @@ async def test_long_states_count_for_several(clock: Time) -> None:
     kept = [counter.get() for table in store._tables for counter in table.values()]
     assert sum(len(state) for state in kept if isinstance(state, bytes)) < 100 * 256 + 20 * 64
     assert len(store) == len(kept) < 20
-    assert counters.evictions["live"] > 0
+    assert stats.evictions["live"] > 0
     store._bulk -= sum(len(state) // 256 for state in kept if isinstance(state, bytes))
     assert store._bulk == 0
 
 
 async def test_old_counters_are_swept_by_new_ones(clock: Time) -> None:
     """Counters whose window is over do not pile up below the bound."""
-    store, counters, _ = small_store(clock, 1_000)
+    store, stats, _ = small_store(clock, 1_000)
     for minute in range(10):
         clock.now_us += MINUTE + SECOND
         await fill(store, *(hit(key=f"{minute}.{number}") for number in range(50)))
 
     assert len(store) == 50
-    assert counters.evictions == {}
+    assert stats.evictions == {}
 
 
 BRIEF = [
@@ -163,7 +163,7 @@ BRIEF = [
 
 
 @pytest.mark.parametrize("stepped_back", [False, True], ids=["now", "a window ago"])
-@pytest.mark.parametrize("limit", BRIEF, ids=lambda limit: measure_of(limit).key)
+@pytest.mark.parametrize("limit", BRIEF, ids=lambda limit: spec_of(limit).key)
 async def test_new_counters_leave_a_live_one_alone(
     clock: Time, limit: Limit, stepped_back: bool
 ) -> None:
@@ -224,18 +224,18 @@ async def test_a_denied_request_of_new_keys_leaves_nothing(clock: Time) -> None:
 @pytest.mark.parametrize("max_counters", [1, 8])
 async def test_a_request_puts_out_none_of_its_own(clock: Time, max_counters: int) -> None:
     """New counters of a request in a full store do not take the place of its others."""
-    store, counters, _ = small_store(clock, max_counters)
+    store, stats, _ = small_store(clock, max_counters)
     await fill(store, hit(key="old"))
     request = [hit(key=f"k{number}") for number in range(7)] + [hit(key="old")]
 
     (outcomes,) = await charged(store, [[*request, *request]])
 
-    assert [outcome.left for outcome in outcomes if outcome] == [4] * 7 + [3] + [3] * 7 + [2]
+    assert [outcome.remaining for outcome in outcomes if outcome] == [4] * 7 + [3] + [3] * 7 + [2]
     assert len(store) == max_counters
-    assert counters.evictions == ({"live": 7} if max_counters == 1 else {})
+    assert stats.evictions == ({"live": 7} if max_counters == 1 else {})
 
 
-UNKNOWN = hit(key="unknown")._replace(measure=BROKEN)
+UNKNOWN = hit(key="unknown")._replace(spec=BROKEN)
 
 
 @pytest.mark.parametrize("max_counters", [1, 1_000], ids=["full", "roomy"])
@@ -258,7 +258,7 @@ async def test_fault_of_ours_is_of_one_request(clock: Time, max_counters: int) -
     (settled,) = told
     assert [each.verdict is Verdict.BROKEN for each in settled] == [False, True] * 5
     passed = [each.outcomes[0] for each in settled[::2]]
-    assert [outcome.left for outcome in passed if outcome] == [4, 3, 2, 1, 0]
+    assert [outcome.remaining for outcome in passed if outcome] == [4, 3, 2, 1, 0]
     assert (len(store), store._bulk) == (1, 0)
 
 
@@ -268,7 +268,7 @@ async def test_fault_of_ours_in_making_room(clock: Time) -> None:
     log = algorithms.hit(Limit(1_000, Unit.HOUR, algorithm="sliding_log"))
     await fill(store, hit(key="odd"), log)
     odd = store._tables[0][hit(key="odd").key]
-    odd.measure = UNKNOWN.measure
+    odd.spec = UNKNOWN.spec
 
     outcomes = []
     for _ in range(100):
@@ -276,4 +276,4 @@ async def test_fault_of_ours_in_making_room(clock: Time) -> None:
         outcomes += await charged(store, [[log]])
 
     assert store._bulk > 0
-    assert [outcome.left for (outcome,) in outcomes if outcome] == list(range(998, 898, -1))
+    assert [outcome.remaining for (outcome,) in outcomes if outcome] == list(range(998, 898, -1))

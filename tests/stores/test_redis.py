@@ -13,12 +13,12 @@ import pytest
 import redis
 import trustme
 
-from ratelimit_service.algorithms import capacity_of, measure_of
+from ratelimit_service.algorithms import capacity_of, spec_of
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health
 from ratelimit_service.model import MAX_ADDEND, Calendar, Limit, Outcome, Unit
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.address import (
@@ -44,12 +44,12 @@ COUNTERS = "{[0-9a-f]*"
 
 
 class Fixture:
-    """A store with the counters and the health it writes."""
+    """A store with the stats and the health it writes."""
 
     def __init__(self, url: str, timeout_us: int = GENEROUS_US) -> None:
-        self.counters = Counters()
+        self.stats = Stats()
         self.health = Health()
-        self.store = RedisStore(url, timeout_us, self.counters, self.health)
+        self.store = RedisStore(url, timeout_us, self.stats, self.health)
 
     async def hit(self, *, limit: int = 1_000, key: str = "a") -> Outcomes:
         (outcomes,) = await charged(
@@ -78,7 +78,7 @@ async def test_redis_clock_counts(connected: Fixture) -> None:
     ((outcome,),) = await charged(connected.store, [[hit(limit=5)]])
 
     assert outcome is not None
-    assert (outcome.over, outcome.left, outcome.charged) == (False, 4, 1)
+    assert (outcome.over, outcome.remaining, outcome.charged) == (False, 4, 1)
     assert 0 < outcome.reset_us <= MINUTE
 
 
@@ -90,7 +90,7 @@ async def test_away_at_start() -> None:
     outcomes = await fixture.hit()
 
     assert outcomes == [None]
-    assert fixture.counters.store_errors == {"disconnected": 1}
+    assert fixture.stats.store_errors == {"disconnected": 1}
     assert "127.0.0.1:1" in fixture.health.faults["store"]
     await fixture.store.close()
 
@@ -118,7 +118,7 @@ async def test_hung_redis_costs_the_timeout_and_no_more(own_redis: RedisServer) 
     outcomes = await fixture.hit()
 
     assert outcomes == [None]
-    assert fixture.counters.store_errors == {"timeout": 1}
+    assert fixture.stats.store_errors == {"timeout": 1}
     own_redis.cont()
     await fixture.until(lambda outcomes: outcomes != [None])
     await fixture.store.close()
@@ -132,8 +132,8 @@ async def test_lost_scripts_are_taught_again(connected: Fixture, own_redis: Redi
     outcomes = await connected.hit(limit=5)
 
     assert outcomes[0] is not None
-    assert outcomes[0].left == 3
-    assert connected.counters.store_errors == {}
+    assert outcomes[0].remaining == 3
+    assert connected.stats.store_errors == {}
 
 
 async def test_full_redis_is_a_fault_not_an_answer(
@@ -146,7 +146,7 @@ async def test_full_redis_is_a_fault_not_an_answer(
     outcomes = await connected.hit()
 
     assert outcomes == [None]
-    assert connected.counters.store_errors == {"refused": 1}
+    assert connected.stats.store_errors == {"refused": 1}
     assert "OOM" in connected.health.faults["store"]
     client.config_set("maxmemory", "0")
     assert await connected.hit() != [None]
@@ -178,9 +178,7 @@ async def test_foreign_value_counts_as_new(
     assert [outcome.over for (outcome,) in second if outcome] == [True] * len(full)
 
 
-@pytest.mark.parametrize(
-    "limit", algorithms.EVERY_ALGORITHM, ids=lambda limit: measure_of(limit).key
-)
+@pytest.mark.parametrize("limit", algorithms.EVERY_ALGORITHM, ids=lambda limit: spec_of(limit).key)
 async def test_every_counter_expires(
     redis_store: RedisStore, redis_server: RedisServer, limit: Limit
 ) -> None:
@@ -221,14 +219,12 @@ async def test_no_number_fails_a_script_call(redis_store: RedisStore, clock: Tim
 
     answers = await charged(redis_store, [*requests, [hit()]])
 
-    assert redis_store._counters.store_errors == {}
+    assert redis_store._stats.store_errors == {}
     assert all(outcome and 0 <= outcome.reset_us < 2**55 for (outcome,) in answers)
     assert answers[-1] == [Outcome(False, 4, MINUTE, 1)]
 
 
-@pytest.mark.parametrize(
-    "limit", algorithms.EVERY_ALGORITHM, ids=lambda limit: measure_of(limit).key
-)
+@pytest.mark.parametrize("limit", algorithms.EVERY_ALGORITHM, ids=lambda limit: spec_of(limit).key)
 async def test_garbage_fails_no_script_call(
     redis_store: RedisStore, redis_server: RedisServer, clock: Time, limit: Limit
 ) -> None:
@@ -255,7 +251,7 @@ async def test_garbage_fails_no_script_call(
 
         assert second == Outcome(False, 4, MINUTE, 1), bytes(garbage)
         assert first is not None
-        assert 0 <= first.left <= capacity_of(limit), bytes(garbage)
+        assert 0 <= first.remaining <= capacity_of(limit), bytes(garbage)
         assert 0 <= first.reset_us < 2**55, bytes(garbage)
 
 
@@ -285,8 +281,8 @@ async def test_redis_picks_the_calendar_s_period(redis_server: RedisServer, wron
         _, _, *words = arguments([(0, [[one]])], sent_us)
         reply = charge(keys=[str(one.key, "utf-8")], args=words)
 
-    _, over, left, reset_us, _ = reply
-    assert (over, left) == (0, 0) if abs(wrong_us) <= DAY else (over, left) == (0, 1)
+    _, over, remaining, reset_us, _ = reply
+    assert (over, remaining) == (0, 0) if abs(wrong_us) <= DAY else (over, remaining) == (0, 1)
     assert reset_us > 0
     if abs(wrong_us) <= DAY:
         _, _, end_us, _ = Calendar(Unit.DAY, "Europe/Berlin").periods(now_us).at(now_us)
@@ -575,11 +571,11 @@ async def test_a_sick_server_is_left_alone(own_redis: RedisServer) -> None:
     for _ in range(6):
         assert await fixture.hit() == [None]
 
-    assert fixture.counters.store_errors == {"timeout": 5, "circuit_open": 1}
+    assert fixture.stats.store_errors == {"timeout": 5, "circuit_open": 1}
     own_redis.cont()
     outcomes = await fixture.until(lambda outcomes: outcomes != [None])
     assert outcomes[0] is not None
-    assert outcomes[0].left == 999
+    assert outcomes[0].remaining == 999
     await fixture.store.close()
 
 
@@ -594,7 +590,7 @@ async def test_unread_replies_are_read_before_a_timer_is_believed(own_redis: Red
     time.sleep(0.05)  # noqa: ASYNC251 -- which is to hold everything up
 
     assert await asked != [None]
-    assert fixture.counters.store_errors == {}
+    assert fixture.stats.store_errors == {}
     await fixture.store.close()
 
 
@@ -616,9 +612,9 @@ async def test_a_slow_process_is_not_the_servers_fault(own_redis: RedisServer) -
         while len(answers) < 8 * 20:
             await asyncio.sleep(0.001)
 
-    assert fixture.counters.store_errors["circuit_open"] == 0
-    assert fixture.counters.store_errors["timeout"] == 0
-    assert fixture.counters.store_errors["overloaded"] > 0
+    assert fixture.stats.store_errors["circuit_open"] == 0
+    assert fixture.stats.store_errors["timeout"] == 0
+    assert fixture.stats.store_errors["overloaded"] > 0
     assert fixture.health.faults == {}
     assert await fixture.hit() != [None]
     await fixture.store.close()
@@ -636,7 +632,7 @@ async def test_a_hung_server_is_found_by_a_slow_process(own_redis: RedisServer) 
         for _ in range(4):
             await asyncio.sleep(0)
 
-    assert fixture.counters.store_errors["circuit_open"] > 0
+    assert fixture.stats.store_errors["circuit_open"] > 0
     own_redis.cont()
     assert await fixture.until(lambda outcomes: outcomes != [None])
     await fixture.store.close()
@@ -659,5 +655,5 @@ async def test_callers_deadline(own_redis: RedisServer) -> None:
     own_redis.cont()
     ((outcome,),) = await charged(fixture.store, [[hit()]])
     assert outcome is not None
-    assert outcome.left == 4
+    assert outcome.remaining == 4
     await fixture.store.close()

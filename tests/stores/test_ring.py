@@ -13,8 +13,8 @@ import redis
 from ratelimit_service.algorithms import ALGORITHMS, DEFAULT
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health
-from ratelimit_service.model import FailurePolicy, Hit, Measure, Mode
-from ratelimit_service.observer import Counters
+from ratelimit_service.model import CounterSpec, FailurePolicy, Hit, Mode
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.keys import CounterNames, partition_of
 from ratelimit_service.stores.local_cache import LocalCache
@@ -29,7 +29,7 @@ from tests.servers.redis import RedisServer
 from tests.stores.cases import MINUTE, SECOND, T, charged, hit
 
 THREE = {"a:6379": 1, "b:6379": 1, "c:6379": 1}
-NAMES = CounterNames("shop", Measure(DEFAULT, 5, MINUTE))
+NAMES = CounterNames("shop", CounterSpec(DEFAULT, 5, MINUTE))
 KEYS = [NAMES.key([("user", f"user-{number}")]) for number in range(100_000)]
 
 
@@ -120,11 +120,11 @@ class Ring:
             + "".join(f"- {{name: {n}, store: '{s.url}'}}\n" for n, s in self.servers.items())
         )
         self.url = f"file:{file}"
-        self.counters, self.health = Counters(), Health()
+        self.stats, self.health = Stats(), Health()
         self._owners = owners(dict.fromkeys(self.servers, 1))
 
     def store(self, timeout_us: int = 5_000_000) -> RedisStore:
-        return RedisStore(self.url, timeout_us, self.counters, self.health)
+        return RedisStore(self.url, timeout_us, self.stats, self.health)
 
     def hit(self, where: str, addend: int = 1, *, limit: int = 5, key: str = "") -> Hit:
         """A hit on a counter that lies there."""
@@ -170,9 +170,9 @@ async def test_denied_on_one_shard_counts_on_none(ring: Ring, store: RedisStore)
     (second,) = await charged(store, [[east._replace(addend=1), west]])
 
     assert [outcome.charged for outcome in first if outcome] == [3, 4]
-    assert [(o.over, o.left, o.charged) for o in second if o] == [(False, 2, 0), (True, 1, 0)]
+    assert [(o.over, o.remaining, o.charged) for o in second if o] == [(False, 2, 0), (True, 1, 0)]
     assert (ring.count(east), ring.count(west)) == (3, 4)
-    assert ring.counters.given_back == 1
+    assert ring.stats.given_back == 1
 
 
 @pytest.mark.parametrize("count_denied", [(True, True), (False, True), (True, False)], ids=str)
@@ -186,7 +186,7 @@ async def test_hits_on_one_counter_of_a_denied_request_are_told_what_all_leave(
     (outcomes,) = await charged(store, [[*hits, ring.hit("west", limit=0)]])
 
     counted = sum(count_denied)
-    assert [(o.over, o.left, o.charged) for o in outcomes[:2] if o] == [
+    assert [(o.over, o.remaining, o.charged) for o in outcomes[:2] if o] == [
         (False, 5 - counted, each) for each in count_denied
     ]
     assert ring.count(east) == counted
@@ -200,11 +200,11 @@ async def test_hits_that_passed_are_told_the_reset_though_their_counter_is_over(
 
     It is not told how long a hit waits for room, although later hits of the request filled it.
     """
-    store = RedisStore(ring.url, 5_000_000, ring.counters, ring.health, lambda: T + 10 * MINUTE)
+    store = RedisStore(ring.url, 5_000_000, ring.stats, ring.health, lambda: T + 10 * MINUTE)
     await store.start()
     east = ring.hit("east", 3)
     east = east._replace(
-        measure=Measure(ALGORITHMS[algorithm], east.measure.limit, 60 * MINUTE),
+        spec=CounterSpec(ALGORITHMS[algorithm], east.spec.limit, 60 * MINUTE),
         count_denied=True,
     )
     more = east._replace(addend=40)
@@ -212,7 +212,7 @@ async def test_hits_that_passed_are_told_the_reset_though_their_counter_is_over(
     (outcomes,) = await charged(store, [[east, more, ring.hit("west", limit=0)]])
     await store.close()
 
-    memory = MemoryStore(10, Counters(), Health(), lambda: T + 10 * MINUTE)
+    memory = MemoryStore(10, Stats(), Health(), lambda: T + 10 * MINUTE)
     (alone,) = await charged(memory, [[east, more, ring.hit("west", limit=0)]])
     assert outcomes == alone
 
@@ -304,7 +304,7 @@ async def test_charge_that_is_given_back_denies_no_longer_than_it_lasts(
     ring: Ring, store: RedisStore
 ) -> None:
     """A key denied only by a charge that is then given back is not known to be over."""
-    cache = LocalCache(store, 1 << 20, ring.counters)
+    cache = LocalCache(store, 1 << 20, ring.stats)
     store.tell_of_give_backs(cache.given_back)
     full, roomy = ring.hit("west", limit=0), ring.hit("west", limit=1_000, key="roomy")
     keys = [ring.hit("east", limit=1, key=f"{number}:") for number in range(60)]
@@ -332,7 +332,10 @@ async def test_shadow_descriptor_counts_in_all_its_limits_or_in_none(
 
     (outcomes,) = await charged(store, [[east, west]])
 
-    assert [(o.over, o.left, o.charged) for o in outcomes if o] == [(False, 5, 0), (True, 0, 0)]
+    assert [(o.over, o.remaining, o.charged) for o in outcomes if o] == [
+        (False, 5, 0),
+        (True, 0, 0),
+    ]
     assert ring.count(east) == 0
 
 
@@ -376,7 +379,7 @@ async def test_nothing_is_charged_after_the_deadline(ring: Ring) -> None:
 async def test_another_ring_is_noticed(ring: Ring, store: RedisStore) -> None:
     """A process that places counters on another ring is seen by both while it is there."""
     health = Health()
-    other = RedisStore(ring.servers["east"].url, 5_000_000, Counters(), health)
+    other = RedisStore(ring.servers["east"].url, 5_000_000, Stats(), health)
     await other.start()
 
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -393,7 +396,7 @@ async def test_another_ring_is_noticed(ring: Ring, store: RedisStore) -> None:
 async def test_counters_of_seconds_lie_apart(ring: Ring) -> None:
     """A window of a second counts in the second store, others in the first, together or not."""
     first, second = ring.servers.values()
-    store = RedisStore(first.url, 5_000_000, Counters(), Health(), second_url=second.url)
+    store = RedisStore(first.url, 5_000_000, Stats(), Health(), second_url=second.url)
     await store.start()
     minute, instant = hit(key="m"), hit(key="s", window_us=SECOND)
 
@@ -409,10 +412,10 @@ async def test_shard_removed_from_the_ring(ring: Ring, store: RedisStore) -> Non
     """What lay in a removed shard starts at zero elsewhere, what lay in the others goes on."""
     east, west = ring.hit("east"), ring.hit("west")
     await charged(store, [[east], [west]])
-    rest = RedisStore(ring.servers["east"].url, 5_000_000, Counters(), Health())
+    rest = RedisStore(ring.servers["east"].url, 5_000_000, Stats(), Health())
     await rest.start()
 
     (outcomes,) = await charged(rest, [[east, west]])
 
-    assert [outcome and outcome.left for outcome in outcomes] == [3, 4]
+    assert [outcome and outcome.remaining for outcome in outcomes] == [3, 4]
     await rest.close()

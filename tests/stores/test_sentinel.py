@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from ratelimit_service.health import Health
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores.redis import RedisStore
 from tests.conftest import need
 from tests.servers.process import PATIENCE_SECONDS
@@ -34,7 +34,7 @@ def health() -> Health:
 
 @pytest.fixture
 async def store(watched: Watched, health: Health) -> AsyncIterator[RedisStore]:
-    store = RedisStore(watched.url, 5_000_000, Counters(), health)
+    store = RedisStore(watched.url, 5_000_000, Stats(), health)
     await store.start()
     yield store
     await store.close()
@@ -46,7 +46,7 @@ async def until_counted(store: RedisStore) -> int:
         while True:
             ((outcome,),) = await charged(store, [[hit(limit=1_000, window_us=10**12)]])
             if outcome is not None:
-                return outcome.left
+                return outcome.remaining
             await asyncio.sleep(0.01)
 
 
@@ -69,9 +69,9 @@ async def test_failover(store: RedisStore, watched: Watched, health: Health) -> 
 
     watched.servers[0].kill()
 
-    left = await until_counted(store)
+    remaining = await until_counted(store)
     assert watched.master == watched.servers[1].port
-    assert left == 998
+    assert remaining == 998
     assert health.faults == {}
 
 
@@ -92,7 +92,7 @@ async def test_nobody_knows_the_master(watched: Watched) -> None:
     """A name that no Sentinel knows is a fault in health that names it, and whom was asked."""
     health = Health()
     url = watched.url.replace(NAME, "other")
-    store = RedisStore(url, 10_000, Counters(), health)
+    store = RedisStore(url, 10_000, Stats(), health)
     await store.start()
 
     assert await charged(store, [[hit()]]) == [[None]]

@@ -54,7 +54,7 @@ def test_verdict(
 HIT = st.builds(
     Hit,
     st.binary(max_size=1),
-    st.just(CHARGE.measure),
+    st.just(CHARGE.spec),
     mode=st.sampled_from(Mode),
     refund=st.booleans(),
     policy=st.sampled_from(FailurePolicy),

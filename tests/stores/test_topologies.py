@@ -10,7 +10,7 @@ import redis
 import trustme
 
 from ratelimit_service.health import Health
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores.redis import RedisStore
 from tests.conftest import need
 from tests.servers.process import free_port
@@ -68,8 +68,8 @@ def reached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reached]:
 
 async def all_cases(url: str, server: RedisServer) -> None:
     """Every row of the table, with an empty store for each."""
-    clock, counters, health = Time(), Counters(), Health()
-    store = RedisStore(url, 10_000_000, counters, health, clock)
+    clock, stats, health = Time(), Stats(), Health()
+    store = RedisStore(url, 10_000_000, stats, health, clock)
     await store.start()
     for case in [*CASES, *ALGORITHM_CASES]:
         server.flush()
@@ -81,7 +81,7 @@ async def all_cases(url: str, server: RedisServer) -> None:
         assert answers == [charge.outcomes for charge in case.charges], case.rule
 
     await store.close()
-    assert counters.store_errors == {}
+    assert stats.store_errors == {}
     assert health.faults == {}
 
 

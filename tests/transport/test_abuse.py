@@ -10,7 +10,7 @@ import hpack
 import pytest
 
 from ratelimit_service.health import Health
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.transport.h2 import H2Server, frames
 from ratelimit_service.transport.h2.account import Memory
 from ratelimit_service.transport.h2.connection import Connection, Event, Methods
@@ -516,8 +516,8 @@ async def test_client_that_reads_slowly() -> None:
 
 async def test_pauses_are_counted(tmp_path: Path) -> None:
     """Each pause in reading from a client is counted once, by its reason."""
-    counters = Counters()
-    server = H2Server("127.0.0.1:0", Asking(tmp_path, RULES).service, Health(), counters=counters)
+    stats = Stats()
+    server = H2Server("127.0.0.1:0", Asking(tmp_path, RULES).service, Health(), stats=stats)
     ends = Ends(memory=server._memory)
     for _ in range(3):
         ends.protocol.data_received(b"x" * (INBOX_BYTES + 1))
@@ -527,7 +527,7 @@ async def test_pauses_are_counted(tmp_path: Path) -> None:
 
     server._look()
 
-    assert counters.paused_reads == {"unhandled": 1, "unread": 1}
+    assert stats.paused_reads == {"unhandled": 1, "unread": 1}
     await server.stop(0)
 
 

@@ -111,7 +111,7 @@ async def test_refused_once(asking: Asking, broken: Broken, seam: str) -> None:
 
     (refused, decided) = told
     assert [one.code for one in refused if isinstance(one, Refusal)] == [StatusCode.INTERNAL] * 2
-    assert asking.counters.refusals["internal"] == 2
+    assert asking.stats.refusals["internal"] == 2
     assert [decode_decision(one).code for one in decided if isinstance(one, bytes)] == [Code.OK] * 2
 
 
@@ -128,7 +128,7 @@ async def test_fault_after_the_answer(
     ((answer,),) = told
     assert isinstance(answer, bytes)
     assert "no counter" in caplog.text
-    assert asking.counters.refusals["internal"] == 0
+    assert asking.stats.refusals["internal"] == 0
 
 
 async def test_fault_of_who_is_told(asking: Asking, caplog: pytest.LogCaptureFixture) -> None:
@@ -170,7 +170,7 @@ async def test_one_traceback_a_second(
         await asking.service.decide([BODY] * 50)
 
     assert caplog.text.count("Traceback") == 1
-    assert asking.counters.refusals["internal"] == 50
+    assert asking.stats.refusals["internal"] == 50
 
 
 @pytest.fixture(params=TRANSPORTS)
@@ -210,13 +210,13 @@ async def test_same_connection_goes_on(
 async def test_json_goes_on(asking: Asking, broken: Broken, seam: str) -> None:
     """Over /json the request ends with 500 and a sentence, and the next one is decided."""
     metrics = Metrics(
-        Sources(asking.counters, asking.health, lambda: asking.rules.snapshot, lambda: 0)
+        Sources(asking.stats, asking.health, lambda: asking.rules.snapshot, lambda: 0)
     )
     admin = Admin(
         asking.settings,
         asking.service.decide,
         asking.health,
-        asking.counters,
+        asking.stats,
         lambda: asking.rules.snapshot,
         metrics.render,
         dict,

@@ -16,7 +16,7 @@ import pytest
 
 from ratelimit_service.accepting import Guests
 from ratelimit_service.health import Health
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.transport.h2 import H2Server, frames, server
 from ratelimit_service.transport.h2.frames import PREFACE, FrameType
 from ratelimit_service.transport.tls import TLSFiles
@@ -40,7 +40,7 @@ class Place:
         rules = tmp_path / "rules"
         rules.mkdir()
         self.files = Files(tmp_path)
-        self.counters = Counters()
+        self.stats = Stats()
         self.given = given
         self.gone = 0
         self.server = H2Server(
@@ -49,7 +49,7 @@ class Place:
             Health(),
             0,
             TLSFiles(self.files.cert, self.files.key).read() if tls else None,
-            counters=self.counters,
+            stats=self.stats,
             guests=guests,
         )
         self.port = 0
@@ -78,7 +78,7 @@ async def test_closed_before_the_handshake(tmp_path: Path, given: bool) -> None:
 
     for _ in range(50):
         (await place.client()).close()
-    await until(lambda: place.counters.refused_connections["handshake"] == 50, "50 refusals")
+    await until(lambda: place.stats.refused_connections["handshake"] == 50, "50 refusals")
 
     assert place.server.connections == 0
     assert place.gone == (50 if given else 0)
@@ -95,7 +95,7 @@ async def test_handshake_without_end(
     client = await place.client()
     client.send(b"\x16\x03\x01")
 
-    await until(lambda: place.counters.refused_connections["handshake"] == 1, "its end")
+    await until(lambda: place.stats.refused_connections["handshake"] == 1, "its end")
 
     assert place.server.connections == 0
     client.close()
@@ -202,7 +202,7 @@ async def test_bounds(tmp_path: Path, guests: Guests, reason: str) -> None:
     clients = [await place.client() for _ in range(5)]
 
     assert await heard(clients) == [True, True, True, False, False]
-    assert place.counters.refused_connections == {reason: 2}
+    assert place.stats.refused_connections == {reason: 2}
     clients[1].close()
     await until(lambda: place.server.connections == 2, "one to go")
     clients.append(await place.client())
@@ -235,7 +235,7 @@ async def test_files_for_others(tmp_path: Path, given: bool) -> None:
         client.setblocking(False)
 
     assert await heard(clients) == [True, True, False, False]
-    assert place.counters.refused_connections == {"no_files": 2}
+    assert place.stats.refused_connections == {"no_files": 2}
     for client in clients:
         client.close()
     await place.server.stop(0)
@@ -257,7 +257,7 @@ async def test_the_greediest_is_ended(tmp_path: Path) -> None:
     await until(lambda: memory.held > 24_000, "what they have sent")
 
     memory.most = 20_000
-    await until(lambda: place.counters.closed_connections == {"memory": 1}, "its end")
+    await until(lambda: place.stats.closed_connections == {"memory": 1}, "its end")
 
     assert place.server.connections == 2
     for client in clients:
@@ -287,7 +287,7 @@ async def test_no_more_files(tmp_path: Path) -> None:
         client.setblocking(False)
         with no_more_files():
             await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", place.port))
-            await until(lambda: place.counters.refused_connections["no_files"] > 0, "the failure")
+            await until(lambda: place.stats.refused_connections["no_files"] > 0, "the failure")
             assert place.server.connections == 0
 
         assert await heard([client]) == [True]

@@ -12,7 +12,7 @@ from ratelimit_service import wire
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Health
 from ratelimit_service.model import Code, FailurePolicy, Hit, Outcome, Request
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.service.at_hand import AtHand, Ready
 from ratelimit_service.stores import AT_ONCE, DROPPED, NEVER, Done, Outcomes, Wanted, always, judge
 from ratelimit_service.stores.local_cache import LocalCache
@@ -62,7 +62,7 @@ def test_callers_that_say_nothing_are_always_answered() -> None:
 
 def test_only_some_are_decided_by_policy() -> None:
     """For eight calls that are counted one may be decided by policy, and a burst of some more."""
-    overload = Overload(Counters(), Health())
+    overload = Overload(Stats(), Health())
     hurried = 0
     while overload.may_hurry:
         overload.hurried(1)
@@ -85,9 +85,9 @@ class Ends:
     """A client and a service, and how long bytes have waited between them."""
 
     def __init__(self, asking: Asking) -> None:
-        self.health, self.counters = Health(), asking.counters
+        self.health, self.stats = Health(), asking.stats
         self.service, self.tally = asking.service, asking.tally
-        self.overload = Overload(self.counters, self.health)
+        self.overload = Overload(self.stats, self.health)
         self.calls = ServiceCalls(asking.service, HealthService(self.health), self.overload)
         self.turns, self.wire = held_back(), Wire()
         self.protocol = Http2Protocol(self.calls, METHODS, self.turns, lambda _: None)
@@ -127,7 +127,7 @@ class Ends:
         for _ in range(6):
             self.call()
         self.calls.look()
-        self.counters.take()
+        self.stats.take()
         self.tally("user").take()
 
 
@@ -159,7 +159,7 @@ async def test_what_waited_too_long_is_decided_without_waiting_more(tmp_path: Pa
 
     assert [deadline_us > AT_ONCE for deadline_us in store.deadlines_us] == [True, False, True]
     ends.calls.look()
-    assert ends.counters.overloaded == {"hurried": 1, "refused": 1}
+    assert ends.stats.overloaded == {"hurried": 1, "refused": 1}
     assert list(ends.health.faults) == ["overloaded"]
 
 
@@ -176,9 +176,9 @@ async def test_answers_at_hand_are_those_of_the_policy(tmp_path: Path) -> None:
     assert isinstance(store, Timed)
     assert len(store.deadlines_us) < 50  # nearly all were answered without being planned
     ends.calls.look()
-    assert ends.counters.overloaded == {"hurried": 101}
-    assert ends.counters.policy_decisions == {"open": 101}
-    assert ends.counters.decisions == {"ok": 101}
+    assert ends.stats.overloaded == {"hurried": 101}
+    assert ends.stats.policy_decisions == {"open": 101}
+    assert ends.stats.decisions == {"ok": 101}
     assert ends.tally("user").take() == [101, 0, 0, 0, 0, 0, 0, 101]
 
 
@@ -201,12 +201,12 @@ async def test_what_was_never_asked_is_not_planned_without_time(tmp_path: Path) 
     decided = wire.decode_decision(shut)
     assert [status.code for status in decided.statuses] == [Code.OVER_LIMIT, Code.OK]
     assert decided.code is Code.OVER_LIMIT
-    assert asking.counters.policy_decisions == {"open": 2, "closed": 1}
+    assert asking.stats.policy_decisions == {"open": 2, "closed": 1}
 
 
 def test_answers_are_at_hand_for_a_moment_only() -> None:
     """Then it is asked again who is over a limit."""
-    at_hand = AtHand(Counters())
+    at_hand = AtHand(Stats())
     at_hand.answers(1_000_000)
 
     at_hand.put(b"request", Ready(b"answer", (), DROPPED))
@@ -218,7 +218,7 @@ def test_answers_are_at_hand_for_a_moment_only() -> None:
 async def test_who_is_over_is_denied_at_hand_too(tmp_path: Path) -> None:
     """A caller that the local cache knows is denied in haste, and tallied, as it is with time."""
     over = Over()
-    ends = Ends(Asking(tmp_path, RULES, store=LocalCache(over, 1 << 20, Counters())))
+    ends = Ends(Asking(tmp_path, RULES, store=LocalCache(over, 1 << 20, Stats())))
     ends.settle()
     ends.call(waited_us=500_000)
 
@@ -226,7 +226,7 @@ async def test_who_is_over_is_denied_at_hand_too(tmp_path: Path) -> None:
 
     assert answered == [True] * 20
     ends.calls.look()
-    assert ends.counters.decisions == {"over_limit": 21}
+    assert ends.stats.decisions == {"over_limit": 21}
     assert ends.tally("user").take() == [21, 21, 0, 0, 0, 0, 0, 0]
 
 
@@ -284,7 +284,7 @@ async def test_refusing_costs_next_to_nothing(tmp_path: Path) -> None:
     assert store.deadlines_us == []
     assert ends.protocol.connection.open_streams == 0
     ends.calls.look()
-    assert ends.counters.overloaded == {"refused": 1_000}
+    assert ends.stats.overloaded == {"refused": 1_000}
     late = b"".join(
         frames.rst_stream(stream_id, ErrorCode.CANCEL)
         for stream_id in range(first, first + 2_000, 2)
@@ -360,8 +360,8 @@ def minutely(policy: FailurePolicy, key: str = "a") -> Hit:
 
 async def test_a_well_server_is_not_asked_without_time(own_redis: RedisServer) -> None:
     """What there is no time for is decided by policy, also `local`, and blames no server."""
-    counters, health = Counters(), Health()
-    store = RedisStore(own_redis.url, 10_000_000, counters, health)
+    stats, health = Stats(), Health()
+    store = RedisStore(own_redis.url, 10_000_000, stats, health)
     await store.start()
     answers: list[list[Outcomes]] = []
 
@@ -372,7 +372,7 @@ async def test_a_well_server_is_not_asked_without_time(own_redis: RedisServer) -
     ((local,),) = answers[1]
     assert local is not None
     assert local.local
-    assert counters.store_errors == {"overloaded": 10}
+    assert stats.store_errors == {"overloaded": 10}
     assert health.faults == {}
     await store.close()
 
@@ -380,7 +380,7 @@ async def test_a_well_server_is_not_asked_without_time(own_redis: RedisServer) -
 async def test_who_is_known_to_be_over_is_denied_all_the_same() -> None:
     """A key in the local cache is denied whether or not there is time for the store."""
     over, answers = Over(), list[list[Outcomes]]()
-    cache = LocalCache(over, 1 << 20, Counters())
+    cache = LocalCache(over, 1 << 20, Stats())
     cache.charge([[minutely(FailurePolicy.OPEN)]], hearing(answers.append))
 
     cache.charge(
@@ -427,4 +427,4 @@ async def test_a_call_after_a_pause_and_a_silence_is_fresh(tmp_path: Path) -> No
     ends.turns._turn()
 
     assert FrameType.DATA in ends.wire.kinds()
-    assert not ends.counters.overloaded
+    assert not ends.stats.overloaded

@@ -115,7 +115,7 @@ async def test_abandoned_call_is_not_charged(tmp_path: Path, transport: str) -> 
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await late
     assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert server.asking.counters.refusals["abandoned"] == 2
+    assert server.asking.stats.refusals["abandoned"] == 2
     await server.channel.close()
     await server.server.stop(0)
 

@@ -182,12 +182,13 @@ def test_entries_of_any_bytes(descriptor: bytes) -> None:
 def test_answers_without_anybody_over(counted: list[tuple[Limit, int, int]]) -> None:
     """The most frequent kind of answer, written in one go, is the same as any other way."""
     decision = Decision(
-        Code.OK, tuple(Status(Code.OK, limit, left, reset) for limit, left, reset in counted)
+        Code.OK,
+        tuple(Status(Code.OK, limit, remaining, reset) for limit, remaining, reset in counted),
     )
 
     encoded = encode_within(
         [encode_limit(limit) for limit, _, _ in counted],
-        [Outcome(False, left, reset, 1) for _, left, reset in counted],
+        [Outcome(False, remaining, reset, 1) for _, remaining, reset in counted],
     )
 
     assert encoded == encode_decision(decision)

@@ -102,24 +102,24 @@ end
 
 local concurrency = {}
 
-function concurrency.charge(state, now, addend, measure, _, lease)
-  local limit, leases = measure.limit, read(state, now, measure.window)
+function concurrency.charge(state, now, addend, spec, _, lease)
+  local limit, leases = spec.limit, read(state, now, spec.window)
   if #lease > ID_SIZE then
     local taken = add_several(leases, lease, limit)
     return {
       passed = true,
       state = taken > 0 and state_of(leases) or state,
-      left = math.max(0, limit - leases.total),
+      remaining = math.max(0, limit - leases.total),
       reset = reset(leases, now),
       retry = 0,
       counted = taken,
       damaged = leases.damaged,
     }
   end
-  local left = limit - leases.total
-  local passed, retry = addend <= left, 0
+  local remaining = limit - leases.total
+  local passed, retry = addend <= remaining, 0
   if not passed then
-    retry = addend <= limit and until_left(leases, limit - addend, now) or measure.window
+    retry = addend <= limit and until_left(leases, limit - addend, now) or spec.window
   elseif addend > 0 then
     leases.packed = leases.packed .. struct.pack(LEASE, leases.now, addend, lease)
     leases.total, leases.last = leases.total + addend, leases.now
@@ -128,7 +128,7 @@ function concurrency.charge(state, now, addend, measure, _, lease)
   return {
     passed = passed,
     state = state,
-    left = passed and left - addend or math.max(0, left),
+    remaining = passed and remaining - addend or math.max(0, remaining),
     reset = reset(leases, now),
     retry = retry,
     counted = passed and addend or 0,
@@ -136,8 +136,8 @@ function concurrency.charge(state, now, addend, measure, _, lease)
   }
 end
 
-function concurrency.refund(state, now, addend, measure, lease)
-  local leases = read(state, now, measure.window)
+function concurrency.refund(state, now, addend, spec, lease)
+  local leases = read(state, now, spec.window)
   local given_back = addend > 0 and give_back(leases, addend, lease) or 0
   if given_back > 0 then
     state = state_of(leases)
@@ -145,7 +145,7 @@ function concurrency.refund(state, now, addend, measure, lease)
   return {
     passed = true,
     state = state,
-    left = math.max(0, measure.limit - leases.total),
+    remaining = math.max(0, spec.limit - leases.total),
     reset = reset(leases, now),
     retry = 0,
     counted = given_back,

@@ -20,12 +20,12 @@ local function first_hit(state, now, window)
   return found
 end
 
-local function numbered(state, now, measure)
-  local found = { count = 0, window = measure.window }
+local function numbered(state, now, spec)
+  local found = { count = 0, window = spec.window }
   local number, ending, next_ending
-  if measure.periods then
+  if spec.periods then
     local start
-    number, start, ending, next_ending = measure.periods(now)
+    number, start, ending, next_ending = spec.periods(now)
     found.window = ending - start
   else
     number = math.floor(now / found.window)
@@ -47,11 +47,11 @@ local function numbered(state, now, measure)
   return found
 end
 
-local function read(state, now, measure)
-  if measure.first_hit then
-    return first_hit(state, now, measure.window)
+local function read(state, now, spec)
+  if spec.first_hit then
+    return first_hit(state, now, spec.window)
   end
-  return numbered(state, now, measure)
+  return numbered(state, now, spec)
 end
 
 local function packed(found, count)
@@ -61,8 +61,8 @@ local function packed(found, count)
   return found.number % NUMBERS * COUNTS + count
 end
 
-local function charge(state, now, addend, measure, force)
-  local limit, found = measure.limit, read(state, now, measure)
+local function charge(state, now, addend, spec, force)
+  local limit, found = spec.limit, read(state, now, spec)
   local count, reset, retry, counted = found.count, found.reset, 0, 0
   local passed = count + addend <= limit
   if not passed then
@@ -78,7 +78,7 @@ local function charge(state, now, addend, measure, force)
   return {
     passed = passed,
     state = state,
-    left = passed and limit - count - addend or math.max(0, limit - count),
+    remaining = passed and limit - count - addend or math.max(0, limit - count),
     reset = reset,
     retry = retry,
     counted = counted,
@@ -86,16 +86,16 @@ local function charge(state, now, addend, measure, force)
   }
 end
 
-function fixed_window.charge(state, now, addend, measure, force)
-  if measure.first_hit or measure.periods or not (state == false or type(state) == "number") then
-    return charge(state, now, addend, measure, force)
+function fixed_window.charge(state, now, addend, spec, force)
+  if spec.first_hit or spec.periods or not (state == false or type(state) == "number") then
+    return charge(state, now, addend, spec, force)
   end
-  local limit, window = measure.limit, measure.window
+  local limit, window = spec.limit, spec.window
   local number, count = math.floor(now / window), 0
   if state then
     local ahead = (math.floor(state / COUNTS) - number) % NUMBERS
     if ahead > 1 then
-      return charge(state, now, addend, measure, force)
+      return charge(state, now, addend, spec, force)
     end
     count = state % COUNTS
     if count > 0 then
@@ -104,20 +104,20 @@ function fixed_window.charge(state, now, addend, measure, force)
   end
   local total = count + addend
   if addend == 0 or total > limit then
-    return charge(state, now, addend, measure, force)
+    return charge(state, now, addend, spec, force)
   end
   return {
     passed = true,
     state = number % NUMBERS * COUNTS + total,
-    left = limit - total,
+    remaining = limit - total,
     reset = (number + 1) * window - now,
     retry = 0,
     counted = addend,
   }
 end
 
-function fixed_window.refund(state, now, addend, measure, _, receipt)
-  local found = read(state, now, measure)
+function fixed_window.refund(state, now, addend, spec, _, receipt)
+  local found = read(state, now, spec)
   local given_back = math.min(found.count, addend)
   if receipt and receipt.until_us ~= now + found.reset then
     given_back = 0
@@ -126,13 +126,13 @@ function fixed_window.refund(state, now, addend, measure, _, receipt)
     found.count = found.count - given_back
     state = packed(found, found.count)
     if found.count == 0 then
-      found = read(state, now, measure) -- the next hit begins another
+      found = read(state, now, spec) -- the next hit begins another
     end
   end
   return {
     passed = true,
     state = state,
-    left = math.max(0, measure.limit - found.count),
+    remaining = math.max(0, spec.limit - found.count),
     reset = found.reset,
     retry = 0,
     counted = given_back,

@@ -7,11 +7,11 @@ local MAX_TICK = 12
 local MAX_EXACT = 9007199254740992 -- 2^53
 
 local function since_of(bucket, last)
-  local measure = bucket.measure
-  if measure.stepped then
-    return math.floor(bucket.now / bucket.ticks) - math.floor(last / bucket.ticks), measure.rate * bucket.ticks
+  local spec = bucket.spec
+  if spec.stepped then
+    return math.floor(bucket.now / bucket.ticks) - math.floor(last / bucket.ticks), spec.rate * bucket.ticks
   end
-  return bucket.now - last, measure.rate
+  return bucket.now - last, spec.rate
 end
 
 local function leaked(bucket, since_us)
@@ -36,14 +36,14 @@ local function leak(bucket, last, level)
   end
 end
 
-local function forgotten(exponent, hits, fraction, last, rate, measure)
+local function forgotten(exponent, hits, fraction, last, rate, spec)
   if rate == 0 then
     return MAX_EXACT
   end
   local tick = 10 ^ exponent
-  local ticks = math.ceil(measure.window / tick)
+  local ticks = math.ceil(spec.window / tick)
   local level, moment = hits * ticks + fraction, last
-  if measure.stepped then
+  if spec.stepped then
     moment = (math.floor(last / ticks) + math.ceil(level / (rate * ticks))) * ticks
   else
     moment = last + math.ceil(level / rate)
@@ -51,10 +51,10 @@ local function forgotten(exponent, hits, fraction, last, rate, measure)
   return math.max(moment * tick, last * tick + KEPT)
 end
 
-local function read(mark, state, now, measure)
-  local tick = 10 ^ measure.tick
-  local bucket = { mark = mark, tick = tick, at = now, level = 0, measure = measure }
-  bucket.now, bucket.ticks = math.floor(now / tick), math.ceil(measure.window / tick)
+local function read(mark, state, now, spec)
+  local tick = 10 ^ spec.tick
+  local bucket = { mark = mark, tick = tick, at = now, level = 0, spec = spec }
+  bucket.now, bucket.ticks = math.floor(now / tick), math.ceil(spec.window / tick)
   if not (type(state) == "string" and #state == SIZE and string.sub(state, 1, 1) == mark) then
     return bucket
   end
@@ -62,18 +62,18 @@ local function read(mark, state, now, measure)
   if exponent > MAX_TICK or not (fraction >= 0 and fraction < MAX_EXACT and last >= 0 and last < MAX_EXACT) then
     return bucket
   end
-  if rate ~= measure.rate and now >= forgotten(exponent, hits, fraction, last, rate, measure) then
+  if rate ~= spec.rate and now >= forgotten(exponent, hits, fraction, last, rate, spec) then
     return bucket
   end
-  if exponent > measure.tick then
-    local finer = 10 ^ (exponent - measure.tick)
+  if exponent > spec.tick then
+    local finer = 10 ^ (exponent - spec.tick)
     fraction, last = math.min(fraction * finer, bucket.ticks), last * finer
-  elseif exponent < measure.tick then
-    local coarser = 10 ^ (measure.tick - exponent)
+  elseif exponent < spec.tick then
+    local coarser = 10 ^ (spec.tick - exponent)
     fraction = math.min(math.ceil(fraction / coarser), bucket.ticks)
     last = math.floor(last / coarser)
   end
-  hits = math.min(hits, measure.limit + measure.rate)
+  hits = math.min(hits, spec.limit + spec.rate)
   leak(bucket, last, hits * bucket.ticks + fraction)
   return bucket
 end
@@ -81,8 +81,8 @@ end
 local function state_of(bucket)
   local hits = math.floor(bucket.level / bucket.ticks)
   local fraction = bucket.level - hits * bucket.ticks
-  local measure = bucket.measure
-  return struct.pack(">c1BI4ddI4", bucket.mark, measure.tick, hits, fraction, bucket.now, measure.rate)
+  local spec = bucket.spec
+  return struct.pack(">c1BI4ddI4", bucket.mark, spec.tick, hits, fraction, bucket.now, spec.rate)
 end
 
 local function used(bucket)
@@ -95,14 +95,14 @@ local function ends(bucket)
 end
 
 local function until_level(bucket, level, rate)
-  local measure, excess = bucket.measure, bucket.level - level
+  local spec, excess = bucket.spec, bucket.level - level
   if excess <= 0 then
     return 0
   elseif rate == 0 then
-    return measure.window
+    return spec.window
   end
   local moment
-  if measure.stepped then
+  if spec.stepped then
     local steps = math.ceil(excess / (rate * bucket.ticks))
     moment = (math.floor(bucket.now / bucket.ticks) + steps) * bucket.ticks
   else
@@ -116,23 +116,23 @@ local function life_of(bucket, reset)
   return math.max(reset, math.min(until_level(bucket, 0, 1), KEPT))
 end
 
-local function charge(mark, state, now, addend, measure)
-  local bucket = read(mark, state, now, measure)
-  local limit = measure.limit
-  local left = limit - used(bucket)
-  local passed, retry = addend <= left, 0
+local function charge(mark, state, now, addend, spec)
+  local bucket = read(mark, state, now, spec)
+  local limit = spec.limit
+  local remaining = limit - used(bucket)
+  local passed, retry = addend <= remaining, 0
   if not passed then
     local room = addend <= limit and limit - addend or 0
-    retry = until_level(bucket, room * bucket.ticks, measure.rate)
+    retry = until_level(bucket, room * bucket.ticks, spec.rate)
   elseif addend > 0 then
     bucket.level = bucket.level + addend * bucket.ticks
     state = state_of(bucket)
   end
-  local reset = until_level(bucket, 0, measure.rate)
+  local reset = until_level(bucket, 0, spec.rate)
   return {
     passed = passed,
     state = state,
-    left = passed and left - addend or math.max(0, left),
+    remaining = passed and remaining - addend or math.max(0, remaining),
     reset = reset,
     life = life_of(bucket, reset),
     retry = retry,
@@ -141,23 +141,23 @@ local function charge(mark, state, now, addend, measure)
   }
 end
 
-local function refund(mark, state, now, addend, measure, receipt)
-  local bucket = read(mark, state, now, measure)
+local function refund(mark, state, now, addend, spec, receipt)
+  local bucket = read(mark, state, now, spec)
   local given = addend * bucket.ticks
-  local before = now + until_level(bucket, 0, measure.rate)
+  local before = now + until_level(bucket, 0, spec.rate)
   if receipt and (before ~= receipt.until_us or before >= ends(bucket)) then
-    given = measure.queue and 0 or math.max(0, given - leaked(bucket, receipt.at_us))
+    given = spec.queue and 0 or math.max(0, given - leaked(bucket, receipt.at_us))
   end
   local given_back = math.min(math.ceil(given / bucket.ticks), used(bucket))
   if given_back > 0 then
     bucket.level = math.max(0, bucket.level - given)
     state = state_of(bucket)
   end
-  local reset = until_level(bucket, 0, measure.rate)
+  local reset = until_level(bucket, 0, spec.rate)
   return {
     passed = true,
     state = state,
-    left = math.max(0, measure.limit - used(bucket)),
+    remaining = math.max(0, spec.limit - used(bucket)),
     reset = reset,
     life = life_of(bucket, reset),
     retry = 0,
@@ -171,11 +171,11 @@ local level = {}
 -- The kind of bucket whose states begin with this letter.
 function level.of(mark)
   return {
-    charge = function(state, now, addend, measure)
-      return charge(mark, state, now, addend, measure)
+    charge = function(state, now, addend, spec)
+      return charge(mark, state, now, addend, spec)
     end,
-    refund = function(state, now, addend, measure, _, receipt)
-      return refund(mark, state, now, addend, measure, receipt)
+    refund = function(state, now, addend, spec, _, receipt)
+      return refund(mark, state, now, addend, spec, receipt)
     end,
   }
 end

@@ -1,5 +1,5 @@
 -- The rule of passing: the same as settle.py, see there. Expects the table `algorithms`.
--- A hit is { key, measure, addend, mode, count_denied, refund, lease, joined, receipt }, its measure
+-- A hit is { key, spec, addend, mode, count_denied, refund, lease, joined, receipt }, its spec
 -- { algorithm, limit, window, … } as in Python; `read` gives a key's state. Returns a step for
 -- each hit and, by key, the steps to write. No redis.call here.
 
@@ -23,8 +23,8 @@ end
 
 local function charge(hit, changes, read, now)
   local state = state_of(hit.key, changes, read)
-  local algorithm = algorithms[hit.measure.algorithm]
-  local step = algorithm.charge(state, now, hit.addend, hit.measure, hit.count_denied, hit.lease)
+  local algorithm = algorithms[hit.spec.algorithm]
+  local step = algorithm.charge(state, now, hit.addend, hit.spec, hit.count_denied, hit.lease)
   if step.counted > 0 then
     changes[hit.key] = step
   end
@@ -42,8 +42,8 @@ local function withhold(hits, first, last, steps, changes, read, now)
     local hit, step = hits[place], steps[place]
     if step.passed and not hit.refund then
       local state = state_of(hit.key, changes, read)
-      local peek = algorithms[hit.measure.algorithm].charge(state, now, 0, hit.measure, false, "")
-      step.left, step.reset = peek.left, peek.reset
+      local peek = algorithms[hit.spec.algorithm].charge(state, now, 0, hit.spec, false, "")
+      step.remaining, step.reset = peek.remaining, peek.reset
     end
   end
 end
@@ -53,7 +53,7 @@ local function settle(hits, read, now)
   for place, hit in ipairs(hits) do
     if hit.refund then
       local state = state_of(hit.key, committed, read)
-      local step = algorithms[hit.measure.algorithm].refund(state, now, hit.addend, hit.measure, hit.lease, hit.receipt)
+      local step = algorithms[hit.spec.algorithm].refund(state, now, hit.addend, hit.spec, hit.lease, hit.receipt)
       steps[place] = step
       if step.counted > 0 then
         committed[hit.key] = step

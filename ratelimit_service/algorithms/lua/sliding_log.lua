@@ -141,26 +141,26 @@ local function reset(log, now, window)
   return log.entries ~= "" and log.last + window - now or 0
 end
 
-local function retry(log, now, addend, measure)
-  if addend > measure.limit then
-    return measure.window
+local function retry(log, now, addend, spec)
+  if addend > spec.limit then
+    return spec.window
   end
-  local excess, time, at = log.total + addend - measure.limit, log.base, 1
+  local excess, time, at = log.total + addend - spec.limit, log.base, 1
   while excess > 0 do
     local since, hits, after = entry_at(log.entries, at)
     excess, time, at = excess - hits, time + since, after
   end
-  return time + measure.window - now
+  return time + spec.window - now
 end
 
 local sliding_log = {}
 
-function sliding_log.charge(state, now, addend, measure, force)
-  local limit, window = measure.limit, measure.window
+function sliding_log.charge(state, now, addend, spec, force)
+  local limit, window = spec.limit, spec.window
   local log = read(state, now, window)
   local damaged, before, counted = log.damaged, log.total, 0
   local passed = before + addend <= limit
-  local wait = passed and 0 or retry(log, now, addend, measure)
+  local wait = passed and 0 or retry(log, now, addend, spec)
   if addend > 0 and (passed or force) then
     counted = addend
     local noted = math.min(addend, MAX_TOTAL - log.total)
@@ -172,7 +172,7 @@ function sliding_log.charge(state, now, addend, measure, force)
   return {
     passed = passed,
     state = state,
-    left = passed and limit - before - addend or math.max(0, limit - before),
+    remaining = passed and limit - before - addend or math.max(0, limit - before),
     reset = reset(log, now, window),
     retry = wait,
     counted = counted,
@@ -180,11 +180,11 @@ function sliding_log.charge(state, now, addend, measure, force)
   }
 end
 
-function sliding_log.refund(state, now, addend, measure, _, receipt)
-  local log = read(state, now, measure.window)
+function sliding_log.refund(state, now, addend, spec, _, receipt)
+  local log = read(state, now, spec.window)
   local damaged, given_back = log.damaged, math.min(addend, log.total)
   if receipt then
-    log, given_back = without(log, receipt.until_us - measure.window, addend)
+    log, given_back = without(log, receipt.until_us - spec.window, addend)
     state = given_back > 0 and state_of(log) or state
   elseif given_back > 0 then
     local rest = given_back
@@ -201,8 +201,8 @@ function sliding_log.refund(state, now, addend, measure, _, receipt)
   return {
     passed = true,
     state = state,
-    left = math.max(0, measure.limit - log.total),
-    reset = reset(log, now, measure.window),
+    remaining = math.max(0, spec.limit - log.total),
+    reset = reset(log, now, spec.window),
     retry = 0,
     counted = given_back,
     damaged = damaged,

@@ -21,15 +21,15 @@ end
 
 -- How much of this count weighs with so many ticks left, rounded down. Where the product is too
 -- large to be exact, it is made and divided bit by bit.
-local function weight(count, left, ticks)
+local function weight(count, ticks_to_go, ticks)
   if count < MAX_EXACT / ticks then
-    return math.floor(count * left / ticks)
+    return math.floor(count * ticks_to_go / ticks)
   end
   local weighed, rest, bit = 0, 0, 2 ^ 31
   while bit >= 1 do
     weighed, rest = weighed * 2, rest * 2
     if count >= bit then
-      count, rest = count - bit, rest + left
+      count, rest = count - bit, rest + ticks_to_go
     end
     weighed, rest, bit = weighed + math.floor(rest / ticks), rest % ticks, bit / 2
   end
@@ -38,18 +38,18 @@ end
 
 local two = {}
 
-function two.read(state, now, measure)
-  local tick = 10 ^ measure.tick
-  local window = { before = 0, now = 0, ahead = 0, at = now, limit = measure.limit, length = measure.window }
-  window.tick, window.ticks = tick, math.ceil(measure.window / tick)
-  window.number = math.floor(now / measure.window)
+function two.read(state, now, spec)
+  local tick = 10 ^ spec.tick
+  local window = { before = 0, now = 0, ahead = 0, at = now, limit = spec.limit, length = spec.window }
+  window.tick, window.ticks = tick, math.ceil(spec.window / tick)
+  window.number = math.floor(now / spec.window)
   if state and #state == 17 and string.sub(state, 1, 1) == "w" then
     local stored, before, count = struct.unpack(">dI4I4", state, 2)
     local ahead = stored - window.number
     window.damaged = ahead > 1
     if ahead == 1 and before + count > 0 then -- else as new, also if the clock has stepped back
       window.number = window.number + 1
-      window.ahead = window.number * measure.window - now
+      window.ahead = window.number * spec.window - now
     end
     if ahead == 0 or ahead == 1 then
       window.before, window.now = before, count
@@ -57,7 +57,7 @@ function two.read(state, now, measure)
       window.before = count
     end
   end
-  window.elapsed = math.floor((now + window.ahead - window.number * measure.window) / tick)
+  window.elapsed = math.floor((now + window.ahead - window.number * spec.window) / tick)
   return window
 end
 
@@ -119,10 +119,10 @@ end
 
 local parts = {}
 
-function parts.read(state, now, measure)
-  local part = math.ceil(measure.window / measure.buckets)
-  local window = { counts = { 0 }, at = now, part = part, limit = measure.limit, length = measure.window }
-  window.number, window.buckets, window.total = math.floor(now / part), measure.buckets, 0
+function parts.read(state, now, spec)
+  local part = math.ceil(spec.window / spec.buckets)
+  local window = { counts = { 0 }, at = now, part = part, limit = spec.limit, length = spec.window }
+  window.number, window.buckets, window.total = math.floor(now / part), spec.buckets, 0
   if not (state and #state > HEAD and string.sub(state, 1, 1) == "s") then
     return window
   end
@@ -132,16 +132,16 @@ function parts.read(state, now, measure)
     return window
   end
   local number = struct.unpack(">I6", state, 3)
-  window.damaged = number * part - now >= measure.window
+  window.damaged = number * part - now >= spec.window
   local age = math.max(0, window.number - number)
-  if window.damaged or age > measure.buckets then
+  if window.damaged or age > spec.buckets then
     return window
   end
   local counts, total = {}, 0
   for place = 1, age do
     counts[place] = 0
   end
-  local kept = math.min((#state - HEAD) / size, measure.buckets + 1 - age)
+  local kept = math.min((#state - HEAD) / size, spec.buckets + 1 - age)
   if size == 1 then
     for place = 1, kept do
       local count = string.byte(state, HEAD + place)
@@ -241,11 +241,11 @@ end
 
 local sliding_window = {}
 
-function sliding_window.charge(state, now, addend, measure, force)
-  local kind = measure.buckets > 0 and parts or two
-  local window = kind.read(type(state) == "string" and state, now, measure)
-  local left = measure.limit - kind.count(window)
-  local passed = addend <= left
+function sliding_window.charge(state, now, addend, spec, force)
+  local kind = spec.buckets > 0 and parts or two
+  local window = kind.read(type(state) == "string" and state, now, spec)
+  local remaining = spec.limit - kind.count(window)
+  local passed = addend <= remaining
   local retry = passed and 0 or kind.retry(window, addend)
   local counted = 0
   if addend > 0 and (passed or force) then
@@ -256,7 +256,7 @@ function sliding_window.charge(state, now, addend, measure, force)
   return {
     passed = passed,
     state = state,
-    left = passed and left - addend or math.max(0, left),
+    remaining = passed and remaining - addend or math.max(0, remaining),
     reset = kind.reset(window),
     life = kind.life and kind.life(window),
     retry = retry,
@@ -265,20 +265,20 @@ function sliding_window.charge(state, now, addend, measure, force)
   }
 end
 
-function sliding_window.refund(state, now, addend, measure, _, receipt)
-  local kind = measure.buckets > 0 and parts or two
-  local window = kind.read(type(state) == "string" and state, now, measure)
+function sliding_window.refund(state, now, addend, spec, _, receipt)
+  local kind = spec.buckets > 0 and parts or two
+  local window = kind.read(type(state) == "string" and state, now, spec)
   local given_back = receipt and kind.undo(window, addend, receipt) or kind.take_off(window, addend)
   if given_back > 0 then
     state = kind.state(window)
     if kind.count(window) == 0 then
-      window = kind.read(state, now, measure) -- the next hit begins another
+      window = kind.read(state, now, spec) -- the next hit begins another
     end
   end
   return {
     passed = true,
     state = state,
-    left = math.max(0, measure.limit - kind.count(window)),
+    remaining = math.max(0, spec.limit - kind.count(window)),
     reset = kind.reset(window),
     life = kind.life and kind.life(window),
     retry = 0,

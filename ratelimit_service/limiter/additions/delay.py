@@ -35,7 +35,7 @@ class Delay:
             queued = limit.limit.max_wait_us and not outcome.local
             if queued and (outcome.charged or not hit.addend):
                 # The bucket is empty after the hits' own time and what was in it before them.
-                own_us = -(-hit.addend * hit.measure.window_us // hit.measure.rate)
+                own_us = -(-hit.addend * hit.spec.window_us // hit.spec.rate)
                 delays_us.append(outcome.reset_us - own_us)
         if delays_us:
             delay_ms = -(-max(0, *delays_us) // _MILLISECOND_US)

@@ -32,6 +32,6 @@ class Lease:
         """Who only looks has taken no lease."""
         if told.lease:
             for _, hit, outcome in told.passed():
-                if outcome.charged and hit.measure.algorithm.leases:
+                if outcome.charged and hit.spec.algorithm.leases:
                     said.request_headers.append(Header(_HEADER, told.lease.hex()))
                     return

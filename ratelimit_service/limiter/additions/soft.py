@@ -30,7 +30,7 @@ class Soft:
     def add(self, told: Told, said: Said) -> None:
         """Says nothing of what is counted here alone: a share says nothing of the limit."""
         for limit, _, outcome in told.passed():
-            if outcome.left < limit.soft and not outcome.local:
+            if outcome.remaining < limit.soft and not outcome.local:
                 said.response_headers.append(_WARNING)
                 said.request_headers.append(_WARNING)
                 said.metadata["soft"] = True

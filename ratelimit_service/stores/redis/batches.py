@@ -20,7 +20,7 @@ import hiredis
 from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import elapsed_us, now_us
 from ratelimit_service.model import Hit
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores import NEVER, Outcomes
 from ratelimit_service.stores.damage import Damage
 from ratelimit_service.stores.redis.batch import Batch
@@ -71,7 +71,7 @@ class Batches:
     def __init__(
         self,
         server: Server,
-        counters: Counters,
+        stats: Stats,
         key_prefix: str = "",
         slot: Slot | None = None,
         redirect: Redirect | None = None,
@@ -81,8 +81,8 @@ class Batches:
         `slot` and `redirect` are given for a node of a cluster.
         """
         self._server = server
-        self._counters = counters
-        self._damage = Damage(counters)
+        self._stats = stats
+        self._damage = Damage(stats)
         self._key_prefix = key_prefix.encode()
         self._slot = slot
         self._redirect = redirect
@@ -144,7 +144,7 @@ class Batches:
             return
         if len(self._held) >= _MAX_HELD:
             lost = self._held.popleft()
-            if not self._counters.lost_give_backs["overflow"]:
+            if not self._stats.lost_give_backs["overflow"]:
                 log.warning(
                     "Redis at %s is away: too much waits to be given back", self._server.name
                 )
@@ -332,7 +332,7 @@ class Batches:
         """Tells a batch that it gets no answer; if that fails too, its deadline ends it."""
         if batch.deadline_us == NEVER:
             hits = sum([len(batch.requests[index]) for index in indexes])
-            self._counters.lost_give_backs[reason] += hits
+            self._stats.lost_give_backs[reason] += hits
         try:
             batch.failed(indexes, reason)
         except Exception as error:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Final
 
 from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores import DROPPED, Done, Outcomes, Settled, Wanted, judge
 from ratelimit_service.stores.redis.cross_shard import (
     ABSENT,
@@ -40,7 +40,6 @@ class Charge:
 
     __slots__ = (
         "batches",
-        "counters",
         "cross_shard",
         "deadline_us",
         "done",
@@ -50,6 +49,7 @@ class Charge:
         "over",
         "requests",
         "settled",
+        "stats",
         "wanted",
     )
 
@@ -59,7 +59,7 @@ class Charge:
         done: Done,
         wanted: Wanted,
         deadline_us: int,
-        counters: Counters,
+        stats: Stats,
         given_back: GivenBack,
         *,
         hurried: bool,
@@ -71,7 +71,7 @@ class Charge:
         self.done = done
         self.wanted = wanted
         self.deadline_us = deadline_us
-        self.counters = counters
+        self.stats = stats
         self.settled: list[Settled] = [_PENDING] * len(requests)
         self.missing = len(requests)
         self.over = False
@@ -92,7 +92,7 @@ class Charge:
             for batch in list(self.batches):
                 batch.failed(range(len(batch.requests)), reason)
         else:
-            self.counters.store_errors[reason] += sum(map(len, self.requests))
+            self.stats.store_errors[reason] += sum(map(len, self.requests))
             self.abandon()
 
     def _divide(self, find: Find) -> None:
@@ -153,7 +153,7 @@ class Charge:
 
         Hits whose policy is `local` are counted in this process, at the time `at_us`.
         """
-        self.counters.store_errors[reason] += len(hits)
+        self.stats.store_errors[reason] += len(hits)
         found: list[Outcome | None] = [None] * len(hits)
         ats = [at for at, hit in enumerate(hits) if hit[8] is _LOCAL]
         if ats:
@@ -176,7 +176,7 @@ class Charge:
         batches: dict[Shard, ShardBatch],
     ) -> None:
         """Divides a request between the homes of its counters."""
-        request = CrossShardRequest(index, hits, self.settle, self.given_back, self.counters)
+        request = CrossShardRequest(index, hits, self.settle, self.given_back, self.stats)
         self.cross_shard.append(request)
         if len(homes) == 2:
             ats_of = {homes[0]: [0], homes[1]: [1]}

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores import DROPPED, Outcomes, Settled, Verdict, judge
 from ratelimit_service.stores.redis.batch import Background
 from ratelimit_service.stores.redis.give_back import (
@@ -41,7 +41,6 @@ class CrossShardRequest:
     """
 
     __slots__ = (
-        "counters",
         "dropped",
         "hits",
         "index",
@@ -52,6 +51,7 @@ class CrossShardRequest:
         "returning",
         "settle",
         "settled",
+        "stats",
         "tell_of_give_backs",
     )
 
@@ -61,7 +61,7 @@ class CrossShardRequest:
         hits: Sequence[Hit],
         settle: Callable[[int, Settled], None],
         given_back: GivenBack,
-        counters: Counters,
+        stats: Stats,
     ) -> None:
         """`settle` is called once, with the index of the request and its result."""
         self.index = index
@@ -69,7 +69,7 @@ class CrossShardRequest:
         self.settle = settle
         self.settled = PENDING
         self.tell_of_give_backs = given_back
-        self.counters = counters
+        self.stats = stats
         self.outcomes: list[Outcome | None] = [ABSENT] * len(hits)
         self.pieces: list[tuple[Shard, Sequence[int], int]] = []
         """For each answer: its shard, the indexes of its hits, and the shard's time."""
@@ -169,7 +169,7 @@ class CrossShardRequest:
             peeks.append(look(hit))
             if undoable(hit, outcome):
                 undone.append(undo(hit, outcome, at_us))
-                self.counters.given_back += hit.addend
+                self.stats.given_back += hit.addend
         count = len(undone)
         undone.reverse()  # in a queue only the last place can be given back, so begin with it
         if local:
@@ -189,10 +189,10 @@ class CrossShardRequest:
             outcome = self.outcomes[at]
             assert outcome is not None  # noqa: S101 -- it has counted
             charged = 0 if undoable(self.hits[at], outcome) else outcome.charged
-            left = outcome.left + outcome.charged - charged
-            outcome = outcome._replace(left=left, charged=charged)
+            remaining = outcome.remaining + outcome.charged - charged
+            outcome = outcome._replace(remaining=remaining, charged=charged)
             if peek is not None:
-                outcome = outcome._replace(left=peek.left, reset_us=peek.reset_us)
+                outcome = outcome._replace(remaining=peek.remaining, reset_us=peek.reset_us)
             self.outcomes[at] = outcome
         self.returning -= 1
         if not self.returning:

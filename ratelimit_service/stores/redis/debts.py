@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.model import Hit, Outcome
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.slices import slowly
 from ratelimit_service.stores.local import Local
 from ratelimit_service.stores.redis.batch import Batch, Debt
@@ -55,12 +55,12 @@ class Creditor(Protocol):
 class Debts:
     """What one server is owed, and the counters of one outage."""
 
-    def __init__(self, server: Creditor, address: str, counters: Counters) -> None:
+    def __init__(self, server: Creditor, address: str, stats: Stats) -> None:
         """`address` is how the log calls the server."""
         self._server = server
         self._address = address
         self._loop = asyncio.get_running_loop()
-        self._local = Local(counters)
+        self._local = Local(stats)
         self._handing: Iterator[tuple[Sequence[Sequence[Hit]], int]] = iter(())
         """What was counted here and is now being turned into debts, with the time it is over."""
         self._owed: deque[Debt] = deque()
@@ -79,7 +79,7 @@ class Debts:
         """Settles hits in this process alone, on its share of their limits."""
         return self._local.charge(hits, self._server.processes, at_us)
 
-    def left(self) -> Iterator[tuple[Sequence[Sequence[Hit]], int]]:
+    def untold(self) -> Iterator[tuple[Sequence[Sequence[Hit]], int]]:
         """Takes out all that the server has not been told, by counters, with the time it is over.
 
         All times are the server's.

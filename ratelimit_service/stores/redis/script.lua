@@ -3,9 +3,9 @@
 -- Redis' own; then the hits packed: for each request the number of its hits (2 bytes; 32768 more
 -- if it is settled at once; 0 leads the deadline of the requests behind it, which 0 lifts),
 -- for each hit limit, window, addend, algorithm, and mode with flags;
--- then, by the flags, the rest of its measure, the periods of its calendar, its receipt, its lease led by its length
+-- then, by the flags, the rest of its spec, the periods of its calendar, its receipt, its lease led by its length
 -- (script.py). Then the number of this call.
--- Returns flat integers: now, then for each hit its marks (1 over, 2 damaged, 4 late), left, the wait
+-- Returns flat integers: now, then for each hit its marks (1 over, 2 damaged, 4 late), remaining hits, the wait
 -- until it is as new or, where it is over, passes, and counted; then the number of the call.
 -- Requests are settled one after the other, each seeing what those before have counted.
 
@@ -62,7 +62,7 @@ local changed, reply = {}, { now }
 local function tell(place, step)
   place = place * 4 - 2
   reply[place] = (step.passed and 0 or 1) + (step.damaged and 2 or 0) + (step.late and 4 or 0)
-  reply[place + 1] = step.left
+  reply[place + 1] = step.remaining
   reply[place + 2] = step.passed and step.reset or step.retry
   reply[place + 3] = step.counted
 end
@@ -140,27 +140,27 @@ end
 
 local function unpack_hit(key)
   local hit = { key = key, lease = NO_LEASE }
-  local measure, flags = { rate = 0, tick = 0, buckets = 0 }
-  hit.measure = measure
-  measure.limit, measure.window, hit.addend, measure.algorithm, flags, at = struct.unpack(">I4dI4BB", packed, at)
+  local spec, flags = { rate = 0, tick = 0, buckets = 0 }
+  hit.spec = spec
+  spec.limit, spec.window, hit.addend, spec.algorithm, flags, at = struct.unpack(">I4dI4BB", packed, at)
   hit.mode = flags % 4
   hit.count_denied = flags % 8 >= 4
   hit.refund = flags % 16 >= 8
   hit.joined = flags % 32 >= 16
   if flags % 64 >= 32 then
     local variant
-    measure.rate, measure.tick, measure.buckets, variant, at = struct.unpack(">I4BI2B", packed, at)
-    measure.first_hit, measure.stepped, measure.queue = variant % 2 == 1, variant % 4 >= 2, variant % 8 >= 4
+    spec.rate, spec.tick, spec.buckets, variant, at = struct.unpack(">I4BI2B", packed, at)
+    spec.first_hit, spec.stepped, spec.queue = variant % 2 == 1, variant % 4 >= 2, variant % 8 >= 4
     if variant >= 8 then
-      for _, name in ipairs(own_parameters[measure.algorithm]) do
-        measure[name], at = struct.unpack(">d", packed, at)
+      for _, name in ipairs(own_parameters[spec.algorithm]) do
+        spec[name], at = struct.unpack(">d", packed, at)
       end
     end
   end
   if flags % 128 >= 64 then
     local number, first, this, following, ending
     number, first, this, following, ending, at = struct.unpack(">I4dddd", packed, at)
-    measure.periods = periods_of(number, first, this, following, ending)
+    spec.periods = periods_of(number, first, this, following, ending)
   end
   if hit.refund and hit.mode == UNDO then
     local receipt = {}
@@ -177,7 +177,7 @@ end
 
 -- After the deadline nobody waits for the answer: what is given back is, nothing else changes.
 local late = false
-local LATE = { late = true, passed = true, left = 0, reset = 0, retry = 0, counted = 0 }
+local LATE = { late = true, passed = true, remaining = 0, reset = 0, retry = 0, counted = 0 }
 local function settle_late(hits)
   local refunds, steps = {}, {}
   for place, hit in ipairs(hits) do
@@ -198,8 +198,8 @@ end
 local function settled(hits)
   local steps, changes = (late and settle_late or settle)(hits, read, now)
   for place, step in ipairs(steps) do
-    local limit = hits[place].measure.limit
-    assert(step.left >= 0 and step.left <= limit and step.counted >= 0)
+    local limit = hits[place].spec.limit
+    assert(step.remaining >= 0 and step.remaining <= limit and step.counted >= 0)
     assert(step.reset >= 0 and step.reset < MAX_WAIT and step.retry >= 0 and step.retry < MAX_WAIT)
   end
   return steps, changes

@@ -11,7 +11,15 @@ from typing import Final, NamedTuple
 
 import ratelimit_service
 from ratelimit_service.algorithms import ALGORITHMS
-from ratelimit_service.model import MAX_ADDEND, Anchor, Calendar, Hit, Measure, Outcome, outcome_of
+from ratelimit_service.model import (
+    MAX_ADDEND,
+    Anchor,
+    Calendar,
+    CounterSpec,
+    Hit,
+    Outcome,
+    outcome_of,
+)
 
 __all__ = [
     "MAX_CALL_WEIGHT",
@@ -41,8 +49,8 @@ _LEASE: Final = 128
 _HIT: Final = struct.Struct(">IdIBB")
 """A hit packed: limit, window in microseconds, addend, algorithm, mode and flags."""
 
-_MEASURE: Final = struct.Struct(">IBHB")
-"""With _MORE the rest of a measure: rate, tick, buckets, and 1 for first_hit, 2 for stepped, 4
+_REST_OF_SPEC: Final = struct.Struct(">IBHB")
+"""With _MORE the rest of a spec: rate, tick, buckets, and 1 for first_hit, 2 for stepped, 4
 for a queue, 8 where the algorithm's own parameters follow."""
 
 _OWN: Final = struct.Struct(">d")
@@ -122,10 +130,10 @@ SHA: Final = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 
 
 class _Form(NamedTuple):
-    """Those parts of a measure's arguments that are the same in every script call."""
+    """Those parts of a spec's arguments that are the same in every script call."""
 
-    measure: Measure
-    """Held here, so that no other measure can get its id."""
+    spec: CounterSpec
+    """Held here, so that no other spec can get its id."""
     number: int
     rest: bytes
     """The bytes behind a hit; none for a fixed window of the clock."""
@@ -137,25 +145,25 @@ class _Form(NamedTuple):
 
 _MAX_FORMS: Final = 4_096
 _forms: Final[dict[int, _Form]] = {}
-"""By the measure's id: there is one measure for all hits on a limit, and hashing it costs more."""
+"""By the spec's id: there is one spec for all hits on a limit, and hashing it costs more."""
 
 
-def _form(measure: Measure) -> _Form:
-    """Works out a measure's form, and remembers it."""
-    algorithm = measure.algorithm
+def _form(spec: CounterSpec) -> _Form:
+    """Works out a spec's form, and remembers it."""
+    algorithm = spec.algorithm
     number, rest, flags = _NUMBERS[algorithm.name], b"", 0
-    if not measure.adds:
-        variant = (measure.anchor is Anchor.FIRST_HIT) + 2 * measure.stepped + 4 * measure.queue
-        variant += 8 * bool(measure.own)
-        rest = _MEASURE.pack(measure.rate, measure.tick, measure.buckets, variant)
-        rest += b"".join([_OWN.pack(value) for value in measure.own])
+    if not spec.adds:
+        variant = (spec.anchor is Anchor.FIRST_HIT) + 2 * spec.stepped + 4 * spec.queue
+        variant += 8 * bool(spec.own)
+        rest = _REST_OF_SPEC.pack(spec.rate, spec.tick, spec.buckets, variant)
+        rest += b"".join([_OWN.pack(value) for value in spec.own])
         flags = _MORE
     single = b""
-    if not isinstance(measure.anchor, Calendar):
-        single = _HIT.pack(measure.limit, measure.window_us, 1, number, flags) + rest
+    if not isinstance(spec.anchor, Calendar):
+        single = _HIT.pack(spec.limit, spec.window_us, 1, number, flags) + rest
     if len(_forms) >= _MAX_FORMS:
         _forms.clear()  # callers bring limits of their own
-    form = _forms[id(measure)] = _Form(measure, number, rest, single, algorithm.weight(measure))
+    form = _forms[id(spec)] = _Form(spec, number, rest, single, algorithm.weight(spec))
     return form
 
 
@@ -208,9 +216,9 @@ def _pack(
         led, start = len(hits), len(packed)
         packed.append(_LEADS[1])
         for hit in hits:
-            key, measure, addend, mode, count_denied, refund, lease, joined, _, _ = hit
+            key, spec, addend, mode, count_denied, refund, lease, joined, _, _ = hit
             keys.append(key)
-            form = known(id(measure)) or _form(measure)
+            form = known(id(spec)) or _form(spec)
             if form[2] or addend != 1 or mode or count_denied or refund or lease or joined:
                 part, at_once = _packed(hit, form, now_us)
                 packed.append(part)
@@ -228,7 +236,7 @@ _LEADS: Final = [count.to_bytes(2, "big") for count in range(_MOST_LEADS)]
 
 def _packed(hit: Hit, form: _Form, now_us: int) -> tuple[bytes, int]:
     """A hit packed, and whether its request is settled at once."""
-    _, measure, addend, mode, count_denied, refund, lease, joined, _, receipt = hit
+    _, spec, addend, mode, count_denied, refund, lease, joined, _, receipt = hit
     _, number, rest, single, _ = form
     if single and addend == 1 and not (mode or count_denied or refund or lease or joined):
         return single, _SETTLED
@@ -236,9 +244,9 @@ def _packed(hit: Hit, form: _Form, now_us: int) -> tuple[bytes, int]:
     flags |= _COUNT_DENIED * count_denied | _REFUND * refund | _JOINED * joined
     if rest:
         flags |= _MORE
-    if isinstance(measure.anchor, Calendar):
+    if isinstance(spec.anchor, Calendar):
         flags |= _CALENDAR
-        periods = measure.anchor.periods(now_us)
+        periods = spec.anchor.periods(now_us)
         rest += _PERIODS.pack(periods.number, *periods.starts_us)
     if receipt:
         flags |= _UNDO
@@ -246,7 +254,7 @@ def _packed(hit: Hit, form: _Form, now_us: int) -> tuple[bytes, int]:
     if lease:
         flags |= _LEASE
         rest += len(lease).to_bytes(2, "big") + lease
-    part = _HIT.pack(measure.limit, measure.window_us, addend, number, flags) + rest
+    part = _HIT.pack(spec.limit, spec.window_us, addend, number, flags) + rest
     return part, _SETTLED if rest or flags != mode or not addend else 0
 
 

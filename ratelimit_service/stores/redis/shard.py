@@ -16,7 +16,7 @@ from typing import Protocol
 from ratelimit_service.clock import Clock, elapsed_us
 from ratelimit_service.health import Health
 from ratelimit_service.model import Hit, Outcome
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores import NEVER
 from ratelimit_service.stores.redis.address import Address, Sentinels
 from ratelimit_service.stores.redis.batch import Batch
@@ -47,7 +47,7 @@ class Shard:
     """One server (6.2 or later), or the master that Sentinel names.
 
     A request has no answer when the server is away, refuses, or was found sick. Every such
-    fault is in the counters, and the state in health and, once, in the log.
+    fault is in the stats, and the state in health and, once, in the log.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Shard:
         name: str,
         address: Address | Sentinels,
         timeout_us: int,
-        counters: Counters,
+        stats: Stats,
         health: Health,
         component: str,
         process: Process,
@@ -78,11 +78,11 @@ class Shard:
             address, timeout_us, health, component, process, contexts, self, clock
         )
         if router is None:
-            self._batches = Batches(self._server, counters, key_prefix)
+            self._batches = Batches(self._server, stats, key_prefix)
         else:
             redirect = partial(router.redirected, self)
-            self._batches = Batches(self._server, counters, key_prefix, router.slot, redirect)
-        self._debts = Debts(self, str(address), counters)
+            self._batches = Batches(self._server, stats, key_prefix, router.slot, redirect)
+        self._debts = Debts(self, str(address), stats)
         self.processes = 1
         """How many processes count in this server, this one included, as last known."""
 
@@ -131,7 +131,7 @@ class Shard:
 
     def debts(self) -> Iterator[tuple[Sequence[Sequence[Hit]], int]]:
         """All that the server has not been told, with the time it is over: another is told."""
-        return self._debts.left()
+        return self._debts.untold()
 
     def owe(self, requests: Sequence[Sequence[Hit]], over_us: int) -> None:
         """Takes requests that the server is to be told, until they are over at `over_us`."""

@@ -15,7 +15,7 @@ from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import Clock, elapsed_us
 from ratelimit_service.health import Health
 from ratelimit_service.model import SECOND_US, Hit
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores import AT_ONCE, NEVER, Done, Wanted, always
 from ratelimit_service.stores.redis.address import Cluster, parse_store
 from ratelimit_service.stores.redis.charge import Charge, Home
@@ -53,7 +53,7 @@ class RedisStore:
         self,
         url: str,
         timeout_us: int,
-        counters: Counters,
+        stats: Stats,
         health: Health,
         clock: Clock | None = None,
         second_url: str = "",
@@ -66,13 +66,13 @@ class RedisStore:
         which has no braces in it.
         """
         self._timeout_us = timeout_us
-        self._counters = counters
+        self._stats = stats
         self._bugs = Bugs()
         self._given_back: GivenBack = _nobody_asks
         self._loop = asyncio.get_running_loop()
-        self._contexts = Contexts("store tls", health, counters.tls_reloads)
+        self._contexts = Contexts("store tls", health, stats.tls_reloads)
         config = ShardConfig(
-            timeout_us, counters, health, self._contexts, clock=clock, key_prefix=key_prefix
+            timeout_us, stats, health, self._contexts, clock=clock, key_prefix=key_prefix
         )
         self._first = _topology(url, config)
         self._topologies = [self._first]
@@ -138,7 +138,7 @@ class RedisStore:
             done,
             wanted,
             deadline_us,
-            self._counters,
+            self._stats,
             self._given_back,
             hurried=hurried,
         )
@@ -161,7 +161,7 @@ class RedisStore:
             self._wait_until(deadline_us, now)
 
     def _find_by_window(self, hit: Hit) -> Home:
-        topology = self._second if hit.measure.window_us == SECOND_US else self._first
+        topology = self._second if hit.spec.window_us == SECOND_US else self._first
         return topology.find(hit)
 
     def _wait_until(self, deadline_us: int, now_us: int) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol
 from ratelimit_service.clock import Clock
 from ratelimit_service.health import Health
 from ratelimit_service.model import Hit
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores.keys import partition_of
 from ratelimit_service.stores.redis.address import Address, Ring, Sentinels
 from ratelimit_service.stores.redis.charge import Home
@@ -29,7 +29,7 @@ class ShardConfig:
     """The settings that all shards of a store share."""
 
     timeout_us: int
-    counters: Counters
+    stats: Stats
     health: Health
     contexts: Contexts
     component: str = "store"
@@ -53,7 +53,7 @@ class ShardConfig:
             name,
             address,
             self.timeout_us,
-            self.counters,
+            self.stats,
             self.health,
             component,
             process,

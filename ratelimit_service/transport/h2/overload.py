@@ -16,7 +16,7 @@ from typing import Final
 
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Health
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.service import Ready
 from ratelimit_service.transport.h2.headers import Head
 
@@ -110,8 +110,8 @@ class Haste:
 class Overload:
     """Whether this process has more calls than time: in health as `overloaded`, and in metrics."""
 
-    def __init__(self, counters: Counters, health: Health) -> None:
-        self._counters = counters
+    def __init__(self, stats: Stats, health: Health) -> None:
+        self._stats = stats
         self._health = health
         self._noted_us = 0
         self._saved = _MOST_SAVED
@@ -133,7 +133,7 @@ class Overload:
         """Notes that there was no time to count so many calls."""
         if not calls:
             return
-        self._counters.overloaded[_NAMES[fate]] += calls
+        self._stats.overloaded[_NAMES[fate]] += calls
         self._noted_us = elapsed_us()
         self._health.degrade(
             "overloaded",

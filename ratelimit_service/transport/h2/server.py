@@ -13,7 +13,7 @@ from functools import partial
 from ratelimit_service import listening
 from ratelimit_service.accepting import Acceptor, Guests
 from ratelimit_service.health import Health
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.service import Service
 from ratelimit_service.transport.h2.account import Memory
 from ratelimit_service.transport.h2.calls import METHODS, METHODS_UNREFLECTED, ServiceCalls
@@ -54,7 +54,7 @@ class H2Server:
         tls: TLS | None = None,
         changed: Callable[[], None] = lambda: None,
         *,
-        counters: Counters | None = None,
+        stats: Stats | None = None,
         guests: Guests | None = None,
         reflection: bool = True,
     ) -> None:
@@ -64,13 +64,13 @@ class H2Server:
         for a server that accepts by itself.
         """
         self._changed = changed
-        self._counters = counters or Counters()
+        self._stats = stats or Stats()
         self._guests = guests or Guests()
         self._most = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _FILES_KEPT)
         self._loop = asyncio.get_running_loop()
         self._address = address
         self._context = tls.context() if tls else None
-        overload = Overload(self._counters, health)
+        overload = Overload(self._stats, health)
         self._calls = ServiceCalls(service, HealthService(health), overload)
         self._turns = Turns()
         self._methods = METHODS if reflection else METHODS_UNREFLECTED
@@ -109,7 +109,7 @@ class H2Server:
     def adopt(self, connection: socket.socket, gone: Callable[[], None] = lambda: None) -> None:
         """Serves a connection that somebody else has accepted; `gone` is called at its end."""
         if len(self._protocols) >= self._most:
-            self._counters.refused_connections["no_files"] += 1
+            self._stats.refused_connections["no_files"] += 1
             connection.close()
             gone()
             self._changed()
@@ -151,14 +151,14 @@ class H2Server:
     def _accepted(self, connection: socket.socket, peer: str) -> None:
         refused = self._guests.admit(peer)
         if refused:
-            self._counters.refused_connections[refused] += 1
+            self._stats.refused_connections[refused] += 1
             connection.close()
             return
         self.adopt(connection, partial(self._guests.leave, peer))
         self._changed()
 
     def _out_of_files(self) -> None:
-        self._counters.refused_connections["no_files"] += 1
+        self._stats.refused_connections["no_files"] += 1
 
     async def _adopt(self, protocol: Http2Protocol, connection: socket.socket) -> None:
         try:
@@ -169,7 +169,7 @@ class H2Server:
                 await agreed(connection, protocol, self._context, self._turns, seconds)
         except OSError as error:  # its client has gone, is too slow, or speaks no TLS
             log.debug("a connection failed: %s", error)
-            self._counters.refused_connections["handshake"] += 1
+            self._stats.refused_connections["handshake"] += 1
         finally:
             if not protocol.made:
                 # Nothing else will report that this connection is gone.
@@ -181,7 +181,7 @@ class H2Server:
             self._memory.connections -= 1
         reason = protocol.connection.reason
         if reason:
-            self._counters.closed_connections[reason] += 1
+            self._stats.closed_connections[reason] += 1
             self._say(reason)
         gone()
         self._changed()
@@ -227,7 +227,7 @@ class H2Server:
             self._looking = self._loop.call_later(_LOOK_SECONDS, self._look)
 
     def _count_pauses(self) -> None:
-        memory, paused = self._memory, self._counters.paused_reads
+        memory, paused = self._memory, self._stats.paused_reads
         paused["unhandled"] += memory.paused_unhandled
         paused["unread"] += memory.paused_unread
         memory.paused_unhandled = memory.paused_unread = 0

@@ -9,7 +9,7 @@ import pytest
 
 from ratelimit_service.health import Health
 from ratelimit_service.model import Code
-from ratelimit_service.observer import Counters
+from ratelimit_service.observer import Stats
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.explain import limit_text
 from ratelimit_service.rules.schema import parse
@@ -41,7 +41,7 @@ async def service(
         yield Asking(tmp_path, RULES, clock=clock)
         return
     redis_server.flush()
-    store = RedisStore(redis_server.url, 10_000_000, Counters(), Health(), clock)
+    store = RedisStore(redis_server.url, 10_000_000, Stats(), Health(), clock)
     await store.start()
     yield Asking(tmp_path, RULES, store=store, clock=clock)
     await store.close()

@@ -3,8 +3,8 @@
 
 local MAX_COUNT = 4294967295 -- 2^32 - 1
 
-local function read(state, now, measure)
-  local window = { number = math.floor(now / measure.window), count = 0, ends_penalty = 0 }
+local function read(state, now, spec)
+  local window = { number = math.floor(now / spec.window), count = 0, ends_penalty = 0 }
   if type(state) == "string" and #state == 21 and string.sub(state, 1, 1) == "p" then
     local number, count, ends_penalty = struct.unpack(">dI4d", state, 2)
     local ahead = number - window.number
@@ -16,7 +16,7 @@ local function read(state, now, measure)
       window.ends_penalty = ends_penalty
     end
   end
-  window.ends = (window.number + 1) * measure.window
+  window.ends = (window.number + 1) * spec.window
   return window
 end
 
@@ -29,36 +29,36 @@ local function reset(window, now)
 end
 
 -- While a penalty lasts nothing is left.
-local function left(window, now, limit)
+local function remaining_of(window, now, limit)
   return now < window.ends_penalty and 0 or math.max(0, limit - window.count)
 end
 
 local penalty_window = {}
 
-function penalty_window.charge(state, now, addend, measure, force)
-  local limit, window = measure.limit, read(state, now, measure)
+function penalty_window.charge(state, now, addend, spec, force)
+  local limit, window = spec.limit, read(state, now, spec)
   local penalized = now < window.ends_penalty
   local passed = window.count + addend <= limit and not (penalized and addend > 0)
-  local counted, retry, remaining = 0, 0, left(window, now, limit)
+  local counted, retry, remaining = 0, 0, remaining_of(window, now, limit)
   if passed then
     counted, window.count = addend, window.count + addend
-    remaining = left(window, now, limit)
+    remaining = remaining_of(window, now, limit)
   else
     if addend > 0 and force and not penalized then
       counted = addend
       window.count = math.min(window.count + addend, MAX_COUNT)
-      window.ends_penalty = math.max(window.ends_penalty, now + measure.penalty)
+      window.ends_penalty = math.max(window.ends_penalty, now + spec.penalty)
     end
     local passes = math.max(window.ends_penalty, now)
     if passes < window.ends and window.count + addend > limit then
       passes = window.ends
     end
-    retry = addend <= limit and passes - now or measure.window
+    retry = addend <= limit and passes - now or spec.window
   end
   return {
     passed = passed,
     state = counted > 0 and packed(window) or state,
-    left = remaining,
+    remaining = remaining,
     reset = reset(window, now),
     retry = retry,
     counted = counted,
@@ -66,8 +66,8 @@ function penalty_window.charge(state, now, addend, measure, force)
   }
 end
 
-function penalty_window.refund(state, now, addend, measure, _, receipt)
-  local window = read(state, now, measure)
+function penalty_window.refund(state, now, addend, spec, _, receipt)
+  local window = read(state, now, spec)
   local damaged, given_back = window.damaged, math.min(window.count, addend)
   if receipt and receipt.until_us ~= now + reset(window, now) then
     given_back = 0
@@ -75,12 +75,12 @@ function penalty_window.refund(state, now, addend, measure, _, receipt)
   if given_back > 0 then
     window.count = window.count - given_back
     state = packed(window)
-    window = read(state, now, measure)
+    window = read(state, now, spec)
   end
   return {
     passed = true,
     state = state,
-    left = left(window, now, measure.limit),
+    remaining = remaining_of(window, now, spec.limit),
     reset = reset(window, now),
     retry = 0,
     counted = given_back,
