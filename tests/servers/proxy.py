@@ -32,6 +32,8 @@ class Proxy:
         self.surplus = b""
         """What the client gets before the next reply, once."""
         self.last_reply = b""
+        self.accepted = 0
+        """How many connections have come."""
         self._refuse = False
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -64,6 +66,7 @@ class Proxy:
         self.delay_seconds, self.hold, self.cut = 0.0, False, False
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
         if self._refuse:
             writer.close()
             return
