@@ -3,6 +3,8 @@
     python docs/generate.py           write them
     python docs/generate.py --check   exit 1 if they are not what would be written
 
+It also writes the JSON Schema of rule files, here and into the package.
+
 A table stands between the lines `<!-- NAME: made by make docs -->` and `<!-- end -->`.
 """
 
@@ -15,10 +17,11 @@ from itertools import groupby
 from pathlib import Path
 
 from ratelimit_service.metrics import CATALOGUE, MetricKind
+from ratelimit_service.rules.json_schema import json_schema
 from ratelimit_service.rules.language import AT_TOP, IN_LIMIT, RuleKey, on_descriptor
 from ratelimit_service.settings import REFERENCE, Variable, settings
 
-DOCS = Path(__file__).parent
+DOCS = Path(__file__).resolve().parent
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
@@ -111,6 +114,12 @@ def of_keys(keys: Iterable[RuleKey]) -> Iterator[str]:
     )
 
 
+SCHEMAS = (
+    DOCS / "rules.schema.json",
+    DOCS.parent / "ratelimit_service" / "rules" / "rules.schema.json",
+)
+"""Where the JSON Schema of rule files is: for readers, and in the wheel."""
+
 TABLES: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
     "settings": ("settings.md", of_settings),
     "metrics": ("metrics.md", of_metrics),
@@ -142,6 +151,14 @@ def main() -> int:
             continue
         if sys.argv[1:] == ["--check"]:
             print(f"docs/{file} is out of date: run `make docs`")
+            return 1
+        path.write_text(new)
+    for path in SCHEMAS:
+        new = json_schema()
+        if path.exists() and path.read_text() == new:
+            continue
+        if sys.argv[1:] == ["--check"]:
+            print(f"{path.relative_to(DOCS.parent)} is out of date: run `make docs`")
             return 1
         path.write_text(new)
     return 0

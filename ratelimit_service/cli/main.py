@@ -18,6 +18,7 @@ from ratelimit_service.cli.hit import hit
 from ratelimit_service.cli.lint import lint
 from ratelimit_service.cli.restart import restart
 from ratelimit_service.cli.say import fail, mistake
+from ratelimit_service.cli.schema import schema
 from ratelimit_service.cli.serve import STANDS_IN, serve
 from ratelimit_service.cli.test import test
 from ratelimit_service.errors import RateLimitError
@@ -62,5 +63,5 @@ def ratelimit() -> None:
     """
 
 
-for _command in (serve, health, restart, lint, test, explain, hit):
+for _command in (serve, health, restart, lint, test, explain, schema, hit):
     ratelimit.add_command(_command)

@@ -98,7 +98,7 @@ AT_TOP: Final = (
         {
             "anyOf": [
                 {"enum": ["domain", None]},
-                {"type": "array", "items": _NEEDED_TEXT, "minItems": 1},
+                {"type": "array", "items": {**TEXT, "minLength": 1}, "minItems": 1},
             ]
         },
         "The keys of the entries that [place a counter](redis.md#what-places-a-counter) in a "

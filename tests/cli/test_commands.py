@@ -38,6 +38,8 @@ descriptors:
     rate_limit: {unit: hour, requests_per_unit: 3, burst: 9, algorithm: token_bucket}
 """
 
+TOP = Path(__file__).parents[2]
+
 ANY_PORTS = {"RATELIMIT_GRPC": "127.0.0.1:0", "RATELIMIT_HTTP": "127.0.0.1:0"}
 """Free ones, for a service that is to fail for another reason."""
 
@@ -72,7 +74,9 @@ def service(rules: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     process.kill()
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["restart"], ["lint"], ["explain"], ["hit"]])
+@pytest.mark.parametrize(
+    "command", [[], ["serve"], ["restart"], ["lint"], ["schema"], ["explain"], ["hit"]]
+)
 def test_help(command: list[str]) -> None:
     """Every command says what it does, and shows an example."""
     ran = Ran(*command, "--help")
@@ -299,6 +303,11 @@ def test_lint_hints(tmp_path: Path) -> None:
 
     assert (ran.code, ran.err) == (0, "no problems found\n")
     assert "Envoy does not wait: to it this queue is a meter with a burst of 10" in ran.out
+
+
+def test_schema() -> None:
+    """`schema` prints the JSON Schema that is published."""
+    assert Ran("schema").out == (TOP / "docs" / "rules.schema.json").read_text()
 
 
 def test_tests_of_rules(tmp_path: Path, rules: Path) -> None:
