@@ -103,9 +103,9 @@ bench-stalls: $(VENV)/.developing tools
 # what compiles it, and what tests it. Equal packages have equal versions in all of them.
 lock: $(VENV)/.developing
 	@$(BIN)/pip install --quiet --disable-pip-version-check uv==0.13.9
-	@$(LOCK) --upgrade --output-file requirements.txt pyproject.toml
-	@$(LOCK) --upgrade --constraint requirements.txt --group dev --output-file requirements-dev.txt \
-		pyproject.toml
+	@$(LOCK) --upgrade --extra otel --output-file requirements.txt pyproject.toml
+	@$(LOCK) --upgrade --constraint requirements.txt --extra otel --group dev \
+		--output-file requirements-dev.txt pyproject.toml
 	@$(LOCK) --upgrade --constraint requirements-dev.txt --group compile \
 		--output-file requirements-compile.txt
 	@grep -o '"setuptools[^"]*"' pyproject.toml | head -n 1 | tr -d '"' | $(LOCK) --upgrade \

@@ -25,7 +25,8 @@ COMPILED = """
     limiter/additions/* limiter/answer limiter/tally
     wire/request wire/response
     service/refusal service/faults service/asked service/memo service/planning
-    service/answering service/at_hand service/patience service/records service/service
+    service/answering service/at_hand service/patience service/records service/tracer
+    service/service
     transport/h2/costs transport/h2/limits transport/h2/frames transport/h2/fields
     transport/h2/headers transport/h2/messages transport/h2/streams transport/h2/account
     transport/h2/runs transport/h2/sending transport/h2/connection transport/h2/protocol

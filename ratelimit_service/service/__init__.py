@@ -5,17 +5,22 @@ from ratelimit_service.service.patience import counted_until
 from ratelimit_service.service.records import DecidedBy, DecisionRecord, Listener
 from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.service.service import Service
+from ratelimit_service.service.tracer import TRACE_HEADERS, Headers, Traced, Tracer
 from ratelimit_service.stores import AT_ONCE, NEVER
 
 __all__ = [
     "AT_ONCE",
     "NEVER",
+    "TRACE_HEADERS",
     "Answer",
     "DecidedBy",
     "DecisionRecord",
+    "Headers",
     "Listener",
     "Ready",
     "Refusal",
     "Service",
+    "Traced",
+    "Tracer",
     "counted_until",
 ]

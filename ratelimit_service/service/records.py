@@ -33,7 +33,8 @@ class DecisionRecord(NamedTuple):
 
     `body` is what was asked, as it came; `wire.decode_request` reads it. `limit` and `rule` (its
     path, empty for a limit that the caller brought) are what decided: the limit that denied, else
-    the one of which the fewest hits are left. `outcome` is the count there, None without one.
+    the one of which the fewest hits are left. `outcome` is the count there, None without one, and
+    `hit` what was charged.
     """
 
     body: bytes
@@ -43,6 +44,7 @@ class DecisionRecord(NamedTuple):
     limit: Limit | None = None
     rule: str = ""
     outcome: Outcome | None = None
+    hit: Hit | None = None
 
 
 Listener = Callable[[Sequence[DecisionRecord]], None]
@@ -68,7 +70,7 @@ def record(body: bytes, asked: Asked | Answer, settled: Settled, answer: Answer)
     by = DecidedBy.LOCAL_CACHE if cached else DecidedBy.COUNT
     if outcome is None or outcome.local:
         by = DecidedBy.POLICY
-    return DecisionRecord(body, answer, verdict, by, limit, path, outcome)
+    return DecisionRecord(body, answer, verdict, by, limit, path, outcome, asked.hits[place])
 
 
 def _tightest(hits: Sequence[Hit], settled: Settled) -> int:

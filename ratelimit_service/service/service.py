@@ -23,9 +23,11 @@ from ratelimit_service.service.planning import Planning
 from ratelimit_service.service.rare_log import RareLog
 from ratelimit_service.service.records import Listener, record
 from ratelimit_service.service.refusal import Answer, Refusal
+from ratelimit_service.service.tracer import Headers, Traced, Tracer
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import (
     AT_ONCE,
+    BROKEN,
     DROPPED,
     NEVER,
     Settled,
@@ -63,8 +65,15 @@ class Service:
         self._decisions = DecisionLog.if_wanted()
         self.listener: Listener | None = None
         """Who hears of decisions, if anybody does. Those `at_hand` are only tallied."""
+        self.tracer: Tracer | None = None
+        """Who makes spans of calls, if anybody does. There is no time for that `at_hand`."""
 
-    async def decide(self, bodies: Sequence[bytes], deadline_us: int = NEVER) -> list[Answer]:
+    async def decide(
+        self,
+        bodies: Sequence[bytes],
+        deadline_us: int = NEVER,
+        headers: Sequence[Headers] | None = None,
+    ) -> list[Answer]:
         """As `submit`, for callers that wait."""
         future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
 
@@ -72,7 +81,7 @@ class Service:
             if not future.done():  # as it is once its waiter was cancelled
                 future.set_result(answers)
 
-        self.submit(bodies, answered, lambda _: not future.done(), deadline_us)
+        self.submit(bodies, answered, lambda _: not future.done(), deadline_us, headers)
         return await future
 
     def submit(
@@ -81,6 +90,7 @@ class Service:
         done: Callable[[list[Answer]], None],
         wanted: Wanted = always,
         deadline_us: int = NEVER,
+        headers: Sequence[Headers] | None = None,
     ) -> None:
         """Answers serialized RateLimitRequests: `done` gets the answers in their order.
 
@@ -88,12 +98,15 @@ class Service:
         settled atomically by itself, all against the same rules. A request that is not `wanted`
         any more when its turn comes to be sent to the store is not charged, nor is one after the
         deadline, which is by `clock.elapsed_us` (`counted_until`). With the deadline `AT_ONCE` a
-        request is decided without waiting for a store.
+        request is decided without waiting for a store. `headers` are those of each call that say
+        which trace it belongs to, None where nobody has looked.
         """
         if self._decisions is not None:
             done = self._decisions.before(done, bodies)
         batch = _Batch(done, bodies, elapsed_us())
         try:
+            if headers is not None and self.tracer is not None:
+                batch.traced = self.tracer.choose(headers)
             snapshot = self._snapshot()
             number = snapshot.number
             planning = self._planning
@@ -145,6 +158,8 @@ class Service:
             self._tell(batch, answers)
             if self.listener is not None:
                 self._record(batch, found, answers, self.listener)
+            if batch.traced:
+                self._trace(batch, found, answers)
 
     def _record(
         self,
@@ -159,6 +174,24 @@ class Service:
             listener([record(*one) for one in each])
         except Exception as error:
             self._faults.note("a listener failed with decisions", error)
+
+    def _trace(
+        self, batch: _Batch, found: Sequence[Settled] | None, answers: Sequence[Answer]
+    ) -> None:
+        """Tells the tracer of the calls that it has chosen; nothing was found after a fault."""
+        tracer = self.tracer
+        if tracer is None:
+            return
+        took_us = elapsed_us() - batch.started_us
+        try:
+            for traced in batch.traced:
+                place = traced.place
+                asked = batch.asked[place] if place < len(batch.asked) else answers[place]
+                settled = BROKEN if found is None else found[place]
+                told = record(batch.bodies[place], asked, settled, answers[place])
+                tracer.decided(traced, told, took_us)
+        except Exception as error:
+            self._faults.note("spans of calls could not be made", error)
 
     def _keep_at_hand(
         self, body: bytes, asked: Asked | Answer, settled: Settled, answer: Answer
@@ -189,6 +222,8 @@ class Service:
         ]
         answers += [self.bug(error) for _ in range(batch.size - len(answers))]
         self._tell(batch, answers)
+        if batch.traced:
+            self._trace(batch, None, answers)
 
     def _tell(self, batch: _Batch, answers: list[Answer]) -> None:
         batch.over = True
@@ -201,7 +236,17 @@ class Service:
 class _Batch:
     """One call of `submit`: its answers are given once, whatever the store does or fails to do."""
 
-    __slots__ = ("asked", "bodies", "done", "hurried", "over", "places", "size", "started_us")
+    __slots__ = (
+        "asked",
+        "bodies",
+        "done",
+        "hurried",
+        "over",
+        "places",
+        "size",
+        "started_us",
+        "traced",
+    )
 
     def __init__(
         self, done: Callable[[list[Answer]], None], bodies: Sequence[bytes], started_us: int
@@ -216,6 +261,8 @@ class _Batch:
         self.places: list[int] | None = None
         """Which of them were charged, if not all."""
         self.over = False
+        self.traced: Sequence[Traced] = ()
+        """Which of them become spans."""
 
     def of_all(self, charged: Sequence[Settled]) -> Sequence[Settled]:
         """What each request of the batch came to, those that had nothing to charge as well."""

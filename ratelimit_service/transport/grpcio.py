@@ -18,7 +18,15 @@ from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import BadRequestError, TransportError
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
-from ratelimit_service.service import NEVER, Answer, Refusal, Service, counted_until
+from ratelimit_service.service import (
+    NEVER,
+    TRACE_HEADERS,
+    Answer,
+    Headers,
+    Refusal,
+    Service,
+    counted_until,
+)
 from ratelimit_service.transport.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.transport.reflection import (
     REFLECTION_METHOD,
@@ -135,7 +143,9 @@ class GrpcioServer:
         deadline_us = NEVER
         if seconds is not None:
             deadline_us = counted_until(elapsed_us(), int(seconds * 1_000_000))
-        (answer,) = await self._service.decide([body], deadline_us)
+        tracer = self._service.tracer
+        traces = [_traces(context)] if tracer is not None and tracer.open else None
+        (answer,) = await self._service.decide([body], deadline_us, traces)
         return await _answered(answer, context)
 
     async def _check(self, message: bytes, context: _Context) -> bytes:
@@ -154,6 +164,15 @@ class GrpcioServer:
                 await context.write(reflect(message))
             except BadRequestError as error:
                 await context.abort(_CODES[error.code], str(error))
+
+
+def _traces(context: _Context) -> Headers:
+    """The headers of a call that say which trace it belongs to."""
+    pairs = (
+        (name.encode(), value if isinstance(value, bytes) else value.encode())
+        for name, value in context.invocation_metadata() or ()
+    )
+    return [pair for pair in pairs if pair[0] in TRACE_HEADERS]
 
 
 def _heard(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -69,6 +69,12 @@ class ServiceCalls:
         else:
             self._cancel(protocol, event)
 
+    @property
+    def traced(self) -> bool:
+        """Whether somebody asks just now to which traces calls belong."""
+        tracer = self._service.tracer
+        return tracer is not None and tracer.open
+
     def haste(self, protocol: Http2Protocol) -> Haste | None:
         """What a connection may do by itself with its next piece, if its calls have waited."""
         haste, timeout_us = self._haste, protocol.backlog.timeout_us
@@ -129,6 +135,7 @@ class ServiceCalls:
             partial(_decided, self._service, protocol, stream_ids),
             partial(_wanted, connection, stream_ids),
             deadline_us,
+            calls.traces,
         )
 
     def _call(self, protocol: Http2Protocol, path: bytes, stream_id: int, message: bytes) -> None:
@@ -199,9 +206,13 @@ def _streams(event: Event) -> list[int]:
 def _still_open(protocol: Http2Protocol, calls: Calls) -> Calls:
     """The calls without those that the same read has also cancelled."""
     connection = protocol.connection
-    still = [
-        (stream_id, message)
-        for stream_id, message in zip(calls.stream_ids, calls.messages, strict=True)
-        if connection.is_open(stream_id)
-    ]
-    return Calls(calls.head, [each[0] for each in still], [each[1] for each in still])
+    ids, messages, traces = calls.stream_ids, calls.messages, calls.traces
+    still = [place for place, stream_id in enumerate(ids) if connection.is_open(stream_id)]
+    if len(still) == len(ids):
+        return calls
+    return Calls(
+        calls.head,
+        [ids[place] for place in still],
+        [messages[place] for place in still],
+        None if traces is None else [traces[place] for place in still],
+    )

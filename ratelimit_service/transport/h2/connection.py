@@ -12,6 +12,7 @@ import sys
 from typing import Final
 
 from ratelimit_service.errors import BadRequestError, StatusCode
+from ratelimit_service.service import Headers
 from ratelimit_service.transport.h2 import frames, runs
 from ratelimit_service.transport.h2.account import ConnectionFaultError, Memory
 from ratelimit_service.transport.h2.costs import (
@@ -129,6 +130,8 @@ class Connection(Sending):
         ]
         self._cut_short = False
         """Whether complete frames wait for the next call of `receive`."""
+        self.traced = False
+        """Whether somebody asks to which traces calls belong."""
         self.congested = False
         """Whether the client reads too slowly. Then streaming calls hand on no messages."""
 
@@ -306,7 +309,8 @@ class Connection(Sending):
         self._last_stream_id = stream_id
         self._streams[stream_id] = None
         self._consume(length)
-        self._call(head, stream_id, message, events)
+        trace = self._headers.traces(data[start:stop]) if self.traced else None
+        self._call(head, stream_id, message, events, trace)
         return end
 
     def _refuse_run(self, haste: Haste, data: bytes, start: int, stop: int) -> int:
@@ -361,14 +365,27 @@ class Connection(Sending):
         haste.given += 1
         return True
 
-    def _call(self, head: Head, stream_id: int, message: bytes, events: list[Event]) -> None:
+    def _call(
+        self,
+        head: Head,
+        stream_id: int,
+        message: bytes,
+        events: list[Event],
+        trace: Headers | None,
+    ) -> None:
         """Hands on a complete unary call, together with those just before it if it can be."""
         last = events[-1] if events else None
-        if isinstance(last, Calls) and last.head is head:
+        if isinstance(last, Calls) and last.head is head and trace is None and last.traces is None:
             last.stream_ids.append(stream_id)
             last.messages.append(message)
-        else:
+        elif trace is None:
             events.append(Calls(head, [stream_id], [message]))
+        elif isinstance(last, Calls) and last.head is head and last.traces is not None:
+            last.stream_ids.append(stream_id)
+            last.messages.append(message)
+            last.traces.append(trace)
+        else:
+            events.append(Calls(head, [stream_id], [message], [trace]))
 
     def _consume(self, size: int) -> None:
         """Opens the connection's window again for DATA that has come."""
@@ -454,8 +471,12 @@ class Connection(Sending):
             self._open(stream_id, self._block_flags, b"".join(block), events)
 
     def _open(self, stream_id: int, flags: int, block: bytes, events: list[Event]) -> None:
+        trace: Headers | None = None
         try:
-            head = self._headers.read(block)
+            if self.traced:
+                head, trace = self._headers.read_traced(block)
+            else:
+                head = self._headers.read(block)
         except BlockError as error:
             raise ConnectionFaultError(ErrorCode.COMPRESSION_ERROR, str(error)) from error
         cost_us = HEADERS_US + self._headers.cost_us
@@ -481,7 +502,7 @@ class Connection(Sending):
             self._reset(stream_id, ErrorCode.PROTOCOL_ERROR, RESET_US + cost_us)
         else:
             stream = Stream(head, self._methods)
-            stream.cost_us = cost_us
+            stream.cost_us, stream.trace = cost_us, trace
             self._begin(stream_id, stream, flags, head, events)
 
     def _begin(
@@ -562,7 +583,7 @@ class Connection(Sending):
             message = bytes(stream.body[PREFIX_BYTES:])
             stream.readable = Readable.ENOUGH
             self._let_go(stream)
-            self._call(stream.head, stream_id, message, events)
+            self._call(stream.head, stream_id, message, events, stream.trace)
 
     def _end(self, stream_id: int, stream: Stream, events: list[Event]) -> None:
         """Hands on a unary call, or the end of a stream's messages: the client has sent all."""
@@ -585,7 +606,7 @@ class Connection(Sending):
             self.finish(stream_id, error.code, str(error))
             return
         self._let_go(stream)
-        self._call(stream.head, stream_id, message, events)
+        self._call(stream.head, stream_id, message, events, stream.trace)
 
     def _let_go(self, stream: Stream) -> None:
         """Forgets a body that is handed on."""

@@ -85,7 +85,9 @@ class Field(NamedTuple):
 class FieldReader:
     """Reads the fields of one connection's header blocks, in their order."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: frozenset[bytes] = WANTED) -> None:
+        self.wanted = wanted
+        """Headers whose values are read."""
         self._entries: deque[tuple[bytes, bytes]] = deque()
         self._bytes = 0
         self.table_bytes = _TABLE_BYTES
@@ -169,7 +171,7 @@ class FieldReader:
         at += length
         if at > len(block):
             raise BlockError("the block ends within a field")
-        wanted = name in WANTED
+        wanted = name in self.wanted
         kept = kept and self.table_bytes > 0
         if coded and wanted and length > _MAX_WANTED_HUFFMAN_BYTES:
             self._listed += MAX_LIST_BYTES

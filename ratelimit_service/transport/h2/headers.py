@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from ratelimit_service.service import TRACE_HEADERS, Headers
 from ratelimit_service.transport.h2.fields import WANTED, BlockError, Field, FieldReader
 
 __all__ = ["ENCODINGS", "BlockError", "Head", "HeaderReader", "literal"]
@@ -133,6 +134,8 @@ class HeaderReader:
         self._heads = HeaderReader.remembered
         self.cost_us = 0
         """What the last block that was read has cost."""
+        self._traces: FieldReader | None = None
+        """What reads the headers of traces in blocks that depend on no other."""
 
     def without_table(self) -> None:
         """Hears that the client has acknowledged that it should use no table.
@@ -153,9 +156,34 @@ class HeaderReader:
         self.cost_us = 0
         return self.recall(block) or self._read(block)
 
-    def _read(self, block: bytes) -> Head:
+    def read_traced(self, block: bytes) -> tuple[Head, Headers]:
+        """As `read`, and also the headers that say which trace the call belongs to.
+
+        Where a block depends on the client's table both can be read only together.
+        """
+        if self._independent:
+            return self.read(block), self.traces(block)
         reader = self._fields
-        fields = reader.read(block)
+        reader.wanted = _TRACED
+        try:
+            fields = reader.read(block)
+        finally:
+            reader.wanted = WANTED
+        return self._head_of(block, fields), _of_traces(fields)
+
+    def traces(self, block: bytes) -> Headers:
+        """The headers that say which trace a call belongs to, of a block that has been recalled."""
+        if self._traces is None:
+            self._traces = FieldReader(TRACE_HEADERS)
+            self._traces.table_bytes = 0
+            self._traces.seal()
+        return _of_traces(self._traces.read(block))
+
+    def _read(self, block: bytes) -> Head:
+        return self._head_of(block, self._fields.read(block))
+
+    def _head_of(self, block: bytes, fields: Sequence[Field]) -> Head:
+        reader = self._fields
         self.cost_us = reader.cost_us
         independent = self._independent
         if self._tableless and not independent and not reader.table_bytes:
@@ -191,6 +219,12 @@ def _length(number: int) -> bytes:
 
 
 _OVERSIZED: Final = Head(oversized=True)
+
+_TRACED: Final = WANTED | TRACE_HEADERS
+
+
+def _of_traces(fields: Sequence[Field]) -> Headers:
+    return [(field.name, field.value) for field in fields if field.name in TRACE_HEADERS]
 
 
 def _judged(fields: Iterable[tuple[bytes, bytes]]) -> Head:

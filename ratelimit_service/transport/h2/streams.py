@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
+from ratelimit_service.service import Headers
 from ratelimit_service.transport.h2.frames import FrameType
 from ratelimit_service.transport.h2.headers import ENCODINGS, Head
 from ratelimit_service.transport.h2.limits import STREAM_WINDOW
@@ -24,11 +25,15 @@ class Methods:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Complete unary calls with the same headers; each with its one message."""
+    """Complete unary calls with the same headers; each with its one message.
+
+    `traces` are the headers of each that say which trace it belongs to; None if nobody asks.
+    """
 
     head: Head
     stream_ids: list[int]
     messages: list[bytes]
+    traces: list[Headers] | None = None
 
 
 class Message(NamedTuple):
@@ -93,6 +98,7 @@ class Stream:
         "received",
         "since",
         "streaming",
+        "trace",
         "waiting",
     )
 
@@ -110,6 +116,8 @@ class Stream:
         """Whether one of its messages has been handed on and is not answered yet."""
         self.streaming = head.path in methods.streaming
         self.readable = _readable(head, methods)
+        self.trace: Headers | None = None
+        """Its headers that say which trace it belongs to, if somebody asks."""
         self.credit = 0
         """How much larger its send window is than that of all new streams."""
         self.receive_window = STREAM_WINDOW

@@ -1,0 +1,174 @@
+"""Calls are handed on with their trace's headers, if somebody asks for these."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import grpc
+import pytest
+
+from ratelimit_service.clock import elapsed_us
+from ratelimit_service.health import Health, Phase
+from ratelimit_service.model import Code, Request
+from ratelimit_service.service import DecidedBy, DecisionRecord, Headers, Traced
+from ratelimit_service.transport.h2.connection import Calls
+from ratelimit_service.transport.transports import TRANSPORTS
+from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
+from tests.service.asking import Asking, descriptor
+from tests.transport.test_h2 import Client
+
+RULES = "domain: edge\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]"
+BODY = encode_request(Request("edge", (descriptor("a"),)))
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-{:016x}-01"
+
+
+class Keeping:
+    """Wants every call, and keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.open = True
+        self.heard: list[tuple[Headers, DecisionRecord]] = []
+        self.took_us: list[int] = []
+
+    def choose(self, headers: Sequence[Headers]) -> Sequence[Traced]:
+        return [Traced(place, each) for place, each in enumerate(headers)]
+
+    def decided(self, traced: Traced, record: DecisionRecord, took_us: int) -> None:
+        assert isinstance(traced.parent, list)
+        self.heard.append((traced.parent, record))
+        self.took_us.append(took_us)
+
+
+class Failing(Keeping):
+    """Fails where it is told."""
+
+    def decided(self, traced: Traced, record: DecisionRecord, took_us: int) -> None:
+        raise KeyError("a fault of the tracer")
+
+
+@pytest.fixture(params=TRANSPORTS)
+async def server(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> AsyncIterator[tuple[Asking, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]]]:
+    asking, health = Asking(tmp_path, RULES), Health()
+    server = TRANSPORTS[request.param]("127.0.0.1:0", asking.service, health)
+    port = await server.start()
+    health.enter(Phase.SERVING)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield asking, channel.unary_unary(f"/{SERVICE}/{METHOD}")
+    await server.stop(0)
+
+
+async def test_each_call_brings_its_own_parent(
+    server: tuple[Asking, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]],
+) -> None:
+    """Each call is told with the headers of its own trace and what was decided, over any transport.
+
+    Calls that differ in nothing else are one batch to us.
+    """
+    asking, call = server
+    asking.service.tracer = tracer = Keeping()
+    began_us = elapsed_us()
+    for number in range(1, 6):
+        await call(BODY, metadata=[("traceparent", PARENT.format(number)), ("x-other", "1")])
+    await call(BODY, metadata=[("b3", "1-2-0"), ("tracestate", "a=b")])
+    await call(BODY)
+
+    assert [headers for headers, _ in tracer.heard] == [
+        *([(b"traceparent", PARENT.format(number).encode())] for number in range(1, 6)),
+        [(b"b3", b"1-2-0"), (b"tracestate", b"a=b")],
+        [],
+    ]
+    records = [record for _, record in tracer.heard]
+    assert [record.by for record in records] == [DecidedBy.COUNT] * 7
+    assert records[0].rule == "a"
+    assert records[0].hit is not None
+    codes = [decode_decision(record.answer).code for record in records]  # type: ignore[arg-type]
+    assert codes == [Code.OK, *[Code.OVER_LIMIT] * 6]
+    assert all(0 <= took <= elapsed_us() - began_us for took in tracer.took_us)
+
+
+async def test_closed_tracer_hears_nothing(
+    server: tuple[Asking, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]],
+) -> None:
+    """Headers are read for a tracer only while it is open."""
+    asking, call = server
+    asking.service.tracer = tracer = Keeping()
+    for number, tracer.open in enumerate((True, False, False, True)):
+        await call(BODY, metadata=[("traceparent", PARENT.format(number))])
+
+    assert [headers[0][1] for headers, _ in tracer.heard] == [
+        PARENT.format(number).encode() for number in (0, 3)
+    ]
+
+
+async def test_fault_of_a_tracer_costs_no_answer(
+    server: tuple[Asking, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]],
+) -> None:
+    """A call is answered also where its tracer fails."""
+    asking, call = server
+    asking.service.tracer = Failing()
+
+    assert decode_decision(await call(BODY)).code is Code.OK
+
+
+async def test_refused_requests_are_told_too(
+    server: tuple[Asking, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]],
+) -> None:
+    """A request that cannot be read has a span as well: it says why it was refused."""
+    asking, call = server
+    asking.service.tracer = tracer = Keeping()
+    with pytest.raises(grpc.aio.AioRpcError):
+        await call(b"\xff", metadata=[("b3", "0")])
+
+    ((headers, record),) = tracer.heard
+    assert headers == [(b"b3", b"0")]
+    assert record.by is DecidedBy.NOTHING
+    assert not isinstance(record.answer, bytes)
+
+
+def traces(client: Client, data: bytes) -> list[Headers]:
+    """Those of all calls in this data."""
+    found: list[Headers] = []
+    for event in client.connection.receive(data):
+        assert isinstance(event, Calls)
+        assert event.traces is not None
+        found += event.traces
+    return found
+
+
+def test_parents_are_read_with_and_without_a_table() -> None:
+    """A parent is read from Huffman-coded values, from the client's table, and without one."""
+    client = Client()
+    client.connection.traced = True
+    extra = [("traceparent", PARENT.format(7)), ("x-b3-sampled", "1")]
+    told = [(name.encode(), value.encode()) for name, value in extra]
+    with_table = [client.headers(extra) + client.data() for _ in range(3)]
+
+    assert traces(client, b"".join(with_table)) == [told] * 3
+
+    client.settle()
+    without = [client.headers(extra) + client.data() for _ in range(3)]
+    assert traces(client, b"".join(without)) == [told] * 3
+
+
+def test_calls_of_one_read_keep_their_order() -> None:
+    """Calls of which only some are asked for their trace are not mixed up."""
+    client = Client()
+    client.settle()
+    client.connection.traced = True
+    data = b""
+    for number in range(20):
+        extra = [("traceparent", PARENT.format(number))] if number % 3 else []
+        data += client.headers(extra) + client.data(b"%d" % number)
+
+    told: dict[bytes, Headers] = {}
+    for event in client.connection.receive(data):
+        assert isinstance(event, Calls)
+        assert event.traces is not None
+        told |= dict(zip(event.messages, event.traces, strict=True))
+    assert told == {
+        b"%d" % number: [(b"traceparent", PARENT.format(number).encode())] if number % 3 else []
+        for number in range(20)
+    }
