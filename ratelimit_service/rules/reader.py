@@ -314,6 +314,21 @@ class Fields:
             return least
         return number
 
+    def numbers(self, name: str, least: int, most: int = MAX_ADDEND) -> list[int] | None:
+        """A list of integers from `least` to `most`, `least` for what is none; None if no list."""
+        node = self._pairs[name].value
+        if not isinstance(node, yaml.SequenceNode):
+            return None
+        found = []
+        for item in node.value:
+            number = _number(item)
+            if not isinstance(number, int) or not least <= number <= most:
+                message = f"{name} must be whole numbers from {least} to {most}, without quotes"
+                self._reader.report(item, self.path, "number", message)
+                number = least
+            found.append(number)
+        return found
+
     def one_of(self, name: str, allowed: Collection[str], default: str) -> str:
         """One of the allowed words, whatever the case of its letters."""
         if not self.given(name):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ratelimit_service.errors import RateLimitError, SettingsError
-from ratelimit_service.model import Code, Descriptor, Entry, Request
+from ratelimit_service.model import MAX_EXACT, Code, Descriptor, Entry, Limit, Request, Unit
 from ratelimit_service.rules.files import TESTS, read_rule_files
 from ratelimit_service.rules.paths import Source
 from ratelimit_service.rules.problem import quoted
@@ -46,10 +46,13 @@ _EXPECT_KEYS = (
     "retry_after",
     "headers",
 )
-_STEP_KEYS = ("at", "domain", "descriptors", "hits", "times", *_EXPECT_KEYS)
+_STEP_KEYS = ("at", "domain", "descriptors", "hits", "override", "times", *_EXPECT_KEYS)
+_OVERRIDE_KEYS = ("unit", "unit_multiplier", "requests_per_unit")
+_OVERRIDE = "{unit: minute, requests_per_unit: 20}"
 _PLACES = {
     key: place
     for place, keys in (
+        ("in override", _OVERRIDE_KEYS),
         ("in a step", _STEP_KEYS),
         ("in a case", _CASE_KEYS),
         ("at the top of the file", _FILE_KEYS),
@@ -208,18 +211,53 @@ def _steps(case: Fields) -> Iterator[CaseStep]:
 
 def _request(fields: Fields, domain: str) -> Request:
     """The step's request: `hits` of each descriptor, 0 for a peek, below 0 to give back."""
-    hits = fields.number("hits", -_MAX_TIMES) if fields.given("hits") else None
     if not fields.given("descriptors"):
         fields.report("descriptors", "descriptors is missing: write [{key: value}]")
+    entries = fields.entries("descriptors")
+    limit = _override(fields)
     descriptors = tuple(
         Descriptor(
-            tuple(Entry(key, value) for key, value in entries),
+            tuple(Entry(key, value) for key, value in pairs),
+            limit,
             hits_addend=None if hits is None else abs(hits),
             is_negative_hits=hits is not None and hits < 0,
         )
-        for entries in fields.entries("descriptors")
+        for pairs, hits in zip(entries, _hits(fields, len(entries)), strict=True)
     )
     return Request(domain, descriptors)
+
+
+def _hits(fields: Fields, descriptors: int) -> Sequence[int | None]:
+    """The hits of each descriptor; None where the step says nothing."""
+    if not fields.given("hits"):
+        return [None] * descriptors
+    several = fields.numbers("hits", -_MAX_TIMES)
+    if several is None:
+        return [fields.number("hits", -_MAX_TIMES)] * descriptors
+    if len(several) != descriptors:
+        message = (
+            f"hits must have a number for each of {descriptors} descriptors, not {len(several)}"
+        )
+        fields.report("hits", message, value="hits")
+        return [None] * descriptors
+    return several
+
+
+def _override(fields: Fields) -> Limit | None:
+    """The limit that the descriptors bring themselves, if they do."""
+    if not fields.given("override"):
+        return None
+    given = fields.mapping("override", _OVERRIDE_KEYS)
+    for name in ("unit", "requests_per_unit"):
+        if not given.given(name):
+            given.report("override", f"{name} is missing: write both, as {_OVERRIDE}")
+    units = {unit.name.lower(): unit for unit in Unit}
+    unit = units[given.one_of("unit", units, "second")]
+    limit = Limit(given.number("requests_per_unit", 0), unit, given.number("unit_multiplier", 1))
+    if limit.window_us >= MAX_EXACT:
+        message = "the window must be shorter than 285 years"
+        given.report("override", message, value="unit_multiplier")
+    return limit
 
 
 def _expected(fields: Fields) -> Expected:

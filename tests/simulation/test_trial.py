@@ -92,6 +92,59 @@ def test_documented_keys(tmp_path: Path) -> None:
     assert allowed == documented
 
 
+def test_hits_and_overrides(tmp_path: Path) -> None:
+    """Each descriptor may charge another number of hits, and bring a limit of its own."""
+    results, _ = run(
+        tmp_path,
+        """\
+        cases:
+        - name: hits
+          steps:
+          - {domain: api, descriptors: [{user: a}, {address: b}], hits: [3, 5], expect: OK}
+          - {descriptors: [{user: a}], hits: 0, expect: OK, remaining: 17}
+          - {descriptors: [{address: b}], expect: OVER_LIMIT, rule: per-address}
+        - name: a limit of its own
+          steps:
+          - domain: api
+            descriptors: [{user: a}]
+            override: {unit: minute, unit_multiplier: 2, requests_per_unit: 1}
+            expect: OK
+            rule: none
+            limit: 1
+            reset: 2m
+        """,
+    )
+    assert told(results) == "2 cases passed"
+
+
+def test_hits_and_overrides_that_cannot_be_read(tmp_path: Path) -> None:
+    """What is wrong with hits and overrides is said where it stands."""
+    said = problems(
+        tmp_path,
+        """\
+        cases:
+        - name: one
+          steps:
+          - {domain: api, descriptors: [{user: a}, {user: b}], hits: [1], expect: OK}
+          - {descriptors: [{user: a}], hits: [many], expect: OK}
+          - {descriptors: [{user: a}], override: {unit: fortnight}, expect: OK}
+          - descriptors: [{user: a}]
+            override: {unit: year, unit_multiplier: 286, requests_per_unit: 1}
+            expect: OK
+        """,
+    )
+    assert [re.sub(r" \[\w+\]$", "", line) for line in said] == [
+        "api.test.yaml:4:62: hits must have a number for each of 2 descriptors, not 1",
+        "api.test.yaml:5:39: hits must be whole numbers from -1000000 to 4294967295, without "
+        "quotes",
+        "api.test.yaml:6:42: requests_per_unit is missing: write both, as {unit: minute, "
+        "requests_per_unit: 20}",
+        "api.test.yaml:6:49: unit 'fortnight' is unknown: allowed are second, minute, hour, day, "
+        "week, month, year",
+        "api.test.yaml:8:45: the window must be shorter than 285 years",
+    ]
+
+
 def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
     """A file that cannot be run says all that is wrong with it, each by line and column."""
     said = problems(
