@@ -74,12 +74,12 @@ class ServiceProcess:
     def get(self, path: str) -> HTTPAnswer:
         return http(f"http://127.0.0.1:{self.http_port}{path}")
 
-    def decide(self, domain: str, **entries: str) -> HTTPAnswer:
+    def decide(self, domain: str, hits: int = 1, /, **entries: str) -> HTTPAnswer:
         """One decision over /json."""
         pairs = [{"key": key, "value": value} for key, value in entries.items()]
         return http(
             f"http://127.0.0.1:{self.http_port}/json",
-            {"domain": domain, "descriptors": [{"entries": pairs}]},
+            {"domain": domain, "descriptors": [{"entries": pairs}], "hitsAddend": hits},
         )
 
     def signal(self, number: signal.Signals) -> None:

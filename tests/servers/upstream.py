@@ -14,11 +14,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    """The body does not wait until Envoy has acknowledged the headers."""
 
     def do_GET(self) -> None:
         assert isinstance(self.server, _Server)
         with self.server.under_way():
             self._answer()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.do_GET()
 
     def _answer(self) -> None:
         body = json.dumps({key.lower(): value for key, value in self.headers.items()}).encode()

@@ -1,0 +1,203 @@
+"""The policies that ship are sound, do what their cases say, and hold behind a real Envoy."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ratelimit_service.cli.results import FORMATS
+from ratelimit_service.rules.lint import lint
+from ratelimit_service.simulation.cases import read_cases
+from ratelimit_service.simulation.trial import Trial
+from tests.e2e.conftest import need_envoy
+from tests.policies.shipped import POLICIES, TOP, Client, Policy, configured, copied
+from tests.servers.envoy import COMMAND, Envoy
+from tests.servers.process import wait_until
+from tests.servers.service import ServiceProcess
+from tests.servers.upstream import Upstream
+
+every_policy = pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+
+
+@every_policy
+def test_rules_are_sound(policy: Policy) -> None:
+    """The rule file lints without a problem and without a hint, and its domain has its name."""
+    assert lint([policy.rules]).problems == ()
+    assert yaml.safe_load(policy.rules.read_text())["domain"] == policy.name
+
+
+@every_policy
+def test_cases_pass(policy: Policy) -> None:
+    """Every case passes, and every rule is met by one."""
+    trial = Trial()
+    results = list(trial.run(read_cases(policy.cases)))
+
+    assert [line for line in FORMATS["text"](results) if not line.endswith("passed")] == []
+    assert trial.coverage.unmet == ()
+
+
+def test_the_page_lists_them() -> None:
+    """docs/policies.md has a section for each policy that leads to its directory."""
+    page = (TOP / "docs" / "policies.md").read_text()
+
+    assert re.findall(r"\(\.\./examples/policies/([\w-]+)/?\)", page) == [
+        policy.name for policy in POLICIES
+    ]
+
+
+Enforced = Callable[[Client], None]
+
+
+def github(client: Client) -> None:
+    """60 for an address, five points for a write; leases of what has ended are free again."""
+    assert 60 <= client.passed("/", 121, x_forwarded_for="192.0.2.7") <= 120
+    assert client.ask("/", x_forwarded_for="192.0.2.8") == 200
+    client.spend(50, user_at_once="alice")
+    assert [client.ask("/", x_user="alice") for _ in range(55)] == [200] * 55
+    client.spend(850, user_points="bob")
+    assert client.passed("/", 200, "POST", x_user="bob") >= 10
+
+
+def llm(client: Client) -> None:
+    """What an answer costs is charged after it, and denies the next request."""
+    caller = {"x_tier": "1", "x_organization": "acme", "x_model": "large"}
+    assert client.ask("/v1/chat", **caller, answer_x_total_tokens="900001") == 200
+    wait_until(lambda: client.ask("/v1/chat", **caller) == 429, "the tokens to be charged")
+    assert client.ask("/v1/chat", **{**caller, "x_model": "small"}) == 200
+
+
+def shopify(client: Client) -> None:
+    """40 calls at once; a query gets back what it has not cost."""
+    caller = {"x_app": "printer", "x_store": "hats"}
+    assert 40 <= client.passed("/admin/api/orders.json", 81, **caller) <= 80
+    query = partial(client.ask, "/admin/api/graphql.json", **caller, x_query_cost="1500")
+    assert query(answer_x_cost_unused="1500") == 200
+    wait_until(lambda: query() == 200, "the points to be given back")
+    assert query() == 429
+
+
+def chat(client: Client) -> None:
+    """20 messages of a viewer, and one a second in each channel; a moderator has neither limit."""
+    viewer = {"x_role": "viewer", "x_user": "alice"}
+    send = partial(client.ask, "/chat/messages")
+    assert [send(**viewer, x_channel=f"c{number}") for number in range(20)] == [200] * 20
+    assert send(**viewer, x_channel="another") == 429
+    assert client.passed("/chat/messages", 20, **{**viewer, "x_user": "bob"}, x_channel="go") < 20
+    moderator = {"x_role": "moderator", "x_user": "carol"}
+    assert [send(**moderator, x_channel="go") for _ in range(25)] == [200] * 25
+
+
+def posts(client: Client) -> None:
+    """300 posts and reposts together; reading is not limited."""
+    client.spend(280, poster="alice")
+    assert [client.ask("/api/posts", "POST", x_user="alice") for _ in range(10)] == [200] * 10
+    assert client.passed("/api/reposts", 11, "POST", x_user="alice") == 10
+    assert client.ask("/api/posts", x_user="alice") == 200
+
+
+def documents(client: Client) -> None:
+    """60 writes of a user; reads and other users have limits of their own."""
+    alice = {"x_project": "atlas", "x_user": "alice"}
+    assert 60 <= client.passed("/v1/documents/7", 121, "POST", **alice) <= 120
+    assert client.ask("/v1/documents/7", **alice) == 200
+    assert client.ask("/v1/documents/7", "POST", **{**alice, "x_user": "bob"}) == 200
+
+
+def weekly_rewards(client: Client) -> None:
+    """One a week for each device."""
+    assert 1 <= client.passed("/rewards/weekly", 3, x_device="a1b2") <= 2
+    assert client.ask("/rewards/weekly", x_device="c3d4") == 200
+
+
+def failed_cards(client: Client) -> None:
+    """Payments cost nothing until they fail; after five failures the card is denied."""
+    pay = partial(client.ask, "/payments", "POST", x_card="4242", x_customer="alice")
+    assert [pay() for _ in range(12)] == [200] * 12
+    for _ in range(5):
+        assert pay(answer_x_payment_failed="1") == 200
+    wait_until(lambda: pay() == 429, "the failures to be charged")
+    assert pay(x_card="5555") == 200
+
+
+def plans(client: Client) -> None:
+    """The plan's value decides, and a contract in Envoy's configuration goes before."""
+    client.spend(90, plan="free", customer="alice")
+    assert 10 <= client.passed("/", 111, x_plan="free", x_customer="alice") <= 110
+    assert 60 <= client.passed("/", 121, x_plan="pro", x_customer="acme") <= 120
+    assert 20 <= client.passed("/", 41, x_plan="enterprise", x_customer="initech") <= 40
+    enterprise = partial(client.ask, "/", x_plan="enterprise", x_customer="umbrella")
+    assert [enterprise() for _ in range(50)] == [200] * 50
+
+
+def layers(client: Client) -> None:
+    """120 requests of a user, and then another one's."""
+    client.spend(100, user="alice")
+    assert 20 <= client.passed("/shop/cart", 141, x_user="alice") <= 140
+    assert client.ask("/shop/cart", x_user="bob") == 200
+
+
+ENFORCED: dict[str, Enforced] = {
+    "chat": chat,
+    "documents": documents,
+    "failed-cards": failed_cards,
+    "github": github,
+    "layers": layers,
+    "llm": llm,
+    "plans": plans,
+    "posts": posts,
+    "shopify": shopify,
+    "weekly-rewards": weekly_rewards,
+}
+"""What is asked of Envoy for each policy. A window may begin anew meanwhile, hence twice."""
+
+
+@pytest.fixture
+def upstream() -> Iterator[Upstream]:
+    upstream = Upstream()
+    yield upstream
+    upstream.close()
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ServiceProcess]:
+    service = ServiceProcess(tmp_path, "--rules", str(copied(tmp_path / "rules")))
+    service.start()
+    yield service
+    service.kill()
+
+
+@pytest.fixture
+def envoy(service: ServiceProcess, upstream: Upstream, tmp_path: Path) -> Iterator[Envoy]:
+    need_envoy()
+    ports = {"ratelimit": service.grpc_port, "backend": upstream.port}
+    envoy = Envoy(configured(), tmp_path, ports)
+    envoy.start()
+    yield envoy
+    envoy.kill()
+
+
+def test_envoy_takes_the_snippets(tmp_path: Path) -> None:
+    """The routes of all policies are valid to Envoy."""
+    need_envoy()
+    path = tmp_path / "envoy.yaml"
+    path.write_text(yaml.safe_dump(configured()))
+    command = [COMMAND, "--mode", "validate", "--config-path", str(path)]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_envoy_enforces_them(envoy: Envoy, service: ServiceProcess) -> None:
+    """One Envoy and one service hold every policy, each in its own domain."""
+    assert list(ENFORCED) == [policy.name for policy in POLICIES]
+    for name, enforced in ENFORCED.items():
+        client = Client(envoy, service, name)
+        enforced(client)
+        client.close()
