@@ -207,6 +207,27 @@ async def test_no_time_can_be_saved_up() -> None:
     assert len(busy.calls.messages) > handled
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_new_connections_have_saved_nothing_up(at_once: bool) -> None:
+    """A client that was long alone, and used much time, is not behind those that come new."""
+    turns = Turns() if at_once else held_back()
+    old, client = Ends(turns=turns, seconds=TURN_SECONDS), Client()
+    for _ in range(20):
+        if at_once:
+            turns._lately_us = 0
+        old.receive(client.headers() + client.data(b"alone"))
+    new = Ends(turns=turns, seconds=TURN_SECONDS)
+    turns._lately_us = 1 << 62
+
+    new.protocol.data_received(many(Client(), 900))
+    old.protocol.data_received(client.headers() + client.data(b"beside others"))
+    for _ in range(3):
+        turns._turn()
+
+    assert old.calls.messages[-1] == b"beside others"
+    assert len(new.calls.messages) < 100
+
+
 async def test_turns_end_by_themselves() -> None:
     """What was read is handled without anything more being read."""
     ends = Ends()

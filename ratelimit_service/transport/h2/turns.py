@@ -51,7 +51,8 @@ class Turns:
         """A heap by the time used. A number keeps the order of those that have used the same."""
         self._number = 0
         self._least_us = 0
-        """How much time the last handled connection had used before."""
+        """How much time the last handled connection had used before. It never falls, and new
+        connections start from it: whoever was handled alone until now is not behind them."""
         self._scheduled = False
         self._ended_us = 0
         """When something was last handled, by `elapsed_us`."""
@@ -65,6 +66,7 @@ class Turns:
         """
         waiting.used_us = max(waiting.used_us, self._least_us)
         if not self._waiting:
+            self._least_us = waiting.used_us
             # A pause makes good three times its own length of handling.
             idle_us = now_us - self._ended_us
             self._lately_us = max(0, self._lately_us - 3 * idle_us)
