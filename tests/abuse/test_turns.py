@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -22,9 +23,14 @@ from tests.abuse.siege import (
     head,
     prefixed,
     request,
+    slowness,
 )
+from tests.transport.test_h2 import Client
 
 Attack = Callable[[Attacker], Awaitable[None]]
+
+MAX_FRAME_MS = 0.5
+"""What is handled before others can have their turn; some of these may come together."""
 
 ATTACKS: dict[str, tuple[Attack, dict[SettingId, int]]] = {}
 
@@ -174,6 +180,27 @@ async def test_turns(tmp_path: Path, name: str) -> None:
 
     async with Siege(tmp_path) as siege:
         assert await siege.worst_turn_ms(act, announced) < MAX_TURN_MS
+
+
+def spent_ms(frame: bytes) -> float:
+    """The CPU of one frame on a settled connection, on the machine for which bounds were set."""
+    found = []
+    for _ in range(10):
+        client = Client()
+        client.settle()
+        started = time.thread_time()
+        client.connection.receive(frame)
+        found.append((time.thread_time() - started) * 1_000)
+        assert not client.connection.closing
+    return min(found) / slowness()
+
+
+@pytest.mark.parametrize("setting", [*SettingId, 99])
+def test_settings_of_one_frame(setting: int) -> None:
+    """A frame cannot be parted, so one with as many settings as it can hold takes little time."""
+    entries = setting.to_bytes(2, "big") + (1 if setting == 2 else 20_000).to_bytes(4, "big")
+
+    assert spent_ms(frames.frame(FrameType.SETTINGS, 0, 0, entries * 2_730)) < MAX_FRAME_MS
 
 
 async def test_many_connections(tmp_path: Path) -> None:

@@ -38,6 +38,10 @@ from ratelimit_service.transport.h2.frames import (
     PREFACE,
     PRIORITY,
     RST_STREAM,
+    SET_FRAME_SIZE,
+    SET_PUSH,
+    SET_TABLE,
+    SET_WINDOW,
     ErrorCode,
     FrameType,
     SettingId,
@@ -735,14 +739,14 @@ class Connection(Sending):
         self._spend(FRAME_US + len(payload) // 6 * SETTING_US, "settings")
         window = self._initial_send_window
         for key, value in _SETTING.iter_unpack(payload):
-            if key == SettingId.HEADER_TABLE_SIZE:
+            if key == SET_TABLE:
                 self._allow_table(value)
-            elif key == SettingId.ENABLE_PUSH:
+            elif key == SET_PUSH:
                 _expect(value <= 1, "ENABLE_PUSH is 0 or 1")
-            elif key == SettingId.MAX_FRAME_SIZE:
+            elif key == SET_FRAME_SIZE:
                 _expect(MAX_FRAME_SIZE <= value < 1 << 24, "MAX_FRAME_SIZE is 2^14 to 2^24-1")
                 self._max_send_frame = value
-            elif key == SettingId.INITIAL_WINDOW_SIZE:
+            elif key == SET_WINDOW:
                 if value > MAX_WINDOW:
                     text = "a window above 2^31-1"
                     raise ConnectionFaultError(ErrorCode.FLOW_CONTROL_ERROR, text)

@@ -83,6 +83,13 @@ class SettingId(IntEnum):
     MAX_HEADER_LIST_SIZE = 6
 
 
+SET_TABLE: Final = 0x1
+SET_PUSH: Final = 0x2
+SET_WINDOW: Final = 0x4
+SET_FRAME_SIZE: Final = 0x5
+"""Some of these as plain numbers: one frame may have thousands of entries to compare with them."""
+
+
 class ErrorCode(IntEnum):
     """Why a stream or a connection ends (section 7)."""
 
