@@ -15,6 +15,7 @@ from ratelimit_service import __version__, compiled
 from ratelimit_service.cli.explain import explain
 from ratelimit_service.cli.health import health
 from ratelimit_service.cli.hit import hit
+from ratelimit_service.cli.init import init
 from ratelimit_service.cli.lint import lint
 from ratelimit_service.cli.restart import restart
 from ratelimit_service.cli.say import fail, mistake
@@ -63,5 +64,5 @@ def ratelimit() -> None:
     """
 
 
-for _command in (serve, health, restart, lint, test, explain, schema, hit):
+for _command in (serve, health, restart, init, lint, test, explain, schema, hit):
     ratelimit.add_command(_command)

@@ -13,7 +13,7 @@ from pathlib import Path
 from ratelimit_service.errors import RulesError
 from ratelimit_service.rules.source import Found
 
-__all__ = ["MAX_FILE_BYTES", "TESTS", "read_rule_files"]
+__all__ = ["MAX_FILE_BYTES", "TESTS", "NoRulesError", "read_rule_files"]
 
 TESTS = ".test.yaml"
 """How the names of tests of rules end, which `ratelimit test` runs."""
@@ -29,23 +29,27 @@ MAX_FILE_BYTES = 1 << 24
 """The largest rule file: 16 MiB, some hundred thousand rules."""
 
 
+class NoRulesError(RulesError):
+    """There is no rule file where rules should be."""
+
+
 def read_rule_files(path: Path) -> Found:
     """A rule file, or all files below a directory but dot files, tests and texts.
 
     Symbolic links are followed, so that a mounted Kubernetes ConfigMap counts once. Raises
-    RulesError if there is nothing at all.
+    NoRulesError if there is nothing at all, RulesError if nobody can tell.
     """
     try:
         is_directory = stat.S_ISDIR(path.stat().st_mode)
     except FileNotFoundError as error:
-        raise RulesError(f"{path}: there is no such file or directory") from error
+        raise NoRulesError(f"{path}: there is no such file or directory") from error
     except OSError as error:
         raise RulesError(f"{path} cannot be read: {error.strerror}") from error
     unread: dict[str, str] = {}
     skipped: dict[str, str] = {}
     paths = _walk(path, unread, skipped) if is_directory else [str(path)]
     if not paths and not unread:
-        raise RulesError(f"{path}: there is no rule file in this directory")
+        raise NoRulesError(f"{path}: there is no rule file in this directory")
     files = {}
     for name in paths:
         try:

@@ -10,8 +10,8 @@ from typing import Self
 from watchfiles import awatch
 
 from ratelimit_service.errors import RulesError
-from ratelimit_service.rules.files import read_rule_files
-from ratelimit_service.rules.source import Found, RuleSource
+from ratelimit_service.rules.files import NoRulesError, read_rule_files
+from ratelimit_service.rules.source import Found, Left, RuleSource
 from ratelimit_service.settings import Settings
 from ratelimit_service.text import printable
 
@@ -47,6 +47,17 @@ class FromFiles(RuleSource):
             return read_rule_files(self._path)
         except RulesError as error:
             raise RulesError(f"{error}; name another with --rules PATH") from error
+
+    def first(self, former: Left | None) -> Found | None:
+        """What is there. Raises RulesError, which tells who has no rules yet how to get some."""
+        try:
+            return super().first(former)
+        except RulesError as error:
+            if not isinstance(error.__cause__, NoRulesError):
+                raise
+            first = self._path if self._path.suffix else self._path / "first.yaml"
+            message = f"{error}, or write a first rule file: ratelimit init {first}"
+            raise RulesError(message) from error
 
     async def changes(self) -> AsyncGenerator[str, None]:
         """Sees edits, files that are replaced, added or removed, and a turned link.

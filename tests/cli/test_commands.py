@@ -75,7 +75,7 @@ def service(rules: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["serve"], ["restart"], ["lint"], ["schema"], ["explain"], ["hit"]]
+    "command", [[], ["serve"], ["restart"], ["init"], ["lint"], ["schema"], ["explain"], ["hit"]]
 )
 def test_help(command: list[str]) -> None:
     """Every command says what it does, and shows an example."""
@@ -177,6 +177,7 @@ def test_errors_name_flags_that_the_command_has(tmp_path: Path) -> None:
         for command in (["serve"], ["serve", "--check"], ["explain", "d", "a=b"]):
             ran = Ran(*command, "--rules", str(path), **ANY_PORTS)
             assert (ran.code, "name another with --rules PATH" in ran.err) == (2, True)
+            assert ("ratelimit init" in ran.err) == (command[0] == "serve")
 
 
 def test_mistakes_in_the_environment(rules: Path) -> None:
