@@ -1,8 +1,8 @@
-"""Text of others, made fit for a terminal, a log and a header."""
+"""Text of others, made fit for a terminal, a log and a header; and numbers with their nouns."""
 
 from __future__ import annotations
 
-__all__ = ["printable"]
+__all__ = ["count", "printable"]
 
 
 def printable(text: str) -> str:
@@ -16,3 +16,8 @@ def printable(text: str) -> str:
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun, which takes an s for more than one."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

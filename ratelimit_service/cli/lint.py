@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from ratelimit_service.cli.say import count, say
+from ratelimit_service.cli.say import say
+from ratelimit_service.text import count
 
 __all__ = ["lint"]
 

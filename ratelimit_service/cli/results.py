@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 from ratelimit_service.cli.github import annotation
 from ratelimit_service.settings import duration_text
 from ratelimit_service.simulation.trial import Coverage, Result
+from ratelimit_service.text import count
 
 __all__ = ["FORMATS", "coverage_text"]
 
@@ -77,7 +78,7 @@ def coverage_text(coverage: Coverage) -> Iterator[str]:
 
 def _summary(results: Sequence[Result]) -> str:
     failed = sum(not result.passed for result in results)
-    cases = f"{len(results)} case{'' if len(results) == 1 else 's'}"
+    cases = count(len(results), "case")
     return f"{cases}, {failed} failed" if failed else f"{cases} passed"
 
 

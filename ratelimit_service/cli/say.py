@@ -6,7 +6,7 @@ import click
 
 from ratelimit_service.text import printable
 
-__all__ = ["count", "fail", "mistake", "say"]
+__all__ = ["fail", "mistake", "say"]
 
 _ERROR = 2
 
@@ -31,8 +31,3 @@ def fail(message: str) -> int:
     """Says why the command cannot be done; returns its exit code."""
     say(f"ratelimit: {message}", err=True)
     return _ERROR
-
-
-def count(number: int, noun: str) -> str:
-    """A number with its noun."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"

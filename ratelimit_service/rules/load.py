@@ -24,7 +24,7 @@ from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.rules.source import FileProblems, Found, Left, RuleSource
 from ratelimit_service.rules.tree import Domain, Snapshot
-from ratelimit_service.text import printable
+from ratelimit_service.text import count, printable
 
 __all__ = ["Rules"]
 
@@ -119,7 +119,8 @@ class Rules:
         problems = self._fatal_problems()
         if self._strict and problems:
             lines = "\n".join(f"  {problem}" for problem in problems)
-            raise RulesError(f"--strict-rules: {len(problems)} problems in the rules\n{lines}")
+            told = count(len(problems), "problem")
+            raise RulesError(f"--strict-rules: {told} in the rules\n{lines}")
 
     async def reload(self, *, keep_vanished: bool = False) -> None:
         """Loads again what has changed, beside the running requests; never raises.

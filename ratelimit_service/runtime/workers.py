@@ -28,6 +28,7 @@ from ratelimit_service.runtime.channel import BEAT_SECONDS, MessageKind, send_co
 from ratelimit_service.runtime.worker_process import SLACK_SECONDS, Inherited, WorkerProcess
 from ratelimit_service.service import Answer, Refusal
 from ratelimit_service.settings import Settings
+from ratelimit_service.text import count
 from ratelimit_service.transport.tls import TLS
 
 __all__ = ["Counts", "Workers"]
@@ -326,12 +327,12 @@ class Workers:
             return
         if worker.ready.is_set():
             log.error(
-                "worker %d (pid %d) %s: %s; %d connections broke",
+                "worker %d (pid %d) %s: %s; %s broke",
                 worker.number,
                 worker.pid,
                 "hung and was killed" if worker.why == "hung" else ended,
                 "another is started" if self._needs(worker.number) else "no other is needed",
-                worker.load,
+                count(worker.load, "connection"),
             )
             await self._start_again(worker)
 

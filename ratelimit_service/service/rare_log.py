@@ -6,6 +6,7 @@ import logging
 from typing import Final
 
 from ratelimit_service.clock import Clock, elapsed_us
+from ratelimit_service.text import count
 
 __all__ = ["RareLog"]
 
@@ -40,7 +41,7 @@ class RareLog:
         now = self._clock()
         if self._uncounted_said_us is None or now - self._uncounted_said_us >= _EVERY_US:
             log.warning(
-                "%d requests decided by failure policy, not by count: /healthcheck says why",
-                self._uncounted,
+                "%s decided by failure policy, not by count: /healthcheck says why",
+                count(self._uncounted, "request"),
             )
             self._uncounted, self._uncounted_said_us = 0, now

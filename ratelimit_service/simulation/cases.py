@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ratelimit_service.errors import RateLimitError, SettingsError
+from ratelimit_service.errors import RateLimitError, RulesError, SettingsError
 from ratelimit_service.model import MAX_EXACT, Code, Descriptor, Entry, Limit, Request, Unit
 from ratelimit_service.rules.files import TESTS, read_rule_files
 from ratelimit_service.rules.paths import Source
 from ratelimit_service.rules.problem import quoted
 from ratelimit_service.rules.reader import Fields, Reader, Unreadable, listed
+from ratelimit_service.rules.schema import parse
 from ratelimit_service.settings import Settings, parse_duration, settings
 
 __all__ = [
@@ -114,28 +115,37 @@ class CaseFile:
 
 
 def find_case_files(paths: Sequence[Path]) -> list[Path]:
-    """The files themselves, and of directories all `*.test.yaml` below. Raises CasesError."""
+    """The files themselves, and of directories all `*.test.yaml` below.
+
+    Raises RulesError if there are none.
+    """
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
             below = sorted(path.rglob(f"*{TESTS}"))
             if not below:
-                raise CasesError(f"{path}: there is no file *{TESTS} in this directory")
+                raise RulesError(f"{path}: there is no file *{TESTS} in this directory")
             found += below
         elif path.exists():
             found.append(path)
         else:
-            raise CasesError(f"{path}: there is no such file or directory")
+            raise RulesError(f"{path}: there is no such file or directory")
     return found
 
 
 def read_cases(path: Path) -> CaseFile:
-    """Reads a case file. Raises CasesError with all that is wrong in it."""
+    """Reads a case file.
+
+    Raises CasesError with all that is wrong in it, and RulesError if it is none or cannot be read.
+    """
     reader = Reader(str(path), needs="rules and cases")
     cases: tuple[Case, ...] = ()
     rules = path
+    data = _bytes(path)
     try:
-        root = reader.document(reader.composed(_bytes(path)), _FILE_KEYS, _PLACES)
+        root = reader.document(reader.composed(data), _FILE_KEYS, _PLACES)
+        if "cases" not in root and parse(str(path), data).domain:
+            raise RulesError(_of_rules(path))
         rules = _rules(root, path)
         cases = tuple(_cases(root, _start_us(root, _START_US), _settings(root, Settings())))
         if not cases and not reader.problems:
@@ -147,11 +157,22 @@ def read_cases(path: Path) -> CaseFile:
     return CaseFile(path, rules, cases)
 
 
+def _of_rules(path: Path) -> str:
+    """What to do with a rule file where one of cases is asked for."""
+    tests = path.with_name(f"{path.stem}{TESTS}")
+    if tests.exists():
+        return f"{path} holds rules: their tests are run by ratelimit test {tests}"
+    return (
+        f"{path} holds rules: write tests of them into {tests} and run that, or look for "
+        f"mistakes with ratelimit lint {path}"
+    )
+
+
 def _bytes(path: Path) -> bytes:
     """Read as a rule file is: only a regular file, of a bounded size."""
     found = read_rule_files(path)
     for name, why in found.unread.items():
-        raise CasesError(f"{name} cannot be read: {why}")
+        raise RulesError(f"{name} cannot be read: {why}")
     return found.files[str(path)]
 
 

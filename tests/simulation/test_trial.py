@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_service.cli.results import FORMATS, coverage_text
+from ratelimit_service.errors import RulesError
 from ratelimit_service.model import Decision, Descriptor, Entry, Request
 from ratelimit_service.settings import Settings
 from ratelimit_service.simulation.cases import CasesError, find_case_files, read_cases
@@ -340,11 +341,33 @@ def test_rules_with_problems_are_not_tested(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("tests", "told"),
+    [
+        ([], "write tests of them into {0}/api.test.yaml and run that, or look for mistakes with "
+         "ratelimit lint {0}/api.yaml"),
+        (["api.test.yaml"], "their tests are run by ratelimit test {0}/api.test.yaml"),
+    ],
+)  # fmt: skip
+def test_rules_are_no_cases(tmp_path: Path, tests: list[str], told: str) -> None:
+    """Who names a rule file is told what to do, also where it has mistakes."""
+    for name in tests:
+        (tmp_path / name).touch()
+    path = tmp_path / "api.yaml"
+    for text in ("domain: api\ndescriptors: []", "domain: api\ndescriptors: [{key: }]\nx: 1"):
+        path.write_text(text)
+
+        with pytest.raises(RulesError) as raised:
+            read_cases(path)
+
+        assert str(raised.value) == f"{path} holds rules: {told.format(tmp_path)}"
+
+
 def test_files_are_found(tmp_path: Path) -> None:
     """Of a directory all test files are run; without any, or without the path, that is said."""
-    with pytest.raises(CasesError, match="there is no file"):
+    with pytest.raises(RulesError, match="there is no file"):
         find_case_files([tmp_path])
-    with pytest.raises(CasesError, match="no such file"):
+    with pytest.raises(RulesError, match="no such file"):
         find_case_files([tmp_path / "nope"])
     below = tmp_path / "a" / "b"
     below.mkdir(parents=True)

@@ -15,6 +15,7 @@ from ratelimit_service.accepting import Acceptor, Guests
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
 from ratelimit_service.service import Service
+from ratelimit_service.text import count
 from ratelimit_service.transport.h2.account import Memory
 from ratelimit_service.transport.h2.calls import METHODS, METHODS_UNREFLECTED, ServiceCalls
 from ratelimit_service.transport.h2.frames import ErrorCode
@@ -193,9 +194,9 @@ class H2Server:
         now = self._loop.time()
         if now - self._logged_at >= _LOG_EVERY_SECONDS:
             log.warning(
-                "%d connections were ended since their clients broke a bound or a rule, "
-                "the last one for %s: see ratelimit_closed_connections_total",
-                self._unlogged,
+                "%s ended, since clients broke a bound or a rule, the last one for %s: "
+                "see ratelimit_closed_connections_total",
+                count(self._unlogged, "connection"),
                 reason,
             )
             self._logged_at, self._unlogged = now, 0
