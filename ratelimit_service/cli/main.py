@@ -17,6 +17,7 @@ from ratelimit_service.cli.health import health
 from ratelimit_service.cli.hit import hit
 from ratelimit_service.cli.init import init
 from ratelimit_service.cli.lint import lint
+from ratelimit_service.cli.replay import replay
 from ratelimit_service.cli.restart import restart
 from ratelimit_service.cli.say import fail, mistake
 from ratelimit_service.cli.schema import schema
@@ -64,5 +65,5 @@ def ratelimit() -> None:
     """
 
 
-for _command in (serve, health, restart, init, lint, test, explain, schema, hit):
+for _command in (serve, health, restart, init, lint, test, replay, explain, schema, hit):
     ratelimit.add_command(_command)

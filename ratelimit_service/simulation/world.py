@@ -5,6 +5,7 @@ What must not live here: what is expected of a decision (`cases`, `trial`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -50,22 +51,38 @@ class Decided(NamedTuple):
 class World:
     """Counters of its own, all empty, and a time that only moves when it is told to."""
 
-    def __init__(self, snapshot: Snapshot, settings: Settings) -> None:
+    def __init__(
+        self, snapshot: Snapshot, settings: Settings, max_counters: int = _MAX_COUNTERS
+    ) -> None:
         """The rules that hold, and the settings that say how to decide and answer."""
         self._snapshot = snapshot
         self._settings = settings
         self._planner = Planner(settings)
         self._now_us = 0
         self._leases = 0
-        self._store = MemoryStore(_MAX_COUNTERS, Stats(), Health(), lambda: self._now_us)
+        self._stats = Stats()
+        health = Health(logging.DEBUG)  # a log has nothing to say of times gone by
+        self._store = MemoryStore(max_counters, self._stats, health, self._clock)
+        self._found: list[Settled] = []
 
-    def decide(self, request: Request, at_us: int) -> Decided:
-        """Decides and counts a request at that moment, in microseconds since the Unix epoch.
+    @property
+    def lost(self) -> int:
+        """How many counters that still counted had to make room for others."""
+        return self._stats.evictions["live"]
 
-        Raises PolicyError if its rules never loaded and the failure policy is `error`.
-        """
+    def plan(self, request: Request) -> list[Plan]:
+        """What each descriptor needs. It may be charged many times (`charge`)."""
+        return self._planner.plan(request, self._snapshot)
+
+    def charge(self, hits: Sequence[Hit], at_us: int) -> Settled:
+        """Settles one request at that moment, in microseconds since the Unix epoch."""
         self._now_us = at_us
-        plans = self._planner.plan(request, self._snapshot)
+        found = self._found
+        self._store.charge((hits,), found.extend)
+        return found.pop()
+
+    def leased(self, plans: Sequence[Plan]) -> tuple[list[Hit], bytes]:
+        """The hits of a request, those that take leases with an id, and that id."""
         self._leases += 1
         lease = self._leases.to_bytes(LEASE_BYTES, "big")
         hits = [
@@ -73,7 +90,16 @@ class World:
             for planned in plans
             for hit in planned.hits
         ]
-        settled = self._charge(hits) if hits else unasked(plans)
+        return hits, lease
+
+    def decide(self, request: Request, at_us: int) -> Decided:
+        """Decides and counts a request at that moment, in microseconds since the Unix epoch.
+
+        Raises PolicyError if its rules never loaded and the failure policy is `error`.
+        """
+        plans = self.plan(request)
+        hits, lease = self.leased(plans)
+        settled = self.charge(hits, at_us) if hits else unasked(plans)
         if settled.verdict is Verdict.FAILED:
             raise PolicyError(
                 "the rules of this domain have never loaded, and the failure policy is `error`"
@@ -83,10 +109,8 @@ class World:
         decision = answer(request, plans, each, settled.verdict, self._settings, lease)
         return _decided(decision, plans)
 
-    def _charge(self, hits: Sequence[Hit]) -> Settled:
-        found: list[Settled] = []
-        self._store.charge([hits], found.extend)
-        return found[0]
+    def _clock(self) -> int:
+        return self._now_us
 
 
 def _decided(decision: Decision, plans: Sequence[Plan]) -> Decided:

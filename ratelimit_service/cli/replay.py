@@ -1,0 +1,154 @@
+"""`ratelimit replay`: what rules would have answered to requests that were recorded."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ratelimit_service.cli.say import say
+
+if TYPE_CHECKING:
+    from ratelimit_service.replay.logs import Log
+    from ratelimit_service.replay.play import Replay
+    from ratelimit_service.replay.recorded import Recorded
+
+__all__ = ["replay"]
+
+_STEP = 5_000
+"""So many requests are asked between two looks at the progress."""
+
+
+@click.command()
+@click.argument("logs", nargs=-1, required=True, metavar="LOG...")
+@click.option(
+    "--rules", required=True, type=click.Path(path_type=Path), help="The rules that are tried."
+)
+@click.option(
+    "--against", type=click.Path(path_type=Path), help="The rules that they are compared with."
+)
+@click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
+@click.option(
+    "--deny-at-most",
+    "percent",
+    default=1.0,
+    show_default=True,
+    metavar="PERCENT",
+    type=click.FloatRange(0, 100),
+    help="Suggest limits that would have denied no more of the callers.",
+)
+@click.option(
+    "--max-counters",
+    default=1_000_000,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="How many counters each set of rules may hold at a time.",
+)
+@click.option("--skip-unreadable", is_flag=True, help="Lines that cannot be read are no problem.")
+def replay(
+    logs: Sequence[str],
+    rules: Path,
+    against: Path | None,
+    as_json: bool,
+    percent: float,
+    max_counters: int,
+    skip_unreadable: bool,
+) -> int:
+    """Ask recorded requests of rules before these serve.
+
+    A LOG is CSV: a header, then in each row time, domain, and a column for each key of the
+    descriptor. It may be compressed with gzip; - is standard input. Several are merged by time.
+
+    Exits 0 if no request changes side, 1 if some do, 2 if a file has problems.
+
+    Example: ratelimit replay --rules new/ --against rules/ requests.csv
+    """
+    from ratelimit_service.replay import play, report, sources, text  # noqa: PLC0415
+    from ratelimit_service.replay.logs import Log  # noqa: PLC0415
+    from ratelimit_service.replay.recorded import merged  # noqa: PLC0415
+    from ratelimit_service.settings import Settings  # noqa: PLC0415
+
+    settings = Settings()
+    new = play.Trace(sources.rules_of(rules), settings, max_counters)
+    old = None
+    if against is not None:
+        old = play.Trace(sources.rules_of(against), settings, max_counters)
+    played = play.Replay(new, old)
+    with ExitStack() as stack:
+        opened = [Log(path, stack, sources.reader_of) for path in logs]
+        _play(played, merged([log.records() for log in opened]), opened)
+    unread = _tell_unread(opened)
+    if not played.requests:
+        say("ratelimit: the logs hold no request", err=True)
+        return 2
+    found = report.report_of(
+        played,
+        new=str(rules),
+        old=str(against) if against else None,
+        logs=[log.name for log in opened],
+        percent=percent,
+        notes=[f"{unread:,} lines could not be read and were left out"] if unread else [],
+    )
+    if as_json:
+        click.echo(json.dumps(report.as_json(found), indent=2))
+    else:
+        for line in text.lines_of(found):
+            say(line)
+    if unread and not skip_unreadable:
+        say(f"{unread:,} lines could not be read; --skip-unreadable lets them pass", err=True)
+        return 2
+    return int(found.changes)
+
+
+def _play(played: Replay, records: Iterator[Recorded], opened: Sequence[Log]) -> None:
+    """Plays to the end; on a terminal with a bar on standard error."""
+    show = _bar(opened) if sys.stderr.isatty() else None
+    while True:
+        before = played.requests
+        played.play(islice(records, _STEP))
+        if show is not None:
+            show(played.requests)
+        if played.requests == before:
+            break
+    if show is not None:
+        click.echo("\r\x1b[K", nl=False, err=True)
+
+
+def _bar(opened: Sequence[Log]) -> Callable[[int], None]:
+    """What shows, ten times a second at most, how far a replay is."""
+    whole = sum(log.size for log in opened) if all(log.size for log in opened) else 0
+    began = shown = time.monotonic()
+
+    def show(requests: int) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if now - shown < 0.1:
+            return
+        shown = now
+        told = f"{requests:,} requests, {requests / (now - began):,.0f} a second"
+        if whole:
+            done = min(1.0, sum(log.done for log in opened) / whole)
+            filled = int(done * 30)
+            wait = (now - began) * (1 - done) / done if done else 0
+            told = f"[{'#' * filled}{'.' * (30 - filled)}] {done:4.0%} {told}, {wait:.0f} s to go"
+        click.echo(f"\r\x1b[K{told}", nl=False, err=True)
+
+    return show
+
+
+def _tell_unread(opened: Sequence[Log]) -> int:
+    """Says which lines could not be read, the first ones of each log; returns how many."""
+    for log in opened:
+        lines = log.lines
+        for told in lines.told:
+            say(told, err=True)
+        if more := lines.unread - len(lines.told):
+            say(f"{log.name}: and {more:,} more lines", err=True)
+    return sum(log.lines.unread for log in opened)

@@ -1,0 +1,92 @@
+"""Requests as rows of CSV: `time`, `domain`, `hits`, and a column for each entry's key.
+
+The header names the columns. `time` is of RFC 3339; the other columns are keys of entries, in
+their order. An empty cell is no entry. Without a column `hits` each request asks for one hit.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from ratelimit_service.model import MAX_ADDEND, Descriptor, Entry, Request
+from ratelimit_service.replay.logs import BadLineError, Lines, LogError
+from ratelimit_service.replay.recorded import Recorded, moment_us
+
+__all__ = ["CsvLog"]
+
+_MOST_KNOWN: Final = 1 << 16
+
+
+class CsvLog:
+    """Reads such a log; the header is its first line."""
+
+    def __init__(self, name: str, header: str) -> None:
+        """Raises LogError for a header that cannot be right."""
+        self.columns = [column.strip() for column in next(csv.reader([header]), [])]
+        for needed in ("time", "domain"):
+            if self.columns.count(needed) != 1:
+                raise LogError(
+                    f"{name}:1: the header of a CSV needs one column {needed!r}: "
+                    "time,domain, then a column for each key of the descriptor; "
+                    f"it has {', '.join(self.columns) or 'none'}"
+                )
+        if "" in self.columns or self.columns.count("hits") > 1:
+            raise LogError(f"{name}:1: a column of the header has no name, or hits is there twice")
+        self._time = self.columns.index("time")
+        self._rest = [column for column in self.columns if column != "time"]
+        self._known: dict[tuple[str, ...], Request] = {}
+
+    def records(self, lines: Lines) -> Iterator[Recorded]:
+        """The requests of all rows; a row that makes no sense is told to `lines`."""
+        time, known, columns = self._time, self._known, len(self.columns)
+        # A cell in quotes may go on in the next line.
+        rows = csv.reader(f"{line}\n" for line in lines)
+        next(rows)
+        while True:
+            try:
+                for row in rows:
+                    if len(row) != columns:
+                        if row:
+                            lines.bad(f"{len(row)} cells, but the header has {columns}")
+                        continue
+                    at_us = moment_us(row.pop(time))
+                    request = known.get(key := tuple(row))
+                    if request is None:
+                        request = self._request(key)
+                    yield Recorded(at_us, request)
+            except ValueError as error:
+                lines.bad(f"time must be as in 2026-01-31T14:03:07Z: {error}")
+            except (BadLineError, csv.Error) as error:
+                lines.bad(str(error))
+            else:
+                return
+
+    def _request(self, cells: Sequence[str]) -> Request:
+        domain, addend = "", None
+        entries = []
+        for column, cell in zip(self._rest, cells, strict=True):
+            if column == "domain":
+                domain = cell
+            elif column == "hits":
+                addend = _addend(cell)
+            elif cell:
+                entries.append(Entry(column, cell))
+        if not domain:
+            raise BadLineError("domain is empty")
+        if not entries:
+            raise BadLineError("there is no entry: all cells of keys are empty")
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        request = Request(domain, (Descriptor(tuple(entries), hits_addend=addend),))
+        return self._known.setdefault(tuple(cells), request)
+
+
+def _addend(cell: str) -> int | None:
+    """The number of hits; nothing is 1."""
+    if not cell:
+        return None
+    if not (cell.isascii() and cell.isdigit() and int(cell) <= MAX_ADDEND):
+        raise BadLineError(f"hits must be a number up to {MAX_ADDEND}, not {cell[:20]!r}")
+    return int(cell)

@@ -1,0 +1,272 @@
+"""Asks recorded requests of rules, one after the other, and notes what comes of each.
+
+The limiter and the memory store are those that serve; only the clock is the log's. What must not
+live here: what is kept of a rule (`use`), and what it says to people (`report`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from ratelimit_service.limiter import CompiledRule, Plan, unasked
+from ratelimit_service.limiter.compiled import Kind
+from ratelimit_service.model import Code, Descriptor, Hit, Mode, Request
+from ratelimit_service.replay.recorded import Recorded
+from ratelimit_service.replay.sketches import CallerSample, TopNames, place_of
+from ratelimit_service.replay.timeline import Timeline
+from ratelimit_service.replay.use import SAMPLE, TOP_NAMES, Caller, RuleUse
+from ratelimit_service.rules.match import match
+from ratelimit_service.rules.paths import path_text
+from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.settings import Settings
+from ratelimit_service.simulation.world import World
+from ratelimit_service.stores import Settled, Verdict
+
+__all__ = ["MAX_COUNTERS", "Replay", "SideChanges", "Trace"]
+
+MAX_COUNTERS: Final = 1_000_000
+"""So many counters are held at a time, as `serve` holds by default."""
+
+_MOST_PREPARED: Final = 1 << 16
+_MOST_DOMAINS: Final = 1_000
+_MOST_NAME: Final = 200
+"""Characters that are shown of a caller."""
+
+_WITHIN: Final = Verdict.WITHIN
+
+
+class _Met:
+    """One descriptor of a request, and the use of the rule that it meets."""
+
+    __slots__ = ("addend", "caller", "enforced", "hits", "name", "refund", "start", "use")
+
+    def __init__(self, use: RuleUse, planned: Plan, start: int, name: str, key: bytes) -> None:
+        self.use = use
+        self.addend = planned.addend
+        self.hits = planned.hits
+        self.refund = planned.refund
+        self.start = start
+        self.enforced = not planned.hits or planned.hits[0].mode is not Mode.SHADOW
+        self.name = name
+        place = place_of(key)
+        self.caller: Caller | None = None
+        if use.callers.wants(place):
+            self.caller = use.callers.get(place)
+            if self.caller is None:
+                self.caller = Caller(name, len(use.limits))
+                use.callers.put(place, self.caller)
+
+
+class _Prepared:
+    """A request with its plans, which is asked as often as it comes."""
+
+    __slots__ = ("hits", "leasing", "met", "plans", "settled", "unmatched")
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        hits: Sequence[Hit],
+        met: Sequence[_Met],
+        unmatched: bool,
+    ) -> None:
+        self.plans = plans
+        self.hits = hits
+        self.met = met
+        self.unmatched = unmatched
+        self.leasing = any(planned.rule.leasing for planned in plans)
+        self.settled = unasked(plans)
+
+
+class Trace:
+    """What one set of rules makes of the requests: each is `ask`ed."""
+
+    def __init__(
+        self, snapshot: Snapshot, settings: Settings, max_counters: int = MAX_COUNTERS
+    ) -> None:
+        self.snapshot = snapshot
+        self._world = World(snapshot, settings, max_counters)
+        self.uses: dict[tuple[str, str], RuleUse] = {}
+        """By domain and path of the rule."""
+        self._prepared: dict[Request, _Prepared] = {}
+        self.denied = 0
+        self.timeline = Timeline()
+        self.unmatched: Counter[str] = Counter()
+        """Requests in which a descriptor met no rule, by domain; there are only so many."""
+        self.deciding: _Met | None = None
+        """Of the last request the descriptor that denied it, if one did."""
+
+    @property
+    def lost(self) -> int:
+        """How many counters that still counted had to make room for others."""
+        return self._world.lost
+
+    def ask(self, request: Request, at_us: int) -> bool:
+        """Asks one request and notes what comes of it; tells whether it passes."""
+        prepared = self._prepared.get(request)
+        if prepared is None:
+            prepared = self._prepare(request)
+        hits = prepared.hits
+        if hits:
+            if prepared.leasing:
+                hits, _ = self._world.leased(prepared.plans)
+            settled = self._world.charge(hits, at_us)
+        else:
+            settled = prepared.settled
+        outcomes, verdict, by, _ = settled
+        for met in prepared.met:
+            if met.caller is not None:
+                met.use.follow(met.caller, met.hits, at_us)
+            if met.refund:
+                met.use.refunds += 1
+            elif verdict is _WITHIN:
+                # By the verdict every hit has an outcome.
+                met.use.within(met.name, met.addend, outcomes, met.start, at_us)  # type: ignore[arg-type]
+        if prepared.unmatched:
+            self._note_unmatched(request.domain)
+        if verdict is _WITHIN:
+            self.timeline.add(at_us)
+            return True
+        return self._settled(prepared, settled, by, at_us)
+
+    def _settled(self, prepared: _Prepared, settled: Settled, by: int, at_us: int) -> bool:
+        passes = settled.verdict.passes
+        self.deciding = None
+        for met in prepared.met:
+            if met.refund:
+                continue
+            end = met.start + len(met.hits)
+            over = met.use.settled(
+                met.name,
+                met.addend,
+                settled.outcomes[met.start : end],
+                at_us,
+                passes=passes,
+                enforced=met.enforced,
+            )
+            if over and met.caller is not None:
+                met.caller.denied += 1
+            if met.start <= by < end:
+                self.deciding = met
+        self.timeline.add(at_us, int(not passes))
+        if not passes:
+            self.denied += 1
+        return passes
+
+    def _note_unmatched(self, domain: str) -> None:
+        if domain in self.unmatched or len(self.unmatched) < _MOST_DOMAINS:
+            self.unmatched[domain] += 1
+
+    def _prepare(self, request: Request) -> _Prepared:
+        """Plans a request; it is remembered, as long as there are not too many."""
+        asked = _without_leases(request)
+        plans = self._world.plan(asked)
+        met: list[_Met] = []
+        hits: list[Hit] = []
+        unmatched = False
+        for descriptor, planned in zip(asked.descriptors, plans, strict=True):
+            if planned.rule.kind is Kind.NO_RULE:
+                unmatched = True
+                continue
+            start = len(hits)
+            hits += planned.hits
+            name = self._name(request.domain, descriptor)
+            key = planned.hits[0].key if planned.hits else name.encode("utf-8", "replace")
+            met.append(_Met(self._use(request.domain, planned.rule), planned, start, name, key))
+        prepared = _Prepared(plans, hits, met, unmatched)
+        if len(self._prepared) >= _MOST_PREPARED:
+            self._prepared.clear()
+        self._prepared[request] = prepared
+        return prepared
+
+    def _use(self, domain: str, rule: CompiledRule) -> RuleUse:
+        """The use of a rule. Limits that callers bring are one rule, of the limit seen first."""
+        key = domain, rule.declared.path if rule.declared else ""
+        use = self.uses.get(key)
+        if use is None:
+            use = self.uses[key] = RuleUse(rule)
+        return use
+
+    def _name(self, domain_name: str, descriptor: Descriptor) -> str:
+        """The caller as people know it: what its counter counts."""
+        domain = self.snapshot.domains.get(domain_name)
+        entries: Sequence[tuple[str, str]] = descriptor.entries
+        if domain is not None and descriptor.limit is None:
+            entries = match(domain, descriptor.entries).identity or entries
+        text = path_text(entries)
+        return text if len(text) <= _MOST_NAME else f"{text[:_MOST_NAME]}…"
+
+
+def _without_leases(request: Request) -> Request:
+    """A replay draws leases of its own, so who gives one back gives back its rule's oldest."""
+    if not any(each.is_negative_hits for each in request.descriptors):
+        return request
+    return request._replace(
+        descriptors=tuple(
+            each._replace(entries=each.entries[:-1])
+            if each.is_negative_hits and len(each.entries) > 1 and each.entries[-1].key == "lease"
+            else each
+            for each in request.descriptors
+        )
+    )
+
+
+class SideChanges:
+    """Requests that one set of rules admits and the other denies."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.names = TopNames(TOP_NAMES)
+        self.callers = CallerSample[str](SAMPLE)
+
+    def note(self, met: _Met | None) -> None:
+        """Notes a request by the descriptor that one of the two denied it for."""
+        self.requests += 1
+        if met is None:
+            return
+        self.names.add(met.name)
+        met.use.changed.add(met.name)
+        place = place_of(met.name.encode("utf-8", "replace"))
+        for sample in (self.callers, met.use.changed_callers):
+            if sample.wants(place) and sample.get(place) is None:
+                sample.put(place, met.name)
+
+
+class Replay:
+    """Recorded requests through new rules and, to compare, through old ones."""
+
+    def __init__(self, new: Trace, old: Trace | None = None) -> None:
+        self.new = new
+        self.old = old
+        self.requests = 0
+        self.late = 0
+        """Requests that stood too far back in their log; they count as of the time reached."""
+        self.first_us = 0
+        self.last_us = 0
+        self.recorded: Counter[Code] = Counter()
+        """What the logs say was answered, where they do."""
+        self.newly_denied = SideChanges()
+        self.newly_allowed = SideChanges()
+
+    def play(self, records: Iterable[Recorded]) -> None:
+        """Asks the requests of a log, or of the next part of it."""
+        new, old = self.new, self.old
+        now = self.last_us
+        for at_us, request, code in records:
+            if at_us >= now:
+                now = at_us
+            elif self.requests:
+                self.late += 1
+            if not self.requests:
+                self.first_us = now = at_us
+            self.requests += 1
+            if code is not None:
+                self.recorded[code] += 1
+            passes = new.ask(request, now)
+            if old is not None and old.ask(request, now) is not passes:
+                if passes:
+                    self.newly_allowed.note(old.deciding)
+                else:
+                    self.newly_denied.note(new.deciding)
+        self.last_us = now

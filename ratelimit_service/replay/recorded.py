@@ -1,0 +1,77 @@
+"""Requests as they were recorded, in the order of their time.
+
+What must not live here: how a kind of log is read (`logs` and its readers).
+"""
+
+from __future__ import annotations
+
+import datetime
+import heapq
+import re
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from ratelimit_service.model import SECOND_US, Code, Request
+
+__all__ = ["Recorded", "in_order", "merged", "moment_us"]
+
+_WINDOW: Final = 10_000
+"""A line may stand so many lines too late in its log: access logs are written when requests end."""
+
+
+class Recorded(NamedTuple):
+    """A request, when it came (microseconds since 1970), and what it was answered, if known."""
+
+    at_us: int
+    request: Request
+    code: Code | None = None
+
+
+_by_time: Final = attrgetter("at_us")
+
+
+def in_order(records: Iterator[Recorded]) -> Iterator[Recorded]:
+    """The records by time, if none stands further back than the window; else nearly so."""
+    return chain.from_iterable(_sorted(records))
+
+
+def _sorted(records: Iterator[Recorded]) -> Iterator[Sequence[Recorded]]:
+    waiting: list[Recorded] = []
+    while True:
+        more = list(islice(records, _WINDOW))
+        waiting += more
+        waiting.sort(key=_by_time)
+        if len(more) < _WINDOW:
+            yield waiting
+            return
+        yield waiting[:-_WINDOW]
+        waiting = waiting[-_WINDOW:]
+
+
+def merged(logs: Sequence[Iterator[Recorded]]) -> Iterator[Recorded]:
+    """Several logs as one, by time; of one time, in the order of the logs."""
+    if len(logs) == 1:
+        return in_order(logs[0])
+    return heapq.merge(*map(in_order, logs), key=_by_time)
+
+
+_LEAP_SECOND: Final = re.compile(r":60(?=[.,+\-zZ])")
+
+
+def moment_us(text: str) -> int:
+    """A time of RFC 3339, in microseconds since 1970. Raises ValueError if it is none.
+
+    A leap second counts as the one before it, as Unix time has it.
+    """
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        mended, leaps = _LEAP_SECOND.subn(":59", text, count=1)
+        if not leaps:
+            raise
+        moment = datetime.datetime.fromisoformat(mended)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} has no offset from UTC")
+    return round(moment.timestamp() * SECOND_US)  # a double is exact enough until the year 2100

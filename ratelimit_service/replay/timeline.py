@@ -1,0 +1,99 @@
+"""How many requests came when, in a bounded number of steps of time."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from ratelimit_service.model import SECOND_US
+
+__all__ = ["Span", "Timeline"]
+
+MOST_SPANS: Final = 240
+"""With more spans than this, neighbours are put together."""
+
+
+class Span(NamedTuple):
+    """What came from a moment on, in microseconds since 1970, for the timeline's width."""
+
+    start_us: int
+    asked: int
+    denied: int
+
+
+class Timeline:
+    """Counts what comes in order of time: by span, and in the busiest second.
+
+    Spans are a second wide at first, and twice as wide whenever there are too many of them.
+    """
+
+    __slots__ = (
+        "_asked",
+        "_busiest",
+        "_busiest_us",
+        "_busy",
+        "_denied",
+        "_ends_us",
+        "_second_ends_us",
+        "_spans",
+        "width_us",
+    )
+
+    def __init__(self) -> None:
+        self.width_us = SECOND_US
+        self._spans: dict[int, tuple[int, int]] = {}
+        """What was asked and denied, by the number of the span."""
+        self._asked = self._denied = self._busy = 0
+        self._ends_us = self._second_ends_us = 0
+        self._busiest = self._busiest_us = 0
+
+    def add(self, at_us: int, denied: int = 0) -> None:
+        """Adds a request at a moment that is not before the last one; `denied` is 0 or 1."""
+        if at_us >= self._second_ends_us:
+            self._settle_second(at_us)
+        if at_us >= self._ends_us:
+            self._settle_span()
+            self._ends_us = (at_us // self.width_us + 1) * self.width_us
+        self._busy += 1
+        self._asked += 1
+        self._denied += denied
+
+    def busiest(self) -> tuple[int, int]:
+        """The most that came in one second of the clock, and when that was."""
+        if self._busy > self._busiest:
+            return self._busy, self._second_ends_us - SECOND_US
+        return self._busiest, self._busiest_us
+
+    def spans(self, most: int) -> list[Span]:
+        """At most so many spans of one width from the first request to the last, all of them."""
+        self._settle_span()
+        if not self._spans:
+            return []
+        while max(self._spans) - min(self._spans) >= most:
+            self._widen()
+        self._ends_us = 0  # the span goes on if more comes
+        return [
+            Span(number * self.width_us, *self._spans.get(number, (0, 0)))
+            for number in range(min(self._spans), max(self._spans) + 1)
+        ]
+
+    def _settle_second(self, at_us: int) -> None:
+        self._busiest, self._busiest_us = self.busiest()
+        self._busy = 0
+        self._second_ends_us = (at_us // SECOND_US + 1) * SECOND_US
+
+    def _settle_span(self) -> None:
+        if self._asked:
+            number = self._ends_us // self.width_us - 1
+            asked, denied = self._spans.get(number, (0, 0))
+            self._spans[number] = asked + self._asked, denied + self._denied
+            self._asked = self._denied = 0
+            while len(self._spans) > MOST_SPANS:
+                self._widen()
+
+    def _widen(self) -> None:
+        self.width_us *= 2
+        wider: dict[int, tuple[int, int]] = {}
+        for number, (asked, denied) in self._spans.items():
+            before = wider.get(number // 2, (0, 0))
+            wider[number // 2] = before[0] + asked, before[1] + denied
+        self._spans = wider

@@ -1,0 +1,76 @@
+"""Replays in the test's own process: rules and logs as text, reports as values or as printed."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from ratelimit_service.cli.main import ratelimit
+from ratelimit_service.replay.play import Replay, Trace
+from ratelimit_service.replay.recorded import Recorded
+from ratelimit_service.replay.report import Report, report_of
+from ratelimit_service.replay.sources import rules_of
+from ratelimit_service.settings import Settings
+
+START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+START_US = int(START.timestamp()) * 1_000_000
+
+
+def rfc3339(seconds: float) -> str:
+    """A moment so long after the start."""
+    return (START + datetime.timedelta(seconds=seconds)).isoformat()
+
+
+def csv_of(rows: Sequence[tuple[float, str]], domain: str = "api", key: str = "user") -> str:
+    """A log of requests: seconds after the start, and the value of the only entry."""
+    lines = [f"time,domain,{key}"]
+    lines += [f"{rfc3339(seconds)},{domain},{value}" for seconds, value in rows]
+    return "\n".join(lines) + "\n"
+
+
+def rules_file(directory: Path, text: str, name: str = "api.yaml") -> Path:
+    """A rule file."""
+    path = directory / name
+    path.write_text(text)
+    return path
+
+
+def limited(directory: Path, limit: str, name: str = "api.yaml") -> Path:
+    """Rules with one limit for each user."""
+    text = f"domain: api\ndescriptors:\n- key: user\n  rate_limit: {{{limit}}}\n"
+    return rules_file(directory, text, name)
+
+
+def played(
+    records: Sequence[Recorded], new: Path, old: Path | None = None, percent: float = 1.0
+) -> Report:
+    """The report on these requests."""
+    trace = Trace(rules_of(new), Settings())
+    before = Trace(rules_of(old), Settings()) if old else None
+    replay = Replay(trace, before)
+    replay.play(records)
+    return report_of(replay, new="new", old="old" if old else None, logs=["log"], percent=percent)
+
+
+class Ran(NamedTuple):
+    """What the command has left."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def report(self) -> Any:
+        return json.loads(self.out)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> Ran:
+    """Runs `ratelimit replay` in this process."""
+    code = ratelimit.main(["replay", *map(str, arguments)], standalone_mode=False)
+    said = capsys.readouterr()
+    return Ran(code, said.out, said.err)

@@ -1,0 +1,212 @@
+"""Logs that `ratelimit replay` reads, and what it prints of them."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ratelimit_service.errors import RateLimitError
+from ratelimit_service.model import Descriptor, Entry, Request
+from ratelimit_service.replay import recorded
+from ratelimit_service.replay.logs import Lines, Log
+from ratelimit_service.replay.recorded import Recorded, in_order, merged, moment_us
+from ratelimit_service.replay.sources import reader_of
+from tests.replay.playing import START_US, csv_of, limited, run
+
+DAY = "unit: day, requests_per_unit: 1"
+
+
+def read(text: str | bytes, tmp_path: Path) -> tuple[list[Recorded], Lines]:
+    """The requests in a file with this text."""
+    path = tmp_path / "log"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    with ExitStack() as stack:
+        log = Log(str(path), stack, reader_of)
+        return list(log.records()), log.lines
+
+
+def test_csv(tmp_path: Path) -> None:
+    """A row is a request: entries in the columns' order without the empty ones, and its hits."""
+    records, _ = read(
+        "domain,user,time,path,hits\n"
+        "api,alice,2026-01-01T00:00:00Z,,\n"
+        'api,"a,""b",2026-01-01T01:00:00.5+01:00,/login,3\n'
+        "other,,2025-12-31T23:59:60Z,/x,0\r\n",
+        tmp_path,
+    )
+    assert records == [
+        Recorded(START_US, asked("api", None, ("user", "alice"))),
+        Recorded(START_US + 500_000, asked("api", 3, ("user", 'a,"b'), ("path", "/login"))),
+        Recorded(START_US - 1_000_000, asked("other", 0, ("path", "/x"))),
+    ]
+
+
+def asked(domain: str, hits: int | None, *entries: tuple[str, str]) -> Request:
+    return Request(domain, (Descriptor(tuple(Entry(*e) for e in entries), hits_addend=hits),))
+
+
+def test_rows_that_cannot_be_read_are_told_with_their_lines(tmp_path: Path) -> None:
+    """Each row that makes no sense is told with its line and what is wrong; the others count."""
+    records, lines = read(
+        "time,domain,user,hits\n"
+        "2026-01-01,api,a,\n"
+        "2026-01-01T00:00:00Z,api,a,-1\n"
+        "2026-01-01T00:00:00Z,,a,\n"
+        "2026-01-01T00:00:00Z,api,,\n"
+        "\n"
+        "2026-01-01T00:00:00Z,api\n"
+        "2026-01-01T00:00:00Z,api,a,\n",
+        tmp_path,
+    )
+    assert len(records) == 1
+    assert lines.unread == 5
+    name = tmp_path / "log"
+    assert lines.told[0].startswith(f"{name}:2: time must be as in 2026-01-31T14:03:07Z")
+    assert lines.told[1] == f"{name}:3: hits must be a number up to 4294967295, not '-1'"
+    assert lines.told[2] == f"{name}:4: domain is empty"
+    assert lines.told[3] == f"{name}:5: there is no entry: all cells of keys are empty"
+    assert lines.told[4] == f"{name}:7: 2 cells, but the header has 4"
+
+
+def test_endless_line_costs_itself_only(tmp_path: Path) -> None:
+    """A line of megabytes is told and left out, and the next one is read."""
+    row = b"2026-01-01T00:00:00Z,api,a\n"
+    records, lines = read(b"time,domain,user\n" + row + b"x" * 3_000_000 + b"\n" + row, tmp_path)
+
+    assert len(records) == 2
+    assert lines.told == [f"{tmp_path / 'log'}:3: the line is longer than 1048576 bytes"]
+
+
+def test_values_that_are_no_text_are_read_all_the_same(tmp_path: Path) -> None:
+    """Bytes that are no UTF-8 are replaced; a byte order mark is no part of the header."""
+    records, _ = read(b"\xef\xbb\xbftime,domain,user\n2026-01-01T00:00:00Z,api,\xff\n", tmp_path)
+
+    assert records[0].request.descriptors[0].entries == (("user", "\ufffd"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "is empty: there is nothing to replay"),
+        ("user,domain\n", "needs one column 'time'"),
+        ("time,time,domain\n", "needs one column 'time'"),
+        ("time,domain,\n", "a column of the header has no name"),
+    ],
+)
+def test_logs_that_cannot_be_read_at_all(tmp_path: Path, text: str, why: str) -> None:
+    """A file that is no log is one clear error."""
+    with pytest.raises(RateLimitError, match=why):
+        read(text, tmp_path)
+
+
+@given(st.lists(st.integers(0, 2**52 // 1000), max_size=300))
+def test_logs_are_put_in_order(times: list[int]) -> None:
+    """Records come by time, those of one time in their order, also of several logs."""
+    records = [Recorded(at % 97, Request(str(place), ())) for place, at in enumerate(times)]
+
+    assert list(in_order(iter(records))) == sorted(records, key=lambda each: each.at_us)
+    halves = [iter(records[:100]), iter(records[100:])]
+    assert list(merged(halves)) == sorted(records, key=lambda each: each.at_us)
+
+
+def test_order_within_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log of any length is put in order where no record is further back than the window."""
+    monkeypatch.setattr(recorded, "_WINDOW", 10)
+    times = [at ^ 7 for at in range(1_000)]  # eight at a time are turned around
+    records = (Recorded(at, Request("", ())) for at in times)
+
+    assert [each.at_us for each in in_order(records)] == sorted(times)
+
+
+@given(st.integers(0, 4_102_444_800_000_000))
+def test_moments_are_exact(at_us: int) -> None:
+    """Times are read to the microsecond."""
+    from datetime import UTC, datetime, timedelta  # noqa: PLC0415
+
+    text = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=at_us)).isoformat()
+    assert moment_us(text) == at_us
+
+
+def test_compressed_and_piped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logs may be compressed with gzip, and come by standard input; several are one."""
+    rules = limited(tmp_path, DAY)
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(csv_of([(0, "a"), (2, "a")]).encode()))
+    piped = io.BufferedReader(io.BytesIO(csv_of([(1, "a")]).encode()))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=piped))
+
+    ran = run(capsys, "--rules", rules, "--json", tmp_path / "a.csv.gz", "-")
+
+    assert ran.code == 0
+    assert ran.report["requests"] == 3
+    assert ran.report["denied"] == 2
+    assert ran.report["logs"] == [str(tmp_path / "a.csv.gz"), "standard input"]
+
+
+def test_text_says_what_is_to_be_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The report in text has the numbers of each rule, the names, and what changes."""
+    new = limited(tmp_path, DAY, "new.yaml")
+    old = limited(tmp_path, "unit: day, requests_per_unit: 2", "old.yaml")
+    log = tmp_path / "log.csv"
+    log.write_text(csv_of([(0, "a"), (0.5, "a"), (9, "b")]))
+
+    ran = run(capsys, "--rules", new, "--against", old, log)
+
+    assert ran.code == 1
+    assert ran.err == ""
+    assert ran.out == (
+        "3 requests from 2026-01-01T00:00:00Z to 2026-01-01T00:00:09Z\n"
+        f"{new} denies 1 (33.3 %)\n"
+        f"{old} denies 0 (0.0 %)\n"
+        "  1 request of 1 caller is newly denied: user=a 1\n"
+        "\n"
+        f"user of api ({new}:4:3)\n"
+        "  asked 3 by 2 callers, denied 1 (33.3 %)\n"
+        "  denied 0 by the old rules\n"
+        "  busiest second 2, at 2026-01-01T00:00:00Z\n"
+        "  1 per day\n"
+        "    at most 1 used (100 %), by user=a, 2026-01-01T00:00:00Z\n"
+        "    smallest requests_per_unit that denies at most so many callers: 2 for 1 %, 2 for 0 %\n"
+        "  denied most often: user=a 1 (100 %)\n"
+        "  1 request of 1 caller is newly denied: user=a 1\n"
+    )
+
+
+def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """0 if nothing changes, 1 if something does, 2 if lines cannot be read."""
+    new = limited(tmp_path, DAY, "new.yaml")
+    old = limited(tmp_path, "unit: day, requests_per_unit: 2", "old.yaml")
+    log, torn = tmp_path / "log.csv", tmp_path / "torn.csv"
+    log.write_text(csv_of([(0, "a"), (1, "a")]))
+    torn.write_text(csv_of([(0, "a")]) + "2026-01-01T00:0")
+
+    assert run(capsys, "--rules", new, log).code == 0
+    assert run(capsys, "--rules", new, "--against", new, log).code == 0
+    assert run(capsys, "--rules", new, "--against", old, log).code == 1
+    assert run(capsys, "--rules", new, "--skip-unreadable", torn).code == 0
+    ran = run(capsys, "--rules", new, torn)
+    assert ran.code == 2
+    assert f"{torn}:3: 1 cells, but the header has 3" in ran.err
+    assert "1 lines could not be read and were left out" in ran.out
+
+
+def test_what_stands_in_a_log_does_not_act_on_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Callers' values are shown as text, whatever they hold."""
+    log = tmp_path / "log.csv"
+    log.write_text(csv_of([(0, "\x1b[2J"), (1, "\x1b[2J")]))
+
+    ran = run(capsys, "--rules", limited(tmp_path, DAY), log)
+
+    assert "\x1b" not in ran.out
+    assert "user=" in ran.out
