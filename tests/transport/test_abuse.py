@@ -592,7 +592,7 @@ def test_nothing_is_kept_for_a_client_that_is_gone() -> None:
     for _ in range(10):
         client.connection.receive(client.headers() + client.data())
 
-    client.connection.closing = True
+    client.connection.close()
     client.connection.forget()
     for stream_id in range(1, client.stream_id + 1, 2):
         client.connection.answer(stream_id, b"late")

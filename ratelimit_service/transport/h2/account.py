@@ -10,7 +10,7 @@ from ratelimit_service.transport.h2.costs import ANSWERED_US, BUDGET_US, SAVED_U
 from ratelimit_service.transport.h2.frames import ErrorCode
 from ratelimit_service.transport.h2.limits import ALL_HELD_BYTES, HELD_BYTES
 
-__all__ = ["Account", "ConnectionFaultError", "Memory"]
+__all__ = ["Account", "ConnectionFaultError", "Memory", "expect"]
 
 
 class ConnectionFaultError(Exception):
@@ -20,6 +20,12 @@ class ConnectionFaultError(Exception):
         super().__init__(text)
         self.code = code
         self.reason = reason
+
+
+def expect(condition: bool, text: str) -> None:
+    """Raises ConnectionFaultError if the client breaks the protocol."""
+    if not condition:
+        raise ConnectionFaultError(ErrorCode.PROTOCOL_ERROR, text)
 
 
 class Memory:

@@ -157,7 +157,7 @@ class Http2Protocol(asyncio.Protocol):
     def fail(self, error: Exception) -> None:
         """Drops the connection, because after a fault of ours nothing sensible can be sent."""
         self._calls.failed(error)
-        self.connection.closing = True
+        self.connection.close()
         self._forget_inbox()
         self.abort()
 
@@ -193,7 +193,7 @@ class Http2Protocol(asyncio.Protocol):
     def connection_lost(self, _: Exception | None) -> None:
         """Called by asyncio."""
         self._transport = None
-        self.connection.closing = True
+        self.connection.close()
         self.connection.forget()
         self._forget_inbox()
         self._calls.forget(self)

@@ -1,0 +1,144 @@
+"""Which streams of a connection are open, and how each one ends.
+
+A stream is open from its HEADERS until its answer is sent or it is reset (RFC 9113, section 5.1).
+What must not live here: what a stream carries.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from ratelimit_service.transport.h2 import frames
+from ratelimit_service.transport.h2.account import Account, Memory
+from ratelimit_service.transport.h2.costs import HEADERS_US, RESET_US
+from ratelimit_service.transport.h2.frames import ErrorCode, SettingId
+from ratelimit_service.transport.h2.headers import Head
+from ratelimit_service.transport.h2.life import Leaving, Life, Opening
+from ratelimit_service.transport.h2.limits import STREAM_BYTES
+from ratelimit_service.transport.h2.streams import Methods, Stream
+
+__all__ = ["OpenStreams"]
+
+_CLOSED_REMEMBERED: Final = 256
+
+
+class OpenStreams(Account):
+    """The open streams of one connection, and the last ones that were closed."""
+
+    def __init__(self, methods: Methods, memory: Memory) -> None:
+        super().__init__(memory)
+        self._methods = methods
+        self._life = Life()
+        self._streams: dict[int, Stream | None] = {}
+        """Open streams. None stands for a whole unary call without a record: its window is that of
+        all new streams."""
+        self._unfinished: dict[int, Stream] = {}
+        """Streams that the client has not ended on its side."""
+        self._finished: deque[int] = deque(maxlen=_CLOSED_REMEMBERED)
+        """Closed streams that both sides had ended."""
+        self._given_up: deque[int] = deque(maxlen=_CLOSED_REMEMBERED)
+        """Streams that we closed while the client could still send on them."""
+        self._withdrawn: list[int] = []
+        """Streams that we have ended; whoever works on their answers must still be told."""
+        self._blocked: dict[int, Stream] = {}
+        """Streams with answers that wait for the connection's window, the longest waiting first."""
+        self._shut: dict[int, Stream] = {}
+        """Streams with answers that wait for their own window."""
+        self._last_stream_id = 0
+        """The highest stream that the client has opened."""
+        self._unacknowledged = 1
+        """How many SETTINGS of ours the client has to acknowledge; the first go out at once."""
+        self._output: list[bytes] = []
+        self.reason = ""
+        """Why the connection was ended, in a word."""
+
+    @property
+    def open_streams(self) -> int:
+        """How many calls are not answered in full."""
+        return len(self._streams)
+
+    @property
+    def closing(self) -> bool:
+        """Whether the socket is to be closed once the output is written."""
+        return self._life.closing
+
+    def close(self) -> None:
+        """Ends the connection without a word, as when its socket is gone."""
+        if not self._life.closing:
+            self._life.enter(Leaving.CLOSING)
+
+    def abandon(self, code: ErrorCode, text: str, reason: str = "") -> None:
+        """Ends the connection, and tells the client why."""
+        if not self._life.closing:
+            self._life.enter(Leaving.CLOSING)
+            self.reason = reason
+            self._output.append(frames.goaway(self._last_stream_id, code, text))
+
+    def is_open(self, stream_id: int) -> bool:
+        """Whether the client still waits for this answer."""
+        return stream_id in self._streams and not self._life.closing
+
+    def forget(self) -> None:
+        """Ends the record of a connection that is gone: answers that still come are not kept."""
+        self._streams.clear()
+        for waiting in (self._unfinished, self._blocked, self._shut):
+            waiting.clear()
+        super().forget()
+
+    def take_output(self) -> bytes:
+        """Takes the bytes to write, which are then forgotten here."""
+        output = b"".join(self._output)
+        self._output.clear()
+        return output
+
+    def _stream(self, stream_id: int) -> Stream | None:
+        """The record of an open stream. A whole call gets one only when it is needed."""
+        stream = self._streams.get(stream_id)
+        if stream is None and stream_id in self._streams:
+            stream = Stream(Head(), self._methods)
+            stream.ended = True
+            stream.cost_us = HEADERS_US
+            self._keep(stream, STREAM_BYTES)
+            self._streams[stream_id] = stream
+        return stream
+
+    def _keep(self, stream: Stream, size: int) -> None:
+        stream.held += size
+        self._hold(size)
+
+    def _reset(self, stream_id: int, code: ErrorCode, cost_us: int = RESET_US) -> None:
+        """Ends one stream with an error. Raises ConnectionFaultError if that is done too often."""
+        self._output.append(frames.rst_stream(stream_id, code))
+        stream = self._stream(stream_id)
+        if stream is not None:
+            cost_us += stream.cost_us
+            stream.ended = True
+            self._close(stream_id, stream)
+            self._withdrawn.append(stream_id)
+        elif stream_id % 2:
+            self._given_up.append(stream_id)
+        self._spend(cost_us, "resets")
+
+    def _close(self, stream_id: int, stream: Stream) -> None:
+        """Forgets a stream that was answered or given up."""
+        del self._streams[stream_id]
+        self._unfinished.pop(stream_id, None)
+        self._blocked.pop(stream_id, None)
+        self._shut.pop(stream_id, None)
+        self._hold(-stream.held)
+        if not stream.ended:
+            # It was answered before the client had sent all, so it may stop (RFC 9113, 8.1).
+            self._output.append(frames.rst_stream(stream_id, ErrorCode.NO_ERROR))
+        (self._finished if stream.ended else self._given_up).append(stream_id)
+        if self._life.opening is Opening.FIRST_CALL:
+            # Only now, because a client that makes a single call should not need another SETTINGS.
+            self._life.enter(Opening.OPEN)
+            self._unacknowledged += 1
+            self._output.append(frames.settings({SettingId.HEADER_TABLE_SIZE: 0}))
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        """Ends a connection that is left once its last stream is closed."""
+        if not self._streams and self._life.leaving is Leaving.DRAINING:
+            self._life.enter(Leaving.CLOSING)
