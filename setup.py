@@ -12,7 +12,7 @@ from setuptools import Extension, setup
 
 COMPILED = """
     clock observer
-    model/request model/hit model/step model/algorithm model/decision model/limit
+    model/request model/hit model/step model/algorithm model/decision model/limit model/network
     algorithms/*
     rules/match
     stores/store stores/settled stores/keys stores/damage stores/memory

@@ -5,6 +5,7 @@ from ratelimit_service.model.calendar import WEEKDAYS, Anchor, Calendar, Periods
 from ratelimit_service.model.decision import Code, Decision, Header, Status, whole_seconds
 from ratelimit_service.model.hit import Hit, Mode, Outcome, outcome_of
 from ratelimit_service.model.limit import MAX_ADDEND, MAX_EXACT, FailurePolicy, Limit
+from ratelimit_service.model.network import Grouping, IPAddress, Network, address_of
 from ratelimit_service.model.parameter import Contradiction, Parameter, Takes
 from ratelimit_service.model.request import Descriptor, Entry, Request
 from ratelimit_service.model.step import Receipt, State, Step, step
@@ -27,10 +28,13 @@ __all__ = [
     "Descriptor",
     "Entry",
     "FailurePolicy",
+    "Grouping",
     "Header",
     "Hit",
+    "IPAddress",
     "Limit",
     "Mode",
+    "Network",
     "Outcome",
     "Parameter",
     "Periods",
@@ -41,6 +45,7 @@ __all__ = [
     "Step",
     "Takes",
     "Unit",
+    "address_of",
     "outcome_of",
     "step",
     "whole_seconds",

@@ -20,6 +20,7 @@ from ratelimit_service.rules.tree import (
     Level,
     Node,
     TalliesOf,
+    taken_twice,
     walk,
 )
 
@@ -145,13 +146,14 @@ def merge(files: Sequence[RuleFile]) -> tuple[tuple[Node, ...], list[Problem]]:
     """The root nodes of one domain's files, in their order, and where they contradict."""
     seen: dict[tuple[str, str, bool], Node] = {}
     problems = []
+    found = []
     for node in (node for file in files for node in file.nodes):
-        other = seen.setdefault(node.takes, node)
-        if other is not node:
-            message = f"the same key and value stand at {other.source}: merge the two"
+        if message := taken_twice(node, seen):
             text = path_text([(node.key, node.value)])
             problems.append(Problem(node.source, text, message, "duplicate"))
-    nodes = tuple(seen.values())
+        else:
+            found.append(node)
+    nodes = tuple(found)
     return nodes, [*problems, *_other_shards(files), *_unknown_targets(nodes)]
 
 

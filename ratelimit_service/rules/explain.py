@@ -143,7 +143,7 @@ def _why_not(other: Node, entry: Entry, taken: Node | None) -> str:
         return f"{its} matches too, but another has exactly this value"
     if taken.matcher.rank < other.matcher.rank:
         return f"{its} matches too, but a {taken.matcher.noun} goes before"
-    return f"{its} matches too, but was declared later"
+    return f"{its} matches too, but {other.matcher.beaten}"
 
 
 def _why(steps: tuple[EntryStep, ...], found: Match, descriptor: Descriptor) -> str:

@@ -141,7 +141,8 @@ _ON_DESCRIPTOR: Final = (
     RuleKey(
         "share_threshold",
         _SWITCH,
-        "All values of this pattern share one counter. Needs a `*` in `value`.",
+        "All values that match here share one counter. Needs more than one: a `*` in `value`, "
+        "or a key that takes several.",
         "`false`",
     ),
     RuleKey(

@@ -1,8 +1,8 @@
 """Which rule a descriptor meets. Pure, and the same walk for deciding and explaining.
 
-Entry by entry, as envoyproxy/ratelimit: the exact value (a pattern's text is one too), else the
-first matcher asked that matches, else the key alone; no turning back, and the last entry's
-node must hold the rule.
+Entry by entry, as envoyproxy/ratelimit: the exact value (one of a list and a pattern's text are
+such, too), else the matcher that the value goes to, else the key alone; no turning back, and the
+last entry's node must hold the rule.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ def find(level: Level, entry: Entry) -> Node | None:
     node = by_value.get(value) if by_value else None
     if node is not None:
         return node
-    for node in level.matching.get(key, ()):
-        if node.matcher is not None and node.matcher.matches(value):
+    asked = level.matching.get(key)
+    if asked is not None:
+        node = asked.find(value)
+        if node is not None:
             return node
     return level.default.get(key)
 

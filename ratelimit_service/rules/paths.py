@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import NamedTuple
 
 from ratelimit_service.text import printable
@@ -12,6 +13,9 @@ from ratelimit_service.text import printable
 __all__ = ["MatcherName", "Source", "matcher_name", "parse_path", "path_text"]
 
 _PLAIN = frozenset("*-_./:@+~")
+_MOST_IN_NAME = 3
+"""Texts of a list that a matcher's name shows."""
+_DIGEST_BYTES = 8
 
 
 class Source(NamedTuple):
@@ -35,12 +39,23 @@ class MatcherName(str):
     __slots__ = ()
 
 
-def matcher_name(key: str, text: str) -> MatcherName:
-    """The name of what the files write as `key: text`. It holds no `*`, as every wildcard does."""
+def matcher_name(key: str, *texts: str) -> MatcherName:
+    """The name of what the files write as `key: text`, or as `key: [text, text]`.
+
+    It holds no `*`, as every wildcard does. Of a long list it has the first texts, how many more
+    there are, and a digest of all.
+    """
+    listed = [_within_name(text) for text in texts[:_MOST_IN_NAME]]
+    if len(texts) > _MOST_IN_NAME:
+        whole = "".join(f"{len(text)}:{text}" for text in sorted(texts))
+        digest = blake2b(whole.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES)
+        listed.append(f"+{len(texts) - _MOST_IN_NAME}#{digest.hexdigest()}")
+    return MatcherName(f"{key}({','.join(listed)})")
+
+
+def _within_name(text: str) -> str:
     quoted = _quoted(text)
-    if "*" in quoted:
-        quoted = _in_quotes(text).replace("*", "\\u002a")
-    return MatcherName(f"{key}({quoted})")
+    return _in_quotes(text).replace("*", "\\u002a") if "*" in quoted else quoted
 
 
 def path_text(entries: Sequence[tuple[str, str]]) -> str:

@@ -216,11 +216,12 @@ class Fields:
         *,
         key: str | None = None,
         value: str | None = None,
+        at: yaml.Node | None = None,
         tolerated: bool = False,
         hint: bool = False,
     ) -> None:
-        """Notes a problem at a key, at a key's value, or at the mapping."""
-        node = self._node
+        """Notes a problem at a key, at a key's value, at a node within it, or at the mapping."""
+        node = at or self._node
         if key is not None:
             node = self._pairs[key].key
         elif value is not None:
@@ -258,6 +259,20 @@ class Fields:
                 found.append(_raw(item))
             else:
                 self._reader.report(item, self.path, "type", f"{name} must be a list of texts")
+        return found
+
+    def one_or_more(self, name: str) -> list[tuple[str, yaml.Node]]:
+        """A text, or a list of texts, each with where it stands."""
+        value = self._pairs[name].value
+        items = value.value if isinstance(value, yaml.SequenceNode) else [value]
+        self._reader.visit(value, 0)
+        found: list[tuple[str, yaml.Node]] = []
+        for item in items:
+            if isinstance(item, yaml.ScalarNode) and item.value and item.tag != f"{_TAG}null":
+                found.append((_raw(item), item))
+            else:
+                message = f"{name} must be a text or a list of texts, none of them empty"
+                self._reader.report(item, self.path, "type", message)
         return found
 
     def text_pairs(self, name: str) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ import yaml
 
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.language import LIMIT_KEYS
+from ratelimit_service.rules.matchers.registry import keys as matcher_keys
 from ratelimit_service.rules.overlay import Keys, Overlay
 from ratelimit_service.rules.problem import did_you_mean, quoted
 from ratelimit_service.rules.reader import Path, Reader, listed
@@ -37,7 +38,8 @@ _NOT_HOW = (
     "failure_policy",
 )
 _HOW_TO_COUNT = tuple(name for name in LIMIT_KEYS if name not in _NOT_HOW)
-_OF_THE_DESCRIPTOR = ("share_threshold",)
+_TAKES = tuple(key for key in matcher_keys() if key != "value")
+_OF_THE_DESCRIPTOR = ("share_threshold", *_TAKES)
 
 _Pairs = list[tuple[yaml.Node, yaml.Node]]
 
@@ -110,11 +112,12 @@ class _Nodes:
             message = f"metadata.{_OURS} must be a mapping of {listed(allowed)}"
             self._reader.report(nowhere, path, "type", message)
             return {}
-        if how and "rate_limit" not in values:
-            message = f"metadata.{_OURS} does nothing on a descriptor without rate_limit"
-            self._reader.report(nowhere, path, "no_effect", message, tolerated=True)
-            return {}
         for name in how:
+            if name in _HOW_TO_COUNT and "rate_limit" not in values:
+                message = (
+                    f"{name} in metadata.{_OURS} does nothing on a descriptor without rate_limit"
+                )
+                self._reader.report(nowhere, path, "no_effect", message, tolerated=True)
             if name not in allowed:
                 message = (
                     f"{quoted(name)} is no key of metadata.{_OURS}: allowed are {listed(allowed)}"

@@ -31,7 +31,7 @@ from ratelimit_service.rules.matchers import registry
 from ratelimit_service.rules.paths import Source, path_text
 from ratelimit_service.rules.problem import Problem, quoted
 from ratelimit_service.rules.reader import Fields, Reader, Unreadable
-from ratelimit_service.rules.tree import Level, Node, Rule
+from ratelimit_service.rules.tree import Level, Node, Rule, taken_twice
 
 __all__ = ["RuleFile", "compiled", "parse"]
 
@@ -140,15 +140,16 @@ class _Language:
 
     def descriptors(self, fields: Fields) -> tuple[Node, ...]:
         seen: dict[tuple[str, str, bool], Node] = {}
+        nodes: list[Node] = []
         for item in fields.items("descriptors", self._keys, deeper=True):
             node = self._descriptor(item)
             if node is None:
                 continue
-            other = seen.setdefault(node.takes, node)
-            if other is not node:
-                message = f"the same key and value stand at {other.source}: merge the two"
+            if message := taken_twice(node, seen):
                 item.report("duplicate", message)
-        return tuple(seen.values())
+            else:
+                nodes.append(node)
+        return tuple(nodes)
 
     def _descriptor(self, fields: Fields) -> Node | None:
         """None if it does not say what it takes."""

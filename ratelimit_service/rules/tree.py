@@ -5,13 +5,13 @@ Nothing here reads files, knows YAML or decides; `match` walks these, `schema` b
 
 from __future__ import annotations
 
-from bisect import insort_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ratelimit_service.model import FailurePolicy, Limit
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.matchers.matcher import Matcher
+from ratelimit_service.rules.matchers.search import Search
 from ratelimit_service.rules.paths import Source
 
 __all__ = [
@@ -19,10 +19,12 @@ __all__ = [
     "Domain",
     "Level",
     "LevelBuilder",
+    "MatcherNodes",
     "Node",
     "Rule",
     "Snapshot",
     "TalliesOf",
+    "taken_twice",
     "walk",
     "ways",
 ]
@@ -83,9 +85,16 @@ class Node:
     source: Source = _NOWHERE
 
     @property
-    def takes(self) -> tuple[str, str, bool]:
-        """What it takes; no two nodes of a level take the same."""
-        return (self.key, self.value, self.matcher is None)
+    def takes(self) -> tuple[tuple[str, str, bool], ...]:
+        """What it takes; no two nodes of a level take any of it both."""
+        matcher = self.matcher
+        if matcher is None:
+            return ((self.key, self.value, True),)
+        return (
+            (self.key, self.value, False),
+            *((self.key, each, True) for each in matcher.literals),
+            *((self.key, each, False) for each in matcher.claims),
+        )
 
     def with_children(self, children: Level | None) -> Node:
         """The same with other children."""
@@ -106,12 +115,12 @@ class Level:
     """The nodes below one node, arranged for look-up: exact, then matchers, then key alone.
 
     `exact` holds, for each key, its nodes by value, and by their matchers' literals; `matching`
-    those with a matcher, in the order in which they are asked. `nodes` are all, as declared.
+    those whose matchers are to be asked. `nodes` are all, as declared.
     """
 
     nodes: tuple[Node, ...]
     exact: Mapping[str, Mapping[str, Node]]
-    matching: Mapping[str, Sequence[Node]]
+    matching: Mapping[str, MatcherNodes]
     default: Mapping[str, Node]
 
     @classmethod
@@ -123,24 +132,44 @@ class Level:
         return builder.level()
 
 
+class MatcherNodes:
+    """The nodes of one key on a level whose matchers are asked whether they take a value."""
+
+    __slots__ = ("_nodes", "_search")
+
+    def __init__(self) -> None:
+        self._nodes: list[Node] = []
+        self._search = Search()
+
+    def add(self, node: Node, matcher: Matcher) -> None:
+        """Adds the next node as declared."""
+        self._nodes.append(node)
+        self._search.add(matcher)
+
+    def find(self, value: str) -> Node | None:
+        """The node that a value goes to."""
+        place = self._search.first(value)
+        return self._nodes[place] if place >= 0 else None
+
+
 class LevelBuilder:
     """Arranges one node after the other."""
 
     def __init__(self) -> None:
         self._nodes: list[Node] = []
         self._exact: dict[str, dict[str, Node]] = {}
-        self._matching: dict[str, list[Node]] = {}
+        self._matching: dict[str, MatcherNodes] = {}
         self._default: dict[str, Node] = {}
 
     def add(self, node: Node) -> None:
         """Adds the next node as declared."""
         self._nodes.append(node)
         if node.matcher is not None:
-            asked = self._matching.setdefault(node.key, [])
-            if asked and _rank(node) < _rank(asked[-1]):
-                insort_right(asked, node, key=_rank)
-            else:
-                asked.append(node)
+            if node.matcher.asked:
+                asked = self._matching.get(node.key)
+                if asked is None:
+                    asked = self._matching[node.key] = MatcherNodes()
+                asked.add(node, node.matcher)
             for value in node.matcher.literals:
                 self._exact.setdefault(node.key, {}).setdefault(value, node)
         elif node.value:
@@ -151,10 +180,6 @@ class LevelBuilder:
     def level(self) -> Level:
         """The level; nothing may be added afterwards."""
         return Level(tuple(self._nodes), self._exact, self._matching, self._default)
-
-
-def _rank(node: Node) -> int:
-    return node.matcher.rank if node.matcher is not None else 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,6 +201,21 @@ class Domain:
     def rules(self) -> Iterator[Rule]:
         """Every rule of the tree, parents before children, as declared."""
         return (node.rule for node in walk(self.root.nodes) if node.rule)
+
+
+def taken_twice(node: Node, seen: dict[tuple[str, str, bool], Node]) -> str:
+    """What is wrong if an earlier node of a level takes what this one takes; else "".
+
+    `seen` are the earlier nodes by what they take; this one is added.
+    """
+    message = ""
+    for each in node.takes:
+        other = seen.setdefault(each, node)
+        if other is not node and not message:
+            whole = node.value == other.value
+            what = "the same key and value stand" if whole else f"{each[1]!r} stands"
+            message = f"{what} at {other.source}{': merge the two' if whole else ', too'}"
+    return message
 
 
 def walk(nodes: Iterable[Node]) -> Iterator[Node]:

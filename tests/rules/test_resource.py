@@ -200,6 +200,30 @@ def test_metadata_that_does_not_say_how_to_count(metadata: object, problem: str)
     assert problem in "\n".join(map(str, file.problems))
 
 
+def test_metadata_says_what_is_taken() -> None:
+    """`metadata.ratelimit` can hold what a descriptor takes, with a limit or without one."""
+    yaml = parse(
+        "f",
+        b"""
+domain: edge
+descriptors:
+- {key: k, cidr: [10.0.0.0/8], rate_limit: {unit: day, requests_per_unit: 1}}
+- {key: k, one_of: [a, b], descriptors: [{key: l}]}
+""",
+    )
+    limit = {"unit": "DAY", "requests_per_unit": 1}
+    address = one(limit, metadata={"ratelimit": {"cidr": ["10.0.0.0/8"]}})
+    values = one(None, metadata={"ratelimit": {"one_of": ["a", "b"]}}, descriptors=[{"key": "l"}])
+    address["descriptors"] += values["descriptors"]
+
+    file = sent(address)
+
+    assert not file.problems
+    assert [(node.value, node.matcher) for node in walk(file.nodes)] == [
+        (node.value, node.matcher) for node in walk(yaml.nodes)
+    ]
+
+
 def test_metadata_of_files_stays_what_it_is() -> None:
     """In a file `metadata.ratelimit` is metadata as any other."""
     yaml = b"""

@@ -7,13 +7,64 @@ take all that they need from here; none of them knows one matcher by name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import ClassVar, Self
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Final, Self
 
 from ratelimit_service.rules.paths import matcher_name
 from ratelimit_service.rules.reader import Fields
 
-__all__ = ["Matcher"]
+__all__ = ["ONE_OR_MORE", "Index", "Matcher", "OneByOne"]
+
+
+ONE_OR_MORE: Final[Mapping[str, object]] = {
+    "anyOf": [
+        {"type": ["string", "number", "boolean"], "minLength": 1},
+        {
+            "type": "array",
+            "items": {"type": ["string", "number", "boolean"], "minLength": 1},
+            "minItems": 1,
+        },
+    ]
+}
+"""A text or a list of texts, as a JSON Schema."""
+
+
+class Index(ABC):
+    """Finds out which of many matchers of one kind take a value. Each has a place, a number."""
+
+    @abstractmethod
+    def add(self, matcher: Matcher, place: int) -> None:
+        """Adds the next matcher; places only grow."""
+
+    @abstractmethod
+    def first(self, value: str) -> int:
+        """The place of the one that a value goes to; -1 if none takes it."""
+
+    @abstractmethod
+    def all(self, value: str) -> Iterable[int]:
+        """The places of all that take a value, the one that it goes to first."""
+
+
+class OneByOne(Index):
+    """Asks one matcher after the other: for kinds of which a level has few."""
+
+    def __init__(self) -> None:
+        self._asked: list[tuple[int, Matcher]] = []
+
+    def add(self, matcher: Matcher, place: int) -> None:
+        """Adds the next matcher."""
+        self._asked.append((place, matcher))
+
+    def first(self, value: str) -> int:
+        """The first declared one that takes it."""
+        for place, matcher in self._asked:
+            if matcher.matches(value):
+                return place
+        return -1
+
+    def all(self, value: str) -> Iterable[int]:
+        """All that take it, as declared."""
+        return [place for place, matcher in self._asked if matcher.matches(value)]
 
 
 class Matcher(ABC):
@@ -31,6 +82,10 @@ class Matcher(ABC):
     """What holds without the key."""
     noun: ClassVar[str]
     """What `explain` calls it: "the … matches"."""
+    index: ClassVar[type[Index]] = OneByOne
+    """What finds those that take a value among the many of a level."""
+    beaten: ClassVar[str] = "was declared later"
+    """Why one that takes a value stands behind another of its rank, for `explain`."""
     text: str
     """What it takes, as files write it. Two that take other values have other texts."""
 
@@ -67,6 +122,16 @@ class Matcher(ABC):
     @property
     def literals(self) -> tuple[str, ...]:
         """Values that are looked up, before any matcher is asked."""
+        return ()
+
+    @property
+    def asked(self) -> bool:
+        """Whether it takes any values beside its literals."""
+        return True
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """Parts of what it takes that no other matcher of its level may have, too."""
         return ()
 
     @property

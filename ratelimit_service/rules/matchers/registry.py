@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from ratelimit_service.rules.matchers.cidr import Networks
 from ratelimit_service.rules.matchers.matcher import Matcher
+from ratelimit_service.rules.matchers.one_of import OneOf
 from ratelimit_service.rules.matchers.pattern import Pattern
 from ratelimit_service.rules.reader import Fields
 
@@ -12,6 +14,8 @@ __all__ = ["MATCHERS", "TakenValues", "keys", "kinds", "shareable", "taken"]
 
 MATCHERS: Final[list[type[Matcher]]] = [
     Pattern,
+    OneOf,
+    Networks,
 ]
 
 
@@ -37,7 +41,8 @@ def keys() -> tuple[str, ...]:
 
 def shareable() -> str:
     """What a descriptor needs whose values share a counter."""
-    return " or ".join(["a `*` in value", *(key for key in keys() if key != Pattern.key)])
+    *names, last = ["a `*` in value", *(key for key in keys() if key != Pattern.key)]
+    return f"{', '.join(names)} or {last}"
 
 
 def taken(fields: Fields) -> TakenValues | None:

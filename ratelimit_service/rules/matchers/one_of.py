@@ -1,0 +1,74 @@
+"""Values from a list: `one_of: [free, trial]`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ratelimit_service.rules.matchers.matcher import ONE_OR_MORE, Matcher
+from ratelimit_service.rules.paths import MatcherName, matcher_name
+from ratelimit_service.rules.problem import quoted
+from ratelimit_service.rules.reader import Fields
+
+__all__ = ["OneOf"]
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf(Matcher):
+    """Just these values. They are looked up as exact values are, however many there are."""
+
+    key = "one_of"
+    help = "A list of values instead, as `[free, trial]`. A `*` has no meaning in it."
+    shape = ONE_OR_MORE
+    noun = "list"
+    values: tuple[str, ...]
+
+    @classmethod
+    def read(cls, fields: Fields) -> OneOf:
+        """A list of values; one value alone is a list, too. Raises ValueError."""
+        values: dict[str, None] = {}
+        for value, node in fields.one_or_more(cls.key):
+            if "*" in value:
+                message = (
+                    f"a `*` in one_of stands for itself, and {quoted(value)} looks like a pattern: "
+                    "write a descriptor of its own with value"
+                )
+                fields.report("one_of", message, at=node)
+            elif value in values:
+                fields.report("one_of", f"{quoted(value)} stands in this list twice", at=node)
+            values[value] = None
+        if not values:
+            raise ValueError("one_of is empty: write a list of values, as [free, trial]")
+        return cls(tuple(values))
+
+    def __reduce__(self) -> tuple[type[OneOf], tuple[tuple[str, ...]]]:
+        """How it is pickled: a dataclass's own way takes longer, and serving waits for it."""
+        return OneOf, (self.values,)
+
+    def matches(self, value: str) -> bool:
+        """Whether it is one of them."""
+        return value in self.values
+
+    @property
+    def text(self) -> str:  # type: ignore[override]  # it is only read
+        """The list."""
+        return ", ".join(self.values)
+
+    @property
+    def name(self) -> MatcherName:
+        """The values, whatever their order in the file."""
+        return matcher_name(self.key, *sorted(self.values))
+
+    @property
+    def literals(self) -> tuple[str, ...]:
+        """All of them."""
+        return self.values
+
+    @property
+    def asked(self) -> bool:
+        """Whether it takes values that are no literals."""
+        return False
+
+    @property
+    def example(self) -> str:
+        """The first."""
+        return self.values[0]

@@ -1,0 +1,76 @@
+"""Which of a level's matchers for one key takes a value, without asking each of them.
+
+What must not live here: nodes and rules (`tree`), and what one kind takes (a file each).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from ratelimit_service.rules.matchers.matcher import Index, Matcher
+
+__all__ = ["Search"]
+
+
+class Search:
+    """Matchers by rank, those of each rank in the indexes of their kinds.
+
+    Each has a place, by which it goes before others of its rank: the number of those before it.
+    """
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._ranks: list[int] = []
+        self._stages: list[_Stage] = []
+
+    def add(self, matcher: Matcher) -> None:
+        """Adds the next one as declared."""
+        rank = matcher.rank
+        at = bisect_left(self._ranks, rank)
+        if at == len(self._ranks) or self._ranks[at] != rank:
+            self._ranks.insert(at, rank)
+            self._stages.insert(at, _Stage())
+        self._stages[at].add(matcher, self._size)
+        self._size += 1
+
+    def first(self, value: str) -> int:
+        """The place of the one that a value goes to; -1 if none takes it."""
+        for stage in self._stages:
+            place = stage.first(value)
+            if place >= 0:
+                return place
+        return -1
+
+    def all(self, value: str) -> Iterator[int]:
+        """The places of all that take a value, the one that it goes to first."""
+        for stage in self._stages:
+            yield from stage.all(value)
+
+
+class _Stage:
+    """Those of one rank."""
+
+    def __init__(self) -> None:
+        self._indexes: dict[type[Index], Index] = {}
+
+    def add(self, matcher: Matcher, place: int) -> None:
+        index = self._indexes.get(matcher.index)
+        if index is None:
+            index = self._indexes[matcher.index] = matcher.index()
+        index.add(matcher, place)
+
+    def first(self, value: str) -> int:
+        found = -1
+        for index in self._indexes.values():
+            place = index.first(value)
+            if place >= 0 and (found < 0 or place < found):
+                found = place
+        return found
+
+    def all(self, value: str) -> Iterator[int]:
+        if len(self._indexes) == 1:
+            for index in self._indexes.values():
+                yield from index.all(value)
+            return
+        yield from sorted(place for index in self._indexes.values() for place in index.all(value))
