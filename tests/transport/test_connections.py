@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import resource
 import socket
 import ssl
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -19,10 +21,12 @@ from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
 from ratelimit_service.transport.h2 import H2Server, frames, server
 from ratelimit_service.transport.h2.frames import PREFACE, FrameType
+from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.transport.tls import TLSFiles
 from tests.service.asking import Asking
 from tests.transport.test_addresses import Files
 from tests.transport.test_h2 import Client
+from tests.transport.test_overload import rounds
 from tests.transport.test_transports import RULES
 
 
@@ -82,6 +86,34 @@ async def test_closed_before_the_handshake(tmp_path: Path, given: bool) -> None:
 
     assert place.server.connections == 0
     assert place.gone == (50 if given else 0)
+    await asyncio.wait_for(place.server.stop(60_000_000), 10)
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n"])
+async def test_closed_within_the_handshake(tmp_path: Path, said: bytes) -> None:
+    """A client that hangs up once TLS waits for it, as a slow probe may, leaves nothing behind.
+
+    On uvloop nor is there anything for the garbage collector, which would free all in one go.
+    """
+    place = Place(tmp_path, given=False, tls=True, guests=None)
+    kept: list[weakref.ref[Http2Protocol]] = []
+    gc.disable()
+    try:
+        for _ in range(5):
+            client = await place.client()
+            client.send(said)
+            for _ in range(5):
+                await rounds()
+            kept += map(weakref.ref, place.server._protocols)
+            client.close()
+        await until(lambda: place.stats.refused_connections["handshake"] == 5, "5 refusals")
+        await rounds()
+    finally:
+        gc.enable()
+
+    assert place.server.connections == 0
+    if type(asyncio.get_running_loop()).__module__ == "uvloop":
+        assert not any(each() for each in kept)
     await asyncio.wait_for(place.server.stop(60_000_000), 10)
 
 

@@ -107,7 +107,7 @@ class _Handshake(asyncio.Protocol):
         self._aside = False
         self._lost = False
         self._error: Exception | None = None
-        """The error with which the connection was lost, if there was one."""
+        """The error with which the connection was lost."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by asyncio."""
@@ -144,14 +144,17 @@ class _Handshake(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Called by asyncio. The end of a handshake takes a turn, too: many may end at once."""
         self._raw = None
-        self._lost, self._error = True, error
+        # Without an error TLS would take a client that hung up for one that has agreed.
+        self._lost, self._error = True, error or ConnectionResetError("the client has gone")
         self._inbox.clear()
         self._ask_for_a_turn()
 
     def handle_piece(self, _now_us: int) -> bool:
         """Takes a step of the handshake; returns whether there are bytes for another."""
         if self._lost and self._tls is not None:
-            self._tls.connection_lost(self._error)
+            # What is raised refers to whoever waits for us: to keep it here would be a cycle.
+            error, self._error = self._error, None
+            self._tls.connection_lost(error)
             return False
         if self._aside or self._raw is None:
             self._waiting = False
