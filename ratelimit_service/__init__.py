@@ -21,8 +21,8 @@ def _installed_version() -> str:
 
 
 def _metadata() -> Iterator[Path]:
-    for place in sys.path:
-        yield from Path(place or ".").glob("ratelimit_service-*.dist-info/METADATA")
+    for directory in sys.path:
+        yield from Path(directory or ".").glob("ratelimit_service-*.dist-info/METADATA")
 
 
 __version__ = _installed_version()

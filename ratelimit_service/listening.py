@@ -89,18 +89,18 @@ def _listen_tcp(host: str, port: int) -> list[socket.socket]:
 def _bound(host: str, port: int) -> list[socket.socket]:
     """Sockets on all addresses of the host that do not listen yet."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    places = list(dict.fromkeys((family, place) for family, _, _, _, place in found))
+    addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
     opened: list[socket.socket] = []
     try:
-        for family, place in places:
+        for family, address in addresses:
             opened.append(listener := socket.socket(family, socket.SOCK_STREAM))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 # Alone it takes IPv4 as well, beside an IPv4 address it must not.
-                only = len(places) > 1
+                only = len(addresses) > 1
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
             taken = opened[0].getsockname()[1] or port
-            listener.bind((place[0], taken, *place[2:]))
+            listener.bind((address[0], taken, *address[2:]))
             listener.setblocking(False)
     except OSError:
         for each in opened:
@@ -128,10 +128,10 @@ def _is_stale(path: str) -> bool:
 
     Raises OSError if somebody listens there, or what is there is no socket.
     """
-    place = Path(path)
-    if not place.exists():
+    file = Path(path)
+    if not file.exists():
         return False
-    if not place.is_socket():
+    if not file.is_socket():
         raise FileExistsError(errno.EEXIST, "there is a file that is no socket")
     with socket.socket(socket.AF_UNIX) as client:
         try:

@@ -103,9 +103,9 @@ class Admin(Port):
         if isinstance(answer, Refusal):
             status = _HTTP_STATUS.get(answer.code, 500)
             return web.Response(status=status, text=f"{answer.message}\n")
-        over = decode_decision(answer).code is Code.OVER_LIMIT
+        denied = decode_decision(answer).code is Code.OVER_LIMIT
         return web.Response(
-            status=429 if over else 200,
+            status=429 if denied else 200,
             body=await stepwise(decision_to_json(answer)),
             content_type="application/json",
         )

@@ -9,8 +9,8 @@ __all__ = ["annotation"]
 
 def annotation(level: str, source: Source, title: str, text: str) -> str:
     """Marks a line; `level` is error, warning or notice. The text may have several lines."""
-    place = f"file={_property(source.file)},line={source.line or 1},col={source.column or 1}"
-    return f"::{level} {place},title={_property(title)}::{_data(text)}"
+    location = f"file={_property(source.file)},line={source.line or 1},col={source.column or 1}"
+    return f"::{level} {location},title={_property(title)}::{_data(text)}"
 
 
 def _data(text: str) -> str:

@@ -94,11 +94,11 @@ def hit(
         for text in descriptors
     )
     request = Request(domain, asked)
-    over = 0
+    denied = 0
     with Client(address, tls) as client:
         for _ in range(repeat):
             decision = client.should_rate_limit(request, timeout_us)
-            over += decision.code is Code.OVER_LIMIT
+            denied += decision.code is Code.OVER_LIMIT
             why = why_not_counted(client, request, decision, timeout_us)
             if as_json:
                 click.echo(json.dumps(_as_json(decision, why)))
@@ -106,8 +106,8 @@ def hit(
             for line in _lines(request, decision, why):
                 say(line)
     if repeat > 1 and not as_json:
-        say(f"{repeat - over} allowed, {over} over limit")
-    return 1 if over else 0
+        say(f"{repeat - denied} allowed, {denied} over limit")
+    return 1 if denied else 0
 
 
 def _lines(request: Request, decision: Decision, why: Mapping[int, str]) -> Iterator[str]:

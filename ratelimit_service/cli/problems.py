@@ -92,12 +92,12 @@ def _sarif(found: Linted) -> Iterator[str]:
 def _result(problem: Problem) -> dict[str, object]:
     where = f"{problem.path}: " if problem.path else ""
     region = {"startLine": problem.source.line or 1, "startColumn": problem.source.column or 1}
-    place = {"artifactLocation": {"uri": problem.source.file}, "region": region}
+    location = {"artifactLocation": {"uri": problem.source.file}, "region": region}
     return {
         "ruleId": problem.kind,
         "level": _level(problem),
         "message": {"text": where + problem.message},
-        "locations": [{"physicalLocation": place}],
+        "locations": [{"physicalLocation": location}],
     }
 
 

@@ -108,13 +108,13 @@ class _Client:
                 await self._converse()
             except (_LostError, OSError, aio.AioRpcError, aio.UsageError) as error:
                 if self._heard:
-                    await self._log(logging.WARNING, f"lost {self._place}: {_reason(error)}")
+                    await self._log(logging.WARNING, f"lost {self._location}: {_reason(error)}")
                 self._why = _reason(error)
                 self._doubt()
             await asyncio.sleep(self._pauses.next_seconds())
 
     @property
-    def _place(self) -> str:
+    def _location(self) -> str:
         return f"xds://{self._task['address']}"
 
     # One stream
@@ -171,7 +171,7 @@ class _Client:
                 raise _LostError(f"what it sends is no DiscoveryResponse: {error}") from error
             if response.type_url == TYPE_URL:
                 return response
-            text = f"{self._place} sends {response.type_url!r}, which nobody has asked for"
+            text = f"{self._location} sends {response.type_url!r}, which nobody has asked for"
             await self._log(logging.WARNING, text)
 
     async def _newer_in_time(self) -> bool:

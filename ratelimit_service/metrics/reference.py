@@ -99,7 +99,7 @@ async def totals(reading: Reading) -> Counter[str]:
 
 
 def _of_series(series: Series) -> Iterator[tuple[str, int]]:
-    place = ".".join([f"{_SERVICE}.rate_limit", clean(series.domain), *segments(series)])
+    prefix = ".".join([f"{_SERVICE}.rate_limit", clean(series.domain), *segments(series)])
     for name, read in PER_RULE.items():
         if number := read(series.tally):
-            yield f"{place}.{name}", number
+            yield f"{prefix}.{name}", number

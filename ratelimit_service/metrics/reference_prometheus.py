@@ -54,14 +54,14 @@ def exports(settings: Settings) -> Iterator[Page]:
 async def _page(reading: Reading) -> AsyncIterator[bytes]:
     by_rule: dict[str, Counter[tuple[str, ...]]] = {name: Counter() for name in PER_RULE}
     async for series in slowly(reading.series):
-        place = (clean(series.domain), *segments(series)[:2])  # deeper levels add up
+        named = (clean(series.domain), *segments(series)[:2])  # deeper levels add up
         for name, read in PER_RULE.items():
             if number := read(series.tally):
-                by_rule[name][place] += number
+                by_rule[name][named] += number
     for name, counts in by_rule.items():
         lines = (
-            _line(f"{_PREFIX}_rate_limit_{name}", _labels(place), number)
-            for place, number in counts.items()
+            _line(f"{_PREFIX}_rate_limit_{name}", _labels(named), number)
+            for named, number in counts.items()
         )
         async for part in _family(f"{_PREFIX}_rate_limit_{name}", "counter", lines):
             yield part
@@ -88,12 +88,12 @@ async def _family(name: str, kind: str, lines: Iterable[str]) -> AsyncIterator[b
         await asyncio.sleep(0)
 
 
-def _labels(place: tuple[str, ...]) -> dict[str, str]:
-    return dict(zip(("domain", "key1", "key2"), place, strict=False))
+def _labels(names: tuple[str, ...]) -> dict[str, str]:
+    return dict(zip(("domain", "key1", "key2"), names, strict=False))
 
 
-def _line(name: str, labels: Mapping[str, str], number: float) -> str:
-    text = ",".join(f'{label}="{_escaped(value)}"' for label, value in labels.items())
+def _line(name: str, names: Mapping[str, str], number: float) -> str:
+    text = ",".join(f'{label}="{_escaped(value)}"' for label, value in names.items())
     return f"{name}{{{text}}} {number}\n" if text else f"{name} {number}\n"
 
 

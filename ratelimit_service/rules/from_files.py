@@ -33,7 +33,7 @@ class FromFiles(RuleSource):
     keeps_vanished = True
 
     def __init__(self, path: Path) -> None:
-        self.place = str(path)
+        self.location = str(path)
         self._path = path
 
     @classmethod

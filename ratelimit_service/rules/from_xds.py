@@ -58,7 +58,7 @@ class FromXds(RuleSource):
 
     def __init__(self, settings: Settings) -> None:
         """Raises SettingsError for what cannot be used."""
-        self.place = settings.rules
+        self.location = settings.rules
         address = settings.rules.partition("://")[2]
         split_address(address)
         self._overlay_file = settings.xds_overlay
@@ -96,7 +96,7 @@ class FromXds(RuleSource):
         """What was received last. Raises RulesError if that is nothing yet."""
         received = self._received
         if received is None:
-            raise RulesError(f"no rules have come from {self.place} yet")
+            raise RulesError(f"no rules have come from {self.location} yet")
         overlay = self._read_overlay()
         found = Found(
             received.files | overlay.files,
@@ -125,8 +125,8 @@ class FromXds(RuleSource):
             pass
         why = self._away or self._fault or "it has not answered yet"
         raise RulesError(
-            f"{self.place} has sent nothing within {_FETCH_SECONDS:g} s: {why}; check its address, "
-            f"and whether it knows the node {self._task['node']!r}"
+            f"{self.location} has sent nothing within {_FETCH_SECONDS:g} s: {why}; check its "
+            f"address, and whether it knows the node {self._task['node']!r}"
         )
 
     async def changes(self) -> AsyncGenerator[str, None]:
@@ -138,7 +138,7 @@ class FromXds(RuleSource):
                         self._fault = fault
                         yield fault
             except (OSError, _ClientError) as error:
-                self._fault = f"the client of {self.place} ended: {error}"
+                self._fault = f"the client of {self.location} ended: {error}"
                 yield self._fault
             await asyncio.sleep(_AGAIN_SECONDS)
 
@@ -155,7 +155,7 @@ class FromXds(RuleSource):
             problem
             for name, each in verdict.items()
             for problem in each
-            if (name or problem.source.file).startswith(self.place)
+            if (name or problem.source.file).startswith(self.location)
         ]
         loop = asyncio.get_running_loop()
         loop.run_in_executor(None, self._told, self._tell, self._read[1], problems)
@@ -165,7 +165,7 @@ class FromXds(RuleSource):
         try:
             _say(client, {"stamp": stamp, "problems": [str(each) for each in sorted(problems)]})
         except (OSError, ValueError):  # it has ended, and its pipe may be closed
-            log.debug("the client of %s is gone: another is started", self.place)
+            log.debug("the client of %s is gone: another is started", self.location)
 
     def _read_overlay(self) -> Found:
         if not self._overlay_file:
@@ -222,7 +222,7 @@ class FromXds(RuleSource):
         if head["kind"] == "away":
             self._away = printable(head["why"])
             seconds = self._task["away_seconds"]
-            fault = f"nothing has come from {self.place} for {seconds:g} s: {self._away}"
+            fault = f"nothing has come from {self.location} for {seconds:g} s: {self._away}"
             stays = "; what it has sent before stays in force" if self._received else ""
             return fault + stays
         if head["kind"] == "log":
@@ -234,15 +234,15 @@ class FromXds(RuleSource):
             files, unread = {}, {}
             for _ in range(head["resources"]):
                 name = (await read_frame(stream)).decode()
-                files[f"{self.place}/{name}"] = await read_frame(stream)
+                files[f"{self.location}/{name}"] = await read_frame(stream)
             log.info(
                 "%s has sent version %s: resources %d",
-                self.place,
+                self.location,
                 printable(head["version"]),
                 len(files),
             )
             if head["unread"]:
-                unread[self.place] = head["unread"]
+                unread[self.location] = head["unread"]
         self._received = _Received(files, unread, head["stamp"])
         return ""
 

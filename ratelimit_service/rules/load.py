@@ -107,7 +107,7 @@ class Rules:
         """
         found = self._source.fetch() if once else self._source.first(former)
         if found is None:
-            why = f"no rules have come from {self._source.place} yet: the failure policy decides"
+            why = f"no rules have come from {self._source.location} yet: the failure policy decides"
             self._health.degrade("rules", why)
             return
         for name, why in found.unread.items():
@@ -153,7 +153,7 @@ class Rules:
                 self._stats.rule_loads["error"] += 1
                 self._health.degrade("rules", f"{error}; the last good rules stay")
                 if found is not None:
-                    problem = Problem(Source(self._source.place), "", str(error), "internal")
+                    problem = Problem(Source(self._source.location), "", str(error), "internal")
                     self._source.judged(found, {"": [problem]})
 
     def leave(self) -> Left | None:
@@ -186,7 +186,7 @@ class Rules:
     async def _done_in_time(self, reading: asyncio.Future[Found]) -> None:
         await asyncio.wait([reading], timeout=_READ_SECONDS)
         if not reading.done():
-            raise RulesError(f"reading {self._source.place} takes more than {_READ_SECONDS:g} s")
+            raise RulesError(f"reading {self._source.location} takes more than {_READ_SECONDS:g} s")
 
     def _versions(
         self, found: Found, *, keep_vanished: bool

@@ -38,8 +38,8 @@ class Problem:
         return not self.hint and (strict or not self.tolerated)
 
     def __str__(self) -> str:
-        place = f"{self.path}: " if self.path else ""
-        return f"{self.source}: {place}{self.message} [{self.kind}]"
+        where = f"{self.path}: " if self.path else ""
+        return f"{self.source}: {where}{self.message} [{self.kind}]"
 
 
 def quoted(text: str) -> str:

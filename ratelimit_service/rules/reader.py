@@ -81,9 +81,9 @@ class Reader:
         hint: bool = False,
     ) -> None:
         """Notes a problem at a node."""
-        place = path_text([entry for entry in path if entry[0]])
+        where = path_text([entry for entry in path if entry[0]])
         tolerated = tolerated or hint
-        self.problems.append(Problem(self.source(node), place, message, kind, tolerated, hint))
+        self.problems.append(Problem(self.source(node), where, message, kind, tolerated, hint))
 
     def source(self, node: yaml.Node | yaml.Event) -> Source:
         """Where a node stands."""

@@ -113,8 +113,8 @@ def _guessed_domain(data: bytes) -> str:
 def _fault(name: str, error: Exception) -> Problem:
     """What is said of a fault of ours: where it lies, for its mend."""
     at = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{Path(at.filename).name}:{at.lineno}"
-    message = f"a fault in reading this file, please report it: {place}: {quoted(repr(error))}"
+    where = f"{Path(at.filename).name}:{at.lineno}"
+    message = f"a fault in reading this file, please report it: {where}: {quoted(repr(error))}"
     return Problem(Source(name), "", message, "internal")
 
 

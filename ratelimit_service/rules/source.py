@@ -48,7 +48,7 @@ class Found(NamedTuple):
 class RuleSource(ABC):
     """One place from which rules come. It belongs to one event loop; `read` runs in a thread."""
 
-    place: str
+    location: str
     """What people call it, as `--rules` names it."""
 
     leaves = False

@@ -22,10 +22,10 @@ def announce(
     settings: Settings, snapshot: Snapshot, grpc_port: int, http_port: int, workers: int
 ) -> None:
     """Prints the text; `workers` is 0 if one process does everything."""
-    place = f"port {grpc_port}" if grpc_port else settings.grpc
+    at = f"port {grpc_port}" if grpc_port else settings.grpc
     many = f" with {workers} worker{'' if workers == 1 else 's'}" if workers else ""
     lines = [
-        f"ratelimit serves gRPC on {place} and HTTP on port {http_port}{many}",
+        f"ratelimit serves gRPC on {at} and HTTP on port {http_port}{many}",
         f"counters in {redacted(settings.store)}"
         + (f", of seconds in {redacted(settings.second_store)}" if settings.second_store else ""),
         f"rules from {settings.rules}: "

@@ -80,14 +80,14 @@ class _Bounded(logging.Filter):
         """Whether to write a line. Debug lines are all written: whoever asks for them wants all."""
         if record.levelno < logging.INFO:
             return True
-        place = record.pathname, record.lineno
+        line = record.pathname, record.lineno
         now_us = elapsed_us()
-        free_at_us = max(now_us, self._free_at_us.get(place, now_us)) + _EACH_US
+        free_at_us = max(now_us, self._free_at_us.get(line, now_us)) + _EACH_US
         if free_at_us > now_us + _BURST * _EACH_US:
-            self._left_out[place] = self._left_out.get(place, 0) + 1
+            self._left_out[line] = self._left_out.get(line, 0) + 1
             return False
-        self._free_at_us[place] = free_at_us
-        record.left_out = self._left_out.pop(place, 0)
+        self._free_at_us[line] = free_at_us
+        record.left_out = self._left_out.pop(line, 0)
         return True
 
 

@@ -16,7 +16,7 @@ from ratelimit_service.errors import RateLimitError
 
 __all__ = ["check_peer"]
 
-_Place = tuple[IPv4Address | IPv6Address, int]
+_Endpoint = tuple[IPv4Address | IPv6Address, int]
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
@@ -49,14 +49,14 @@ def check_peer(connection: socket.socket | None, pid: int) -> None:
 
 def _other_end(connection: socket.socket) -> int | None:
     """The number of the socket at the other end, if it is on this machine."""
-    ends = _place(*connection.getpeername()[:2]), _place(*connection.getsockname()[:2])
+    ends = _endpoint(*connection.getpeername()[:2]), _endpoint(*connection.getsockname()[:2])
     for inode, *found in _connections():
         if tuple(found) == ends:
             return inode
     return None
 
 
-def _connections() -> Iterator[tuple[int, _Place, _Place]]:
+def _connections() -> Iterator[tuple[int, _Endpoint, _Endpoint]]:
     """For each of this machine's TCP sockets its number, its own end and the other end."""
     for table in _TABLES:
         if table.exists():
@@ -65,7 +65,7 @@ def _connections() -> Iterator[tuple[int, _Place, _Place]]:
                 yield int(words[9]), _told(words[1]), _told(words[2])
 
 
-def _told(text: str) -> _Place:
+def _told(text: str) -> _Endpoint:
     """An end as the kernel writes it, with the address's words in the machine's byte order."""
     host, _, port = text.partition(":")
     words = struct.unpack(f">{len(host) // 8}I", bytes.fromhex(host))
@@ -73,7 +73,7 @@ def _told(text: str) -> _Place:
     return _plain(address), int(port, 16)
 
 
-def _place(host: str, port: int) -> _Place:
+def _endpoint(host: str, port: int) -> _Endpoint:
     return _plain(ip_address(host.partition("%")[0])), port
 
 

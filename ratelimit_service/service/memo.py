@@ -24,23 +24,23 @@ _MARK_SHIFT: Final = 40
 class Memo(Generic[_T]):
     """Values by bytes and by the number of the rules that they were made under."""
 
-    def __init__(self, places: int) -> None:
-        """`places` is a power of two."""
-        self._mask = places - 1
-        self._places: list[tuple[bytes, int, _T] | None] = [None] * places
-        self._marks = bytearray(places)
+    def __init__(self, cells: int) -> None:
+        """`cells` is a power of two."""
+        self._mask = cells - 1
+        self._cells: list[tuple[bytes, int, _T] | None] = [None] * cells
+        self._marks = bytearray(cells)
         """Some bits of the hash of the key in each place: nearly all that is not remembered is told
         by these, which stay in the processor's cache."""
-        self._asked = bytearray(places)
+        self._asked = bytearray(cells)
         """The same of the key that last asked for the place."""
 
     def get(self, key: bytes, number: int) -> _T | None:
         """The value remembered under these rules; what is left of older ones is not given out."""
         known = hash(key)
-        place = known & self._mask
-        if self._marks[place] != known >> _MARK_SHIFT & 0xFF:
+        cell = known & self._mask
+        if self._marks[cell] != known >> _MARK_SHIFT & 0xFF:
             return None
-        found = self._places[place]
+        found = self._cells[cell]
         if found is not None and found[0] == key and found[1] == number:
             return found[2]
         return None
@@ -51,9 +51,9 @@ class Memo(Generic[_T]):
         Not if other keys wanted its place in the meantime, or it is long.
         """
         known = hash(key)
-        place, mark = known & self._mask, known >> _MARK_SHIFT & 0xFF
-        if self._asked[place] != mark:
-            self._asked[place] = mark
+        cell, mark = known & self._mask, known >> _MARK_SHIFT & 0xFF
+        if self._asked[cell] != mark:
+            self._asked[cell] = mark
         elif len(key) <= MAX_KEY_BYTES:
-            self._places[place] = (key, number, value)
-            self._marks[place] = mark
+            self._cells[cell] = (key, number, value)
+            self._marks[cell] = mark

@@ -140,7 +140,7 @@ class Service:
 
     def _settled(self, batch: _Batch, charged: Sequence[Settled]) -> None:
         """Answers a batch; this is what its requests that were charged came to."""
-        if batch.over:
+        if batch.finished:
             return  # it was answered when the store failed
         try:
             found = batch.of_all(charged)
@@ -211,7 +211,7 @@ class Service:
 
     def _fail(self, batch: _Batch, error: Exception) -> None:
         """Ends a batch by a fault of ours: refuses what needed the store, or was not planned."""
-        if batch.over:
+        if batch.finished:
             self._faults.note("a store failed after its answers", error)
             return
         answers: list[Answer] = [
@@ -226,7 +226,7 @@ class Service:
             self._trace(batch, None, answers)
 
     def _tell(self, batch: _Batch, answers: list[Answer]) -> None:
-        batch.over = True
+        batch.finished = True
         try:
             batch.done(answers)
         except Exception as error:
@@ -240,8 +240,8 @@ class _Batch:
         "asked",
         "bodies",
         "done",
+        "finished",
         "hurried",
-        "over",
         "places",
         "size",
         "started_us",
@@ -260,7 +260,7 @@ class _Batch:
         """Whether there is no time to count it."""
         self.places: list[int] | None = None
         """Which of them were charged, if not all."""
-        self.over = False
+        self.finished = False
         self.traced: Sequence[Traced] = ()
         """Which of them become spans."""
 

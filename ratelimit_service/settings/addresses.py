@@ -33,13 +33,13 @@ def redacted(url: str) -> str:
     """A store URL fit for a log: without its passwords, also where they are not encoded."""
     scheme, slashes, rest = url.partition("://")
     head, mark, query = rest.partition("?")
-    login, at, place = head.rpartition("@")
+    login, at, target = head.rpartition("@")
     if not at and "@" in query and "=" not in query.partition("@")[0]:  # it is in the password
-        login, at, place = rest.rpartition("@")
-        place, mark, query = place.partition("?")
+        login, at, target = rest.rpartition("@")
+        target, mark, query = target.partition("?")
     user, colon, _ = login.partition(":")
     options = "&".join(map(_without_password, query.split("&")))
-    return f"{scheme}{slashes}{user}{colon and ':***'}{at}{place}{mark}{options}"
+    return f"{scheme}{slashes}{user}{colon and ':***'}{at}{target}{mark}{options}"
 
 
 def _without_password(option: str) -> str:

@@ -43,11 +43,11 @@ def _url(environ: Mapping[str, str], prefix: str) -> str:
     if kind == "cluster":
         return f"{redis}+cluster://{login}{url}{_query(options)}"
     if url.startswith(("redis://", "rediss://")):
-        scheme, _, place = url.partition("://")
-        login = "" if "@" in place else login
+        scheme, _, rest = url.partition("://")
+        login = "" if "@" in rest else login
         if scheme == "rediss":
             options = _tls_options(environ, prefix)
-        return f"{redis if tls else scheme}://{login}{place}{_query(options, place)}"
+        return f"{redis if tls else scheme}://{login}{rest}{_query(options, rest)}"
     if environ.get(f"{prefix}SOCKET_TYPE", "unix") == "unix":
         return f"redis+unix://{login}{url}"
     return f"{redis}://{login}{url}{_query(options)}"

@@ -104,7 +104,7 @@ def _metrics(environ: Mapping[str, str]) -> dict[str, str]:
 def _address(environ: Mapping[str, str], host: str, port: str, default: str) -> str:
     """An address whose parts are variables of their own."""
     default_host, default_port = split_address(default)
-    place = environ.get(host) or default_host
-    place = f"[{place}]" if ":" in place else place
-    text = f"{place}:{environ.get(port) or default_port}"
+    found = environ.get(host) or default_host
+    found = f"[{found}]" if ":" in found else found
+    text = f"{found}:{environ.get(port) or default_port}"
     return checked(f"{host} and {port}", text, split_address)

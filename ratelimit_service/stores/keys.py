@@ -65,13 +65,13 @@ class CounterNames:
         Limits of one descriptor share it, and no caller's braces choose a Redis Cluster slot.
         """
         counted = (self._domain + _encoded(entries, shared)).encode()
-        placed = counted
+        tagged = counted
         if self._shard_by is not None and self._shard_by <= {key for key, _ in entries}:
-            placed = self._domain.encode()
+            tagged = self._domain.encode()
             for at, entry in enumerate(entries):
                 if entry[0] in self._shard_by:
-                    placed += _encoded([entry], (0,) if at in shared else ()).encode()
-        return _named(_crc32(placed), self._kind, counted)
+                    tagged += _encoded([entry], (0,) if at in shared else ()).encode()
+        return _named(_crc32(tagged), self._kind, counted)
 
     def stem(self, entries: Sequence[tuple[str, str]]) -> KeyStem:
         """The keys of all counters of these entries, whatever the last one's value."""
@@ -80,24 +80,24 @@ class CounterNames:
         by = self._shard_by
         if by is None or not by <= {each for each, _ in entries}:
             return KeyStem(self._kind, stem)
-        placed = self._domain + _encoded([entry for entry in before if entry[0] in by])
+        tagged = self._domain + _encoded([entry for entry in before if entry[0] in by])
         if key in by:
-            return KeyStem(self._kind, stem, f"{placed}{len(key)}:{key}=".encode())
-        return KeyStem(self._kind, stem, tag=crc32(placed.encode()))
+            return KeyStem(self._kind, stem, f"{tagged}{len(key)}:{key}=".encode())
+        return KeyStem(self._kind, stem, tag=crc32(tagged.encode()))
 
 
 class KeyStem:
     """The keys of counters that differ in the value of their last entry only."""
 
-    __slots__ = ("_kind", "_placed", "_stem", "_tag")
+    __slots__ = ("_kind", "_stem", "_tag", "_tagged")
 
     def __init__(
-        self, kind: bytes, stem: bytes, placed: bytes | None = None, tag: int | None = None
+        self, kind: bytes, stem: bytes, tagged: bytes | None = None, tag: int | None = None
     ) -> None:
-        """The value goes behind `stem`. The tag is given, or made of `placed` or `stem` with it."""
+        """The value goes behind `stem`. The tag is given, or made of `tagged` or `stem` with it."""
         self._kind = kind
         self._stem = stem
-        self._placed = placed
+        self._tagged = tagged
         self._tag = tag
 
     def key(self, value: bytes) -> bytes:
@@ -110,8 +110,8 @@ class KeyStem:
         counted = self._stem + last
         if self._tag is not None:
             return _named(self._tag, self._kind, counted)
-        placed = counted if self._placed is None else self._placed + last
-        return _named(_crc32(placed), self._kind, counted)
+        tagged = counted if self._tagged is None else self._tagged + last
+        return _named(_crc32(tagged), self._kind, counted)
 
 
 _LENGTHS: Final = [b"%d:" % length for length in range(_MAX_BYTES)]

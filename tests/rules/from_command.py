@@ -20,9 +20,9 @@ _LOOK_SECONDS = 5.0
 class FromCommand(RuleSource):
     """One rule file: what a command prints."""
 
-    def __init__(self, place: str) -> None:
-        self.place = place
-        self._command = shlex.split(place.removeprefix("exec://"))
+    def __init__(self, location: str) -> None:
+        self.location = location
+        self._command = shlex.split(location.removeprefix("exec://"))
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -34,8 +34,8 @@ class FromCommand(RuleSource):
         try:
             done = subprocess.run(self._command, capture_output=True, check=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            raise RulesError(f"{self.place}: {error}; name another with --rules") from error
-        return Found({self.place: done.stdout}, {})
+            raise RulesError(f"{self.location}: {error}; name another with --rules") from error
+        return Found({self.location: done.stdout}, {})
 
     async def changes(self) -> AsyncGenerator[str, None]:
         """Nobody tells of changes, so it looks now and then."""

@@ -29,8 +29,8 @@ def added(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(from_command, "_LOOK_SECONDS", 0.01)
 
 
-def rules_from(place: str, health: Health | None = None) -> Rules:
-    source = source_of(Settings(rules=place))
+def rules_from(location: str, health: Health | None = None) -> Rules:
+    source = source_of(Settings(rules=location))
     return Rules(source, stats=Stats(), health=health or Health())
 
 
@@ -55,7 +55,7 @@ async def test_source_of_ones_own(tmp_path: Path) -> None:
         file.write_text("domain: edge\ndescriptors: [{kye: x}]\n")
         while "2:15" not in health.faults.get("rules", ""):
             await asyncio.sleep(0.001)
-        assert f"{rules.source.place}:2:15" in health.faults["rules"]
+        assert f"{rules.source.location}:2:15" in health.faults["rules"]
         file.unlink()
         while "returned non-zero exit status" not in health.faults["rules"]:
             await asyncio.sleep(0.001)

@@ -506,7 +506,7 @@ def place(url: str) -> Address | Sentinels:
     ring = parse_store(url)
     assert isinstance(ring, Ring)
     (member,) = ring.members
-    return member.place
+    return member.endpoint
 
 
 def test_url_forms() -> None:

@@ -111,22 +111,22 @@ class Address:
     tls: RedisTLSFiles | None = None
 
     def __str__(self) -> str:
-        place = self.path or f"{self.host}:{self.port}"
-        return f"{place}/{self.db}"
+        endpoint = self.path or f"{self.host}:{self.port}"
+        return f"{endpoint}/{self.db}"
 
 
 @dataclass(frozen=True, slots=True)
 class Sentinels:
     """The Sentinels to ask for a master's address, and the rest of that address."""
 
-    places: tuple[tuple[str, int], ...]
+    endpoints: tuple[tuple[str, int], ...]
     name: str
     master: Address
     login: Login = Login()
 
     def __str__(self) -> str:
-        places = ",".join(f"{host}:{port}" for host, port in self.places)
-        return f"{self.name} (by Sentinel at {places})"
+        endpoints = ",".join(f"{host}:{port}" for host, port in self.endpoints)
+        return f"{self.name} (by Sentinel at {endpoints})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Member:
     """A shard of a ring. Which counters it has depends on its name and its weight only."""
 
     name: str
-    place: Address | Sentinels
+    endpoint: Address | Sentinels
     weight: int = 1
 
 
@@ -198,8 +198,8 @@ class _Read:
             shown = ", ".join(allowed)
             raise SettingsError(f"store URL option {unknown[0]!r} is unknown: allowed are {shown}")
 
-    def places(self, default_port: int) -> tuple[tuple[str, int], ...]:
-        return tuple(_place(host, default_port) for host in self.hosts.split(","))
+    def endpoints(self, default_port: int) -> tuple[tuple[str, int], ...]:
+        return tuple(_endpoint(host, default_port) for host in self.hosts.split(","))
 
     def database(self) -> int:
         """The database: from the path, or from the option if the path says something else."""
@@ -228,7 +228,7 @@ def _single(read: _Read) -> Ring:
         for name in _TLS:
             if name in read.options:
                 raise SettingsError(f"store URL option {name!r} needs rediss://")
-    ((host, port),) = read.places(_PORT)
+    ((host, port),) = read.endpoints(_PORT)
     address = Address(host, port, "", read.database(), read.login(), read.tls())
     return Ring((Member(f"{host}:{port}", address),))
 
@@ -243,13 +243,18 @@ def _unix(read: _Read) -> Ring:
 
 def _ring(read: _Read) -> Ring:
     read.check(("db",), _LOGIN, _TLS)
-    places, database, login, tls = read.places(_PORT), read.database(), read.login(), read.tls()
-    if len(set(places)) < len(places):
+    endpoints, database, login, tls = (
+        read.endpoints(_PORT),
+        read.database(),
+        read.login(),
+        read.tls(),
+    )
+    if len(set(endpoints)) < len(endpoints):
         raise SettingsError("a shard is named twice in the store URL")
     return Ring(
         tuple(
             Member(f"{host}:{port}", Address(host, port, "", database, login, tls))
-            for host, port in places
+            for host, port in endpoints
         )
     )
 
@@ -260,7 +265,7 @@ def _cluster(read: _Read) -> Cluster:
         raise SettingsError("a Redis Cluster has database 0 only: leave it out of the store URL")
     login, tls = read.login(), read.tls()
     return Cluster(
-        tuple(Address(host, port, login=login, tls=tls) for host, port in read.places(_PORT))
+        tuple(Address(host, port, login=login, tls=tls) for host, port in read.endpoints(_PORT))
     )
 
 
@@ -270,7 +275,7 @@ def _sentinel(read: _Read) -> Ring:
     if not read.hosts or not name:
         raise ValueError(read.scheme)
     master = Address(db=int(read.options.get("db", 0)), login=read.login(), tls=read.tls())
-    sentinels = Sentinels(read.places(_SENTINEL_PORT), name, master, read.login("sentinel_"))
+    sentinels = Sentinels(read.endpoints(_SENTINEL_PORT), name, master, read.login("sentinel_"))
     return Ring((Member(name, sentinels),))
 
 
@@ -287,6 +292,6 @@ _READERS: dict[str, Callable[[_Read], Ring | Cluster]] = {
 }
 
 
-def _place(text: str, default_port: int) -> tuple[str, int]:
+def _endpoint(text: str, default_port: int) -> tuple[str, int]:
     parts = urlsplit(f"//{text}")
     return parts.hostname or "localhost", parts.port or default_port

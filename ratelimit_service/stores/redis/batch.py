@@ -29,7 +29,7 @@ class Batch(Protocol):
         """The time by `elapsed_us` from which nobody waits for an answer."""
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """Whether nobody waits for any of it."""
 
     @property
@@ -53,7 +53,7 @@ class Batch(Protocol):
 class Background:
     """A batch that no caller waits for: what is given back, or told to a server that was away."""
 
-    __slots__ = ("_told", "deadline_us", "indexes", "over", "requests", "sent", "wanted")
+    __slots__ = ("_told", "deadline_us", "finished", "indexes", "requests", "sent", "wanted")
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Background:
         self.indexes = range(len(requests))
         self.wanted: Wanted = always
         self.deadline_us = deadline_us
-        self.over = False
+        self.finished = False
         self.sent = 0
         self._told = told
 
@@ -91,9 +91,9 @@ class Debt:
         "_missing",
         "_settled",
         "deadline_us",
+        "expires_us",
+        "finished",
         "indexes",
-        "over",
-        "over_us",
         "requests",
         "sent",
         "untold",
@@ -105,21 +105,21 @@ class Debt:
         self,
         requests: Sequence[Sequence[Hit]],
         weight: int,
-        over_us: int,
+        expires_us: int,
         settled: Callable[[Debt], None],
     ) -> None:
         """`settled` is called when every request was told or is in `untold`.
 
-        From `over_us` on, by the server's time, these hits no longer matter.
+        From `expires_us` on, by the server's time, these hits no longer matter.
         """
         self.requests = requests
         self.weight = weight
-        self.over_us = over_us
+        self.expires_us = expires_us
         self.deadline_us = NEVER
         """Until when the server may count it, by `elapsed_us`. Whoever sends the debt sets it."""
         self.indexes = range(len(requests))
         self.wanted: Wanted = always
-        self.over = False
+        self.finished = False
         self.sent = 0
         self.untold: list[Sequence[Hit]] = []
         self._missing = len(requests)

@@ -198,7 +198,7 @@ class Batches:
                 self._bugs.note("hits could not be sent to Redis", error)
                 self._fail(batch, range(batch.sent, len(batch.requests)), "internal")
                 batch.sent = len(batch.requests)
-            if batch.sent < len(batch.requests) and not batch.over:
+            if batch.sent < len(batch.requests) and not batch.finished:
                 break
             self._queue.popleft()
         return list(calls.values())
@@ -210,7 +210,7 @@ class Batches:
         """
         requests, taken, dropped, at = batch.requests, [], [], batch.sent
         wanted, numbers, section = batch.wanted, batch.indexes, []
-        while at < len(requests) and not batch.over:
+        while at < len(requests) and not batch.finished:
             hits = requests[at]
             added = weight(hits)
             if size and size + added > MAX_CALL_WEIGHT:

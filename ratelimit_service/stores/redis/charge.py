@@ -43,10 +43,10 @@ class Charge:
         "cross_shard",
         "deadline_us",
         "done",
+        "finished",
         "given_back",
-        "hurried",
+        "impatient",
         "missing",
-        "over",
         "requests",
         "settled",
         "stats",
@@ -62,19 +62,19 @@ class Charge:
         stats: Stats,
         given_back: GivenBack,
         *,
-        hurried: bool,
+        impatient: bool,
     ) -> None:
-        """`hurried`: the caller waits for less time than the server may take to answer."""
+        """`impatient`: the caller waits for less time than the server may take to answer."""
         self.requests = requests
         self.given_back = given_back
-        self.hurried = hurried
+        self.impatient = impatient
         self.done = done
         self.wanted = wanted
         self.deadline_us = deadline_us
         self.stats = stats
         self.settled: list[Settled] = [_PENDING] * len(requests)
         self.missing = len(requests)
-        self.over = False
+        self.finished = False
         """Whether `done` was called: nobody waits any more."""
         self.batches: list[ShardBatch] = []
         self.cross_shard: list[CrossShardRequest] = []
@@ -122,8 +122,8 @@ class Charge:
     def less(self, count: int) -> None:
         """Notes that so many more requests are settled; with the last the charge is done."""
         self.missing -= count
-        if not self.missing and not self.over:
-            self.over = True
+        if not self.missing and not self.finished:
+            self.finished = True
             # Batches refer to their charge. It drops them, or they would be a cycle, which
             # nobody collects.
             self.batches.clear()
@@ -132,7 +132,7 @@ class Charge:
 
     def abandon(self) -> None:
         """Ends the charge in any state: none of its hits gets an outcome."""
-        if not self.over:
+        if not self.finished:
             self.settled = [judge(hits, [None] * len(hits)) for hits in self.requests]
             self.less(self.missing)
 
@@ -237,8 +237,8 @@ class ShardBatch:
         self.sent = 0
 
     @property
-    def over(self) -> bool:
-        return self.charge.over
+    def finished(self) -> bool:
+        return self.charge.finished
 
     def dropped(self, indexes: Sequence[int]) -> None:
         for index in indexes:
@@ -251,7 +251,7 @@ class ShardBatch:
 
     def answered(self, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int) -> None:
         charge, of, pieces, requests = self.charge, self.indexes, self.pieces, self.requests
-        if charge.over:
+        if charge.finished:
             for index in indexes:
                 self._answered_late(index, next(found), at_us)
             return
@@ -308,8 +308,8 @@ class ShardBatch:
         self.dropped(unwanted)
         if late:
             # If the server is not to blame, this process is: it had more to do than time.
-            hurried = self.charge.hurried and late[0] < self.sent
-            self.failed(late, "timeout" if hurried or self.shard.late(read_us) else "overloaded")
+            impatient = self.charge.impatient and late[0] < self.sent
+            self.failed(late, "timeout" if impatient or self.shard.late(read_us) else "overloaded")
             self.shard.missed(read_us)
 
     def _piece(self, index: int) -> tuple[CrossShardRequest, list[int]] | None:

@@ -39,7 +39,7 @@ _AGAIN_SECONDS = 0.002
 _ASK_SECONDS = 1.0
 _LOOK_SECONDS = 5.0
 """How often the slots are asked for when nothing seems wrong."""
-_HURRY_SECONDS = 0.1
+_URGENT_SECONDS = 0.1
 
 
 class ClusterOfNodes:
@@ -112,7 +112,7 @@ class ClusterOfNodes:
             for index in indexes:
                 loop.call_later(_AGAIN_SECONDS, self._charge_home, Redirected(batch, [index], 0))
             return True
-        if batch.over or hops >= _MOST_HOPS:
+        if batch.finished or hops >= _MOST_HOPS:
             return False
         moved = _moved(rest)
         if moved is None:
@@ -143,9 +143,9 @@ class ClusterOfNodes:
         node = self._nodes.get((host, port))
         if node is None:
             seed = self._cluster.seeds[0]
-            place: Address = replace(seed, host=host, port=port)
+            address: Address = replace(seed, host=host, port=port)
             name = f"{host}:{port}"
-            node = self._config.shard(name, place, self._process, lambda *_: None, router=self)
+            node = self._config.shard(name, address, self._process, lambda *_: None, router=self)
             self._nodes[host, port] = node
             if start:
                 task = self._starting[node] = asyncio.create_task(node.start())
@@ -154,10 +154,10 @@ class ClusterOfNodes:
 
     async def _keep_looking(self) -> None:
         while True:
-            hurry = self._stale.is_set() or any(not node.available for node in self.shards)
-            seconds = _HURRY_SECONDS if hurry else _LOOK_SECONDS
+            urgent = self._stale.is_set() or any(not node.available for node in self.shards)
+            seconds = _URGENT_SECONDS if urgent else _LOOK_SECONDS
             self._stale.clear()
-            if hurry:
+            if urgent:
                 await asyncio.sleep(seconds)
             else:
                 try:
@@ -183,20 +183,20 @@ class ClusterOfNodes:
         if not ranges:
             return False
         masters = set()
-        for first, last, place in ranges:
-            node = self._node(*place, start=True)
+        for first, last, endpoint in ranges:
+            node = self._node(*endpoint, start=True)
             masters.add(node)
             for slot in range(first, last + 1):
                 if self._homes[slot][0] is not node:
                     self._homes[slot] = node, slot
-        for place, node in list(self._nodes.items()):
+        for endpoint, node in list(self._nodes.items()):
             if node not in masters:
-                self._retire(place, node)
+                self._retire(endpoint, node)
         return True
 
-    def _retire(self, place: tuple[str, int], node: Shard) -> None:
+    def _retire(self, endpoint: tuple[str, int], node: Shard) -> None:
         """Lets go of a node without slots. What it was still to be told goes to the new nodes."""
-        del self._nodes[place]
+        del self._nodes[endpoint]
         log.info("%s has no slots of the cluster any more", node.name)
         task = asyncio.create_task(self._end(node))
         self._ending.add(task)
@@ -205,8 +205,8 @@ class ClusterOfNodes:
     async def _end(self, node: Shard) -> None:
         """Disconnects from a node, and tells its debts to the nodes that have its slots now."""
         await node.retire(self._charge_home)
-        for requests, over_us in node.debts():
-            self.find(requests[0][0])[0].owe(requests, over_us)
+        for requests, expires_us in node.debts():
+            self.find(requests[0][0])[0].owe(requests, expires_us)
 
 
 def _moved(text: str) -> tuple[int, str, int] | None:
@@ -250,8 +250,8 @@ class Redirected:
         self.wanted: Wanted = always  # it was asked when the batch was first sent
 
     @property
-    def over(self) -> bool:
-        return self._batch.over
+    def finished(self) -> bool:
+        return self._batch.finished
 
     def dropped(self, indexes: Sequence[int]) -> None:
         self._batch.dropped([self.indexes[index] for index in indexes])

@@ -42,11 +42,11 @@ class CrossShardRequest:
 
     __slots__ = (
         "dropped",
+        "finished",
         "hits",
         "index",
         "missing",
         "outcomes",
-        "over",
         "pieces",
         "returning",
         "settle",
@@ -79,7 +79,7 @@ class CrossShardRequest:
         """How many give-backs are under way."""
         self.dropped = False
         """Whether a piece was not sent, since nobody wants the request any more."""
-        self.over = False
+        self.finished = False
 
     def drop(self, ats: Sequence[int]) -> None:
         """A piece was not sent, and will not be."""
@@ -200,9 +200,9 @@ class CrossShardRequest:
 
     def finish(self) -> None:
         """Hands the result on. A give-back that is still under way is reported as done."""
-        if self.over or self.missing:
+        if self.finished or self.missing:
             return
-        self.over = True
+        self.finished = True
         self.settle(self.index, self.settled)
 
 

@@ -86,7 +86,7 @@ class Debts:
         """
         while self._owed:
             debt = self._owed.popleft()
-            yield debt.requests, debt.over_us
+            yield debt.requests, debt.expires_us
         yield from self._handing
         yield from self._counted_here()
 
@@ -101,23 +101,23 @@ class Debts:
         if len(self._local):
             # If this is cancelled while it waits, `_handing` still has the rest.
             self._handing = chain(self._handing, self._counted_here())
-            async for requests, over_us in slowly(self._handing):
-                self.owe(requests, over_us)
+            async for requests, expires_us in slowly(self._handing):
+                self.owe(requests, expires_us)
         self._tell()
 
-    def owe(self, requests: Sequence[Sequence[Hit]], over_us: int) -> None:
+    def owe(self, requests: Sequence[Sequence[Hit]], expires_us: int) -> None:
         """Takes requests that the server is to count as soon as it can be told.
 
-        From `over_us` on, by the server's time, their windows are over and nobody need tell it.
+        From `expires_us` on, by the server's time, their windows are over and nobody need tell it.
         """
         start, weighs = 0, 0
         for at, hits in enumerate(requests):
             added = weight(hits)
             if at > start and weighs + added > MAX_CALL_WEIGHT:
-                self._owed.append(Debt(requests[start:at], weighs, over_us, self._told))
+                self._owed.append(Debt(requests[start:at], weighs, expires_us, self._told))
                 start, weighs = at, 0
             weighs += added
-        self._owed.append(Debt(requests[start:], weighs, over_us, self._told))
+        self._owed.append(Debt(requests[start:], weighs, expires_us, self._told))
         while len(self._owed) > _MAX_OWED:
             self._owed.popleft()
             if not self._overflowing:
@@ -131,10 +131,10 @@ class Debts:
         now, at_us = elapsed_us(), self._server.now_us()
         while self._owed and self._server.available and self._telling < MAX_CALL_WEIGHT:
             debt = self._owed.popleft()
-            if debt.over_us > at_us:
+            if debt.expires_us > at_us:
                 # If the connection is given up, the debt is told again. So the server must not
                 # count it after that.
-                debt.deadline_us = min(self._server.elapsed_at(debt.over_us), now + _TELL_US)
+                debt.deadline_us = min(self._server.elapsed_at(debt.expires_us), now + _TELL_US)
                 self._telling += debt.weight
                 self._telling_since_us = now
                 self._server.charge(debt)
@@ -143,7 +143,7 @@ class Debts:
         """Hears that a debt is settled. What the server has not counted becomes a debt again."""
         self._telling -= debt.weight
         if debt.untold:
-            self.owe(debt.untold, debt.over_us)
+            self.owe(debt.untold, debt.expires_us)
         elif self._owed and not self._telling:
             # The server gets as much time for other requests as these debts have taken.
             took = (elapsed_us() - self._telling_since_us) / 1_000_000

@@ -23,43 +23,43 @@ _ASK_SECONDS = 0.3
 _LOOK_SECONDS = 0.5
 
 
-async def find(place: Address | Sentinels) -> Address:
+async def find(endpoint: Address | Sentinels) -> Address:
     """The address to connect to now. Raises StoreError if no Sentinel knows one."""
-    if isinstance(place, Address):
-        return place
-    async with _asking(place) as sentinel:
-        return await _master(sentinel, place)
+    if isinstance(endpoint, Address):
+        return endpoint
+    async with _asking(endpoint) as sentinel:
+        return await _master(sentinel, endpoint)
 
 
-async def moved(place: Sentinels, address: Address) -> None:
+async def moved(sentinels: Sentinels, address: Address) -> None:
     """Returns once the master has another address.
 
     The old master may serve for ten more seconds before Sentinel makes it a replica. What it counts
     until then is lost, so its connection should be left at once.
     """
-    async with _asking(place) as sentinel:
+    async with _asking(sentinels) as sentinel:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             with contextlib.suppress(StoreError):  # a Sentinel that cannot be reached says nothing
-                if await _master(sentinel, place) != address:
+                if await _master(sentinel, sentinels) != address:
                     return
 
 
 @asynccontextmanager
-async def _asking(place: Sentinels) -> AsyncIterator[Sentinel]:
+async def _asking(sentinels: Sentinels) -> AsyncIterator[Sentinel]:
     from redis.asyncio.sentinel import Sentinel  # noqa: PLC0415 -- six megabytes: only who needs it
 
     options: dict[str, object] = {}
-    if tls := place.master.tls:
+    if tls := sentinels.master.tls:
         options |= {"ssl": True, "ssl_check_hostname": tls.check_hostname}
         files = {"ssl_ca_certs": tls.ca, "ssl_certfile": tls.cert, "ssl_keyfile": tls.key}
         options |= {name: path for name, path in files.items() if path}
-    if password := place.login.read():
+    if password := sentinels.login.read():
         options["password"] = password
-    if place.login.username:
-        options["username"] = place.login.username
+    if sentinels.login.username:
+        options["username"] = sentinels.login.username
     sentinel = Sentinel(  # type: ignore[no-untyped-call]
-        list(place.places),
+        list(sentinels.endpoints),
         sentinel_kwargs={
             "socket_timeout": _ASK_SECONDS,
             "socket_connect_timeout": _ASK_SECONDS,
@@ -73,12 +73,12 @@ async def _asking(place: Sentinels) -> AsyncIterator[Sentinel]:
             await client.aclose()
 
 
-async def _master(sentinel: Sentinel, place: Sentinels) -> Address:
+async def _master(sentinel: Sentinel, sentinels: Sentinels) -> Address:
     from redis.exceptions import RedisError  # noqa: PLC0415 -- as above
 
     try:
-        host, port = await sentinel.discover_master(place.name)
+        host, port = await sentinel.discover_master(sentinels.name)
     except (RedisError, OSError) as error:
-        told = without(place.login.read(), str(error))
-        raise StoreError(f"no address for {place}: {told}") from error
-    return replace(place.master, host=host, port=int(port))
+        told = without(sentinels.login.read(), str(error))
+        raise StoreError(f"no address for {sentinels}: {told}") from error
+    return replace(sentinels.master, host=host, port=int(port))

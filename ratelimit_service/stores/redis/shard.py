@@ -133,9 +133,9 @@ class Shard:
         """All that the server has not been told, with the time it is over: another is told."""
         return self._debts.untold()
 
-    def owe(self, requests: Sequence[Sequence[Hit]], over_us: int) -> None:
-        """Takes requests that the server is to be told, until they are over at `over_us`."""
-        self._debts.owe(requests, over_us)
+    def owe(self, requests: Sequence[Sequence[Hit]], expires_us: int) -> None:
+        """Takes requests that the server is to be told, until `expires_us`."""
+        self._debts.owe(requests, expires_us)
 
     def now_us(self) -> int:
         """The server's time, as far as it is known."""

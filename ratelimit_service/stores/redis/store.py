@@ -130,8 +130,8 @@ class RedisStore:
             done([])
             return
         now = elapsed_us()
-        hurried = deadline_us < now + self._timeout_us
-        if not hurried:
+        impatient = deadline_us < now + self._timeout_us
+        if not impatient:
             deadline_us = now + self._timeout_us
         charge = Charge(
             requests,
@@ -140,7 +140,7 @@ class RedisStore:
             deadline_us,
             self._stats,
             self._given_back,
-            hurried=hurried,
+            impatient=impatient,
         )
         if deadline_us <= now:
             # The caller is to be answered at once, so this process is late and no server is.
@@ -150,10 +150,10 @@ class RedisStore:
             charge.start_whole(self._only)
         else:
             charge.start(self._find)
-        if charge.over:
+        if charge.finished:
             return
         waiting = self._waiting
-        while waiting and waiting[0][2].over:
+        while waiting and waiting[0][2].finished:
             heapq.heappop(waiting)
         self._number += 1
         heapq.heappush(waiting, (deadline_us, self._number, charge))
@@ -178,7 +178,7 @@ class RedisStore:
         """Ends the charges whose time is over. All that had come by `read_us` has been read."""
         self._timer = None
         waiting, now = self._waiting, elapsed_us()
-        while waiting and (waiting[0][2].over or waiting[0][0] <= now):
+        while waiting and (waiting[0][2].finished or waiting[0][0] <= now):
             _, _, charge = heapq.heappop(waiting)
             try:
                 charge.expire(read_us)

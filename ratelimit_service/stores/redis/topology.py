@@ -95,7 +95,9 @@ class RingOfShards:
         """For each shard a process that counts there but places counters on another ring."""
         alone = len(ring.members) == 1
         self._shards = {
-            member.name: config.shard(member.name, member.place, process, self._heard, alone=alone)
+            member.name: config.shard(
+                member.name, member.endpoint, process, self._heard, alone=alone
+            )
             for member in ring.members
         }
         self._homes = [(shard, 0) for shard in self._shards.values()]
