@@ -8,6 +8,7 @@ import os
 import resource
 import socket
 import ssl
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -19,7 +20,7 @@ import pytest
 from ratelimit_service.accepting import Guests
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
-from ratelimit_service.transport.h2 import H2Server, frames, server
+from ratelimit_service.transport.h2 import H2Server, frames, handshake, server
 from ratelimit_service.transport.h2.frames import PREFACE, FrameType
 from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.transport.tls import TLSFiles
@@ -27,6 +28,7 @@ from tests.service.asking import Asking
 from tests.transport.test_addresses import Files
 from tests.transport.test_h2 import Client
 from tests.transport.test_overload import rounds
+from tests.transport.test_protocol import TURN_SECONDS, Ends, held_back
 from tests.transport.test_transports import RULES
 
 
@@ -206,6 +208,64 @@ async def test_many_handshakes(tmp_path: Path) -> None:
         client.close()
     await until(lambda: place.server.connections == 0, "all to go")
     await place.server.stop(0)
+
+
+async def test_first_bytes_of_many_handshakes(tmp_path: Path) -> None:
+    """What clients have said before TLS knows of them takes turns as well."""
+    place = Place(tmp_path, given=True, tls=True, guests=None)
+    context = ssl.create_default_context(cafile=str(place.files.ca))
+    context.set_alpn_protocols(["h2"])
+    clients = [Shaking(await place.client(), context) for _ in range(40)]
+    for client in clients:
+        client.step()
+
+    in_turns: list[int] = []
+    waiting = clients
+    while waiting:
+        await asyncio.sleep(0)
+        still = [client for client in waiting if not client.hears()]
+        in_turns.append(len(waiting) - len(still))
+        waiting = still
+
+    assert max(in_turns) <= 20
+    for client in clients:
+        client.close()
+    await until(lambda: place.server.connections == 0, "all to go")
+    await place.server.stop(0)
+
+
+class Dear(handshake._Handshake):
+    """A handshake of which a step takes a whole turn."""
+
+    def __init__(self, handshakes: handshake.Handshakes) -> None:
+        super().__init__(handshakes)
+        self.steps = 0
+
+    def step(self) -> bool:
+        self.steps += 1
+        until = time.perf_counter() + TURN_SECONDS
+        while time.perf_counter() < until:
+            pass
+        return True
+
+
+async def test_handshakes_are_one_client() -> None:
+    """However many clients shake hands, one that makes calls has as much time as all of them."""
+    turns = held_back()
+    ends, client = Ends(turns=turns), Client()
+    handshakes = handshake.Handshakes(turns)
+    shaking = [Dear(handshakes) for _ in range(50)]
+    for each in shaking:
+        handshakes.line_up(each)
+
+    for number in range(10):
+        ends.protocol.data_received(client.headers() + client.data(b"%d" % number))
+        turns._turn()
+        turns._turn()
+        assert ends.calls.messages[-1] == b"%d" % number
+
+    assert 9 <= sum(each.steps for each in shaking) <= 21
+    assert max(each.steps for each in shaking) == 1
 
 
 async def heard(clients: Sequence[socket.socket]) -> list[bool]:

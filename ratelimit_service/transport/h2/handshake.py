@@ -2,7 +2,8 @@
 
 A step of a handshake takes up to a millisecond, and asyncio would take all steps whose bytes have
 come in one turn of the loop. So until both sides have agreed, the bytes of a connection wait for
-their turn (`turns`), as the bytes of calls do. After that they go straight to the loop's own TLS.
+their turn (`turns`), as the bytes of calls do. All handshakes together have the share of time that
+one client has who makes calls. After a handshake the bytes go straight to the loop's own TLS.
 What must not live here: which files TLS needs, and what is spoken over it.
 """
 
@@ -12,12 +13,13 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections import deque
 from typing import Final, cast
 
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.transport.h2.turns import Turns
 
-__all__ = ["agreed"]
+__all__ = ["Handshakes"]
 
 log = logging.getLogger(__name__)
 
@@ -28,38 +30,73 @@ _INBOX_BYTES: Final = 65_536
 """A client is not read from while so many of its bytes wait."""
 
 
-async def agreed(
-    connection: socket.socket,
-    protocol: asyncio.Protocol,
-    context: ssl.SSLContext,
-    turns: Turns,
-    seconds: float,
-) -> None:
-    """Hands a connection to its protocol once both sides have agreed on TLS.
+class Handshakes:
+    """All handshakes that are under way; the first in line takes its step next."""
 
-    Raises OSError if that fails or takes longer than so many seconds.
-    """
-    loop = asyncio.get_running_loop()
-    raw, handshake = await loop.connect_accepted_socket(lambda: _Handshake(turns), connection)
-    if raw.is_closing():
-        raise ConnectionResetError("the client has gone")
-    guard = _Guard(protocol)
-    # This must happen before TLS hears of the connection and of its first bytes.
-    loop.call_soon(handshake.stand_before_tls)
-    try:
-        secured = await loop.start_tls(
-            raw,
-            guard,
-            context,
-            server_side=True,
-            ssl_handshake_timeout=seconds,
-            ssl_shutdown_timeout=seconds,
-        )
-    finally:
-        handshake.stand_aside()
-    if secured is None or guard.lost:
-        raise ConnectionResetError("the client has gone")
-    guard.let_through(secured)
+    def __init__(self, turns: Turns) -> None:
+        self.used_us = 0
+        """How much time the handshakes have taken, for `turns` to compare."""
+        self._turns = turns
+        self._line: deque[_Handshake] = deque()
+        self._waiting = False
+        """Whether a turn has been asked for."""
+
+    async def agreed(
+        self,
+        connection: socket.socket,
+        protocol: asyncio.Protocol,
+        context: ssl.SSLContext,
+        seconds: float,
+    ) -> None:
+        """Hands a connection to its protocol once both sides have agreed on TLS.
+
+        Raises OSError if that fails or takes longer than so many seconds.
+        """
+        loop = asyncio.get_running_loop()
+        raw, handshake = await loop.connect_accepted_socket(lambda: _Handshake(self), connection)
+        if raw.is_closing():
+            raise ConnectionResetError("the client has gone")
+        guard = _Guard(protocol)
+        # This must happen before TLS hears of the connection and of its first bytes.
+        loop.call_soon(handshake.stand_before_tls)
+        try:
+            secured = await loop.start_tls(
+                raw,
+                guard,
+                context,
+                server_side=True,
+                ssl_handshake_timeout=seconds,
+                ssl_shutdown_timeout=seconds,
+            )
+        finally:
+            handshake.stand_aside()
+        if secured is None or guard.lost:
+            raise ConnectionResetError("the client has gone")
+        guard.let_through(secured)
+
+    def line_up(self, handshake: _Handshake) -> None:
+        """Takes in a handshake that can take a step."""
+        self._line.append(handshake)
+        if not self._waiting:
+            self._waiting = True
+            self._turns.add(self, elapsed_us())
+
+    def handle_piece(self, _now_us: int) -> bool:
+        """Lets one handshake take a step; returns whether others can."""
+        first = self._line.popleft()
+        try:
+            if first.step():
+                self._line.append(first)
+        except Exception as error:  # its fault must not cost others their turn
+            first.fail(error)
+        self._waiting = bool(self._line)
+        return self._waiting
+
+    def end_turn(self) -> None:
+        """Does nothing: TLS writes by itself."""
+
+    def fail(self, error: Exception) -> None:
+        """Does nothing, and is never called: the two above raise nothing."""
 
 
 class _Guard(asyncio.Protocol):
@@ -94,16 +131,16 @@ class _Guard(asyncio.Protocol):
 class _Handshake(asyncio.Protocol):
     """Stands between a connection and its TLS until both sides have agreed."""
 
-    def __init__(self, turns: Turns) -> None:
-        self.used_us = 0
-        """How much time the handshake has taken, for `turns` to compare."""
-        self._turns = turns
+    def __init__(self, handshakes: Handshakes) -> None:
+        self._handshakes = handshakes
         self._tls: asyncio.BufferedProtocol | None = None
         self._raw: asyncio.Transport | None = None
         self._inbox = bytearray()
         self._paused = False
         self._waiting = False
-        """Whether a turn has been asked for."""
+        """Whether it stands in line for its next step."""
+        self._begun = False
+        """Whether TLS knows of the connection."""
         self._aside = False
         self._lost = False
         self._error: Exception | None = None
@@ -120,7 +157,13 @@ class _Handshake(asyncio.Protocol):
             return
         self._tls = cast(asyncio.BufferedProtocol, self._raw.get_protocol())
         self._raw.set_protocol(self)
-        self._ask_for_a_turn()
+        # What came already must not be there when TLS hears of the connection: it would take its
+        # first step at once.
+        asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        self._begun = True
+        self._line_up()
 
     def stand_aside(self) -> None:
         """Ends the handshake: TLS gets the bytes that wait here, and all later ones by itself."""
@@ -139,7 +182,7 @@ class _Handshake(asyncio.Protocol):
         if len(self._inbox) > _INBOX_BYTES and self._raw is not None and not self._paused:
             self._paused = True
             self._raw.pause_reading()
-        self._ask_for_a_turn()
+        self._line_up()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Called by asyncio. The end of a handshake takes a turn, too: many may end at once."""
@@ -147,9 +190,9 @@ class _Handshake(asyncio.Protocol):
         # Without an error TLS would take a client that hung up for one that has agreed.
         self._lost, self._error = True, error or ConnectionResetError("the client has gone")
         self._inbox.clear()
-        self._ask_for_a_turn()
+        self._line_up()
 
-    def handle_piece(self, _now_us: int) -> bool:
+    def step(self) -> bool:
         """Takes a step of the handshake; returns whether there are bytes for another."""
         if self._lost and self._tls is not None:
             # What is raised refers to whoever waits for us: to keep it here would be a cycle.
@@ -166,19 +209,16 @@ class _Handshake(asyncio.Protocol):
             self._raw.resume_reading()
         return self._waiting
 
-    def end_turn(self) -> None:
-        """Does nothing: TLS writes by itself."""
-
     def fail(self, error: Exception) -> None:
         """Drops the connection for a fault of ours."""
         log.error("a fault in a TLS handshake: please report this", exc_info=error)
         if self._raw is not None:
             self._raw.abort()
 
-    def _ask_for_a_turn(self) -> None:
-        if (self._inbox or self._lost) and self._tls is not None and not self._waiting:
+    def _line_up(self) -> None:
+        if (self._inbox or self._lost) and self._begun and not self._waiting:
             self._waiting = True
-            self._turns.add(self, elapsed_us())
+            self._handshakes.line_up(self)
 
     def _hand_on(self) -> None:
         assert self._tls is not None  # noqa: S101 -- nobody asks for a turn before

@@ -19,7 +19,7 @@ from ratelimit_service.text import count
 from ratelimit_service.transport.h2.account import Memory
 from ratelimit_service.transport.h2.calls import METHODS, METHODS_UNREFLECTED, ServiceCalls
 from ratelimit_service.transport.h2.frames import ErrorCode
-from ratelimit_service.transport.h2.handshake import agreed
+from ratelimit_service.transport.h2.handshake import Handshakes
 from ratelimit_service.transport.h2.limits import HANDSHAKE_SECONDS
 from ratelimit_service.transport.h2.overload import Overload
 from ratelimit_service.transport.h2.protocol import Http2Protocol
@@ -74,6 +74,7 @@ class H2Server:
         overload = Overload(self._stats, health)
         self._calls = ServiceCalls(service, HealthService(health), overload)
         self._turns = Turns()
+        self._handshakes = Handshakes(self._turns)
         self._methods = METHODS if reflection else METHODS_UNREFLECTED
         self._max_age = max_connection_age_us / 1_000_000
         self._memory = Memory()
@@ -167,7 +168,7 @@ class H2Server:
                 await self._loop.connect_accepted_socket(lambda: protocol, connection)
             else:
                 seconds = HANDSHAKE_SECONDS
-                await agreed(connection, protocol, self._context, self._turns, seconds)
+                await self._handshakes.agreed(connection, protocol, self._context, seconds)
         except OSError as error:  # its client has gone, is too slow, or speaks no TLS
             log.debug("a connection failed: %s", error)
             self._stats.refused_connections["handshake"] += 1
