@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ratelimit_service.metrics import CATALOGUE, MetricKind
 from ratelimit_service.rules.json_schema import json_schema
-from ratelimit_service.rules.language import AT_TOP, IN_LIMIT, RuleKey, on_descriptor
+from ratelimit_service.rules.language import AT_TOP, IN_ANSWER, IN_LIMIT, RuleKey, on_descriptor
 from ratelimit_service.settings import REFERENCE, Variable, settings
 
 DOCS = Path(__file__).resolve().parent
@@ -127,6 +127,7 @@ TABLES: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
     "keys at the top": ("rules.md", lambda: of_keys(AT_TOP)),
     "keys on a descriptor": ("rules.md", lambda: of_keys(on_descriptor())),
     "keys in rate_limit": ("rules.md", lambda: of_keys(IN_LIMIT)),
+    "keys in answer": ("rules.md", lambda: of_keys(IN_ANSWER)),
 }
 """By the name of a table: its document, and its lines."""
 

@@ -15,7 +15,7 @@ from ratelimit_service.admin.pages import rules_page
 from ratelimit_service.admin.port import Port, refused, shown, streamed
 from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.health import Health
-from ratelimit_service.model import Code
+from ratelimit_service.model import Code, Decision, whole_seconds
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service import Answer, Refusal
@@ -103,11 +103,12 @@ class Admin(Port):
         if isinstance(answer, Refusal):
             status = _HTTP_STATUS.get(answer.code, 500)
             return web.Response(status=status, text=f"{answer.message}\n")
-        denied = decode_decision(answer).code is Code.OVER_LIMIT
+        decision = decode_decision(answer)
         return web.Response(
-            status=429 if denied else 200,
+            status=429 if decision.code is Code.OVER_LIMIT else 200,
             body=await stepwise(decision_to_json(answer)),
             content_type="application/json",
+            headers=_headers(decision),
         )
 
     async def _healthcheck(self, _: web.Request) -> web.Response:
@@ -145,6 +146,24 @@ class Admin(Port):
         json = "" if self._settings.no_json else "/json "
         paths = f"/healthcheck /livez /readyz {json}/metrics /rlconfig /processes"
         return web.Response(status=404, text=f"{shown(request.path)} is not here: {paths} are\n")
+
+
+def _headers(decision: Decision) -> dict[str, str]:
+    """The answer's own headers, and how long a denied caller is to wait.
+
+    What it says of its body's type is left out: that body is inside of this one, which is JSON.
+    """
+    found = {
+        key: value for key, value in decision.response_headers if key.lower() != "content-type"
+    }
+    resets_us = [
+        status.reset_us
+        for status in decision.statuses
+        if status.code is Code.OVER_LIMIT and status.reset_us is not None
+    ]
+    if decision.code is Code.OVER_LIMIT and resets_us:
+        found.setdefault("Retry-After", str(whole_seconds(max(resets_us))))
+    return found
 
 
 def _why_not_json(request: web.Request) -> web.Response | None:

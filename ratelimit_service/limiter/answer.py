@@ -60,6 +60,7 @@ def answer(
         statuses,
         tuple(said.response_headers),
         tuple(said.request_headers),
+        said.body,
         metadata=said.metadata or None,
     )
 

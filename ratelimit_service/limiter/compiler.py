@@ -29,7 +29,7 @@ class Compiler:
         self._settings = settings
         self.additions = wanted(settings)
         """What answers may say beside their statuses."""
-        self.no_rule = CompiledRule(Kind.NO_RULE, says=speaking(self.additions, ()))
+        self.no_rule = CompiledRule(Kind.NO_RULE, says=self._says(None, ()))
         """Of descriptors that meet no rule, or one that another replaces."""
         self._snapshot = 0
         self._rules: dict[Rule | Tally, CompiledRule] = {}
@@ -63,7 +63,7 @@ class Compiler:
 
     def unserved(self) -> CompiledRule:
         """Of descriptors in a domain whose rules never loaded."""
-        says = speaking(self.additions, ())
+        says = self._says(None, ())
         return CompiledRule(Kind.UNSERVED, policy=self._settings.failure_policy, says=says)
 
     def _let_go(self) -> None:
@@ -82,7 +82,7 @@ class Compiler:
                 rule,
                 tally=tally,
                 independent=self._independent(rule),
-                says=speaking(self.additions, ()),
+                says=self._says(rule, ()),
             )
         mode = Mode.ENFORCED
         if rule.shadow_mode:
@@ -117,9 +117,12 @@ class Compiler:
             compiled[0].near_remaining,
             self._independent(rule),
             not settings.shadow_mode and is_usual(rule, limits),
-            speaking(self.additions, limits),
+            self._says(rule, limits),
             any(each.spec.algorithm.leases for each in compiled),
         )
+
+    def _says(self, rule: Rule | None, limits: Sequence[Limit]) -> int:
+        return speaking(self.additions, self._settings, rule, limits)
 
     def _limit(self, domain: Domain, limit: Limit, *, always: bool) -> CompiledLimit:
         spec = _spec(limit)

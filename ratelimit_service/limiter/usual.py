@@ -25,6 +25,7 @@ _PLANNED_ALONE: Final = frozenset(
         "failure_policy",
         "detailed_metric",
         "metadata",
+        "answer",
         "source",
         "tallies",
     )

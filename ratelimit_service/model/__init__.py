@@ -1,6 +1,13 @@
 """Frozen values that every part of the service speaks in. No behaviour beyond arithmetic."""
 
 from ratelimit_service.model.algorithm import TICKS_US, Algorithm, CounterSpec, Denied
+from ratelimit_service.model.answer_style import (
+    PLACEHOLDERS,
+    AnswerStyle,
+    Body,
+    HeaderSet,
+    unknown_placeholder,
+)
 from ratelimit_service.model.calendar import WEEKDAYS, Anchor, Calendar, Periods
 from ratelimit_service.model.decision import Code, Decision, Header, Status, whole_seconds
 from ratelimit_service.model.hit import Hit, Mode, Outcome, outcome_of
@@ -14,11 +21,14 @@ from ratelimit_service.model.unit import SECOND_US, Unit
 __all__ = [
     "MAX_ADDEND",
     "MAX_EXACT",
+    "PLACEHOLDERS",
     "SECOND_US",
     "TICKS_US",
     "WEEKDAYS",
     "Algorithm",
     "Anchor",
+    "AnswerStyle",
+    "Body",
     "Calendar",
     "Code",
     "Contradiction",
@@ -30,6 +40,7 @@ __all__ = [
     "FailurePolicy",
     "Grouping",
     "Header",
+    "HeaderSet",
     "Hit",
     "IPAddress",
     "Limit",
@@ -48,5 +59,6 @@ __all__ = [
     "address_of",
     "outcome_of",
     "step",
+    "unknown_placeholder",
     "whole_seconds",
 ]

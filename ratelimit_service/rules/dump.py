@@ -63,6 +63,9 @@ def _of_rule(rule: Rule) -> Iterator[str]:
         yield "detailed_metric: true"
     if rule.metadata:
         yield f"metadata: {json.dumps(rule.metadata, ensure_ascii=False)}"
+    if rule.answer:
+        said = {name: value for name, value in rule.answer._asdict().items() if value}
+        yield f"answer: {json.dumps(said, ensure_ascii=False)}"
 
 
 def _of_way(domain: Domain, way: tuple[Node, ...]) -> Iterator[str]:

@@ -10,7 +10,14 @@ import json
 import re
 from collections.abc import Iterable
 
-from ratelimit_service.rules.language import AT_TOP, IN_LIMIT, REQUIRED, RuleKey, on_descriptor
+from ratelimit_service.rules.language import (
+    AT_TOP,
+    IN_ANSWER,
+    IN_LIMIT,
+    REQUIRED,
+    RuleKey,
+    on_descriptor,
+)
 
 __all__ = ["MODELINE", "json_schema"]
 
@@ -36,6 +43,7 @@ def json_schema() -> str:
         "title": "Rules of ratelimit",
         **_mapping(AT_TOP),
         "definitions": {
+            "answer": {**_mapping(IN_ANSWER), "type": ["object", "null"]},
             "descriptor": _mapping(on_descriptor()),
             "limit": {**limit, "type": ["object", "null"], "if": _UNLIMITED, "else": _COUNTED},
         },

@@ -12,15 +12,29 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from ratelimit_service.algorithms import ALGORITHMS, DEFAULT, PARAMETERS
-from ratelimit_service.model import MAX_ADDEND, FailurePolicy, Parameter, Takes, Unit
+from ratelimit_service.model import (
+    MAX_ADDEND,
+    PLACEHOLDERS,
+    Body,
+    FailurePolicy,
+    HeaderSet,
+    Parameter,
+    Takes,
+    Unit,
+)
 from ratelimit_service.rules.matchers import registry
 
 __all__ = [
+    "ANSWER_KEYS",
     "AT_TOP",
+    "CONTENT_TYPE",
     "DURATION",
+    "IN_ANSWER",
     "IN_LIMIT",
     "LIMIT_KEYS",
+    "LINK",
     "MAX_LIMITS",
+    "MAX_TEXT",
     "PERCENT",
     "REPLACES_KEYS",
     "REQUIRED",
@@ -38,6 +52,12 @@ WINDOW: Final = re.compile(r"(\d{1,12})([smhdw])")
 REQUIRED: Final = "required"
 DURATION: Final = re.compile(r"(\d{1,12})(ms|[smhdw])")
 PERCENT: Final = re.compile(r"(\d{1,3})(?:\.(\d{1,4}))?%")
+
+CONTENT_TYPE: Final = re.compile(r"[\w.+-]{1,64}/[\w.+-]{1,64}(; ?charset=[\w-]{1,32})?", re.ASCII)
+LINK: Final = re.compile(r"https?://[!-~]{1,1000}")
+
+MAX_TEXT: Final = 4_096
+"""Characters of a template or a description: each denial carries them."""
 
 MAX_LIMITS: Final = 16
 """Of one descriptor: every one of them costs as much as a descriptor."""
@@ -91,6 +111,47 @@ class RuleKey(NamedTuple):
         return self.default == REQUIRED
 
 
+def _words_shape(most: int) -> Shape:
+    return {"type": ["string", "null"], "maxLength": most}
+
+
+IN_ANSWER: Final = (
+    RuleKey(
+        "headers",
+        _word(map(str, HeaderSet)),
+        "Which headers tell callers their limits: `none`, `reference`, `x-ratelimit`, `ietf`.",
+        "`--headers`",
+    ),
+    RuleKey(
+        "body",
+        _word(map(str, Body)),
+        "The body of a denial: `none`, `text`, `json`, or `problem` (RFC 9457).",
+        "`--denial-body`",
+    ),
+    RuleKey(
+        "template",
+        _words_shape(MAX_TEXT),
+        "The body of a denial instead. In it stand "
+        + ", ".join(f"`{{{each}}}`" for each in PLACEHOLDERS)
+        + "; a brace of its own is written twice.",
+    ),
+    RuleKey(
+        "content_type",
+        _matching(CONTENT_TYPE),
+        "What the template is, as `text/html; charset=utf-8`.",
+        "`text/plain`",
+    ),
+    RuleKey(
+        "description",
+        _words_shape(MAX_TEXT),
+        "A sentence for people, which bodies of denials show.",
+    ),
+    RuleKey("link", _matching(LINK), "Where people can read more, shown beside it."),
+)
+"""What may stand in `answer`."""
+
+_ANSWER: Final[Shape] = {"$ref": "#/definitions/answer"}
+
 AT_TOP: Final = (
     RuleKey("domain", _NEEDED_TEXT, "What callers ask for; matched exactly.", REQUIRED),
     RuleKey(
@@ -104,6 +165,12 @@ AT_TOP: Final = (
         "The keys of the entries that [place a counter](redis.md#what-places-a-counter) in a "
         "shard, or `domain`.",
         "all entries",
+    ),
+    RuleKey(
+        "answer",
+        _ANSWER,
+        "How answers look, for all rules of the file that do not say it themselves; see "
+        "[answers](#what-answers-say).",
     ),
     RuleKey("descriptors", _DESCRIPTORS, "The rules' first level."),
 )
@@ -161,6 +228,11 @@ _ON_DESCRIPTOR: Final = (
         "metadata",
         {"type": ["object", "null"]},
         "Any mapping; returned when the rule passes and `--dynamic-metadata` is on.",
+    ),
+    RuleKey(
+        "answer",
+        _ANSWER,
+        "Headers and bodies of this rule's answers; see [answers](#what-answers-say).",
     ),
 )
 
@@ -262,6 +334,7 @@ IN_LIMIT: Final = (
 
 ROOT_KEYS: Final = tuple(each.name for each in AT_TOP)
 LIMIT_KEYS: Final = tuple(each.name for each in IN_LIMIT)
+ANSWER_KEYS: Final = tuple(each.name for each in IN_ANSWER)
 
 
 def descriptor_keys() -> tuple[str, ...]:
@@ -274,6 +347,7 @@ def places() -> dict[str, str]:
     return {
         key: place
         for place, keys in (
+            ("inside answer", ANSWER_KEYS),
             ("inside rate_limit", LIMIT_KEYS),
             ("on a descriptor", descriptor_keys()),
             ("at the top of the file", ROOT_KEYS),

@@ -22,10 +22,10 @@ Keys = Mapping[str, tuple[yaml.Node, yaml.Node]]
 """Keys and their values, as they stand in a file, by name."""
 
 _ROOT_KEYS = ("overlay",)
-_ENTRY_KEYS = ("domain", "key", "rate_limit", "share_threshold", "value_to_metric", "shard_by")
+_BESIDE_THE_LIMIT = ("share_threshold", "value_to_metric", "answer")
+_ENTRY_KEYS = ("domain", "key", "rate_limit", *_BESIDE_THE_LIMIT, "shard_by")
 _THE_SERVERS = ("unit", "window", "requests_per_unit", "unlimited", "name", "replaces")
 _LIMIT_KEYS = tuple(name for name in LIMIT_KEYS if name not in _THE_SERVERS)
-_BESIDE_THE_LIMIT = ("share_threshold", "value_to_metric")
 _PLACES = dict.fromkeys(_LIMIT_KEYS, "inside rate_limit") | dict.fromkeys(
     _ENTRY_KEYS, "on an entry of overlay"
 )
@@ -112,6 +112,10 @@ def _marked(name: str, node: yaml.Node) -> yaml.Node:
     if isinstance(node, yaml.SequenceNode):
         for each in node.value:
             _marked(name, each)
+    elif isinstance(node, yaml.MappingNode):
+        for pair in node.value:
+            for each in pair:
+                _marked(name, each)
     return node
 
 

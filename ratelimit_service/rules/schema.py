@@ -16,8 +16,9 @@ from typing import NamedTuple
 import yaml
 
 from ratelimit_service.algorithms import spec_of
-from ratelimit_service.model import FailurePolicy, Limit
+from ratelimit_service.model import AnswerStyle, FailurePolicy, Limit
 from ratelimit_service.observer import Tallies
+from ratelimit_service.rules.answers import read_answer
 from ratelimit_service.rules.language import (
     LIMIT_KEYS,
     MAX_LIMITS,
@@ -35,7 +36,7 @@ from ratelimit_service.rules.tree import Level, Node, Rule, taken_twice
 
 __all__ = ["RuleFile", "compiled", "parse"]
 
-_OF_THE_RULE = ("shadow_mode", "quota_mode", "detailed_metric", "metadata")
+_OF_THE_RULE = ("shadow_mode", "quota_mode", "detailed_metric", "metadata", "answer")
 """Keys of a descriptor that act on its own rate_limit and on nothing else."""
 
 _DOMAIN_LINE = re.compile(rb"^domain[ \t]*:[ \t]*[\"']?([^\"'#\r\n]+)", re.MULTILINE)
@@ -96,7 +97,7 @@ def compiled(
             state = "empty" if "domain" in root else "missing"
             root.report("no_domain", f"domain is {state}: name what callers ask for")
         shard_by = _shard_by(root)
-        nodes = _Language(domain, tallies).descriptors(root)
+        nodes = _Language(domain, tallies, read_answer(root)).descriptors(root)
     except Unreadable:
         domain, nodes = guessed_domain, ()
     except Exception as error:  # one file never takes the others down
@@ -133,9 +134,13 @@ def _shard_by(root: Fields) -> ShardBy | None:
 class _Language:
     """Turns the fields of one domain's file into nodes and rules."""
 
-    def __init__(self, domain: str, tallies: Callable[[str, str], Tallies]) -> None:
+    def __init__(
+        self, domain: str, tallies: Callable[[str, str], Tallies], answer: AnswerStyle | None
+    ) -> None:
+        """`answer` holds for rules that do not say how their answers look."""
         self._domain = domain
         self._tallies = tallies
+        self._answer = answer
         self._keys = descriptor_keys()
 
     def descriptors(self, fields: Fields) -> tuple[Node, ...]:
@@ -206,6 +211,7 @@ class _Language:
             failure_policy=_failure_policy(mappings),
             detailed_metric=descriptor.switch("detailed_metric"),
             metadata=descriptor.plain("metadata"),
+            answer=read_answer(descriptor, self._answer),
             source=descriptor.source(key),
             tallies=self._tallies(self._domain, path),
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ratelimit_service.model import FailurePolicy, Limit
+from ratelimit_service.model import AnswerStyle, FailurePolicy, Limit
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.matchers.search import Search
@@ -59,6 +59,7 @@ class Rule:
     failure_policy: FailurePolicy | None = None
     detailed_metric: bool = False
     metadata: Mapping[str, object] | None = None
+    answer: AnswerStyle | None = None
     source: Source = _NOWHERE
     tallies: Tallies = field(default_factory=Tallies)
 

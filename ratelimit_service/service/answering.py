@@ -62,7 +62,7 @@ class Answering:
                 if asked.says:
                     said = self._said(asked, settled)
                     answer += wire.encode_additions(
-                        said.response_headers, said.request_headers, said.metadata
+                        said.response_headers, said.request_headers, said.body, said.metadata
                     )
                 limiter.tally_within(asked.plans, within)
                 self._stats.decisions["ok"] += 1
@@ -114,7 +114,7 @@ class Answering:
             if said.metadata and found.by_policy:
                 return b""  # they go into one field
             additions = wire.encode_additions(
-                said.response_headers, said.request_headers, said.metadata
+                said.response_headers, said.request_headers, said.body, said.metadata
             )
         answer = wire.encode_plain(
             verdict.passes, found.statuses, limits, outcomes, found.by_policy, additions

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ratelimit_service.model import FailurePolicy
+from ratelimit_service.model import Body, FailurePolicy, HeaderSet
 from ratelimit_service.settings.setting import Group, Setting, declared_in
 from ratelimit_service.settings.values import (
     ADDRESS,
@@ -134,10 +134,20 @@ class Settings:
         "The share of a limit above which hits count as near it.",
     )
 
+    headers: str = _ANSWERS.setting(
+        "none",
+        choice("SET", *map(str, HeaderSet)),
+        "Which headers tell callers their limits: none, reference, x-ratelimit or ietf.",
+    )
+    denial_body: str = _ANSWERS.setting(
+        "none",
+        choice("KIND", *map(str, Body)),
+        "What a denied caller reads: none, text, json or problem (RFC 9457).",
+    )
     limit_response_headers: bool = _ANSWERS.setting(
         False,
         SWITCH,
-        "Add limit, remaining and reset headers to responses.",
+        "Add limit, remaining and reset headers to responses: the same as --headers reference.",
     )
     limit_header: str = _ANSWERS.setting(
         "RateLimit-Limit",

@@ -192,11 +192,14 @@ def _reset(reset_us: int) -> bytes:
 def encode_additions(
     response_headers: Sequence[Header],
     request_headers: Sequence[Header],
+    body: bytes,
     metadata: Mapping[str, object],
 ) -> bytes:
     """What follows the statuses of an answer that says more."""
     parts = [_header(b"\x1a", header) for header in response_headers]
     parts += [_header(b"\x22", header) for header in request_headers]
+    if body:
+        parts.append(_field(b"\x2a", body))
     if metadata:
         parts.append(_field(b"\x32", _struct(metadata)))
     return b"".join(parts)

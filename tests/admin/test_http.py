@@ -79,6 +79,23 @@ async def test_json(site: Site) -> None:
     assert json.loads(second.text)["overallCode"] == "OVER_LIMIT"
 
 
+async def test_json_says_when_to_come_back(tmp_path: Path) -> None:
+    """/json has the headers of the answer; a denial always has Retry-After, once."""
+    waits = []
+    for settings in (Settings(), Settings(headers="x-ratelimit", denial_body="problem")):
+        site = Site(tmp_path, settings, None)
+        await site.start()
+        found = [await site.ask("/json", REQUEST) for _ in range(2)]
+        await site.admin.close()
+        assert "retry-after" not in found[0].headers
+        assert found[1].headers["content-type"].startswith("application/json")
+        assert json.loads(found[1].text)["overallCode"] == "OVER_LIMIT"
+        waits.append(int(found[1].headers["retry-after"]))
+
+    assert all(0 < wait <= 86_400 for wait in waits)
+    assert found[1].headers["x-ratelimit-remaining"] == "0"
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

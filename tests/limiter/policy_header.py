@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ratelimit_service.limiter.additions.addition import Said, Told
 from ratelimit_service.model import SECOND_US, Header, Limit
+from ratelimit_service.rules.tree import Rule
 from ratelimit_service.settings import Settings
 
 __all__ = ["PolicyHeader"]
@@ -20,7 +21,12 @@ class PolicyHeader:
         """Where the other headers of limits are wanted, too."""
         return settings.limit_response_headers
 
-    def speaks_of(self, limits: Sequence[Limit]) -> bool:
+    def speaks_of(
+        self,
+        settings: Settings,
+        rule: Rule | None,
+        limits: Sequence[Limit],
+    ) -> bool:
         """Of all that is counted."""
         return bool(limits)
 

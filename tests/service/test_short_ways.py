@@ -48,6 +48,8 @@ OTHERS = (
     "quota_mode: true, ",
     "detailed_metric: true, ",
     "value_to_metric: true, ",
+    "answer: {headers: ietf, body: problem, description: Slow down}, ",
+    "answer: {headers: x-ratelimit, template: '{limit} a {unit}'}, ",
 )
 KEYS = "abcd"
 POLICIES = st.sampled_from([None, *FailurePolicy])
@@ -72,6 +74,7 @@ SETTINGS = st.sampled_from(
         Settings(),
         Settings(),
         Settings(limit_response_headers=True),
+        Settings(headers="x-ratelimit", denial_body="json", dynamic_metadata=True),
         Settings(dynamic_metadata=True),
         Settings(shadow_mode=True),
         Settings(quota_mode=True),

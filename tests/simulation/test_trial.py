@@ -177,8 +177,9 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         "api.test.yaml:8:10: a case at api.test.yaml:3:3 has the same name",
         "api.test.yaml:8:44: near_limit_ratio: '7' is no number from 0 to 1",
         "api.test.yaml:8:47: 'grpc' is no key: allowed are failure_policy, count_denied, "
-        "shadow_mode, quota_mode, near_limit_ratio, limit_response_headers, limit_header, "
-        "remaining_header, reset_header, dynamic_metadata",
+        "shadow_mode, quota_mode, near_limit_ratio, headers, denial_body, "
+        "limit_response_headers, limit_header, remaining_header, "
+        "reset_header, dynamic_metadata",
     ]
 
 

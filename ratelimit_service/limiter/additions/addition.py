@@ -11,7 +11,17 @@ from typing import Protocol
 
 from ratelimit_service.limiter.compiled import CompiledLimit, Plan
 from ratelimit_service.limiter.statuses import shown, statuses_of
-from ratelimit_service.model import Header, Hit, Limit, Outcome, Request, Status
+from ratelimit_service.model import (
+    Code,
+    Header,
+    Hit,
+    Limit,
+    Outcome,
+    Request,
+    Status,
+    whole_seconds,
+)
+from ratelimit_service.rules.tree import Rule
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Outcomes, Verdict
 
@@ -69,12 +79,30 @@ class Told:
 class Said:
     """What additions say; each adds to it in its turn."""
 
-    __slots__ = ("metadata", "request_headers", "response_headers")
+    __slots__ = ("_waits", "body", "metadata", "request_headers", "response_headers")
 
     def __init__(self) -> None:
         self.response_headers: list[Header] = []
         self.request_headers: list[Header] = []
+        self.body = b""
+        """Of a denial; Envoy answers its caller with it."""
         self.metadata: dict[str, object] = {}
+        self._waits = False
+
+    def retry_after(self, told: Told) -> None:
+        """Says when a denied caller may come back; once, however many ask for it.
+
+        That is when all limits that deny have room again, as Envoy's own `Retry-After` has it.
+        """
+        resets_us = [
+            status.reset_us
+            for status in told.statuses()
+            if status.code is Code.OVER_LIMIT and status.reset_us is not None
+        ]
+        if resets_us and not told.verdict.passes and not self._waits:
+            self._waits = True
+            wait = str(whole_seconds(max(resets_us)))
+            self.response_headers.append(Header("Retry-After", wait))
 
 
 class Addition(Protocol):
@@ -86,10 +114,11 @@ class Addition(Protocol):
     def wanted(self, settings: Settings) -> bool:
         """Whether the settings ask for it."""
 
-    def speaks_of(self, limits: Sequence[Limit]) -> bool:
+    def speaks_of(self, settings: Settings, rule: Rule | None, limits: Sequence[Limit]) -> bool:
         """Whether it may have something to say of a rule with these limits.
 
-        There are none where no rule is met, or an unlimited one.
+        There are none where no rule is met, or an unlimited one. A limit that a caller brings has
+        no rule.
         """
 
     def add(self, told: Told, said: Said) -> None:

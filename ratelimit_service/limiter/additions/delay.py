@@ -7,6 +7,7 @@ from typing import Final
 
 from ratelimit_service.limiter.additions.addition import Said, Told
 from ratelimit_service.model import Header, Limit
+from ratelimit_service.rules.tree import Rule
 from ratelimit_service.settings import Settings
 
 __all__ = ["Delay"]
@@ -24,7 +25,12 @@ class Delay:
         """Always."""
         return True
 
-    def speaks_of(self, limits: Sequence[Limit]) -> bool:
+    def speaks_of(
+        self,
+        settings: Settings,  # noqa: ARG002
+        rule: Rule | None,  # noqa: ARG002
+        limits: Sequence[Limit],
+    ) -> bool:
         """Of queues."""
         return any(limit.max_wait_us for limit in limits)
 

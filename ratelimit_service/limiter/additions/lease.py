@@ -8,6 +8,7 @@ from typing import Final
 from ratelimit_service.algorithms import ALGORITHMS
 from ratelimit_service.limiter.additions.addition import Said, Told
 from ratelimit_service.model import Header, Limit
+from ratelimit_service.rules.tree import Rule
 from ratelimit_service.settings import Settings
 
 __all__ = ["Lease"]
@@ -24,7 +25,12 @@ class Lease:
         """Always."""
         return True
 
-    def speaks_of(self, limits: Sequence[Limit]) -> bool:
+    def speaks_of(
+        self,
+        settings: Settings,  # noqa: ARG002
+        rule: Rule | None,  # noqa: ARG002
+        limits: Sequence[Limit],
+    ) -> bool:
         """Of algorithms that hand out leases."""
         return any(ALGORITHMS[limit.algorithm].leases for limit in limits)
 

@@ -7,17 +7,24 @@ from typing import Final
 
 from ratelimit_service.limiter.additions.addition import Addition, Said, Told
 from ratelimit_service.limiter.additions.delay import Delay
+from ratelimit_service.limiter.additions.denial_body import DenialBody
+from ratelimit_service.limiter.additions.ietf_headers import IetfHeaders
 from ratelimit_service.limiter.additions.lease import Lease
-from ratelimit_service.limiter.additions.limit_headers import LimitHeaders
+from ratelimit_service.limiter.additions.reference_headers import ReferenceHeaders
 from ratelimit_service.limiter.additions.request_metadata import RequestMetadata
 from ratelimit_service.limiter.additions.soft import Soft
+from ratelimit_service.limiter.additions.x_ratelimit_headers import XRateLimitHeaders
 from ratelimit_service.model import Limit
+from ratelimit_service.rules.tree import Rule
 from ratelimit_service.settings import Settings
 
 __all__ = ["ADDITIONS", "say", "speaking", "wanted"]
 
 ADDITIONS: Final[list[Addition]] = [
-    LimitHeaders(),
+    ReferenceHeaders(),
+    XRateLimitHeaders(),
+    IetfHeaders(),
+    DenialBody(),
     RequestMetadata(),
     Soft(),
     Delay(),
@@ -30,11 +37,13 @@ def wanted(settings: Settings) -> list[Addition]:
     return [each for each in ADDITIONS if each.wanted(settings)]
 
 
-def speaking(among: Sequence[Addition], limits: Sequence[Limit]) -> int:
+def speaking(
+    among: Sequence[Addition], settings: Settings, rule: Rule | None, limits: Sequence[Limit]
+) -> int:
     """Those that may speak of a rule with these limits: bits by their places in the list."""
     says = 0
     for place, each in enumerate(ADDITIONS):
-        if each in among and each.speaks_of(limits):
+        if each in among and each.speaks_of(settings, rule, limits):
             says |= 1 << place
     return says
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ratelimit_service.limiter.additions.addition import Said, Told
 from ratelimit_service.limiter.compiled import Plan
 from ratelimit_service.model import Code, Limit, Request, Status
+from ratelimit_service.rules.tree import Rule
 from ratelimit_service.settings import Settings
 
 __all__ = ["RequestMetadata"]
@@ -21,7 +22,12 @@ class RequestMetadata:
         """If `dynamic_metadata` is on."""
         return settings.dynamic_metadata
 
-    def speaks_of(self, limits: Sequence[Limit]) -> bool:  # noqa: ARG002
+    def speaks_of(
+        self,
+        settings: Settings,  # noqa: ARG002
+        rule: Rule | None,  # noqa: ARG002
+        limits: Sequence[Limit],  # noqa: ARG002
+    ) -> bool:
         """Of everything."""
         return True
 

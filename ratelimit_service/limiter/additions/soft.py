@@ -7,6 +7,7 @@ from typing import Final
 
 from ratelimit_service.limiter.additions.addition import Said, Told
 from ratelimit_service.model import Header, Limit
+from ratelimit_service.rules.tree import Rule
 from ratelimit_service.settings import Settings
 
 __all__ = ["Soft"]
@@ -23,7 +24,12 @@ class Soft:
         """Always."""
         return True
 
-    def speaks_of(self, limits: Sequence[Limit]) -> bool:
+    def speaks_of(
+        self,
+        settings: Settings,  # noqa: ARG002
+        rule: Rule | None,  # noqa: ARG002
+        limits: Sequence[Limit],
+    ) -> bool:
         """Of limits with a soft part."""
         return any(limit.soft_ppm for limit in limits)
 

@@ -1,0 +1,55 @@
+"""The headers of draft-ietf-httpapi-ratelimit-headers-10: `RateLimit-Policy` and `RateLimit`.
+
+Both are lists of structured fields (RFC 9651), with an item for each limit of the request.
+"""
+
+from __future__ import annotations
+
+from ratelimit_service.algorithms import ALGORITHMS
+from ratelimit_service.limiter.additions.addition import Said, Told
+from ratelimit_service.limiter.additions.header_set import ChosenHeaders
+from ratelimit_service.limiter.additions.names import policy_name
+from ratelimit_service.limiter.statuses import Shown, remaining_of
+from ratelimit_service.model import SECOND_US, Calendar, Header, HeaderSet, Limit, whole_seconds
+
+__all__ = ["IetfHeaders"]
+
+
+class IetfHeaders(ChosenHeaders):
+    """Shows every limit that was counted, with its policy."""
+
+    def __init__(self) -> None:
+        super().__init__(HeaderSet.IETF)
+
+    def add(self, told: Told, said: Said) -> None:
+        """Adds nothing if nothing was counted."""
+        policies: list[str] = []
+        limits: list[str] = []
+        names: dict[str, int] = {}
+        for planned, outcomes, _ in self._of(told):
+            for compiled, outcome in zip(planned.rule.limits, outcomes, strict=True):
+                if outcome is None or outcome.local:
+                    continue
+                name = policy_name(compiled.limit)
+                names[name] = names.get(name, 0) + 1
+                if names[name] > 1:
+                    name += f"-{names[name]}"
+                policies.append(f'"{name}"{_policy(compiled.limit)}')
+                remaining = 0 if outcome.over else remaining_of(Shown(compiled, outcome))
+                limits.append(f'"{name}";r={remaining};t={whole_seconds(outcome.reset_us)}')
+        if policies:
+            said.response_headers += [
+                Header("RateLimit-Policy", ", ".join(policies)),
+                Header("RateLimit", ", ".join(limits)),
+            ]
+            said.retry_after(told)
+
+
+def _policy(limit: Limit) -> str:
+    """The parameters of a policy. Months are of different lengths, so calendars have no window."""
+    quota = f";q={limit.requests_per_unit}"
+    if ALGORITHMS[limit.algorithm].leases:
+        return f'{quota};qu="concurrent-requests"'
+    if isinstance(limit.anchor, Calendar):
+        return quota
+    return f"{quota};w={limit.window_us // SECOND_US}"

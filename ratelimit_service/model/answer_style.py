@@ -1,0 +1,82 @@
+"""How a rule wants its answers to look. What an answer says of the count does not depend on it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from string import Formatter
+from typing import Final, NamedTuple
+
+__all__ = ["PLACEHOLDERS", "AnswerStyle", "Body", "HeaderSet", "unknown_placeholder"]
+
+
+class HeaderSet(StrEnum):
+    """Which headers tell callers their limits."""
+
+    NONE = "none"
+    REFERENCE = "reference"
+    """The three of envoyproxy/ratelimit, by the names in the settings."""
+    X_RATELIMIT = "x-ratelimit"
+    """`X-RateLimit-Limit`, `-Remaining`, `-Reset`, and `Retry-After` where denied."""
+    IETF = "ietf"
+    """`RateLimit-Policy` and `RateLimit` of draft-ietf-httpapi-ratelimit-headers-10, and
+    `Retry-After` where denied."""
+
+
+class Body(StrEnum):
+    """What the body of a denial is."""
+
+    NONE = "none"
+    TEXT = "text"
+    JSON = "json"
+    PROBLEM = "problem"
+    """Problem details (RFC 9457) of the type `quota-exceeded`."""
+
+
+PLACEHOLDERS: Final = (
+    "limit",
+    "unit",
+    "window_seconds",
+    "retry_after",
+    "name",
+    "description",
+    "link",
+)
+"""What may stand in braces in a template."""
+
+
+class AnswerStyle(NamedTuple):
+    """What is not said is None or empty; then the settings hold.
+
+    With a `template` the body is what that comes to, and `content_type` is its type.
+    """
+
+    headers: HeaderSet | None = None
+    body: Body | None = None
+    template: str = ""
+    content_type: str = ""
+    description: str = ""
+    link: str = ""
+
+    def over(self, below: AnswerStyle) -> AnswerStyle:
+        """This, and what `below` says where this says nothing."""
+        own_body = self.body is not None or self.template
+        body = self if own_body else below
+        return AnswerStyle(
+            below.headers if self.headers is None else self.headers,
+            body.body,
+            body.template,
+            body.content_type,
+            self.description or below.description,
+            self.link or below.link,
+        )
+
+
+def unknown_placeholder(template: str) -> str | None:
+    """The first placeholder of a template that means nothing; None if all do.
+
+    Raises ValueError for braces that do not close.
+    """
+    for _, name, form, conversion in Formatter().parse(template):
+        if name is not None and (name not in PLACEHOLDERS or form or conversion):
+            return "{" + name + (f"!{conversion}" if conversion else "") + "}"
+    return None

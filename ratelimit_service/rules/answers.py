@@ -1,0 +1,97 @@
+"""The fields of `answer`: from YAML to how a rule wants its answers to look."""
+
+from __future__ import annotations
+
+from ratelimit_service.model import (
+    PLACEHOLDERS,
+    AnswerStyle,
+    Body,
+    HeaderSet,
+    unknown_placeholder,
+)
+from ratelimit_service.rules.language import ANSWER_KEYS, CONTENT_TYPE, LINK, MAX_TEXT
+from ratelimit_service.rules.problem import did_you_mean, quoted
+from ratelimit_service.rules.reader import Fields, listed
+
+__all__ = ["read_answer"]
+
+
+def read_answer(fields: Fields, default: AnswerStyle | None = None) -> AnswerStyle | None:
+    """What `answer` among these fields says, over a default; None if neither says anything."""
+    if not fields.given("answer"):
+        return default
+    inside = fields.mapping("answer", ANSWER_KEYS)
+    if not inside.readable:
+        return default
+    style = AnswerStyle(
+        headers=HeaderSet(inside.one_of("headers", list(map(str, HeaderSet)), "none"))
+        if inside.given("headers")
+        else None,
+        body=Body(inside.one_of("body", list(map(str, Body)), "none"))
+        if inside.given("body")
+        else None,
+        template=_template(inside),
+        content_type=_content_type(inside),
+        description=_text(inside, "description"),
+        link=_link(inside),
+    )
+    return style.over(default) if default else style
+
+
+def _text(fields: Fields, name: str) -> str:
+    if not fields.given(name):
+        return ""
+    text = fields.text(name)
+    if len(text) > MAX_TEXT:
+        message = f"{name} has {len(text)} characters: {MAX_TEXT} are allowed"
+        fields.report(name, message, value=name)
+        return ""
+    return text
+
+
+def _template(fields: Fields) -> str:
+    template = _text(fields, "template")
+    try:
+        unknown = unknown_placeholder(template)
+    except ValueError:
+        message = "template has a brace that is not closed: write {{ and }} for braces themselves"
+        fields.report("template", message, value="template")
+        return ""
+    if unknown is not None:
+        name = unknown.strip("{}")
+        hint = did_you_mean(name, PLACEHOLDERS)
+        message = (
+            f"template: {quoted(unknown)} means nothing: in braces are allowed "
+            f"{listed(PLACEHOLDERS)}{hint}; write {{{{ and }}}} for braces themselves"
+        )
+        fields.report("template", message, value="template")
+        return ""
+    if template and fields.given("body"):
+        message = "template and body exclude each other: leave one out"
+        fields.report("template", message, key="template")
+    return template
+
+
+def _content_type(fields: Fields) -> str:
+    if not fields.given("content_type"):
+        return ""
+    content_type = fields.raw("content_type")
+    if not CONTENT_TYPE.fullmatch(content_type):
+        message = "content_type must be one as text/html or application/json; charset=utf-8"
+        fields.report("content_type", message, value="content_type")
+        return ""
+    if not fields.given("template"):
+        message = "content_type is of a template: body says by itself what it is"
+        fields.report("content_type", message, key="content_type")
+    return content_type
+
+
+def _link(fields: Fields) -> str:
+    if not fields.given("link"):
+        return ""
+    link = fields.raw("link")
+    if not LINK.fullmatch(link):
+        message = "link must be an address that begins with https:// or http://, without spaces"
+        fields.report("link", message, value="link")
+        return ""
+    return link
