@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ratelimit_service.cli.say import say
+from ratelimit_service.text import count
 
 if TYPE_CHECKING:
     from ratelimit_service.replay.logs import Log
@@ -33,6 +34,11 @@ _STEP = 5_000
 )
 @click.option(
     "--against", type=click.Path(path_type=Path), help="The rules that they are compared with."
+)
+@click.option(
+    "--mapping",
+    type=click.Path(path_type=Path),
+    help="Which fields of Envoy's access log make a descriptor.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
 @click.option(
@@ -56,6 +62,7 @@ def replay(
     logs: Sequence[str],
     rules: Path,
     against: Path | None,
+    mapping: Path | None,
     as_json: bool,
     percent: float,
     max_counters: int,
@@ -63,8 +70,9 @@ def replay(
 ) -> int:
     """Ask recorded requests of rules before these serve.
 
-    A LOG is CSV: a header, then in each row time, domain, and a column for each key of the
-    descriptor. It may be compressed with gzip; - is standard input. Several are merged by time.
+    A LOG is a decision log of ratelimit, Envoy's access log in JSON (with --mapping), or CSV: a
+    header, then in each row time, domain, and a column for each key of the descriptor. It may be
+    compressed with gzip; - is standard input. Several are merged by time.
 
     Exits 0 if no request changes side, 1 if some do, 2 if a file has problems.
 
@@ -81,10 +89,14 @@ def replay(
     if against is not None:
         old = play.Trace(sources.rules_of(against), settings, max_counters)
     played = play.Replay(new, old)
+    readers = sources.Readers(mapping)
     with ExitStack() as stack:
-        opened = [Log(path, stack, sources.reader_of) for path in logs]
+        opened = [Log(path, stack, readers.reader_of) for path in logs]
         _play(played, merged([log.records() for log in opened]), opened)
     unread = _tell_unread(opened)
+    notes = list(dict.fromkeys(note for log in opened for note in log.notes()))
+    if unread:
+        notes.append(f"left out because unreadable: {count(unread, 'line')}")
     if not played.requests:
         say("ratelimit: the logs hold no request", err=True)
         return 2
@@ -94,7 +106,7 @@ def replay(
         old=str(against) if against else None,
         logs=[log.name for log in opened],
         percent=percent,
-        notes=[f"{unread:,} lines could not be read and were left out"] if unread else [],
+        notes=notes,
     )
     if as_json:
         click.echo(json.dumps(report.as_json(found), indent=2))
@@ -102,7 +114,8 @@ def replay(
         for line in text.lines_of(found):
             say(line)
     if unread and not skip_unreadable:
-        say(f"{unread:,} lines could not be read; --skip-unreadable lets them pass", err=True)
+        left_out = count(unread, "line")
+        say(f"{left_out} could not be read: --skip-unreadable lets that pass", err=True)
         return 2
     return int(found.changes)
 
@@ -150,5 +163,5 @@ def _tell_unread(opened: Sequence[Log]) -> int:
         for told in lines.told:
             say(told, err=True)
         if more := lines.unread - len(lines.told):
-            say(f"{log.name}: and {more:,} more lines", err=True)
+            say(f"{log.name}: {count(more, 'more line')} cannot be read", err=True)
     return sum(log.lines.unread for log in opened)

@@ -63,6 +63,10 @@ class CsvLog:
             else:
                 return
 
+    def notes(self) -> Iterator[str]:
+        """Nothing is to be known of the log as a whole."""
+        return iter(())
+
     def _request(self, cells: Sequence[str]) -> Request:
         domain, addend = "", None
         entries = []

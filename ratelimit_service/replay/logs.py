@@ -49,6 +49,9 @@ class LogReader(Protocol):
     def records(self, lines: Lines) -> Iterator[Recorded]:
         """The requests of a log. A line that cannot be read is told to `lines.bad`."""
 
+    def notes(self) -> Iterator[str]:
+        """What is to be known of the log, once it is read, before numbers are believed."""
+
 
 class Lines:
     """The lines of one log, without their ends, and where the reader is."""
@@ -162,3 +165,7 @@ class Log:
     def records(self) -> Iterator[Recorded]:
         """The requests in it, in the order of its lines."""
         return self._reader.records(self.lines)
+
+    def notes(self) -> Iterator[str]:
+        """What is to be known of it, once it is read."""
+        return self._reader.notes()

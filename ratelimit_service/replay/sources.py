@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from ratelimit_service.errors import RulesError
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
 from ratelimit_service.replay.csv_log import CsvLog
+from ratelimit_service.replay.decision_log import DecisionLogReader
+from ratelimit_service.replay.envoy_log import EnvoyLog, read_mapping
 from ratelimit_service.replay.logs import LogError, LogReader
 from ratelimit_service.rules.from_files import FromFiles
 from ratelimit_service.rules.lint import lint
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.tree import Snapshot
 
-__all__ = ["reader_of", "rules_of"]
+__all__ = ["Readers", "rules_of"]
 
 
 def rules_of(path: Path) -> Snapshot:
@@ -27,8 +30,26 @@ def rules_of(path: Path) -> Snapshot:
     return rules.snapshot
 
 
-def reader_of(name: str, first: str) -> LogReader:
-    """What reads a log with this first line. Raises LogError if nothing does."""
-    if first.lstrip().startswith("{"):
-        raise LogError(f"{name}:1: this is JSON; a log must be CSV")
-    return CsvLog(name, first)
+class Readers:
+    """Finds out how a log is to be read, by its first line."""
+
+    def __init__(self, mapping: Path | None = None) -> None:
+        """`mapping` says which fields of JSON lines make requests. Raises LogError."""
+        self._mapped = read_mapping(mapping) if mapping is not None else None
+
+    def reader_of(self, name: str, first: str) -> LogReader:
+        """What reads a log with this first line. Raises LogError if nothing does."""
+        if not first.lstrip().startswith("{"):
+            return CsvLog(name, first)
+        try:
+            fields = json.loads(first)
+        except ValueError as error:
+            raise LogError(f"{name}:1: the line is no JSON: {error}") from error
+        if "v" in fields and "descriptors" in fields and "by" in fields:
+            return DecisionLogReader()
+        if self._mapped is None:
+            raise LogError(
+                f"{name}:1: this is JSON, but no decision log of ratelimit: for an access log of "
+                "Envoy say with --mapping FILE which fields make a descriptor"
+            )
+        return EnvoyLog(self._mapped)

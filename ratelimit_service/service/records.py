@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ratelimit_service.limiter import CompiledRule
 from ratelimit_service.model import Hit, Limit, Outcome
+from ratelimit_service.rules.paths import Source
 from ratelimit_service.service.asked import Asked
 from ratelimit_service.service.refusal import Answer
 from ratelimit_service.stores import Settled, Verdict
@@ -34,7 +35,8 @@ class DecisionRecord(NamedTuple):
     `body` is what was asked, as it came; `wire.decode_request` reads it. `limit` and `rule` (its
     path, empty for a limit that the caller brought) are what decided: the limit that denied, else
     the one of which the fewest hits are left. `outcome` is the count there, None without one, and
-    `hit` what was charged.
+    `hit` what was charged. `descriptor` is the place of the one that this is about, and `source`
+    where the rule stands.
     """
 
     body: bytes
@@ -45,6 +47,8 @@ class DecisionRecord(NamedTuple):
     rule: str = ""
     outcome: Outcome | None = None
     hit: Hit | None = None
+    descriptor: int = -1
+    source: Source | None = None
 
 
 Listener = Callable[[Sequence[DecisionRecord]], None]
@@ -64,13 +68,16 @@ def record(body: bytes, asked: Asked | Answer, settled: Settled, answer: Answer)
         return DecisionRecord(body, answer, verdict, by)
     if place < 0:
         place = _tightest(asked.hits, settled)
-    rule, limit = _limit_of(asked, place)
-    path = rule.declared.path if rule.declared is not None else ""
+    descriptor, rule, limit = _limit_of(asked, place)
+    path, source = "", None
+    if rule.declared is not None:
+        path, source = rule.declared.path, rule.declared.source
     outcome = outcomes[place]
     by = DecidedBy.LOCAL_CACHE if cached else DecidedBy.COUNT
     if outcome is None or outcome.local:
         by = DecidedBy.POLICY
-    return DecisionRecord(body, answer, verdict, by, limit, path, outcome, asked.hits[place])
+    hit = asked.hits[place]
+    return DecisionRecord(body, answer, verdict, by, limit, path, outcome, hit, descriptor, source)
 
 
 def _tightest(hits: Sequence[Hit], settled: Settled) -> int:
@@ -82,10 +89,10 @@ def _tightest(hits: Sequence[Hit], settled: Settled) -> int:
     return remaining.index(min(remaining))
 
 
-def _limit_of(asked: Asked, place: int) -> tuple[CompiledRule, Limit]:
-    """The rule and the limit of a hit, by its place in the request."""
-    for rule, _, hits in asked.plans:
+def _limit_of(asked: Asked, place: int) -> tuple[int, CompiledRule, Limit]:
+    """The place of the descriptor, the rule and the limit of a hit, by its place in the request."""
+    for descriptor, (rule, _, hits) in enumerate(asked.plans):
         if place < len(hits):
-            return rule, rule.limits[place].limit
+            return descriptor, rule, rule.limits[place].limit
         place -= len(hits)
     raise IndexError(place)

@@ -6,6 +6,7 @@ import gzip
 import io
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,22 +15,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_service.errors import RateLimitError
-from ratelimit_service.model import Descriptor, Entry, Request
+from ratelimit_service.model import Code, Descriptor, Entry, Limit, Request, Unit
 from ratelimit_service.replay import recorded
 from ratelimit_service.replay.logs import Lines, Log
 from ratelimit_service.replay.recorded import Recorded, in_order, merged, moment_us
-from ratelimit_service.replay.sources import reader_of
+from ratelimit_service.replay.sources import Readers
+from ratelimit_service.service import DecidedBy, DecisionRecord
+from ratelimit_service.service.decision_line import hashed_value, line_of, read_line
+from ratelimit_service.stores import Verdict
+from ratelimit_service.wire import encode_request
 from tests.replay.playing import START_US, csv_of, limited, run
 
 DAY = "unit: day, requests_per_unit: 1"
 
 
-def read(text: str | bytes, tmp_path: Path) -> tuple[list[Recorded], Lines]:
+def read(
+    text: str | bytes, tmp_path: Path, mapping: Path | None = None
+) -> tuple[list[Recorded], Lines]:
     """The requests in a file with this text."""
     path = tmp_path / "log"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     with ExitStack() as stack:
-        log = Log(str(path), stack, reader_of)
+        log = Log(str(path), stack, Readers(mapping).reader_of)
         return list(log.records()), log.lines
 
 
@@ -196,7 +203,7 @@ def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ran = run(capsys, "--rules", new, torn)
     assert ran.code == 2
     assert f"{torn}:3: 1 cells, but the header has 3" in ran.err
-    assert "1 lines could not be read and were left out" in ran.out
+    assert "left out because unreadable: 1 line" in ran.out
 
 
 def test_what_stands_in_a_log_does_not_act_on_a_terminal(
@@ -210,3 +217,135 @@ def test_what_stands_in_a_log_does_not_act_on_a_terminal(
 
     assert "\x1b" not in ran.out
     assert "user=" in ran.out
+
+
+MAPPING = """
+domain: edge
+time: $start_time
+flags: $response_flags
+hits: $cost
+descriptors:
+- {remote_address: $client}
+- {plan: $request.plan, path: $path}
+- {generic_key: all}
+"""
+
+
+def mapping_file(tmp_path: Path, text: str = MAPPING) -> Path:
+    path = tmp_path / "mapping.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_access_logs(tmp_path: Path) -> None:
+    """Fields of Envoy's access log make descriptors as the mapping says.
+
+    As Envoy does, it leaves out a descriptor of which a field has no value.
+    """
+    records, lines = read(
+        '{"start_time":"2026-01-01T00:00:00.250Z","client":"10.0.0.1","response_flags":"-"}\n'
+        '{"start_time":"1767225601.5","client":"-","request":{"plan":"pro"},"path":"/a","cost":3,'
+        '"response_flags":"UF,RL"}\n',
+        tmp_path,
+        mapping_file(tmp_path),
+    )
+
+    everybody = (("generic_key", "all"),)
+    assert lines.unread == 0
+    assert [each.code for each in records] == [Code.OK, Code.OVER_LIMIT]
+    assert [each.at_us - START_US for each in records] == [250_000, 1_500_000]
+    assert [[each.entries for each in of.request.descriptors] for of in records] == [
+        [(("remote_address", "10.0.0.1"),), everybody],
+        [(("plan", "pro"), ("path", "/a")), everybody],
+    ]
+    assert [each.hits_addend for each in records[1].request.descriptors] == [3, 3]
+
+
+def test_access_logs_with_lines_that_are_none(tmp_path: Path) -> None:
+    """Lines of an access log that cannot be read are told with the field that is wrong."""
+    records, lines = read(
+        '{"start_time":"2026-01-01T00:00:00Z"}\n'
+        "[1]\n"
+        '{"start_time":"yesterday"}\n'
+        '{"start_time":"2026-01-01T00:00:00Z","cost":"many"}\n'
+        '{"start_time":\n',
+        tmp_path,
+        mapping_file(tmp_path),
+    )
+
+    assert len(records) == 1
+    assert [told.partition(": ")[2] for told in lines.told] == [
+        "the line is no JSON object",
+        "the field start_time must be a time: 'yesterday' is none",
+        "$cost must be a number of hits, not 'many'",
+        "the line is no JSON: Expecting value: line 1 column 15 (char 14)",
+    ]
+
+
+def test_access_logs_need_a_mapping(tmp_path: Path) -> None:
+    """Without a mapping an access log is one clear error, as is a mapping that cannot be right."""
+    with pytest.raises(RateLimitError, match="with --mapping FILE"):
+        read('{"start_time":"2026-01-01T00:00:00Z"}\n', tmp_path)
+    with pytest.raises(RateLimitError, match=r"(?s)descriptors is missing.*time must be a field"):
+        read("{}\n", tmp_path, mapping_file(tmp_path, "domain: a\ntime: start\n"))
+
+
+entries = st.tuples(st.text(min_size=1), st.text())
+limits = st.builds(
+    lambda requests, unit: Limit(requests, unit),  # noqa: PLW0108 -- or more would be made up
+    st.integers(0, 2**32 - 1),
+    st.sampled_from(Unit),
+)
+requests = st.builds(
+    Request,
+    st.text(min_size=1),
+    st.lists(
+        st.builds(
+            Descriptor,
+            st.lists(entries, min_size=1, max_size=3).map(
+                lambda pairs: tuple(Entry(*pair) for pair in pairs)
+            ),
+            st.none() | limits,
+            st.none() | st.integers(0, 2**32 - 1),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=3,
+    ).map(tuple),
+    st.integers(0, 9),
+)
+
+
+@given(requests, st.integers(0, 4_102_444_800_000_000))
+def test_decision_log_says_what_was_asked(request: Request, at_us: int) -> None:
+    """A request that is written to a decision log is read as it was, at its time."""
+    record = DecisionRecord(encode_request(request), b"", Verdict.WITHIN, DecidedBy.NOTHING)
+    line = line_of(record, at_us)
+
+    found = read_line(line, moment_us)
+
+    assert (found.at_us, found.request, found.code) == (at_us, request, "OK")
+
+
+def test_decision_logs_are_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A decision log is known by its first line; what is sampled or hashed in it is told."""
+    log = tmp_path / "decisions.jsonl"
+    lines = []
+    for place in range(3):
+        asked_for = encode_request(asked("api", None, ("user", "a")))
+        verdict = Verdict.WITHIN if place < 2 else Verdict.DENIED
+        record = DecisionRecord(asked_for, b"", verdict, DecidedBy.COUNT)
+        lines.append(line_of(record, START_US + place, 0.5, partial(hashed_value, b"key")))
+    log.write_text("\n".join([*lines, '{"v":2}']))
+
+    ran = run(capsys, "--rules", limited(tmp_path, DAY), "--json", "--skip-unreadable", log)
+
+    assert ran.code == 0
+    assert ran.report["denied"] == 2
+    assert ran.report["recorded"] == {"OK": 2, "OVER_LIMIT": 1}
+    (sampled, hashed, left_out) = ran.report["notes"]
+    assert "holds only a sample" in sampled
+    assert "values in a decision log are hashed" in hashed
+    assert left_out == "left out because unreadable: 1 line"
+    name = ran.report["rules"][0]["top_denied"][0]["name"]
+    assert name == f"user={hashed_value(b'key', 'a')}"

@@ -1,0 +1,220 @@
+"""The decision log's lines, version 1: how a decision is written down, and how it is read again.
+
+docs/decision-log.md says what each field means. What must not live here: which decisions are
+written down, and where to.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hmac
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from ratelimit_service import wire
+from ratelimit_service.algorithms import DEFAULT
+from ratelimit_service.errors import BadRequestError, RateLimitError
+from ratelimit_service.model import (
+    MAX_ADDEND,
+    SECOND_US,
+    Descriptor,
+    Entry,
+    Limit,
+    Request,
+    Unit,
+)
+from ratelimit_service.service.records import DecisionRecord
+
+__all__ = [
+    "DECISION_SCHEMA",
+    "BadDecisionError",
+    "HashValue",
+    "LoggedDecision",
+    "hashed_value",
+    "line_of",
+    "read_limit",
+    "read_line",
+]
+
+DECISION_SCHEMA: Final = 1
+"""The version of the lines. It changes if a field gets another meaning, not if there are more."""
+
+HASH_MARK: Final = "hmac:"
+"""Values that are hashed begin with this."""
+
+_HASH_DIGITS: Final = 24
+
+HashValue = Callable[[str], str]
+"""What is written in place of a caller's value."""
+
+
+class BadDecisionError(RateLimitError):
+    """A line that is no decision of a version known here. The text says why."""
+
+
+class LoggedDecision(NamedTuple):
+    """A line that was read. `fields` are all that it says."""
+
+    at_us: int
+    request: Request
+    fields: Mapping[str, Any]
+
+    @property
+    def code(self) -> str:
+        """`OK`, `OVER_LIMIT`, or the name of a gRPC status."""
+        return str(self.fields.get("code", ""))
+
+
+def hashed_value(key: bytes, value: str) -> str:
+    """A value as who has the key can find it again, and nobody can read it."""
+    digest = hmac.digest(key, value.encode("utf-8", "surrogatepass"), "sha256").hex()
+    return HASH_MARK + digest[:_HASH_DIGITS]
+
+
+def line_of(
+    record: DecisionRecord,
+    at_us: int,
+    sample: float = 1.0,
+    hashed: HashValue | None = None,
+) -> str:
+    """A decision at this moment as a line, without its end. Fields without a value are left out.
+
+    `sample` is the part of such decisions that is written down.
+    """
+    line: dict[str, object] = {"v": DECISION_SCHEMA, "time": _time(at_us)}
+    try:
+        request = wire.decode_request(record.body)
+    except BadRequestError as error:
+        line["unreadable"] = str(error)
+    else:
+        line |= _asked(request, hashed)
+    line["code"] = _code(record)
+    line["by"] = str(record.by)
+    outcome = record.outcome
+    if record.limit is not None:
+        line["descriptor"] = record.descriptor
+        if record.rule:
+            line["rule"] = record.rule
+        if record.source is not None and record.source.file:
+            line["source"] = str(record.source)
+        line["limit"] = _limit(record.limit)
+        if outcome is not None and record.hit is not None:
+            line["used"] = record.hit.spec.limit - outcome.remaining
+            line["remaining"] = outcome.remaining
+            line["reset_seconds"] = outcome.reset_us / SECOND_US
+            if outcome.over and record.verdict is not None and record.verdict.passes:
+                line["shadowed"] = True
+    if sample != 1:
+        line["sample"] = sample
+    if hashed is not None:
+        line["hashed"] = True
+    return json.dumps(line, ensure_ascii=False, separators=(",", ":"))
+
+
+def _time(at_us: int) -> str:
+    seconds, rest = divmod(at_us, SECOND_US)
+    at = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return f"{at:%Y-%m-%dT%H:%M:%S}.{rest:06}Z"
+
+
+def _code(record: DecisionRecord) -> str:
+    if not isinstance(record.answer, bytes):
+        return record.answer.code.name
+    denied = record.verdict is not None and not record.verdict.passes
+    return "OVER_LIMIT" if denied else "OK"
+
+
+def _asked(request: Request, hashed: HashValue | None) -> dict[str, object]:
+    asked: dict[str, object] = {
+        "domain": request.domain,
+        "descriptors": [_descriptor(each, hashed) for each in request.descriptors],
+    }
+    if request.hits_addend:
+        asked["hits"] = request.hits_addend
+    return asked
+
+
+def _descriptor(descriptor: Descriptor, hashed: HashValue | None) -> dict[str, object]:
+    told: dict[str, object] = {
+        "entries": [
+            [key, value if hashed is None or not value else hashed(value)]
+            for key, value in descriptor.entries
+        ]
+    }
+    if descriptor.hits_addend is not None:
+        told["hits"] = descriptor.hits_addend
+    if descriptor.is_negative_hits:
+        told["refund"] = True
+    if descriptor.limit is not None:
+        told["limit"] = _limit(descriptor.limit)
+    return told
+
+
+def _limit(limit: Limit) -> dict[str, object]:
+    told: dict[str, object] = {
+        "requests_per_unit": limit.requests_per_unit,
+        "unit": limit.unit.name.lower(),
+    }
+    if limit.multiplier != 1:
+        told["unit_multiplier"] = limit.multiplier
+    if limit.name:
+        told["name"] = limit.name
+    if limit.algorithm != DEFAULT.name:
+        told["algorithm"] = limit.algorithm
+    return told
+
+
+def read_line(text: str, moment_us: Callable[[str], int]) -> LoggedDecision:
+    """Reads a line; `moment_us` reads its time. Raises BadDecisionError."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadDecisionError(f"the line is no JSON: {error}") from error
+    if not isinstance(fields, dict) or fields.get("v") != DECISION_SCHEMA:
+        raise BadDecisionError(f'the line is no decision of version {DECISION_SCHEMA} ("v")')
+    if "unreadable" in fields:
+        raise BadDecisionError("the request could not be read when it came")
+    try:
+        return LoggedDecision(moment_us(fields["time"]), _request(fields), fields)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadDecisionError(f"a field is missing or not as it should be: {error}") from error
+
+
+def _request(fields: Mapping[str, Any]) -> Request:
+    domain = fields["domain"]
+    if not isinstance(domain, str):
+        raise TypeError("domain is no text")
+    descriptors = tuple(
+        Descriptor(
+            tuple(Entry(_text(key), _text(value)) for key, value in each["entries"]),
+            read_limit(each["limit"]) if "limit" in each else None,
+            _hits(each["hits"]) if "hits" in each else None,
+            each.get("refund") is True,
+        )
+        for each in fields["descriptors"]
+    )
+    return Request(domain, descriptors, _hits(fields.get("hits", 0)))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("an entry is a pair of texts")
+    return value
+
+
+def _hits(value: object) -> int:
+    if not isinstance(value, int) or not 0 <= value <= MAX_ADDEND:
+        raise ValueError(f"hits must be a number up to {MAX_ADDEND}")
+    return value
+
+
+def read_limit(fields: Mapping[str, Any]) -> Limit:
+    """A limit of a line. Raises KeyError, TypeError or ValueError if it is none."""
+    return Limit(
+        _hits(fields["requests_per_unit"]),
+        Unit[fields["unit"].upper()],
+        max(1, _hits(fields.get("unit_multiplier", 1))),
+        str(fields.get("name", "")),
+        str(fields.get("algorithm", DEFAULT.name)),
+    )
