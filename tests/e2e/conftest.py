@@ -50,6 +50,8 @@ ROUTES: dict[str, list[Config]] = {
             "apply_on_stream_done": True,
         },
     ],
+    "/described": [{"actions": [header("x-user", "described")]}],
+    "/said": [{"actions": [header("x-user", "said")]}],
     "/checkout": [
         {"actions": [header("x-user", "checkout")]},
         {

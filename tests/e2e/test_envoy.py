@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,32 @@ def test_ratelimit_headers(envoy: Envoy) -> None:
     assert first["x-ratelimit-remaining"] == "1"
     assert 1 <= int(first["x-ratelimit-reset"]) <= 86_400
     assert tenant["x-ratelimit-limit"] == "5, 5;w=43200"
+
+
+def test_answers_that_rules_describe(envoy: Envoy) -> None:
+    """Headers and body of a denial reach the caller as the rule has them, each once."""
+    allowed, denied = [envoy.get("/described", x_user="bob") for _ in range(2)]
+
+    assert (allowed.status, denied.status) == (200, 429)
+    assert allowed.headers["ratelimit-policy"] == '"daily";q=1;w=86400'
+    assert allowed.headers["ratelimit"].startswith('"daily";r=0;t=')
+    assert denied.headers["content-type"] == "application/problem+json"
+    assert denied.headers["ratelimit-policy"] == '"daily";q=1;w=86400'
+    problem = json.loads(denied.text)
+    assert problem["violated-policies"] == ["daily"]
+    assert int(denied.headers["retry-after"]) == problem["retry_after"]
+
+
+def test_grpc_callers_read_text(envoy: Envoy) -> None:
+    """A gRPC caller gets the text as its status message, and its answer stays gRPC."""
+    _, denied = [
+        envoy.get("/said", x_user="bob", content_type="application/grpc") for _ in range(2)
+    ]
+
+    assert denied.status == 200
+    assert denied.headers["content-type"] == "application/grpc"
+    assert denied.headers["grpc-message"].startswith("Come back tomorrow. The limit is 1 in 1 day.")
+    assert denied.headers["grpc-status"] == "14"
 
 
 def test_two_descriptors(envoy: Envoy) -> None:
