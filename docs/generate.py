@@ -1,9 +1,9 @@
-"""Makes the tables in the documents that follow from the code.
+"""Makes what in the documents follows from the code: tables, pictures, the playground's answers.
 
     python docs/generate.py           write them
     python docs/generate.py --check   exit 1 if they are not what would be written
 
-It also writes the JSON Schema of rule files, here and into the package.
+It also writes the JSON Schema of rule files, here and into the package. docs/draw.py draws.
 
 A table stands between the lines `<!-- NAME: made by make docs -->` and `<!-- end -->`.
 """
@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
+
+from draw import drawings
 
 from ratelimit_service.metrics import CATALOGUE, MetricKind
 from ratelimit_service.rules.json_schema import json_schema
@@ -142,25 +144,26 @@ def written(text: str, name: str, lines: Iterable[str]) -> str:
     return pattern.sub(lambda _: f"{begin}\n{table_text}\n\n", text)
 
 
-def main() -> int:
-    """Writes or, with --check, compares; returns the exit code."""
+def everything() -> Iterator[tuple[Path, str]]:
+    """Every file that follows from the code, and what it should be, one after the other."""
     for name, (file, lines) in TABLES.items():
         path = DOCS / file
-        text = path.read_text()
-        new = written(text, name, lines())
-        if new == text:
-            continue
-        if sys.argv[1:] == ["--check"]:
-            print(f"docs/{file} is out of date: run `make docs`")
-            return 1
-        path.write_text(new)
+        yield path, written(path.read_text(), name, lines())
     for path in SCHEMAS:
-        new = json_schema()
+        yield path, json_schema()
+    for file, drawn in drawings():
+        yield DOCS / file, drawn()
+
+
+def main() -> int:
+    """Writes or, with --check, compares; returns the exit code."""
+    for path, new in everything():
         if path.exists() and path.read_text() == new:
             continue
         if sys.argv[1:] == ["--check"]:
             print(f"{path.relative_to(DOCS.parent)} is out of date: run `make docs`")
             return 1
+        path.parent.mkdir(exist_ok=True)
         path.write_text(new)
     return 0
 
