@@ -226,6 +226,8 @@ class Stats:
         in force)."""
         self.unknown_domains = 0
         """Descriptors that asked for a domain no rule file names."""
+        self.not_addresses = 0
+        """Descriptors with a value that is grouped by its network, but is no address."""
         self.global_shadow_mode = 0
         """Requests over their limit that the global shadow mode let through."""
 
@@ -258,6 +260,7 @@ _NUMBERS: Final[tuple[str, ...]] = (
     "given_back",
     "damaged",
     "unknown_domains",
+    "not_addresses",
     "global_shadow_mode",
 )
 _LABELLED: Final[tuple[str, ...]] = (

@@ -72,7 +72,7 @@ def _counter_keys(
 
     found = explanation.match
     return [
-        CounterNames(domain, spec_of(limit), shard_by)
+        CounterNames(domain, spec_of(limit), shard_by, limit)
         .key(found.identity, found.shared)
         .decode("utf-8", "backslashreplace")
         for limit in (found.rule.limits if found.rule else ())

@@ -72,6 +72,10 @@ class CompiledRule:
     """Which additions may speak of it in an answer: bits by their places in `ADDITIONS`."""
     leasing: bool = False
     """Whether hits take leases."""
+    groups: bool = False
+    """Whether a limit of it groups the addresses of the rule's own entry."""
+    stray: bool = False
+    """Whether this is of descriptors with a value that is to be grouped and is no address."""
 
 
 class Plan(NamedTuple):

@@ -6,6 +6,7 @@ What must not live here: requests, outcomes, bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from ratelimit_service.algorithms import capacity_of, soft_of, spec_of
@@ -13,8 +14,9 @@ from ratelimit_service.limiter.additions import speaking, wanted
 from ratelimit_service.limiter.compiled import CompiledLimit, CompiledRule, Kind
 from ratelimit_service.limiter.near import near_threshold
 from ratelimit_service.limiter.usual import is_usual, stands_alone
-from ratelimit_service.model import CounterSpec, Denied, FailurePolicy, Limit, Mode
+from ratelimit_service.model import CounterSpec, Denied, FailurePolicy, Limit, Mode, address_of
 from ratelimit_service.observer import Tally
+from ratelimit_service.rules.match import Match
 from ratelimit_service.rules.tree import Domain, Rule, Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.keys import CounterNames
@@ -32,8 +34,9 @@ class Compiler:
         self.no_rule = CompiledRule(Kind.NO_RULE, says=self._says(None, ()))
         """Of descriptors that meet no rule, or one that another replaces."""
         self._snapshot = 0
-        self._rules: dict[Rule | Tally, CompiledRule] = {}
-        self._old: list[dict[Rule | Tally, CompiledRule]] = []
+        self._rules: dict[object, CompiledRule] = {}
+        """By rule or tally; with `True` those of descriptors that are stray."""
+        self._old: list[dict[object, CompiledRule]] = []
         """Of earlier snapshots. They are let go of one by one, since all at once takes too long."""
 
     def renew(self, snapshot: Snapshot) -> None:
@@ -52,6 +55,23 @@ class Compiler:
             compiled = self._compile(domain, rule, tally or rule.tallies.of())
             self._rules[tally or rule] = compiled
             self._let_go()
+        return compiled
+
+    def matched(self, domain: Domain, rule: Rule, found: Match) -> CompiledRule:
+        """The rule that a descriptor meets."""
+        compiled = self.rule(domain, rule, found.metric_value)
+        stray = found.stray
+        if compiled.groups and not stray:
+            last = len(found.identity) - 1
+            stray = last not in found.shared and address_of(found.identity[last][1]) is None
+        return self._stray(compiled) if stray else compiled
+
+    def _stray(self, rule: CompiledRule) -> CompiledRule:
+        """The same for descriptors with a value that should be an address: it is counted."""
+        compiled = self._rules.get((rule.tally, True))
+        if compiled is None:
+            compiled = replace(rule, usual=False, stray=True)
+            self._rules[rule.tally, True] = compiled
         return compiled
 
     def override(self, domain: Domain, limit: Limit) -> CompiledRule:
@@ -119,6 +139,7 @@ class Compiler:
             not settings.shadow_mode and is_usual(rule, limits),
             self._says(rule, limits),
             any(each.spec.algorithm.leases for each in compiled),
+            any(limit.grouping is not None for limit in limits),
         )
 
     def _says(self, rule: Rule | None, limits: Sequence[Limit]) -> int:
@@ -131,7 +152,7 @@ class Compiler:
         count_denied = denied is Denied.ALWAYS_COUNTED or (
             (always or limit.count_denied) and denied is not Denied.NOT_COUNTED
         )
-        names = CounterNames(domain.name, spec, domain.shard_by)
+        names = CounterNames(domain.name, spec, domain.shard_by, limit)
         near_remaining = spec.limit - near_limit
         return CompiledLimit(
             limit, spec, count_denied, names, soft_of(limit), near_limit, near_remaining

@@ -102,10 +102,11 @@ class Planner:
         None if what stands beside it may matter; `addend` is the request's, 0 if it has none.
         """
         self._compiler.renew(snapshot)
-        met, identity, shared, metric_value = match(domain, entries)
+        found = match(domain, entries)
+        met, identity, shared, _, _ = found
         if met is None:
             return None if self._settings.quota_mode else Plan(self._compiler.no_rule)
-        rule = self._compiler.rule(domain, met, metric_value)
+        rule = self._compiler.matched(domain, met, found)
         if not rule.independent:
             return None
         if not rule.limits:
@@ -119,7 +120,7 @@ class Planner:
         self._compiler.renew(snapshot)
         met = match_any_value(domain, entries)
         rule = self._compiler.rule(domain, met) if met else self._compiler.no_rule
-        if not rule.independent or len(rule.limits) != 1:
+        if not rule.independent or len(rule.limits) != 1 or rule.groups:
             return None
         (limit,) = rule.limits
         addend = addend or 1
@@ -145,7 +146,7 @@ class Planner:
     def _matched(
         self, domain: Domain, descriptor: Descriptor, found: Match, rule: Rule, addend: int
     ) -> Plan:
-        compiled = self._compiler.rule(domain, rule, found.metric_value)
+        compiled = self._compiler.matched(domain, rule, found)
         if not compiled.limits:
             return Plan(compiled, addend)
         refund = descriptor.is_negative_hits

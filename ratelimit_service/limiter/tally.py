@@ -61,6 +61,8 @@ def tally(
         rule = planned.rule
         if rule.kind is Kind.NO_RULE:
             continue
+        if rule.stray:
+            stats.not_addresses += 1
         spoken = shown(planned, each)
         if rule.tally is not None:
             _add(planned, spoken, rule.tally)

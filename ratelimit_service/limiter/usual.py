@@ -49,6 +49,7 @@ _LIMIT_ANSWERED: Final = frozenset(
         "max_wait_us",
         "count_denied",
         "own",
+        "grouping",
     )
 )
 """The same of a limit. Not among them is `soft_ppm`: less than is left remains to be told."""

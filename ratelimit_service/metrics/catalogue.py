@@ -285,6 +285,11 @@ CATALOGUE: tuple[Metric, ...] = (
     ),
     _plain("unknown_domain", "Descriptors of domains that no rule file names.", "unknown_domains"),
     _plain(
+        "not_addresses",
+        "Descriptors with a value that is grouped by its network, but is no address.",
+        "not_addresses",
+    ),
+    _plain(
         "global_shadow_mode",
         "Requests over their limit that the global shadow mode let through.",
         "global_shadow_mode",

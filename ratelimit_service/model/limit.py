@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from ratelimit_service.model.calendar import Anchor, Calendar
+from ratelimit_service.model.network import Grouping
 from ratelimit_service.model.unit import SECOND_US, Unit
 
 __all__ = ["MAX_ADDEND", "MAX_EXACT", "FailurePolicy", "Limit"]
@@ -41,6 +42,7 @@ class Limit(NamedTuple):
     holds what leaks in that time. `soft_ppm` is how far, in millionths, the limit may be passed
     with a warning. With `count_denied` hits are counted whether or not they pass. `own` are
     the values of the algorithm's parameters that have no field here, as it declares them.
+    With a `grouping` the addresses of one network are one caller.
     """
 
     requests_per_unit: int
@@ -56,6 +58,12 @@ class Limit(NamedTuple):
     soft_ppm: int = 0
     count_denied: bool = False
     own: tuple[int, ...] = ()
+    grouping: Grouping | None = None
+
+    @property
+    def scope(self) -> str:
+        """What tells its counters from those of another limit that counts in the same way."""
+        return f"|{self.grouping.key}" if self.grouping is not None else ""
 
     @property
     def window_us(self) -> int:

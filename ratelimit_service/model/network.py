@@ -85,7 +85,7 @@ class Grouping(NamedTuple):
         address = address_of(value)
         if address is None:
             return None
-        length = self.ipv4 if address.family == 4 else self.ipv6
+        length = self[0] if address.family == 4 else self[1]
         if length == _BITS[address.family]:
             return address.text
         return str(Network.around(address, length))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ratelimit_service.algorithms import ALGORITHMS, value_of
 from ratelimit_service.model import Limit
+from ratelimit_service.rules.grouping import grouping_text
 from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.tree import Domain, Node, Rule, Snapshot, ways
 from ratelimit_service.text import printable
@@ -74,6 +75,10 @@ def _of_way(domain: Domain, way: tuple[Node, ...]) -> Iterator[str]:
         nodes = [path_text([(node.key, node.value)]) for node in way if getattr(node, name)]
         if nodes:
             yield f"{name}: {' '.join(nodes)}"
+    for node in way:
+        if node.grouping is not None:
+            text = path_text([(node.key, node.value)])
+            yield f"group: {text} {grouping_text(node.grouping)}"
     if domain.shard_by is not None:
         yield f"shard_by: {' '.join(sorted(domain.shard_by)) or 'domain'}"
 
@@ -88,6 +93,8 @@ def _rest(limit: Limit) -> Iterator[str]:
             yield f"{parameter.name}: {text}"
     if limit.soft_ppm:
         yield f"soft: {limit.soft_ppm / 10_000:g}%"
+    if limit.grouping is not None:
+        yield f"group: {grouping_text(limit.grouping)}"
     if limit.count_denied:
         yield "count_denied: true"
     if limit.name:

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from ratelimit_service.algorithms import ALGORITHMS, DEFAULT, soft_of, value_of
 from ratelimit_service.model import Descriptor, Entry, Limit
+from ratelimit_service.rules.grouping import grouping_text
 from ratelimit_service.rules.match import Match, find, match
+from ratelimit_service.rules.matchers.cidr import Networks
+from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.problem import did_you_mean
 from ratelimit_service.rules.tree import Level, Node, Rule, Snapshot
@@ -78,6 +81,8 @@ def limit_text(limit: Limit) -> str:
             words.append(text)
     if limit.soft_ppm:
         words.append(f"{soft_of(limit)} more with a warning")
+    if limit.grouping is not None:
+        words.append(f"addresses grouped by {grouping_text(limit.grouping)}")
     if limit.count_denied:
         words.append("denied hits count")
     return ", ".join(words)
@@ -119,7 +124,7 @@ def _steps(level: Level | None, descriptor: Descriptor) -> Iterator[EntryStep]:
             how = "no value matches" if others else f"no such key at this level{hint}"
             yield EntryStep(entry, "", "", how, others)
             return
-        yield EntryStep(entry, _text(node), str(node.source), _how(node), others)
+        yield EntryStep(entry, _text(node), str(node.source), _how(node, entry), others)
         level = node.children
 
 
@@ -127,7 +132,17 @@ def _text(node: Node) -> str:
     return path_text([(node.key, node.value)])
 
 
-def _how(node: Node) -> str:
+def _how(node: Node, entry: Entry) -> str:
+    how = _how_ungrouped(node)
+    if node.grouping is None or node.share_threshold:
+        return how
+    value = node.grouping.of(entry.value)
+    if value is None:
+        return f"it is no address, so it is counted as it stands, and {how}"
+    return f"grouped as {value}, {how}"
+
+
+def _how_ungrouped(node: Node) -> str:
     if node.matcher is not None:
         return f"the {'shared ' if node.share_threshold else ''}{node.matcher.noun} matches:"
     return "the exact value matches:" if node.value else "the key alone matches:"
@@ -137,13 +152,19 @@ def _why_not(other: Node, entry: Entry, taken: Node | None) -> str:
     if other.matcher is None:
         return "its value differs" if other.value else "it is less specific"
     its = f"its {other.matcher.noun}"
-    if not other.matcher.matches(entry.value):
+    if not _matches(other, other.matcher, entry.value):
         return f"{its} does not match"
     if taken is None or taken.matcher is None or entry.value in taken.matcher.literals:
         return f"{its} matches too, but another has exactly this value"
     if taken.matcher.rank < other.matcher.rank:
         return f"{its} matches too, but a {taken.matcher.noun} goes before"
     return f"{its} matches too, but {other.matcher.beaten}"
+
+
+def _matches(node: Node, matcher: Matcher, value: str) -> bool:
+    if node.grouping is not None and not isinstance(matcher, Networks):
+        value = node.grouping.of(value) or value
+    return matcher.matches(value)
 
 
 def _why(steps: tuple[EntryStep, ...], found: Match, descriptor: Descriptor) -> str:

@@ -29,6 +29,7 @@ __all__ = [
     "AT_TOP",
     "CONTENT_TYPE",
     "DURATION",
+    "GROUP_KEYS",
     "IN_ANSWER",
     "IN_LIMIT",
     "LIMIT_KEYS",
@@ -63,6 +64,7 @@ MAX_LIMITS: Final = 16
 """Of one descriptor: every one of them costs as much as a descriptor."""
 
 REPLACES_KEYS: Final = ("name",)
+GROUP_KEYS: Final = ("ipv4", "ipv6")
 
 Shape = Mapping[str, object]
 """What may stand under a key, as a JSON Schema. Null is nothing, wherever a key may be left out."""
@@ -79,6 +81,16 @@ _DESCRIPTORS: Final[Shape] = {
 
 def _number(least: int, most: int) -> Shape:
     return {"type": ["integer", "null"], "minimum": least, "maximum": most}
+
+
+def _group(help_text: str) -> RuleKey:
+    shape = {
+        "type": ["object", "null"],
+        "properties": {"ipv4": _number(0, 32), "ipv6": _number(0, 128)},
+        "minProperties": 1,
+        "additionalProperties": False,
+    }
+    return RuleKey("group", shape, help_text)
 
 
 def _word(words: Iterable[str]) -> Shape:
@@ -212,6 +224,10 @@ _ON_DESCRIPTOR: Final = (
         "or a key that takes several.",
         "`false`",
     ),
+    _group(
+        "Addresses of one network count as one caller, as `{ipv4: 24, ipv6: 64}`; see "
+        "[networks](#networks-as-callers).",
+    ),
     RuleKey(
         "value_to_metric",
         _SWITCH,
@@ -316,6 +332,9 @@ IN_LIMIT: Final = (
         _matching(PERCENT),
         "How far the limit may be passed with a warning, as `10%`; see "
         "[soft limits](#soft-limits).",
+    ),
+    _group(
+        "The same as on a descriptor, for this limit alone; see [networks](#networks-as-callers).",
     ),
     RuleKey(
         "count_denied",

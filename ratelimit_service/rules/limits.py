@@ -34,6 +34,7 @@ from ratelimit_service.model import (
     Takes,
     Unit,
 )
+from ratelimit_service.rules.grouping import read_grouping
 from ratelimit_service.rules.language import DURATION, LIMIT_KEYS, PERCENT, UNITS, WINDOW
 from ratelimit_service.rules.problem import did_you_mean, quoted
 from ratelimit_service.rules.reader import Fields, listed
@@ -119,6 +120,7 @@ def read_limit(fields: Fields, around: Fields, key: str | None) -> Limit | None:
         soft_ppm=_soft_ppm(fields),
         count_denied=fields.switch("count_denied"),
         own=tuple(values[each.name] for each in algorithm.parameters if not each.field),
+        grouping=read_grouping(fields),
     )
     limit = limit._replace(**_in_fields(algorithm, values))
     _check_numbers(fields, limit)

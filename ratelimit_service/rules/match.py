@@ -22,13 +22,15 @@ class Match(NamedTuple):
     """The rule met, if any, and what its counter counts.
 
     `identity` are the entries, with a matcher's name in place of the value where `shared` names the
-    entry's place; `metric_value` selects the rule's tally, "" its own.
+    entry's place; `metric_value` selects the rule's tally, "" its own. Where addresses are grouped
+    the network is the value, and `shared` too. It is `stray` if a value is no address.
     """
 
     rule: Rule | None
     identity: Sequence[tuple[str, str]] = ()
     shared: tuple[int, ...] = ()
     metric_value: str = ""
+    stray: bool = False
 
 
 _NO_RULE: Final = Match(None)
@@ -59,7 +61,7 @@ def match(domain: Domain, entries: Sequence[Entry]) -> Match:
         node = find(level, entry) if level else None
         if node is None:
             return _NO_RULE
-        if node.share_threshold or node.value_to_metric:
+        if node.special:
             special = True
         nodes.append(node)
         level = node.children
@@ -87,7 +89,7 @@ def match_any_value(domain: Domain, entries: Sequence[Entry]) -> Rule | None:
             node = level.default.get(entry.key)
         else:
             return None
-        if node is None or node.share_threshold or node.value_to_metric:
+        if node is None or node.special:
             return None
         level = node.children
     rule = node.rule if node else None
@@ -99,11 +101,23 @@ def _special(rule: Rule, nodes: Sequence[Node], entries: Sequence[Entry]) -> Mat
 
     What metrics show of a shared value is its matcher's name.
     """
-    shared = tuple(place for place, node in enumerate(nodes) if node.share_threshold)
-    identity = tuple(
-        (entry.key, node.value if node.share_threshold else entry.value)
-        for node, entry in zip(nodes, entries, strict=True)
-    )
+    shared: list[int] = []
+    identity: list[tuple[str, str]] = []
+    stray = False
+    for place, (node, entry) in enumerate(zip(nodes, entries, strict=True)):
+        key, value = entry
+        if node.share_threshold:
+            shared.append(place)
+            value = node.value
+        elif node.grouping is not None:
+            grouped = node.grouping.of(value)
+            if grouped is None:
+                stray = True
+            else:
+                value = grouped
+                if "/" in grouped:  # a caller may send this text, and it is another one's
+                    shared.append(place)
+        identity.append((key, value))
     shown = [
         entry
         for node, entry in zip(nodes, identity, strict=True)
@@ -112,5 +126,7 @@ def _special(rule: Rule, nodes: Sequence[Node], entries: Sequence[Entry]) -> Mat
         or (node.value_to_metric and (node.matcher is not None or not node.value))
     ]
     if sum([len(key) + len(value) for key, value in shown]) > MAX_VALUE_BYTES:
-        return Match(rule, identity, shared, OTHER)  # as it would be counted, but cheaper
-    return Match(rule, identity, shared, path_text(shown) if shown else "")
+        metric_value = OTHER  # as it would be counted, but cheaper
+    else:
+        metric_value = path_text(shown) if shown else ""
+    return Match(rule, tuple(identity), tuple(shared), metric_value, stray)

@@ -37,9 +37,11 @@ _NOT_HOW = (
     "replaces",
     "failure_policy",
 )
-_HOW_TO_COUNT = tuple(name for name in LIMIT_KEYS if name not in _NOT_HOW)
 _TAKES = tuple(key for key in matcher_keys() if key != "value")
-_OF_THE_DESCRIPTOR = ("share_threshold", *_TAKES)
+_OF_THE_DESCRIPTOR = ("share_threshold", "group", *_TAKES)
+_HOW_TO_COUNT = tuple(
+    name for name in LIMIT_KEYS if name not in _NOT_HOW and name not in _OF_THE_DESCRIPTOR
+)
 
 _Pairs = list[tuple[yaml.Node, yaml.Node]]
 

@@ -19,6 +19,7 @@ from ratelimit_service.algorithms import spec_of
 from ratelimit_service.model import AnswerStyle, FailurePolicy, Limit
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.answers import read_answer
+from ratelimit_service.rules.grouping import check_groupings, read_grouping
 from ratelimit_service.rules.language import (
     LIMIT_KEYS,
     MAX_LIMITS,
@@ -171,19 +172,23 @@ class _Language:
                 "without one there is nothing to share"
             )
             fields.report("share_threshold", message, key="share_threshold")
+        grouping = read_grouping(fields)
         rule = None
+        limits: list[Fields] = []
         if fields.given("rate_limit"):
             if fields.given("rate_limits"):
                 message = "rate_limit and rate_limits exclude each other: put all into the list"
                 fields.report("rate_limits", message, key="rate_limits")
             limit = fields.mapping("rate_limit", LIMIT_KEYS)
-            rule = self._rule(fields, "rate_limit", [limit] if limit.readable else [])
+            limits = [limit] if limit.readable else []
+            rule = self._rule(fields, "rate_limit", limits)
         elif fields.given("rate_limits"):
             limits = list(fields.items("rate_limits", LIMIT_KEYS, deeper=False))
             _check_number_of_limits(fields, limits)
             rule = self._rule(fields, "rate_limits", limits)
         else:
             _report_idle(fields)
+        check_groupings(fields, limits, grouping, matcher, shared=share_threshold)
         below = self.descriptors(fields)
         if not key or taken is None:
             return None
@@ -196,6 +201,7 @@ class _Language:
             share_threshold,
             fields.switch("value_to_metric"),
             fields.source(),
+            grouping,
         )
 
     def _rule(self, descriptor: Fields, key: str, mappings: Sequence[Fields]) -> Rule:
@@ -229,7 +235,7 @@ def _limits(descriptor: Fields, key: str, mappings: Sequence[Fields]) -> tuple[L
                 message = "unlimited means nothing beside other limits: use rate_limit for it"
                 fields.report("unlimited", message, key="unlimited")
             continue
-        other = seen.setdefault(spec_of(limit).key, fields)
+        other = seen.setdefault(spec_of(limit).key + limit.scope, fields)
         if other is not fields:
             fields.report(
                 "duplicate_limit",

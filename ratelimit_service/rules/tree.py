@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ratelimit_service.model import AnswerStyle, FailurePolicy, Limit
+from ratelimit_service.model import AnswerStyle, FailurePolicy, Grouping, Limit
 from ratelimit_service.observer import Tallies
+from ratelimit_service.rules.matchers.cidr import Networks
+from ratelimit_service.rules.matchers.grouped import grouped
 from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.matchers.search import Search
 from ratelimit_service.rules.paths import Source
@@ -84,6 +86,13 @@ class Node:
     share_threshold: bool = False
     value_to_metric: bool = False
     source: Source = _NOWHERE
+    grouping: Grouping | None = None
+    special: bool = field(init=False, default=False)
+    """Whether what is counted, or shown in metrics, is another value than the entry's."""
+
+    def __post_init__(self) -> None:
+        if self.share_threshold or self.value_to_metric or self.grouping is not None:
+            object.__setattr__(self, "special", True)
 
     @property
     def takes(self) -> tuple[tuple[str, str, bool], ...]:
@@ -108,7 +117,12 @@ class Node:
             self.share_threshold,
             self.value_to_metric,
             self.source,
+            self.grouping,
         )
+
+    def counted_value(self, value: str) -> str | None:
+        """What is matched and counted of an entry's value; None if it should be an address."""
+        return value if self.grouping is None else self.grouping.of(value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,18 +179,24 @@ class LevelBuilder:
     def add(self, node: Node) -> None:
         """Adds the next node as declared."""
         self._nodes.append(node)
-        if node.matcher is not None:
+        if node.grouping is not None and node.value and not isinstance(node.matcher, Networks):
+            for matcher in grouped(node.value, node.matcher, node.grouping):
+                self._ask(node, matcher)
+        elif node.matcher is not None:
             if node.matcher.asked:
-                asked = self._matching.get(node.key)
-                if asked is None:
-                    asked = self._matching[node.key] = MatcherNodes()
-                asked.add(node, node.matcher)
+                self._ask(node, node.matcher)
             for value in node.matcher.literals:
                 self._exact.setdefault(node.key, {}).setdefault(value, node)
         elif node.value:
             self._exact.setdefault(node.key, {})[node.value] = node
         else:
             self._default[node.key] = node
+
+    def _ask(self, node: Node, matcher: Matcher) -> None:
+        asked = self._matching.get(node.key)
+        if asked is None:
+            asked = self._matching[node.key] = MatcherNodes()
+        asked.add(node, matcher)
 
     def level(self) -> Level:
         """The level; nothing may be added afterwards."""

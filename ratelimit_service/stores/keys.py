@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import Final
 from zlib import crc32
 
-from ratelimit_service.model import CounterSpec
+from ratelimit_service.model import CounterSpec, Grouping, Limit
 
 __all__ = [
     "PARTITIONS",
@@ -42,14 +42,26 @@ _DIGEST_BYTES: Final = 21
 class CounterNames:
     """The keys of one domain's counters of one limit."""
 
-    __slots__ = ("_domain", "_kind", "_shard_by")
+    __slots__ = ("_domain", "_grouping", "_kind", "_shard_by")
 
     def __init__(
-        self, domain: str, spec: CounterSpec, shard_by: frozenset[str] | None = None
+        self,
+        domain: str,
+        spec: CounterSpec,
+        shard_by: frozenset[str] | None = None,
+        limit: Limit | None = None,
     ) -> None:
-        """`shard_by` are the keys of the entries that place a counter; None for all of them."""
+        """`shard_by` are the keys of the entries that place a counter; None for all of them.
+
+        `limit` is the one that is counted, where it says more than `spec` does.
+        """
         self._domain = f"{len(domain)}:{domain}"
-        self._kind = spec.key.encode()
+        self._grouping: Grouping | None = None
+        kind = spec.key
+        if limit is not None:
+            self._grouping = limit.grouping
+            kind += limit.scope
+        self._kind = kind.encode()
         self._shard_by = shard_by
 
     def key(self, entries: Sequence[tuple[str, str]], shared: Collection[int] = ()) -> bytes:
@@ -58,12 +70,15 @@ class CounterNames:
         `shared` are the places of entries that stand for a pattern. A value of the same text has
         another key.
 
-        `{tag}`, then the part that the algorithm makes (`CounterSpec.key`), then `:` and the
+        `{tag}`, then the part that the algorithm makes (`CounterSpec.key`) and what the limit adds
+        to it (`Limit.scope`), then `:` and the
         encoded domain and entries or, where they are too long, `#` and their digest. The tag is a
         checksum of what places the counter: domain and entries, or those of them that `shard_by`
         names if all of these are there.
         Limits of one descriptor share it, and no caller's braces choose a Redis Cluster slot.
         """
+        if self._grouping is not None:
+            entries, shared = _grouped(entries, shared, self._grouping)
         counted = (self._domain + _encoded(entries, shared)).encode()
         tagged = counted
         if self._shard_by is not None and self._shard_by <= {key for key, _ in entries}:
@@ -130,6 +145,20 @@ def slot_of(key: bytes) -> int:
 def slot_of_tag(tag: bytes) -> int:
     """The slot of all keys with this tag: CRC-16/XMODEM modulo 16,384."""
     return crc_hqx(tag, 0) & SLOTS - 1
+
+
+def _grouped(
+    entries: Sequence[tuple[str, str]], shared: Collection[int], grouping: Grouping
+) -> tuple[Sequence[tuple[str, str]], Collection[int]]:
+    """The same with the network of the last entry's address in place of its value."""
+    last = len(entries) - 1
+    if last < 0 or last in shared:
+        return entries, shared
+    *before, (key, value) = entries
+    network = grouping.of(value)
+    if network is None:
+        return entries, shared
+    return [*before, (key, network)], ((*shared, last) if "/" in network else shared)
 
 
 def _encoded(entries: Iterable[tuple[str, str]], shared: Collection[int] = ()) -> str:

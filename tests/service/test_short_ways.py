@@ -35,6 +35,7 @@ LIMITS = (
     "{unit: minute, requests_per_unit: 5}",
     "{unit: minute, requests_per_unit: 5, name: shown, count_denied: true}",
     "{unit: minute, requests_per_unit: 5, soft: 20%}",
+    "{unit: minute, requests_per_unit: 5, group: {ipv4: 24}}",
     "{unit: month, requests_per_unit: 5, per: calendar, time_zone: Europe/Berlin}",
     "{unit: minute, requests_per_unit: 5, algorithm: sliding_window}",
     "{unit: minute, requests_per_unit: 5, algorithm: token_bucket, burst: 3}",
@@ -65,7 +66,7 @@ def rule(key: str, parts: tuple[str, Sequence[str], FailurePolicy | None]) -> st
     return f"  - {{key: {key}, {other}rate_limits: [{each}]}}"
 
 
-LIMITED = st.sampled_from(LIMITS).map(lambda one: (one,)) | st.just((LIMITS[0], LIMITS[3]))
+LIMITED = st.sampled_from(LIMITS).map(lambda one: (one,)) | st.just((LIMITS[0], LIMITS[4]))
 RULES = st.lists(st.tuples(st.sampled_from(OTHERS), LIMITED, POLICIES), min_size=4, max_size=4).map(
     lambda parts: "domain: edge\ndescriptors:\n" + "\n".join(map(rule, KEYS, parts))
 )
@@ -81,9 +82,9 @@ SETTINGS = st.sampled_from(
         Settings(count_denied=True, failure_policy=FailurePolicy.CLOSED),
     ]
 )
-ENTRIES = st.tuples(st.sampled_from(KEYS + "e"), st.sampled_from("xy")).map(
-    lambda pair: (Entry(*pair),)
-)
+ENTRIES = st.tuples(
+    st.sampled_from(KEYS + "e"), st.sampled_from(("x", "y", "10.0.0.1", "10.0.0.2"))
+).map(lambda pair: (Entry(*pair),))
 USUAL = ENTRIES.map(Descriptor)
 DESCRIPTOR = USUAL | st.builds(
     Descriptor,

@@ -1,0 +1,106 @@
+"""What takes the networks of callers instead of their addresses: descriptors with `group`.
+
+These matchers stand for others within a level; nobody writes them, and nobody is shown them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Final, Self
+
+from ratelimit_service.model import Grouping
+from ratelimit_service.rules.matchers.matcher import Index, Matcher
+from ratelimit_service.rules.reader import Fields
+
+__all__ = ["grouped"]
+
+_BEFORE_NETWORKS: Final = -(2**21)
+
+
+class _Grouped(Matcher):
+    """What a matcher takes of what addresses are grouped to."""
+
+    key: ClassVar[str] = "group"
+    noun: ClassVar[str] = "group"
+
+    @classmethod
+    def written(cls, _fields: Fields) -> bool:
+        """Never: a descriptor with a group is."""
+        return False
+
+    @classmethod
+    def read(cls, _fields: Fields) -> Self:
+        """Never."""
+        raise ValueError("a group is no value")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked(_Grouped):
+    """What another matcher takes."""
+
+    text: str
+    grouping: Grouping
+    matcher: Matcher
+
+    @property
+    def rank(self) -> int:
+        """That of the other one."""
+        return self.matcher.rank
+
+    def matches(self, value: str) -> bool:
+        """Whether the other one takes what a value is grouped to."""
+        return self.matcher.matches(self.grouping.of(value) or value)
+
+
+class _ByText(Index):
+    """Texts by hash, once for each way to group."""
+
+    def __init__(self) -> None:
+        self._places: dict[Grouping, dict[str, int]] = {}
+
+    def add(self, matcher: Matcher, place: int) -> None:
+        """Adds the next one's texts."""
+        assert isinstance(matcher, _Texts)  # noqa: S101 -- it is the index of these
+        places = self._places.setdefault(matcher.grouping, {})
+        for text in matcher.texts:
+            places.setdefault(text, place)
+
+    def first(self, value: str) -> int:
+        """The first declared one."""
+        return min(self.all(value), default=-1)
+
+    def all(self, value: str) -> Iterable[int]:
+        """Those of each way to group, as declared."""
+        found = [
+            places.get(grouping.of(value) or value, -1) for grouping, places in self._places.items()
+        ]
+        return sorted(place for place in found if place >= 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts(_Grouped):
+    """Just some texts."""
+
+    index = _ByText
+    text: str
+    grouping: Grouping
+    texts: tuple[str, ...]
+
+    @property
+    def rank(self) -> int:
+        """Before networks and patterns."""
+        return _BEFORE_NETWORKS
+
+    def matches(self, value: str) -> bool:
+        """Whether a value is grouped to one of them."""
+        return (self.grouping.of(value) or value) in self.texts
+
+
+def grouped(value: str, matcher: Matcher | None, grouping: Grouping) -> tuple[Matcher, ...]:
+    """What takes, of what addresses are grouped to, an exact value or what a matcher takes."""
+    texts = (value,) if matcher is None else matcher.literals
+    exact = (_Texts("", grouping, texts),) if texts else ()
+    if matcher is None or not matcher.asked:
+        return exact
+    return (*exact, _Asked("", grouping, matcher))
