@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Protocol
 
 from aiohttp import web
 
@@ -18,7 +19,7 @@ from ratelimit_service.health import Health
 from ratelimit_service.model import Code, Decision, whole_seconds
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.tree import Snapshot
-from ratelimit_service.service import Answer, Refusal
+from ratelimit_service.service import TRACE_HEADERS, Answer, Headers, Refusal
 from ratelimit_service.settings import Settings
 from ratelimit_service.slices import stepwise
 from ratelimit_service.wire import decode_decision
@@ -39,13 +40,22 @@ _HTTP_STATUS = {
 }
 
 
+class Decide(Protocol):
+    """Answers serialized requests, which may come with their traces' headers."""
+
+    def __call__(
+        self, bodies: Sequence[bytes], *, headers: Sequence[Headers] | None = None
+    ) -> Awaitable[list[Answer]]:
+        """As `Service.decide`."""
+
+
 class Admin(Port):
     """Serves `/json`, probes, `/metrics`, `/rlconfig` and `/processes`."""
 
     def __init__(
         self,
         settings: Settings,
-        decide: Callable[[Sequence[bytes]], Awaitable[list[Answer]]],
+        decide: Decide,
         health: Health,
         stats: Stats,
         snapshot: Callable[[], Snapshot],
@@ -99,7 +109,8 @@ class Admin(Port):
         except web.RequestPayloadError as error:
             self._stats.refusals["json"] += 1
             return web.Response(status=400, text=f"the body cannot be read: {error}\n")
-        (answer,) = await self._decide([body])
+        headers = [_traces(request)] if self._settings.otel_traces else None
+        (answer,) = await self._decide([body], headers=headers)
         if isinstance(answer, Refusal):
             status = _HTTP_STATUS.get(answer.code, 500)
             return web.Response(status=status, text=f"{answer.message}\n")
@@ -164,6 +175,15 @@ def _headers(decision: Decision) -> dict[str, str]:
     if decision.code is Code.OVER_LIMIT and resets_us:
         found.setdefault("Retry-After", str(whole_seconds(max(resets_us))))
     return found
+
+
+def _traces(request: web.Request) -> Headers:
+    """The headers that say which trace a call belongs to."""
+    pairs = (
+        (name.lower().encode(), value.encode(errors="surrogateescape"))
+        for name, value in request.headers.items()
+    )
+    return [pair for pair in pairs if pair[0] in TRACE_HEADERS]
 
 
 def _why_not_json(request: web.Request) -> web.Response | None:

@@ -26,7 +26,7 @@ from grpc import aio
 from ratelimit_service import __version__
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import BadRequestError
-from ratelimit_service.rules.pipes import framed
+from ratelimit_service.pipes import framed
 from ratelimit_service.rules.resource import resource_bytes
 from ratelimit_service.wire.discovery import (
     METHOD,

@@ -3,6 +3,7 @@
 from ratelimit_service.metrics.catalogue import CATALOGUE, Metric, MetricKind, Sample
 from ratelimit_service.metrics.exporter import Exporter, Page, Push
 from ratelimit_service.metrics.exporters import EXPORTERS
+from ratelimit_service.metrics.otlp import OtlpMetrics
 from ratelimit_service.metrics.prometheus import Metrics
 from ratelimit_service.metrics.reading import Reading, Sources, WorkerFigures
 
@@ -13,6 +14,7 @@ __all__ = [
     "Metric",
     "MetricKind",
     "Metrics",
+    "OtlpMetrics",
     "Page",
     "Push",
     "Reading",

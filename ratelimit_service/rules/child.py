@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 from ratelimit_service.errors import RulesError
 from ratelimit_service.observer import Tallies
+from ratelimit_service.pipes import ChildProcess, end, framed, read_frame, start
 from ratelimit_service.rules.build import Built, Version, build
-from ratelimit_service.rules.pipes import ChildProcess, end, framed, read_frame, start
 from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.tree import TalliesOf
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
 
 from ratelimit_service.errors import RulesError, SettingsError
+from ratelimit_service.pipes import ChildProcess, end, read_frame, start
 from ratelimit_service.rules.build import Language
 from ratelimit_service.rules.files import read_rule_files
 from ratelimit_service.rules.overlay import parse_overlay
-from ratelimit_service.rules.pipes import ChildProcess, end, read_frame, start
 from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.source import FileProblems, Found, Left, RuleSource
 from ratelimit_service.scratch import scratch

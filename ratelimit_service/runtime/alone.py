@@ -22,6 +22,8 @@ from ratelimit_service.runtime.exporting import Exporting, check_free
 from ratelimit_service.runtime.process import collect, spare_the_old
 from ratelimit_service.runtime.signals import Signals, log
 from ratelimit_service.settings import Settings
+from ratelimit_service.telemetry.otlp import Otlp
+from ratelimit_service.telemetry.spans import Spans
 from ratelimit_service.transport.transports import TRANSPORTS
 
 __all__ = ["serve_alone"]
@@ -42,6 +44,11 @@ async def serve_alone(settings: Settings) -> int:
         here = await stack.enter_async_context(
             deciding(settings, lambda: rules.snapshot, stats, health)
         )
+        otlp = await stack.enter_async_context(Otlp(settings).running())
+        if settings.otel_traces:
+            spans = Spans(settings, otlp.send_spans, here.shard_of)
+            here.service.tracer = spans
+            stack.callback(spans.flush)
         grpc_server = TRANSPORTS[settings.transport](
             settings.grpc,
             here.service,
@@ -68,7 +75,7 @@ async def serve_alone(settings: Settings) -> int:
         http = listening.listen(settings.http, "HTTP")
         await admin.start(http, certificates.http)
         exporting = Exporting(
-            settings, sources, lambda: rules.snapshot, stats.http_closed, _nothing_to_collect
+            settings, sources, lambda: rules.snapshot, stats.http_closed, _nothing_to_collect, otlp
         )
         await stack.enter_async_context(exporting.running())
         await stack.enter_async_context(watched(rules))

@@ -18,6 +18,7 @@ from ratelimit_service.runtime.deciding import open_store
 from ratelimit_service.runtime.process import raise_file_limit, run
 from ratelimit_service.runtime.supervisor import supervise
 from ratelimit_service.settings import Settings, inherited
+from ratelimit_service.telemetry.otlp import check_installed
 
 __all__ = ["check", "serve", "workers"]
 
@@ -39,6 +40,7 @@ def serve(settings: Settings, remarks: Sequence[str] = ()) -> int:
     logs.configure(settings.log_level, settings.log_format)
     for line in remarks:
         log.warning("%s", line)
+    check_installed(settings)
     raise_file_limit()
     count = workers(settings)
     if not count:
@@ -53,14 +55,14 @@ def check(settings: Settings) -> None:
     """Raises RateLimitError if `serve` would fail; opens no port and connects to nothing."""
     os.nice(_CHECK_NICENESS)
     workers(settings)
+    check_installed(settings)
     check_certificates(settings)
     run(_check(settings))
 
 
 async def _check(settings: Settings) -> None:
     stats, health = Stats(), Health()
-    store, _ = open_store(settings, stats, health)
-    await store.close()
+    await open_store(settings, stats, health).store.close()
     source = source_of(settings)
     Rules(source, stats=stats, health=health, strict=settings.strict_rules).load()
 

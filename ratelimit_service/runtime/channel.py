@@ -68,6 +68,10 @@ class MessageKind(IntEnum):
     """From a worker that somebody else told to end: it will end once another serves."""
     TLS = 15
     """To a worker: the content of the TLS files; pickled. At first, and whenever they change."""
+    SPANS = 16
+    """From a worker: spans of calls, a list in JSON."""
+    DECIDE_TRACED = 17
+    """As DECIDE; before the request stands the length of its trace's headers, and these in JSON."""
 
 
 Received = Callable[[int, bytes], None]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health
+from ratelimit_service.model import Hit
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service import Service
@@ -17,15 +19,28 @@ from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
 
-__all__ = ["Deciding", "deciding"]
+__all__ = ["Deciding", "deciding", "open_store"]
 
 
 @dataclass(frozen=True, slots=True)
 class Deciding:
-    """A service, and how many counters its memory has; None if they are elsewhere."""
+    """A service, and what else is known of its store (`Opened`)."""
 
     service: Service
     live_counters: Callable[[], int] | None
+    shard_of: Callable[[Hit], str]
+
+
+class Opened(NamedTuple):
+    """A store, and what else is known of it.
+
+    `live_counters` is how many counters this process has in memory, None if they are elsewhere.
+    `shard_of` says which server has a hit's counter, "" if none has.
+    """
+
+    store: Store
+    live_counters: Callable[[], int] | None
+    shard_of: Callable[[Hit], str]
 
 
 @asynccontextmanager
@@ -33,23 +48,21 @@ async def deciding(
     settings: Settings, snapshot: Callable[[], Snapshot], stats: Stats, health: Health
 ) -> AsyncIterator[Deciding]:
     """A service whose store has been tried once. Raises SettingsError if there can be none."""
-    store, live_counters = open_store(settings, stats, health)
+    store, live_counters, shard_of = open_store(settings, stats, health)
     try:
         await store.start()
-        yield Deciding(Service(snapshot, store, settings, stats), live_counters)
+        yield Deciding(Service(snapshot, store, settings, stats), live_counters, shard_of)
     finally:
         await store.close()
 
 
-def open_store(
-    settings: Settings, stats: Stats, health: Health
-) -> tuple[Store, Callable[[], int] | None]:
+def open_store(settings: Settings, stats: Stats, health: Health) -> Opened:
     """The store that the settings name, not started. Raises SettingsError if it cannot be used."""
     if settings.store == "memory":
         if settings.second_store:
             raise SettingsError("--second-store needs a --store in Redis")
         memory = MemoryStore(settings.max_counters, stats, health)
-        return memory, memory.__len__
+        return Opened(memory, memory.__len__, lambda _: "")
     store = RedisStore(
         settings.store,
         settings.store_timeout_us,
@@ -59,7 +72,7 @@ def open_store(
         key_prefix=settings.key_prefix,
     )
     if not settings.local_cache_bytes:
-        return store, None
+        return Opened(store, None, store.shard_of)
     cache = LocalCache(store, settings.local_cache_bytes, stats)
     store.tell_of_give_backs(cache.given_back)
-    return cache, None
+    return Opened(cache, None, store.shard_of)

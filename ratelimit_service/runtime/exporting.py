@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from ratelimit_service import listening
 from ratelimit_service.admin import Content, Pages, rules_page
 from ratelimit_service.errors import TransportError
-from ratelimit_service.metrics import EXPORTERS, Page, Push, Sources
+from ratelimit_service.metrics import EXPORTERS, OtlpMetrics, Page, Push, Sources
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.runtime.signals import log
 from ratelimit_service.settings import Settings
+from ratelimit_service.telemetry.otlp import Otlp
 
 __all__ = ["Exporting", "check_free"]
 
@@ -36,6 +37,7 @@ class Exporting:
         snapshot: Callable[[], Snapshot],
         closed: Counter[str],
         collect: Callable[[], Awaitable[None]],
+        otlp: Otlp,
     ) -> None:
         """`collect` fetches the counts of other processes, before metrics are read.
 
@@ -54,6 +56,8 @@ class Exporting:
                     port[export.path] = self._content(export)
                 else:
                     self._pushes.append(export)
+        if settings.otel_metrics:
+            self._pushes.append(OtlpMetrics(settings, otlp.send_metrics))
         if settings.debug:
             self._pages["--debug", settings.debug]["/rlconfig"] = rules_page(snapshot)
         self._ports: list[Pages] = []

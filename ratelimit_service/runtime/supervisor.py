@@ -35,6 +35,7 @@ from ratelimit_service.runtime.handover import Handover
 from ratelimit_service.runtime.signals import Signals, hold_signals, log
 from ratelimit_service.runtime.workers import Counts, Workers
 from ratelimit_service.settings import Settings
+from ratelimit_service.telemetry.otlp import Otlp
 
 __all__ = ["supervise"]
 
@@ -70,6 +71,7 @@ class _Supervisor:
             reloaded=self._rules_changed,
         )
         self._guests = Guests(settings.max_connections, settings.max_connections_per_peer)
+        self._otlp = Otlp(settings)
         self._workers = Workers(
             settings,
             count,
@@ -80,6 +82,7 @@ class _Supervisor:
             self._workers_changed,
             self._other_version,
             self._certificates.grpc,
+            self._otlp.send_spans,
         )
         self._grpc: list[socket.socket] = []
         self._http: list[socket.socket] = []
@@ -96,6 +99,7 @@ class _Supervisor:
             lambda: self._rules.snapshot,
             self._stats.http_closed,
             self._workers.collect,
+            self._otlp,
         )
         self._acceptor: Acceptor | None = None
         self._restarts = 0
@@ -113,6 +117,7 @@ class _Supervisor:
         if former is not None and former["ended"]:
             self._signals.end()
         async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._otlp.running())
             stack.callback(self._close_grpc)
             if former is not None:
                 await self._resume(former)
@@ -148,8 +153,7 @@ class _Supervisor:
         come only the HTTP port is open, and says that nothing is served. Returns False if the
         process was told to end meanwhile.
         """
-        store, _ = open_store(self._settings, Stats(), Health())
-        await store.close()
+        await open_store(self._settings, Stats(), Health()).store.close()
         listening.check_free(self._settings.http, "HTTP")
         listening.check_free(self._settings.grpc, "gRPC")
         check_free(self._settings)
@@ -261,6 +265,7 @@ class _Supervisor:
         hold_signals()  # from here on they are the next image's
         await asyncio.sleep(_NOTICED_SECONDS)
         await self._exporting.stop()
+        await self._otlp.stop()
         counts = await self._counted()  # nobody adds to it any more
         rules = self._rules.leave()
         self._rules.source.end()

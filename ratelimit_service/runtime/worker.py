@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from ratelimit_service.runtime.channel import (
 )
 from ratelimit_service.runtime.deciding import deciding
 from ratelimit_service.runtime.process import collect, run, spare_the_old
-from ratelimit_service.service import Refusal, Service
+from ratelimit_service.service import Headers, Refusal, Service
 from ratelimit_service.settings import Settings
 from ratelimit_service.transport.h2 import H2Server
 from ratelimit_service.transport.tls import TLS
@@ -125,6 +125,14 @@ class _Worker:
                 deciding(settings, lambda: self._book.snapshot, self._stats, self._health)
             )
             self._service = here.service
+            if settings.otel_traces:
+                # Imported only here: who sends no spans should not have it in memory.
+                from ratelimit_service.telemetry.spans import Spans  # noqa: PLC0415
+
+                send = partial(self._channel.send, MessageKind.SPANS)
+                spans = Spans(settings, send, here.shard_of)
+                self._service.tracer = spans
+                stack.callback(spans.flush)
             self._server = server = H2Server(
                 settings.grpc,
                 here.service,
@@ -174,6 +182,11 @@ class _Worker:
             self._do(self._report(payload))
         elif kind == MessageKind.DECIDE:
             self._do(self._decide(payload[:4], payload[4:]))
+        elif kind == MessageKind.DECIDE_TRACED:
+            number, size = payload[:4], int.from_bytes(payload[4:8], "big")
+            told = json.loads(payload[8 : 8 + size])
+            headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in told]
+            self._do(self._decide(number, payload[8 + size :], [headers]))
 
     def _renew(self, tls: TLS | None) -> None:
         self._tls = tls
@@ -227,9 +240,11 @@ class _Worker:
             assembly = Assembly(self._book.tallies_of)
             self._ruled.set()
 
-    async def _decide(self, number: bytes, body: bytes) -> None:
+    async def _decide(
+        self, number: bytes, body: bytes, headers: Sequence[Headers] | None = None
+    ) -> None:
         if self._service is not None:
-            (answer,) = await self._service.decide([body])
+            (answer,) = await self._service.decide([body], headers=headers)
             code, said = (
                 (answer.code, answer.message.encode())
                 if isinstance(answer, Refusal)

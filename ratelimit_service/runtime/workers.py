@@ -26,7 +26,7 @@ from ratelimit_service.rules.records import packed
 from ratelimit_service.rules.rulebook import Rulebook, Tallied
 from ratelimit_service.runtime.channel import BEAT_SECONDS, MessageKind, send_connection
 from ratelimit_service.runtime.worker_process import SLACK_SECONDS, Inherited, WorkerProcess
-from ratelimit_service.service import Answer, Refusal
+from ratelimit_service.service import Answer, Headers, Refusal
 from ratelimit_service.settings import Settings
 from ratelimit_service.text import count
 from ratelimit_service.transport.tls import TLS
@@ -85,12 +85,13 @@ class Workers:
         changed: Callable[[], None],
         other_version: Callable[[str], None],
         tls: TLS | None = None,
+        spans: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         """What workers count is added to `stats` and the book's tallies.
 
         Their faults go to `health`. A client whose connection has ended leaves the `guests`.
         `changed` is called when more or fewer workers take connections, `other_version` when a
-        worker finds that another version is installed now.
+        worker finds that another version is installed now. `spans` takes those of workers.
         """
         self._settings = settings
         self._count = count
@@ -101,6 +102,7 @@ class Workers:
         self._changed = changed
         self._other_version = other_version
         self._tls = tls
+        self._spans = spans
         self._all: list[WorkerProcess] = []
         self._rules: list[tuple[MessageKind, bytes]] = []
         """The messages that tell a worker the rules of now."""
@@ -242,9 +244,12 @@ class Workers:
             if worker.version == __version__:
                 worker.send(MessageKind.TLS, pickle.dumps(tls))
 
-    async def decide(self, bodies: Sequence[bytes]) -> list[Answer]:
+    async def decide(
+        self, bodies: Sequence[bytes], *, headers: Sequence[Headers] | None = None
+    ) -> list[Answer]:
         """Does what `Service.decide` does, in one of the workers."""
-        return [await self._decide(body) for body in bodies]
+        each: Sequence[Headers | None] = headers or [None] * len(bodies)
+        return [await self._decide(*pair) for pair in zip(bodies, each, strict=True)]
 
     async def collect(self) -> None:
         """Has all workers report their counts until now; waits for a second at most."""
@@ -275,7 +280,7 @@ class Workers:
         """What `/processes` shows of every worker."""
         return [worker.told() for worker in self._all]
 
-    async def _decide(self, body: bytes) -> Answer:
+    async def _decide(self, body: bytes, headers: Headers | None) -> Answer:
         serving = [worker for worker in self._all if worker.serves]
         if not serving:
             return Refusal(StatusCode.UNAVAILABLE, "no worker serves: see the log")
@@ -283,7 +288,13 @@ class Workers:
         number = self._next_number()
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         worker.asked[number] = answer
-        worker.send(MessageKind.DECIDE, number + body)
+        if headers is None or worker.version != __version__:
+            worker.send(MessageKind.DECIDE, number + body)
+        else:
+            told = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+            text = json.dumps(told).encode()
+            size = len(text).to_bytes(4, "big")
+            worker.send(MessageKind.DECIDE_TRACED, number + size + text + body)
         try:
             async with asyncio.timeout(_DECIDE_SECONDS):
                 return await answer
@@ -412,6 +423,8 @@ class Workers:
             if answer is not None and not answer.done():
                 code, said = payload[4], payload[5:]
                 answer.set_result(Refusal(StatusCode(code), said.decode()) if code else said)
+        elif kind == MessageKind.SPANS:
+            self._spans(payload)
         elif kind == MessageKind.LEAVING:
             self._do(self._let_leave(worker))
 

@@ -47,6 +47,7 @@ _GRPC = Group("gRPC")
 _TLS = Group("TLS on the gRPC port")
 _HTTP = Group("HTTP")
 _EXPORTS = Group("Debug port, and metrics elsewhere than at /metrics")
+_OTEL = Group("OpenTelemetry")
 _PROCESS = Group("Processes and log")
 
 
@@ -256,6 +257,33 @@ class Settings:
     )
     statsd_interval_us: int = _EXPORTS.setting(10_000_000, INTERVAL, "How often.")
     statsd_tags: str = _EXPORTS.setting("", TAGS, "Tags of every line.")
+
+    otel_traces: bool = _OTEL.setting(
+        False, SWITCH, "Send a span of each call that is sampled, over OTLP."
+    )
+    otel_spans_per_second: int = _OTEL.setting(100, POSITIVE, "The most spans that are sent.")
+    otel_sampling_ratio: float = _OTEL.setting(
+        1.0,
+        RATIO,
+        "The share of calls to sample whose callers do not say whether to sample them.",
+    )
+    otel_values: bool = _OTEL.setting(
+        False, SWITCH, "Tell the values of descriptors in spans, too, not their keys alone."
+    )
+    otel_metrics: bool = _OTEL.setting(False, SWITCH, "Send the metrics of /metrics over OTLP.")
+    otel_metrics_interval_us: int = _OTEL.setting(60_000_000, INTERVAL, "How often.")
+    otel_protocol: str = _OTEL.setting(
+        "http", choice("PROTOCOL", "http", "grpc"), "http (OTLP over HTTP, in protobuf) or grpc."
+    )
+    otel_endpoint: str = _OTEL.setting(
+        "",
+        URL,
+        "Where the collector is, http://HOST:PORT; empty: as the OTEL_EXPORTER_OTLP_… say, else "
+        "on this host.",
+    )
+    otel_resource: str = _OTEL.setting(
+        "", PAIRS, "What to tell of this service: service.name=NAME and more."
+    )
 
     workers: int = _PROCESS.setting(
         0,

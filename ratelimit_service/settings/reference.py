@@ -260,17 +260,53 @@ def _telemetry() -> Iterator[Variable]:
     yield _same(section, "PROMETHEUS_PATH", "reference_metrics_path")
     for name in ("PROMETHEUS_MAPPER_YAML", "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS"):
         yield _ignored(section, name, "Names and units are the reference's own.", "USE_PROMETHEUS")
-    none = "There are no traces."
-    yield _ignored(section, "TRACING_ENABLED", none)
-    for name in (
-        "TRACING_SERVICE_NAME",
-        "TRACING_SERVICE_NAMESPACE",
-        "TRACING_SERVICE_INSTANCE_ID",
-        "TRACING_EXPORTER_PROTOCOL",
+    yield _honoured(section, "TRACING_ENABLED", "otel_traces", "See [Traces](traces.md).")
+    named = "Unset, `RateLimit`, where `TRACING_ENABLED` is on and no `OTEL_…` says otherwise."
+    yield _honoured(section, "TRACING_SERVICE_NAME", "otel_resource", named)
+    yield _honoured(section, "TRACING_SERVICE_NAMESPACE", "otel_resource", "")
+    yield _honoured(section, "TRACING_SERVICE_INSTANCE_ID", "otel_resource", "Unset, by chance.")
+    yield _honoured(section, "TRACING_EXPORTER_PROTOCOL", "otel_protocol", "`http` or `grpc`.")
+    yield _honoured(
+        section,
         "TRACING_SAMPLING_RATE",
-        "OTEL_*",
+        "otel_sampling_ratio",
+        "Of calls whose callers do not say; at most `--otel-spans-per-second`.",
+    )
+
+
+def _opentelemetry() -> Iterator[Variable]:
+    section = "OpenTelemetry"
+    by_library = "OpenTelemetry's library reads it, in the process that sends."
+    yield _honoured(
+        section, "OTEL_TRACES_EXPORTER", "otel_traces", "`otlp` is on; all else is off."
+    )
+    yield _honoured(
+        section, "OTEL_METRICS_EXPORTER", "otel_metrics", "`otlp` is on; all else is off."
+    )
+    yield _honoured(section, "OTEL_SDK_DISABLED", "otel_traces otel_metrics", "`true` for neither.")
+    yield _honoured(
+        section,
+        "OTEL_EXPORTER_OTLP_*",
+        "otel_protocol otel_endpoint",
+        f"Protocol: `http/protobuf` or `grpc`, for both signals. The others: {by_library}",
+    )
+    yield _honoured(
+        section,
+        "OTEL_TRACES_SAMPLER",
+        "otel_sampling_ratio",
+        "Callers that say whether their span is sampled are always heeded.",
+    )
+    yield _honoured(section, "OTEL_TRACES_SAMPLER_ARG", "otel_sampling_ratio", "With a ratio.")
+    yield _honoured(section, "OTEL_METRIC_EXPORT_INTERVAL", "otel_metrics_interval_us", "In ms.")
+    yield _honoured(section, "OTEL_PROPAGATORS", "", "Parents by W3C and by B3 are always read.")
+    for name in (
+        "OTEL_SERVICE_NAME",
+        "OTEL_RESOURCE_ATTRIBUTES",
+        "OTEL_BSP_*",
+        "OTEL_SPAN_*",
+        "OTEL_ATTRIBUTE_*",
     ):
-        yield _ignored(section, name, none, "TRACING_ENABLED")
+        yield _honoured(section, name, "", by_library)
 
 
 REFERENCE: tuple[Variable, ...] = (
@@ -279,6 +315,7 @@ REFERENCE: tuple[Variable, ...] = (
     *_counting(),
     *_redis(),
     *_telemetry(),
+    *_opentelemetry(),
 )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.settings.addresses import split_address
 from ratelimit_service.settings.declared import Settings, settings
+from ratelimit_service.settings.otel_reference import otel_of
 from ratelimit_service.settings.redis_reference import second_store_of, store_of
 from ratelimit_service.settings.reference import REFERENCE, Treatment, is_service_link, set_in
 from ratelimit_service.settings.values import checked, is_on
@@ -54,6 +55,7 @@ def from_reference(environ: Mapping[str, str]) -> dict[str, str]:
             found.pop(name, None)
     found |= _addresses(environ)
     found |= _metrics(environ)
+    found |= otel_of(environ)
     if any(name in environ for name in _RUNTIME):
         parts = (environ.get(name, default) for name, default in _RUNTIME.items())
         found["rules"] = str(Path(*parts))

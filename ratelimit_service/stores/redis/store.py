@@ -94,6 +94,10 @@ class RedisStore:
         """All that are known now."""
         return [shard for topology in self._topologies for shard in topology.shards]
 
+    def shard_of(self, hit: Hit) -> str:
+        """The name of the shard that a hit's counter lies in now."""
+        return self._find(hit)[0].name
+
     def tell_of_give_backs(self, given_back: GivenBack) -> None:
         """Calls `given_back` with the keys of counters whenever hits on them were given back."""
         self._given_back = given_back

@@ -1,4 +1,4 @@
-"""Processes of ours that read rules: how they are started and ended, and how they speak.
+"""Processes that ours starts beside it: how they are started and ended, and how they speak.
 
 What they say is frames: a size, and so many bytes.
 """
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import IO
 
-__all__ = ["ChildProcess", "end", "framed", "read_frame", "start"]
+__all__ = ["ChildProcess", "end", "framed", "read_frame", "read_frame_at_once", "start"]
 
 _SIZE_BYTES = 4
 
@@ -57,3 +57,10 @@ async def read_frame(stream: asyncio.StreamReader) -> bytes:
 def framed(data: bytes) -> bytes:
     """A frame."""
     return len(data).to_bytes(_SIZE_BYTES, "big") + data
+
+
+def read_frame_at_once(stream: IO[bytes]) -> bytes:
+    """The next frame, waiting for it; nothing if the other end is gone."""
+    size = int.from_bytes(stream.read(_SIZE_BYTES), "big")
+    frame = stream.read(size)
+    return frame if len(frame) == size else b""

@@ -1,0 +1,83 @@
+"""To which trace a call belongs, by its headers: W3C's Trace Context, or B3 of either kind.
+
+https://www.w3.org/TR/trace-context/ and https://github.com/openzipkin/b3-propagation
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from ratelimit_service.service import Headers
+
+__all__ = ["Parent", "parent_of"]
+
+
+class Parent(NamedTuple):
+    """A caller's span; its ids are hexadecimal digits, "" for those that it has not told.
+
+    `sampled` is None if the caller does not say. `state` is W3C's `tracestate`, as it came.
+    """
+
+    trace_id: str = ""
+    span_id: str = ""
+    sampled: bool | None = None
+    state: str = ""
+
+
+_UNKNOWN: Final = Parent()
+
+_W3C: Final = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_B3: Final = re.compile(
+    r"([0-9a-f]{16}|[0-9a-f]{32})-([0-9a-f]{16})(?:-([01d])(?:-[0-9a-f]{16})?)?"
+)
+_TRACE_ID: Final = re.compile(r"[0-9a-f]{16}|[0-9a-f]{32}")
+_SPAN_ID: Final = re.compile(r"[0-9a-f]{16}")
+_SAMPLED: Final = {"1": True, "true": True, "d": True, "0": False, "false": False}
+_MOST_STATE: Final = 512
+"""Characters of a `tracestate` that are kept, as W3C demands."""
+
+
+def parent_of(headers: Headers) -> Parent:
+    """The caller's span; one without ids if there is none, or none that can be read."""
+    told: dict[str, str] = {}
+    for name, value in headers:
+        key = name.decode("latin-1")
+        text = value.decode("latin-1").strip()
+        told[key] = f"{told[key]},{text}" if key == "tracestate" and key in told else text
+    return _by_w3c(told) or _by_b3(told) or _by_many_b3(told)
+
+
+def _by_w3c(told: Mapping[str, str]) -> Parent | None:
+    found = _W3C.fullmatch(told.get("traceparent", ""))
+    if found is None or (found[4] and found[0].startswith("00")):
+        return None
+    state = told.get("tracestate", "")
+    flags = int(found[3], 16)
+    return _parent(found[1], found[2], bool(flags & 1), state if len(state) <= _MOST_STATE else "")
+
+
+def _by_b3(told: Mapping[str, str]) -> Parent | None:
+    text = told.get("b3", "").lower()
+    if text in {"0", "1", "d"}:  # a decision and nothing else
+        return Parent(sampled=_SAMPLED[text])
+    found = _B3.fullmatch(text)
+    return _parent(found[1], found[2], _SAMPLED.get(found[3] or "")) if found else None
+
+
+def _by_many_b3(told: Mapping[str, str]) -> Parent:
+    sampled = _SAMPLED.get(told.get("x-b3-sampled", "").lower())
+    if told.get("x-b3-flags") == "1":  # to be seen in any case
+        sampled = True
+    trace_id, span_id = told.get("x-b3-traceid", "").lower(), told.get("x-b3-spanid", "").lower()
+    if _TRACE_ID.fullmatch(trace_id) and _SPAN_ID.fullmatch(span_id):
+        return _parent(trace_id, span_id, sampled) or Parent(sampled=sampled)
+    return _UNKNOWN if sampled is None else Parent(sampled=sampled)
+
+
+def _parent(trace_id: str, span_id: str, sampled: bool | None, state: str = "") -> Parent | None:
+    """None for ids of zeros, which are none."""
+    if not (trace_id.strip("0") and span_id.strip("0")):
+        return None
+    return Parent(trace_id.zfill(32), span_id, sampled, state)
