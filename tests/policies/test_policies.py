@@ -142,6 +142,28 @@ def layers(client: Client) -> None:
     assert client.ask("/shop/cart", x_user="bob") == 200
 
 
+def login(client: Client) -> None:
+    """Five for an account from anywhere, twenty for a household's addresses together."""
+    guess = partial(client.ask, "/login", "POST")
+    for number in range(5):
+        assert guess(x_account="alice", x_forwarded_for=f"192.0.2.{number}") == 200
+    assert guess(x_account="alice", x_forwarded_for="198.51.100.1") == 429
+    for number in range(20):
+        house = f"2001:db8:1:2::{number:x}"
+        assert guess(x_account=f"user-{number}", x_forwarded_for=house) == 200
+    assert guess(x_account="bob", x_forwarded_for="2001:db8:1:2:ffff::1") == 429
+    assert guess(x_account="bob", x_forwarded_for="2001:db8:1:3::1") == 200
+
+
+def sign_ups(client: Client) -> None:
+    """Five for an address, more for a campus, none with throwaway mail."""
+    caller = {"x_forwarded_for": "203.0.113.9", "x_mail_domain": "post.example"}
+    sign_up = partial(client.ask, "/accounts", "POST")
+    assert sign_up(**{**caller, "x_mail_domain": "trash.example"}) == 429
+    assert 5 <= client.passed("/accounts", 11, "POST", **caller) <= 10
+    assert [sign_up(x_forwarded_for=f"192.0.2.{number}") for number in range(9)] == [200] * 9
+
+
 ENFORCED: dict[str, Enforced] = {
     "chat": chat,
     "documents": documents,
@@ -149,9 +171,11 @@ ENFORCED: dict[str, Enforced] = {
     "github": github,
     "layers": layers,
     "llm": llm,
+    "login": login,
     "plans": plans,
     "posts": posts,
     "shopify": shopify,
+    "sign-ups": sign_ups,
     "weekly-rewards": weekly_rewards,
 }
 """What is asked of Envoy for each policy. A window may begin anew meanwhile, hence twice."""
