@@ -42,6 +42,12 @@ _STEP = 5_000
 )
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
 @click.option(
+    "--html",
+    "page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the report to this file as well, as a page for browsers.",
+)
+@click.option(
     "--deny-at-most",
     "percent",
     default=1.0,
@@ -64,6 +70,7 @@ def replay(
     against: Path | None,
     mapping: Path | None,
     as_json: bool,
+    page: Path | None,
     percent: float,
     max_counters: int,
     skip_unreadable: bool,
@@ -78,6 +85,7 @@ def replay(
 
     Example: ratelimit replay --rules new/ --against rules/ requests.csv
     """
+    from ratelimit_service.replay import page as pages  # noqa: PLC0415
     from ratelimit_service.replay import play, report, sources, text  # noqa: PLC0415
     from ratelimit_service.replay.logs import Log  # noqa: PLC0415
     from ratelimit_service.replay.recorded import merged  # noqa: PLC0415
@@ -108,6 +116,8 @@ def replay(
         percent=percent,
         notes=notes,
     )
+    if page is not None:
+        page.write_text(pages.page_of(found), encoding="utf-8")
     if as_json:
         click.echo(json.dumps(report.as_json(found), indent=2))
     else:

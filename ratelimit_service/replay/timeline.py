@@ -12,6 +12,11 @@ MOST_SPANS: Final = 240
 """With more spans than this, neighbours are put together."""
 
 
+_STEPS: Final = (5, 2, 3, 2, 5, 2, 3, 2, 3, 4, 2)
+"""How often each width goes into the next: 5, 10, 30 seconds, 1, 5, 10, 30 minutes, 1, 3, 12 hours,
+a day. From there on it is doubled."""
+
+
 class Span(NamedTuple):
     """What came from a moment on, in microseconds since 1970, for the timeline's width."""
 
@@ -23,7 +28,7 @@ class Span(NamedTuple):
 class Timeline:
     """Counts what comes in order of time: by span, and in the busiest second.
 
-    Spans are a second wide at first, and twice as wide whenever there are too many of them.
+    Spans are a second wide at first, and become wider whenever there are too many of them.
     """
 
     __slots__ = (
@@ -35,11 +40,13 @@ class Timeline:
         "_ends_us",
         "_second_ends_us",
         "_spans",
+        "_widened",
         "width_us",
     )
 
     def __init__(self) -> None:
         self.width_us = SECOND_US
+        self._widened = 0
         self._spans: dict[int, tuple[int, int]] = {}
         """What was asked and denied, by the number of the span."""
         self._asked = self._denied = self._busy = 0
@@ -91,9 +98,11 @@ class Timeline:
                 self._widen()
 
     def _widen(self) -> None:
-        self.width_us *= 2
+        times = _STEPS[self._widened] if self._widened < len(_STEPS) else 2
+        self._widened += 1
+        self.width_us *= times
         wider: dict[int, tuple[int, int]] = {}
         for number, (asked, denied) in self._spans.items():
-            before = wider.get(number // 2, (0, 0))
-            wider[number // 2] = before[0] + asked, before[1] + denied
+            before = wider.get(number // times, (0, 0))
+            wider[number // times] = before[0] + asked, before[1] + denied
         self._spans = wider
