@@ -3,12 +3,15 @@
 from ratelimit_service.limiter.additions import Said, Told, say
 from ratelimit_service.limiter.answer import Plain, answer, plain
 from ratelimit_service.limiter.compiled import CompiledRule, Plan
+from ratelimit_service.limiter.ground import DecidedBy, Ground, ground_of
 from ratelimit_service.limiter.plan import LEASE_BYTES, Planner, PlanTemplate, unasked
 from ratelimit_service.limiter.tally import tally, tally_plain, tally_within
 
 __all__ = [
     "LEASE_BYTES",
     "CompiledRule",
+    "DecidedBy",
+    "Ground",
     "Plain",
     "Plan",
     "PlanTemplate",
@@ -16,6 +19,7 @@ __all__ = [
     "Said",
     "Told",
     "answer",
+    "ground_of",
     "plain",
     "say",
     "tally",

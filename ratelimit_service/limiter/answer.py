@@ -21,7 +21,7 @@ from ratelimit_service.model import (
     whole_seconds,
 )
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import Outcomes, Verdict
+from ratelimit_service.stores import Outcomes, Settled
 
 __all__ = ["Plain", "answer", "plain"]
 
@@ -38,7 +38,7 @@ def answer(
     request: Request | None,
     plans: Sequence[Plan],
     outcomes: Sequence[Sequence[Outcome | None]],
-    verdict: Verdict,
+    settled: Settled,
     settings: Settings,
     lease: bytes = b"",
 ) -> Decision:
@@ -52,11 +52,11 @@ def answer(
     says = 0
     for planned in plans:
         says |= planned.rule.says
-    said = say(says, Told(request, plans, outcomes, verdict, settings, lease))
+    said = say(says, Told(request, plans, outcomes, settled, settings, lease))
     said.metadata |= _limits(plans, outcomes)
     said.metadata |= _by_policies(plans, spoken)
     return Decision(
-        Code.OK if verdict.passes else Code.OVER_LIMIT,
+        Code.OK if settled.verdict.passes else Code.OVER_LIMIT,
         statuses,
         tuple(said.response_headers),
         tuple(said.request_headers),

@@ -1,8 +1,9 @@
 """Bytes in, bytes out: what every transport and `/json` call."""
 
+from ratelimit_service.limiter import DecidedBy
 from ratelimit_service.service.at_hand import Ready
 from ratelimit_service.service.patience import counted_until
-from ratelimit_service.service.records import DecidedBy, DecisionRecord, Listener
+from ratelimit_service.service.records import DecisionRecord, Listener
 from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.service.service import Service
 from ratelimit_service.service.tracer import TRACE_HEADERS, Headers, Traced, Tracer

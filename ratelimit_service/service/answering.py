@@ -77,7 +77,7 @@ class Answering:
             in_order = iter(outcomes)
             each = [list(islice(in_order, len(planned.hits))) for planned in asked.plans]
             decision = limiter.answer(
-                asked.request, asked.plans, each, verdict, self._settings, asked.lease
+                asked.request, asked.plans, each, settled, self._settings, asked.lease
             )
             answer = wire.encode_decision(decision)
             limiter.tally(asked.plans, each, verdict, self._stats, self._settings)
@@ -97,9 +97,8 @@ class Answering:
 
     def _said(self, asked: Asked, settled: Settled) -> limiter.Said:
         """What is said of a request of usual descriptors beside its statuses."""
-        outcomes, verdict, _, _ = settled
-        each = [[outcome] for outcome in outcomes]
-        told = limiter.Told(asked.request, asked.plans, each, verdict, self._settings, asked.lease)
+        each = [[outcome] for outcome in settled.outcomes]
+        told = limiter.Told(asked.request, asked.plans, each, settled, self._settings, asked.lease)
         return limiter.say(asked.says, told)
 
     def _plain_answer(self, asked: Asked, limits: Sequence[bytes], settled: Settled) -> bytes:

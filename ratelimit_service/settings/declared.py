@@ -170,6 +170,11 @@ class Settings:
         SWITCH,
         "Return the request and the rules' metadata as Envoy dynamic metadata.",
     )
+    decision_metadata: bool = _ANSWERS.setting(
+        False,
+        SWITCH,
+        "Say in Envoy dynamic metadata which rule and limit decided, and by what.",
+    )
 
     grpc: str = _GRPC.setting(
         "0.0.0.0:8081", GRPC_ADDRESS, "Where Envoy calls; unix:PATH for a Unix socket."

@@ -106,7 +106,7 @@ class World:
             )
         outcomes = iter(settled.outcomes)
         each = [list(islice(outcomes, len(planned.hits))) for planned in plans]
-        decision = answer(request, plans, each, settled.verdict, self._settings, lease)
+        decision = answer(request, plans, each, settled, self._settings, lease)
         return _decided(decision, plans)
 
     def _clock(self) -> int:

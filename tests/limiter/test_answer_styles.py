@@ -152,7 +152,7 @@ async def test_problem_details(tmp_path: Path) -> None:
 
 
 async def test_text_keeps_the_type_of_envoy(tmp_path: Path) -> None:
-    """Text has no type of its own, so that answers to gRPC stay gRPC."""
+    """Text has no type of its own: Envoy's is text/plain."""
     asking = Asking(tmp_path, STYLED)
 
     decision = await asking.ask("d=x", hits=2)
@@ -184,6 +184,44 @@ async def test_denied_without_a_count(tmp_path: Path) -> None:
         "error": "rate_limited",
         "message": "Requests are denied for a moment.",
     }
+
+
+async def test_what_decided(tmp_path: Path) -> None:
+    """Metadata name the limit that denied, else the one with the fewest hits left."""
+    asking = Asking(tmp_path, STYLED, settings=Settings(decision_metadata=True))
+
+    decisions = [await asking.ask("a=x", "b=x", hits=hits) for hits in (1, 2)]
+
+    assert [decision.metadata and decision.metadata["decided"] for decision in decisions] == [
+        {
+            "rule": "a",
+            "limit": "per-minute",
+            "descriptor": 0.0,
+            "by": "count",
+            "denied": denied,
+            "shadow": False,
+        }
+        for denied in (False, True)
+    ]
+
+
+async def test_what_decided_without_a_count(tmp_path: Path) -> None:
+    """Without a store the failure policy decides, and a request without a limit says nothing."""
+    settings = Settings(decision_metadata=True, shadow_mode=True)
+    asking = Asking(tmp_path, RULES, settings=settings, store=Away())
+
+    counted, unknown = await asking.ask("a=x"), await asking.ask("z=x")
+
+    assert counted.metadata is not None
+    assert counted.metadata["decided"] == {
+        "rule": "a",
+        "limit": "per-minute",
+        "descriptor": 0.0,
+        "by": "policy",
+        "denied": False,
+        "shadow": True,
+    }
+    assert unknown.metadata is None
 
 
 @hypothesis(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])

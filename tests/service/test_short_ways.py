@@ -77,6 +77,7 @@ SETTINGS = st.sampled_from(
         Settings(limit_response_headers=True),
         Settings(headers="x-ratelimit", denial_body="json", dynamic_metadata=True),
         Settings(dynamic_metadata=True),
+        Settings(decision_metadata=True),
         Settings(shadow_mode=True),
         Settings(quota_mode=True),
         Settings(count_denied=True, failure_policy=FailurePolicy.CLOSED),

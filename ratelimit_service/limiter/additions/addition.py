@@ -23,7 +23,7 @@ from ratelimit_service.model import (
 )
 from ratelimit_service.rules.tree import Rule
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import Outcomes, Verdict
+from ratelimit_service.stores import Outcomes, Settled
 
 __all__ = ["Addition", "Said", "Told"]
 
@@ -35,24 +35,29 @@ class Told:
     `lease` is the id of the leases that the request takes, empty if it takes none.
     """
 
-    __slots__ = ("_statuses", "lease", "outcomes", "plans", "request", "settings", "verdict")
+    __slots__ = ("_statuses", "lease", "outcomes", "plans", "request", "settings", "settled")
 
     def __init__(
         self,
         request: Request | None,
         plans: Sequence[Plan],
         outcomes: Sequence[Outcomes],
-        verdict: Verdict,
+        settled: Settled,
         settings: Settings,
         lease: bytes,
     ) -> None:
         self.request = request
         self.plans = plans
         self.outcomes = outcomes
-        self.verdict = verdict
+        self.settled = settled
         self.settings = settings
         self.lease = lease
         self._statuses: tuple[Status, ...] = ()
+
+    @property
+    def passes(self) -> bool:
+        """Whether the request is admitted."""
+        return self.settled.verdict.passes
 
     def statuses(self) -> tuple[Status, ...]:
         """What the answer says of each descriptor."""
@@ -65,7 +70,7 @@ class Told:
     def passed(self) -> list[tuple[CompiledLimit, Hit, Outcome]]:
         """The hits that had room, in a request that passes; none that are given back."""
         found: list[tuple[CompiledLimit, Hit, Outcome]] = []
-        if not self.verdict.passes:
+        if not self.passes:
             return found
         for planned, each in zip(self.plans, self.outcomes, strict=True):
             if planned.refund:
@@ -99,7 +104,7 @@ class Said:
             for status in told.statuses()
             if status.code is Code.OVER_LIMIT and status.reset_us is not None
         ]
-        if resets_us and not told.verdict.passes and not self._waits:
+        if resets_us and not told.passes and not self._waits:
             self._waits = True
             wait = str(whole_seconds(max(resets_us)))
             self.response_headers.append(Header("Retry-After", wait))

@@ -76,7 +76,7 @@ class DenialBody:
 
     def add(self, told: Told, said: Said) -> None:
         """Says nothing of a request that passes. The first descriptor that is over speaks."""
-        if told.verdict.passes:
+        if told.passes:
             return
         for planned, status in zip(told.plans, told.statuses(), strict=True):
             if status.code is Code.OVER_LIMIT:
@@ -91,7 +91,7 @@ class DenialBody:
 
 
 def _body(denied: _Denied) -> tuple[str, str]:
-    """A content type and a body. Envoy's own type is text/plain, also in answers to gRPC."""
+    """A content type and a body. Envoy's own type is text/plain."""
     style = denied.style
     if style.template:
         return style.content_type, style.template.format_map(_placeholders(denied))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ratelimit_service.limiter.additions.addition import Addition, Said, Told
+from ratelimit_service.limiter.additions.decision_metadata import DecisionMetadata
 from ratelimit_service.limiter.additions.delay import Delay
 from ratelimit_service.limiter.additions.denial_body import DenialBody
 from ratelimit_service.limiter.additions.ietf_headers import IetfHeaders
@@ -26,6 +27,7 @@ ADDITIONS: Final[list[Addition]] = [
     IetfHeaders(),
     DenialBody(),
     RequestMetadata(),
+    DecisionMetadata(),
     Soft(),
     Delay(),
     Lease(),
