@@ -26,7 +26,7 @@ __all__ = [
 
 MAX_BODY_BYTES: Final = 65_536
 MAX_DESCRIPTORS: Final = 256
-MAX_ENTRIES: Final = 4_096
+MAX_ENTRIES: Final = 2_048
 """Of all descriptors together: a request is decided in one go, while all others wait."""
 
 UNITS: Final = {
@@ -210,7 +210,7 @@ def _varint(body: bytes, at: int) -> tuple[int, int]:
 
 
 def _descriptor(message: RateLimitDescriptor, index: int) -> Descriptor:
-    entries = tuple([Entry(entry.key, entry.value) for entry in message.entries])
+    entries = tuple([_entry((entry.key, entry.value)) for entry in message.entries])
     for key, _ in entries:
         if not key:
             position = [key for key, _ in entries].index("")

@@ -104,6 +104,15 @@ async def many_entries(attacker: Attacker) -> None:
     await attacker.send(b"".join(calls))
 
 
+@attack("many calls of a descriptor with as many entries as are read")
+async def readable_entries(attacker: Attacker) -> None:
+    calls = []
+    for number in range(32):
+        entries = (Entry("user", f"{number}-{each}") for each in range(2_000))
+        calls.append(attacker.call(request(Descriptor(tuple(entries)))))
+    await attacker.send(b"".join(calls))
+
+
 @attack("calls of as many entries as there is room for")
 async def most_entries(attacker: Attacker) -> None:
     entries = (Entry("u", "") for _ in range(11_000))

@@ -69,6 +69,7 @@ class Endless:
 
     def __init__(self, port: int, path: str) -> None:
         self.used_us = 0
+        self.dear = False
         self.turns = 0
         self.answer = b""
         self.answered = asyncio.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -280,6 +281,38 @@ def test_dear_frames_take_more_of_a_turn() -> None:
         turns += 1
 
     assert turns == 3
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_packed_messages_take_more_of_a_turn(whole: bool) -> None:
+    """A message that must be unpacked counts against a turn, also if that fails."""
+    client = Client()
+    packed = gzip.compress(bytes(60_000))[: None if whole else -4]
+    payload = b"\1" + len(packed).to_bytes(4, "big") + packed
+    data = b""
+    for _ in range(32):
+        data += client.headers([("grpc-encoding", "gzip")])
+        data += frames.frame(FrameType.DATA, END_STREAM, client.stream_id, payload)
+    client.connection.receive(data, 32)
+    turns = 1
+    while client.connection.has_more:
+        client.connection.receive(b"", 32)
+        turns += 1
+
+    assert turns > 8
+
+
+def test_headers_take_more_of_a_turn() -> None:
+    """Headers that must be read one by one count against a turn, if calls come of them or not."""
+    client = Client()
+    client.settle()
+    client.connection.receive(b"".join(dear(client, number) for number in range(30)), 32)
+    turns = 1
+    while client.connection.has_more:
+        client.connection.receive(b"", 32)
+        turns += 1
+
+    assert turns > 8
 
 
 def test_streaming_calls_wait_for_their_answers() -> None:

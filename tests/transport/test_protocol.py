@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -205,6 +206,49 @@ async def test_no_time_can_be_saved_up() -> None:
         turns._turn()
 
     assert len(busy.calls.messages) > handled
+
+
+@pytest.mark.parametrize("size", [9_000, 15_000, 60_000])
+async def test_large_messages_have_turns_of_their_own(size: int) -> None:
+    """However little else was handled in a turn, a large message is decided in the next one."""
+    turns = Turns()
+    many = [(Ends(turns=turns), Client()) for _ in range(5)]
+    for ends, client in many:
+        payload = b"\0" + size.to_bytes(4, "big") + bytes(size)
+        parts = [payload[at : at + 16_000] for at in range(0, len(payload), 16_000)]
+        data = [client.headers() + client.data(b"small"), client.headers()]
+        for part in parts:
+            flags = frames.END_STREAM if part is parts[-1] else 0
+            data.append(frames.frame(FrameType.DATA, flags, client.stream_id, part))
+        ends.protocol.data_received(b"".join(data))
+
+    heard = [ends.calls.messages for ends, _ in many]
+    large = [0]
+    while turns._waiting:
+        turns._turn()
+        large.append(sum(len(each) == size for messages in heard for each in messages))
+
+    assert [sorted(map(len, each)) for each in heard] == [[5, size]] * 5
+    assert max(after - before for before, after in pairwise(large)) == 1
+
+
+async def test_small_calls_go_before_large_ones() -> None:
+    """Who asks little has the next turn, however many others have sent large messages."""
+    turns = held_back()
+    other, client = Ends(turns=turns), Client()
+    large = [(Ends(turns=turns, seconds=TURN_SECONDS), Client()) for _ in range(20)]
+    for ends, each in large:
+        ends.protocol.data_received(each.headers() + each.data(bytes(12_000)))
+    for _ in range(3):
+        turns._turn()
+
+    for number in range(3):
+        other.protocol.data_received(client.headers() + client.data(b"%d" % number))
+        while other.protocol._waiting:
+            turns._turn()
+
+    assert other.calls.messages == [b"0", b"1", b"2"]
+    assert sum(len(ends.calls.messages) for ends, _ in large) <= 10
 
 
 @pytest.mark.parametrize("at_once", [True, False])

@@ -239,9 +239,9 @@ A = {"key": "a", "value": "b"}
             "descriptors has 257: at most 256 are allowed",
         ),
         (
-            one(entries=[A] * 4_097),
+            one(entries=[A] * 2_049),
             "too_many_entries",
-            "descriptors have 4097 entries together: at most 4096 are allowed",
+            "descriptors have 2049 entries together: at most 2048 are allowed",
         ),
         (
             one(entries=[A, {"value": "x"}]),

@@ -52,6 +52,8 @@ class Account:
         self._memory = memory
         self._spent_us = 0
         """Below 0 if answered calls have made up for more than was spent."""
+        self._worked_us = 0
+        """Work on a frame for which nobody is charged, but which counts against a turn."""
         self.held = 0
         """Bytes kept for the client: messages that are not whole, answers that wait."""
 

@@ -23,6 +23,7 @@ from ratelimit_service.transport.h2 import runs
 from ratelimit_service.transport.h2.account import ConnectionFaultError, Memory, expect
 from ratelimit_service.transport.h2.costs import (
     FRAME_US,
+    LARGE_BYTES,
     PIECE_US,
     RUN_BYTES,
 )
@@ -45,6 +46,7 @@ from ratelimit_service.transport.h2.limits import (
     ACK_SECONDS,
     FRAME_SECONDS,
     MAX_STREAMS,
+    STREAM_BYTES,
 )
 from ratelimit_service.transport.h2.messages import PREFIX_BYTES
 from ratelimit_service.transport.h2.overload import Haste
@@ -105,6 +107,12 @@ class Connection(Incoming):
     def has_more(self) -> bool:
         """Whether complete frames, or messages, wait for the next call of `receive`."""
         return self._cut_short or (bool(self._resumable) and not self.congested)
+
+    @property
+    def may_be_dear(self) -> bool:
+        """Whether the next bytes may make a large message whole, which takes long to decide."""
+        begun = 0 if self._cut_short else len(self._data)
+        return max(begun, self.held - STREAM_BYTES * len(self._streams)) > LARGE_BYTES
 
     @property
     def greeted(self) -> bool:
@@ -217,9 +225,9 @@ class Connection(Incoming):
                 most -= (after - at) // RUN_BYTES
                 at = after
                 continue
-            spent = self._spent_us
+            spent, self._worked_us = self._spent_us, 0
             self._handle(kind, flags, stream_id & MAX_WINDOW, data[start:at], events)
-            most -= max(0, self._spent_us - spent) // PIECE_US
+            most -= (max(0, self._spent_us - spent) + self._worked_us) // PIECE_US
         return at
 
     def _handle(

@@ -59,6 +59,13 @@ FIELD_NS: Final = 3_000
 HUFFMAN_BYTE_NS: Final = 250
 """A byte of a Huffman-coded text that must be decoded; in nanoseconds."""
 
+UNPACK_US: Final = 100
+"""A compressed message, which may become MAX_MESSAGE_BYTES. It is the call's own work, so it is not
+charged; but it takes of a turn."""
+
+LARGE_BYTES: Final = 4_096
+"""A message above this is no usual call: it may take longer than all else in a turn."""
+
 PIECE_US: Final = 10
 """The cost of one unit of `most` in `Connection.receive`: a usual call on memory, or a frame."""
 

@@ -36,6 +36,7 @@ class Handshakes:
     def __init__(self, turns: Turns) -> None:
         self.used_us = 0
         """How much time the handshakes have taken, for `turns` to compare."""
+        self.dear = False
         self._turns = turns
         self._line: deque[_Handshake] = deque()
         self._waiting = False

@@ -18,6 +18,7 @@ from ratelimit_service.transport.h2.costs import (
     HEADERS_US,
     PART_US,
     RESET_US,
+    UNPACK_US,
 )
 from ratelimit_service.transport.h2.fields import MAX_LIST_BYTES
 from ratelimit_service.transport.h2.frames import (
@@ -57,6 +58,9 @@ from ratelimit_service.transport.h2.streams import (
 __all__ = ["Incoming"]
 
 _SMALL_PART_BYTES: Final = 256
+_PACKED: Final = b"\1"
+"""A message that begins with this is compressed."""
+
 _WRONG_TYPE: Final = b"this port speaks gRPC: content-type must be application/grpc\n"
 
 
@@ -133,6 +137,7 @@ class Incoming(Control):
         if cost_us > CALL_HEADERS_US:
             self._spend(cost_us - CALL_HEADERS_US, "headers")
             cost_us = CALL_HEADERS_US
+        self._worked_us += cost_us
         stream = self._stream(stream_id)
         if stream is not None:
             stream.cost_us += cost_us
@@ -266,6 +271,8 @@ class Incoming(Control):
         if stream.streaming:
             self._next_message(stream_id, stream, events)
             return
+        if stream.body[:1] == _PACKED:
+            self._worked_us += UNPACK_US
         try:
             message = only_message(stream.body, stream.head.encoding)
         except BadRequestError as error:

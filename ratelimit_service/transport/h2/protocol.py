@@ -86,6 +86,8 @@ class Http2Protocol(asyncio.Protocol):
         self.backlog = Backlog()
         self.used_us = 0
         """How much time the client's bytes have taken, for `turns` to compare."""
+        self.dear = False
+        """Whether the next piece may take long, also for `turns`."""
         self._transport: asyncio.Transport | None = None
         self._flushing = False
         self._writing_paused = self._reading_paused = False
@@ -143,6 +145,7 @@ class Http2Protocol(asyncio.Protocol):
         if connection.closing:
             self._forget_inbox()
         self._more = connection.has_more
+        self.dear = connection.may_be_dear
         self._waiting = (bool(self._inbox) or self._more) and not self._writing_paused
         if not self._waiting:
             self._resume_reading()

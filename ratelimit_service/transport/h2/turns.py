@@ -5,8 +5,8 @@ loop reads, writes and runs its timers, and the turns go on where they stopped. 
 always of the connection that has used the least time. A connection that comes back after a pause
 starts from the least that any waiting one has used, so that nobody can save time up. (Linux' CFS
 shares out processors this way.) So clients that send much, or expensive frames, hold up neither the
-others nor the replies of a store, however many clients they are. What must not live here: bytes,
-and how they are handled.
+others nor the replies of a store, however many clients they are. A piece that may take long is the
+only one of its turn. What must not live here: bytes, and how they are handled.
 """
 
 from __future__ import annotations
@@ -25,12 +25,19 @@ TURN_US: Final = 2_000
 _AT_ONCE_US: Final = TURN_US // 2
 """So much of that time may go to pieces that are handled as soon as they are read."""
 
+_DEAR_US: Final = 2 * TURN_US
+"""What a piece that may take long is taken to use. It counts before the piece is handled: of many
+such pieces none comes before those that cost little."""
+
 
 class Waiting(Protocol):
     """A connection with bytes to be handled."""
 
     used_us: int
     """How much time it has used; connections are compared by this."""
+
+    dear: bool
+    """Whether its next piece may take long by itself, as a large message does once it is whole."""
 
     def handle_piece(self, now_us: int) -> bool:
         """Handles a piece, at a time by `elapsed_us`; returns whether there is more."""
@@ -70,7 +77,11 @@ class Turns:
             # A pause makes good three times its own length of handling.
             idle_us = now_us - self._ended_us
             self._lately_us = max(0, self._lately_us - 3 * idle_us)
-            if self._lately_us < _AT_ONCE_US and not self._handled_at_once(waiting, now_us):
+            if (
+                self._lately_us < _AT_ONCE_US
+                and not waiting.dear
+                and not self._handled_at_once(waiting, now_us)
+            ):
                 return
         self._push(waiting)
         if not self._scheduled:
@@ -93,15 +104,17 @@ class Turns:
 
     def _push(self, waiting: Waiting) -> None:
         self._number += 1
-        heapq.heappush(self._waiting, (waiting.used_us, self._number, waiting))
+        used_us = waiting.used_us + _DEAR_US if waiting.dear else waiting.used_us
+        heapq.heappush(self._waiting, (used_us, self._number, waiting))
 
     def _turn(self) -> None:
         waiting = self._waiting
         now = elapsed_us()
         until = now + TURN_US
         handled: list[Waiting] = []
-        while waiting and now < until:
-            self._least_us, _, first = heapq.heappop(waiting)
+        while waiting and now < until and not (handled and waiting[0][2].dear):
+            first = heapq.heappop(waiting)[2]
+            self._least_us = max(self._least_us, first.used_us)
             handled.append(first)
             more = False
             try:
