@@ -33,6 +33,7 @@ from ratelimit_service.transport.h2.frames import (
     SettingId,
 )
 
+RULES = Path(__file__).with_name("rules.yaml")
 READS, CALLS = 3_000, 50
 STAGES = ("receive", "plan", "charge", "answer", "send")
 
@@ -68,9 +69,8 @@ class MarkedStore:
 class Process:
     """A connection with its service behind it."""
 
-    def __init__(self, shape: str) -> None:
+    def __init__(self, shape: str, path: Path = RULES) -> None:
         stats, health = Stats(), Health()
-        path = Path(__file__).with_name("rules.yaml")
         rules = Rules(path, stats=stats, health=health)
         rules.load()
         self.store = MarkedStore(stats, health)
