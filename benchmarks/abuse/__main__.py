@@ -441,7 +441,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         redis_port = free_port()
         if shutil.which("redis-server"):
-            command = ["redis-server", "--port", str(redis_port), "--save", "", "--dir", directory]
+            command = [*AHEAD, "redis-server", "--port", str(redis_port)]
+            command += ["--save", "", "--dir", directory]
             stack.enter_context(running(LOAD_CORE, command, redis_port))
         for program in programs():
             if arguments.on not in program.name:
