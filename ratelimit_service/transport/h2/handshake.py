@@ -26,6 +26,10 @@ log = logging.getLogger(__name__)
 _PIECE_BYTES: Final = 16_384
 """So many bytes are handled before it is another client's turn."""
 
+_STEPS_AT_ONCE: Final = 4
+"""So many steps are taken in one turn. What follows from a step is done after it, by the loop: a
+handshake begins, or a connection that is lost is forgotten."""
+
 _INBOX_BYTES: Final = 65_536
 """A client is not read from while so many of its bytes wait."""
 
@@ -38,9 +42,11 @@ class Handshakes:
         """How much time the handshakes have taken, for `turns` to compare."""
         self.dear = False
         self._turns = turns
-        self._line: deque[_Handshake] = deque()
+        self._line: deque[_Handshake | _Beginning] = deque()
         self._waiting = False
         """Whether a turn has been asked for."""
+        self._steps = 0
+        """How many were taken in this turn."""
 
     async def agreed(
         self,
@@ -54,6 +60,9 @@ class Handshakes:
         Raises OSError if that fails or takes longer than so many seconds.
         """
         loop = asyncio.get_running_loop()
+        beginning = _Beginning()
+        self.line_up(beginning)
+        await beginning.come
         raw, handshake = await loop.connect_accepted_socket(lambda: _Handshake(self), connection)
         if raw.is_closing():
             raise ConnectionResetError("the client has gone")
@@ -75,10 +84,13 @@ class Handshakes:
             raise ConnectionResetError("the client has gone")
         guard.let_through(secured)
 
-    def line_up(self, handshake: _Handshake) -> None:
+    def line_up(self, handshake: _Handshake | _Beginning) -> None:
         """Takes in a handshake that can take a step."""
         self._line.append(handshake)
-        if not self._waiting:
+        self._ask_for_a_turn()
+
+    def _ask_for_a_turn(self) -> None:
+        if self._line and not self._waiting and self._steps < _STEPS_AT_ONCE:
             self._waiting = True
             self._turns.add(self, elapsed_us())
 
@@ -90,14 +102,40 @@ class Handshakes:
                 self._line.append(first)
         except Exception as error:  # its fault must not cost others their turn
             first.fail(error)
-        self._waiting = bool(self._line)
+        if not self._steps:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        self._steps += 1
+        self._waiting = bool(self._line) and self._steps < _STEPS_AT_ONCE
         return self._waiting
+
+    def _next_turn(self) -> None:
+        self._steps = 0
+        self._ask_for_a_turn()
 
     def end_turn(self) -> None:
         """Does nothing: TLS writes by itself."""
 
     def fail(self, error: Exception) -> None:
         """Does nothing, and is never called: the two above raise nothing."""
+
+
+class _Beginning:
+    """A connection whose handshake has not begun."""
+
+    def __init__(self) -> None:
+        self.come: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Is done when the handshake may begin."""
+
+    def step(self) -> bool:
+        """Lets it begin."""
+        if not self.come.done():
+            self.come.set_result(None)
+        return False
+
+    def fail(self, error: Exception) -> None:
+        """Tells whoever waits of a fault of ours."""
+        if not self.come.done():
+            self.come.set_exception(error)
 
 
 class _Guard(asyncio.Protocol):
