@@ -138,8 +138,10 @@ function show() {
     drawing.setAttribute("aria-label",
       `${way.hits.filter((each) => each.passed).length} of ${way.hits.length} hits passed`);
     left.textContent = state[PASSES] === 1 ? `${state[LEFT]} left` : `none left for ${seconds(state[WAIT])}`;
-    lately.textContent = `${passedLately(way)} in the last ${WINDOW} s, at most ${most} of ${LIMIT}`;
-    lately.classList.toggle("above", most > LIMIT);
+    const held = way.states[0].length > AFTER_DONE;
+    lately.textContent = held ? `${LIMIT - state[LEFT]} under way`
+      : `${passedLately(way)} in the last ${WINDOW} s, at most ${most} of ${LIMIT}`;
+    lately.classList.toggle("above", !held && most > LIMIT);
   }
   document.getElementById("said").textContent = words;
 }

@@ -138,6 +138,8 @@ def test_buttons_do_what_they_say(chromium: Chromium) -> None:
         "6 in the last 10 s, at most 6 of 3"
     )
     assert chromium.run("document.querySelector('#sliding-log .above')") is None
+    under_way = "document.querySelector('#concurrency .lately').textContent"
+    assert chromium.run(under_way) == "3 under way"
     chromium.press("#concurrency button")
-    assert "1 left" in chromium.run("document.querySelector('#concurrency').textContent")
+    assert chromium.run(under_way) == "2 under way"
     assert chromium.faults == []
