@@ -164,6 +164,22 @@ def sign_ups(client: Client) -> None:
     assert [sign_up(x_forwarded_for=f"192.0.2.{number}") for number in range(9)] == [200] * 9
 
 
+def stripe(client: Client) -> None:
+    """Twenty of an account at a time, and low priority leaves a fifth of the fleet alone."""
+    client.spend(10, account_at_once="acme")
+    assert [client.ask("/v1/charges", x_account="acme") for _ in range(15)] == [200] * 15
+    client.spend(10, account_at_once="slow")
+    client.spend(10, account_at_once="slow")
+    assert client.ask("/v1/customers", x_account="slow") == 429
+
+    def reserved() -> bool:
+        client.spend(8_000, low_priority="all")
+        low = client.ask("/v1/customers", x_account="acme")
+        return low == 429 and client.ask("/v1/charges", x_account="acme") == 200
+
+    wait_until(reserved, "low priority to be denied in the second in which it is spent")
+
+
 ENFORCED: dict[str, Enforced] = {
     "chat": chat,
     "documents": documents,
@@ -176,6 +192,7 @@ ENFORCED: dict[str, Enforced] = {
     "posts": posts,
     "shopify": shopify,
     "sign-ups": sign_ups,
+    "stripe": stripe,
     "weekly-rewards": weekly_rewards,
 }
 """What is asked of Envoy for each policy. A window may begin anew meanwhile, hence twice."""
