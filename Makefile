@@ -19,7 +19,7 @@ help:
 	@echo "make install-compiled   the same as machine code in $(COMPILED), and a wheel of it in dist"
 	@echo "make run       serve rules/ on the in-memory store: gRPC on 8081, HTTP on 8080"
 	@echo "make test      get what the tests need and run them; ARGS=\"-k name\" for some"
-	@echo "make tools     get what tests and benchmarks need: Redis, h2spec, a management server, Node.js and its gRPC client"
+	@echo "make tools     get what tests and benchmarks need: Redis, h2spec, a management server, promtool, Node.js and its gRPC client"
 	@echo "make lint      format, lint, types, imports, generated files, shipped rules, words"
 	@echo "make test-compiled   the same tests against the compiled package"
 	@echo "make check     lint and both tests: what a change must pass"
@@ -66,6 +66,7 @@ tools:
 		tests/management .
 	@test -x $(TOOLS)/validate || sh tests/get-go-program.sh "$(CURDIR)/$(TOOLS)/validate" \
 		tests/deploy/validate .
+	@test -x $(TOOLS)/promtool || sh tests/get-promtool.sh "$(CURDIR)/$(TOOLS)/promtool"
 	@test -d $(TOOLS)/node/node_modules || sh tests/get-node-client.sh "$(CURDIR)/$(TOOLS)/node"
 
 test-compiled:

@@ -29,7 +29,8 @@ class Health:
     """The phase of the process and the reasons, by component, why it is degraded.
 
     Degraded is not unhealthy: requests are still answered (by count or by policy), so the
-    instance stays in its load balancer. Only `STARTING` and `DRAINING` mean NOT_SERVING.
+    instance stays in its load balancer. `STARTING` and `DRAINING` mean NOT_SERVING, and so does a
+    component that is held: without it no request would be answered as it should be.
     """
 
     def __init__(self, level: int = logging.WARNING) -> None:
@@ -37,6 +38,7 @@ class Health:
         self._level = level
         self._phase = Phase.STARTING
         self._faults: dict[str, str] = {}
+        self._holds: dict[str, str] = {}
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -47,7 +49,13 @@ class Health:
     @property
     def serving(self) -> bool:
         """Whether new requests are welcome."""
-        return self._phase in {Phase.SERVING, Phase.LEAVING}
+        return self._phase in {Phase.SERVING, Phase.LEAVING} and not self._holds
+
+    @property
+    def why_not(self) -> str:
+        """Why new requests are not welcome: the phase, or what is missing; and what is degraded."""
+        lines = [*self._holds.values()] if self._holds else [str(self._phase)]
+        return "\n".join([*lines, *(f"{name}: {why}" for name, why in self._faults.items())])
 
     @property
     def faults(self) -> dict[str, str]:
@@ -73,6 +81,19 @@ class Health:
         """Records that a component is well again; logs it when it was degraded."""
         if self._faults.pop(component, None) is not None:
             log.log(self._level, "recovered: %s", component)
+            self._tell()
+
+    def hold(self, component: str, reason: str) -> None:
+        """New requests are not welcome, for this reason, until the component is let go."""
+        if component not in self._holds:
+            log.log(self._level, "not serving: %s: %s", component, reason)
+            self._holds[component] = reason
+            self._tell()
+
+    def let_go(self, component: str) -> None:
+        """The component is no reason any more to turn requests away."""
+        if self._holds.pop(component, None) is not None:
+            log.log(self._level, "serving again: %s", component)
             self._tell()
 
     def listen(self, listener: Callable[[], None]) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["count", "printable"]
+import re
+
+__all__ = ["count", "printable", "reason"]
+
+_MARKS = re.compile(r"\[(Errno -?\d+|SSL)\] | \(_ssl\.c:\d+\)")
 
 
 def printable(text: str) -> str:
@@ -21,3 +25,17 @@ def printable(text: str) -> str:
 def count(number: int, noun: str) -> str:
     """A number with its noun, which takes an s for more than one."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong, in words: without the numbers and marks that systems put around it."""
+    if isinstance(error, OSError):
+        # Of TLS: NO_CERTIFICATE_OR_CRL_FOUND, and for certificates also what is wrong with them.
+        found = [getattr(error, name, "") for name in ("reason", "verify_message")]
+        told = [each for each in found if isinstance(each, str) and each]
+        if told:
+            words = [each.replace("_", " ").lower() if each.isupper() else each for each in told]
+            return printable(": ".join(words))
+        if error.strerror:
+            return printable(_MARKS.sub("", error.strerror))
+    return printable(_MARKS.sub("", str(error)) or type(error).__name__)

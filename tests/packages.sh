@@ -1,6 +1,15 @@
 # For the get-*.sh beside it. What cannot be had is named; the tests that need it then say so,
 # and fail where CI is set.
 
+# root COMMAND...: runs a command as root, if that needs no password.
+root() {
+	if [ "$(id -u)" = 0 ]; then
+		"$@"
+	else
+		sudo -n "$@" 2>/dev/null
+	fi
+}
+
 # install_packages WHAT PACKAGE...: installs Debian packages, if that needs no password.
 install_packages() {
 	what="$1"

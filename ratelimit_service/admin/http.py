@@ -125,7 +125,7 @@ class Admin(Port):
     async def _healthcheck(self, _: web.Request) -> web.Response:
         """200 while requests are answered, also degraded; 500 before and after."""
         if not self._health.serving:
-            return web.Response(status=500, text=f"{self._health.phase}\n")
+            return web.Response(status=500, text=f"{self._health.why_not}\n")
         faults = self._health.faults
         if not faults:
             return web.Response(text="OK")
@@ -140,7 +140,7 @@ class Admin(Port):
         """200 while requests are welcome, also degraded; 503 before and after."""
         ready = self._health.serving
         return web.Response(
-            status=200 if ready else 503, text="OK" if ready else f"{self._health.phase}\n"
+            status=200 if ready else 503, text="OK" if ready else f"{self._health.why_not}\n"
         )
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:

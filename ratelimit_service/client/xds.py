@@ -44,6 +44,10 @@ _NACK_US = 1_000_000
 
 _LEAST_SECONDS, _MOST_SECONDS = 0.5, 30.0
 _JITTER = 0.2
+
+_EARLY_SECONDS = 1.0
+"""A server that has not answered for so long after the start is spoken of."""
+
 _KEEPALIVE_MS = 20_000
 _MAX_DETAIL = 1 << 20
 """Characters in a NACK, far more than anybody reads: a server takes messages of 4 MiB."""
@@ -98,18 +102,23 @@ class _Client:
         self._nacked_us = -_NACK_US
         self._why = "it has not answered yet"
         self._away: asyncio.TimerHandle | None = None
+        self._told_early = False
+        """Whether something has come, or it was said why not."""
 
     async def run(self) -> None:
         """Asks for ever."""
         self._doubt()
+        asyncio.get_running_loop().call_later(_EARLY_SECONDS, self._tell_early)
         while True:
             self._heard = False
             try:
                 await self._converse()
             except (_LostError, OSError, aio.AioRpcError, aio.UsageError) as error:
-                if self._heard:
-                    await self._log(logging.WARNING, f"lost {self._location}: {_reason(error)}")
                 self._why = _reason(error)
+                if self._heard:
+                    await self._log(logging.WARNING, f"lost {self._location}: {self._why}")
+                else:
+                    self._tell_early()
                 self._doubt()
             await asyncio.sleep(self._pauses.next_seconds())
 
@@ -253,7 +262,7 @@ class _Client:
 
     def _hear(self) -> None:
         """Something has come: the server is there."""
-        self._heard = True
+        self._heard = self._told_early = True
         self._pauses.reset()
         if self._away is not None:
             self._away.cancel()
@@ -264,6 +273,13 @@ class _Client:
         if self._away is None:
             loop = asyncio.get_running_loop()
             self._away = loop.call_later(self._task["away_seconds"], self._tell_away)
+
+    def _tell_early(self) -> None:
+        """Says once, soon after the start, that nothing has come yet, and why."""
+        if not self._told_early:
+            self._told_early = True
+            text = f"nothing has come from {self._location} yet: {self._why}; it goes on asking"
+            _say([_head(kind="log", level=logging.WARNING, text=text)])
 
     def _tell_away(self) -> None:
         _say([_head(kind="away", why=self._why)])

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from itertools import islice
 
+from prometheus_client import ProcessCollector
+
 from ratelimit_service.metrics.exporter import Page
 from ratelimit_service.metrics.reading import Reading
 from ratelimit_service.metrics.reference import (
@@ -73,9 +75,25 @@ async def _page(reading: Reading) -> AsyncIterator[bytes]:
     for family, ready in lines_of.items():
         async for part in _family(family, "counter", ready):
             yield part
+    async for part in _of_process(reading):
+        yield part
     name = f"{_PREFIX}_response_time_seconds"
     async for part in _family(name, "histogram", _histogram(name, reading.stats.latency)):
         yield part
+
+
+async def _of_process(reading: Reading) -> AsyncIterator[bytes]:
+    """What its dashboards show of memory: of this process, and what its workers have in use."""
+    own = {family.name: family for family in ProcessCollector(registry=None).collect()}
+    of_workers = sum(worker.resident_bytes for worker in reading.workers or ())
+    for name, more in (
+        ("process_resident_memory_bytes", of_workers),
+        ("process_virtual_memory_bytes", 0),
+    ):
+        if name in own:  # which it is not on every system
+            lines = [_line(name, {}, sample.value + more) for sample in own[name].samples]
+            async for part in _family(name, "gauge", lines):
+                yield part
 
 
 async def _family(name: str, kind: str, lines: Iterable[str]) -> AsyncIterator[bytes]:

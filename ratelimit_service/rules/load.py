@@ -21,7 +21,7 @@ from ratelimit_service.rules.child import build_in_child
 from ratelimit_service.rules.from_files import FromFiles
 from ratelimit_service.rules.paths import Source
 from ratelimit_service.rules.problem import Problem
-from ratelimit_service.rules.rulebook import Rulebook
+from ratelimit_service.rules.rulebook import Rulebook, hold_without
 from ratelimit_service.rules.source import FileProblems, Found, Left, RuleSource
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.text import count, printable
@@ -54,12 +54,17 @@ class Rules:
         health: Health,
         strict: bool = False,
         reloaded: Callable[[], Awaitable[None]] | None = None,
+        waits: bool = False,
+        needed: bool = False,
     ) -> None:
         """A path stands for the files under it.
 
         With `strict`, problems that are otherwise only warned of make a file bad. `reloaded` is
-        awaited whenever other rules have come to hold.
+        awaited whenever other rules have come to hold. With `waits` nothing is served before there
+        are rules; with `needed` health says so also when there are none any more.
         """
+        self._waits = waits
+        self._needed = needed
         self._reloaded = reloaded
         self._source = FromFiles(source) if isinstance(source, Path) else source
         self._stats = stats
@@ -107,8 +112,10 @@ class Rules:
         """
         found = self._source.fetch() if once else self._source.first(former)
         if found is None:
-            why = f"no rules have come from {self._source.location} yet: the failure policy decides"
+            then = "nothing is served" if self._waits else "the failure policy decides"
+            why = f"no rules have come from {self._source.location} yet: until then {then}"
             self._health.degrade("rules", why)
+            self._hold()
             return
         for name, why in found.unread.items():
             raise RulesError(f"{printable(name)} cannot be read: {why}")
@@ -307,6 +314,12 @@ class Rules:
             self._health.degrade("rules", f"{fatal[0]}{more}")
         else:
             self._health.recover("rules")
+        self._hold()
+
+    def _hold(self) -> None:
+        """Turns requests away for as long as there are no rules, where rules are needed."""
+        if self._needed:
+            hold_without(self._health, self.snapshot)
 
     def _log(self, problems: Iterable[Problem]) -> None:
         for problem in problems:

@@ -9,14 +9,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 
+from ratelimit_service.health import Health
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.tree import OVERRIDES, Domain, Node, Snapshot, walk
 from ratelimit_service.slices import SLICE, slowly
 
-__all__ = ["Rulebook", "Tallied"]
+__all__ = ["Rulebook", "Tallied", "hold_without"]
 
 Tallied = tuple[str, str, str, list[int]]
 """A rule's domain and path, the value that it tallies by, and what `Tally.take` gives."""
+
+
+def hold_without(health: Health, snapshot: Snapshot) -> None:
+    """Turns requests away for as long as no domain is served."""
+    if snapshot.domains:
+        health.let_go("rules")
+    else:
+        health.hold("rules", "no domain has rules: --healthy-with-rules")
 
 
 class Rulebook:

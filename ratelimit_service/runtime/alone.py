@@ -37,7 +37,14 @@ async def serve_alone(settings: Settings) -> int:
     listening.check_free(settings.grpc, "gRPC")
     check_free(settings)
     source = source_of(settings)
-    rules = Rules(source, stats=stats, health=health, strict=settings.strict_rules)
+    rules = Rules(
+        source,
+        stats=stats,
+        health=health,
+        strict=settings.strict_rules,
+        waits=not settings.start_without_rules,
+        needed=settings.healthy_with_rules,
+    )
     await asyncio.to_thread(rules.load)
     spare_the_old()
     async with AsyncExitStack() as stack:

@@ -18,6 +18,7 @@ from ratelimit_service.errors import RateLimitError
 from ratelimit_service.runtime.peer import check_peer
 from ratelimit_service.runtime.signals import RESTART
 from ratelimit_service.settings import split_address
+from ratelimit_service.text import reason
 
 __all__ = ["restart"]
 
@@ -103,8 +104,8 @@ def _asked(http: str, connection: HTTPConnection) -> _Processes:
         said = json.loads(connection.getresponse().read(_MOST_BYTES))
     except OSError as error:
         raise RateLimitError(
-            f"no service answers at {http}: {error}; name its HTTP port with --http, and give "
-            "--tls if it speaks that"
+            f"no service answers at {http}: {reason(error)}; name its HTTP port with --http, and "
+            "give --tls if it speaks that"
         ) from error
     except (HTTPException, ValueError) as error:
         raise RateLimitError(_OTHER.format(http=http)) from error

@@ -69,6 +69,8 @@ class _Supervisor:
             health=self._health,
             strict=settings.strict_rules,
             reloaded=self._rules_changed,
+            waits=not settings.start_without_rules,
+            needed=settings.healthy_with_rules,
         )
         self._guests = Guests(settings.max_connections, settings.max_connections_per_peer)
         self._otlp = Otlp(settings)

@@ -28,7 +28,7 @@ from ratelimit_service.errors import RateLimitError
 from ratelimit_service.health import Health, Phase
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.records import Assembly
-from ratelimit_service.rules.rulebook import Rulebook
+from ratelimit_service.rules.rulebook import Rulebook, hold_without
 from ratelimit_service.runtime import logs
 from ratelimit_service.runtime.channel import (
     BEAT_SECONDS,
@@ -238,6 +238,8 @@ class _Worker:
                 self._book.swap(assembly.domains, unserved, emptied=part.emptied)
             )
             assembly = Assembly(self._book.tallies_of)
+            if self._settled.done() and self._settled.result()[1].healthy_with_rules:
+                hold_without(self._health, self._book.snapshot)
             self._ruled.set()
 
     async def _decide(

@@ -322,6 +322,7 @@ class Workers:
     async def _see_off(self, worker: WorkerProcess) -> None:
         """Waits for a worker's end, and has another take its place."""
         await worker.lost.wait()
+        self._hold()
         self._changed()
         await worker.exited()
         self._all.remove(worker)  # first, because its pid could soon belong to another process
@@ -502,6 +503,14 @@ class Workers:
             )
         else:
             self._health.recover("workers")
+        self._hold()
+
+    def _hold(self) -> None:
+        """Turns requests away while there is nobody to take them."""
+        if self._begun and not self.serving and not self._stopping:
+            self._health.hold("workers", "no worker serves: see the log")
+        else:
+            self._health.let_go("workers")
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -70,6 +70,10 @@ class Settings:
         "Serve before a management server has sent rules: the failure policy decides.",
     )
 
+    healthy_with_rules: bool = _RULES.setting(
+        False, SWITCH, "Be healthy only while at least one domain has rules."
+    )
+
     xds_overlay: str = _XDS.setting(
         "", FILE, "A YAML file: keys of ours for rules that the server cannot give them."
     )

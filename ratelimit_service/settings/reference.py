@@ -136,10 +136,11 @@ def _rules() -> Iterator[Variable]:
         "start_without_rules",
         "Until rules come `--failure-policy` decides, and health is degraded.",
     )
-    yield _ignored(
+    yield _same(
         section,
         "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED",
-        "Health is degraded, not failing, while rules cannot be read.",
+        "healthy_with_rules",
+        "As there, files that cannot be read change nothing: what was good stays.",
     )
     xds = "CONFIG_GRPC_XDS_"
     yield _honoured(

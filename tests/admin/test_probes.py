@@ -52,6 +52,19 @@ async def test_degraded(site: Site, path: str) -> None:
     assert (await site.ask(path)).status == 200
 
 
+async def test_held(site: Site) -> None:
+    """What no request can do without takes it out of its load balancer; the probe says what."""
+    site.asking.health.enter(Phase.SERVING)
+    site.asking.health.hold("workers", "no worker serves")
+    site.asking.health.degrade("store", "Redis is away")
+
+    answers = [await site.ask(path) for path in PROBES]
+    assert [answer.status for answer in answers] == [500, 200, 503]
+    assert answers[2].text == "no worker serves\nstore: Redis is away\n"
+    site.asking.health.let_go("workers")
+    assert [(await site.ask(path)).status for path in PROBES] == [200, 200, 200]
+
+
 @pytest.mark.parametrize("path", PROBES)
 async def test_any_name(site: Site, path: str) -> None:
     """Probes may come by a name that is not known: they are told nothing that is secret."""

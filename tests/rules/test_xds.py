@@ -16,7 +16,7 @@ import trustme
 
 from ratelimit_service.client.xds import Pauses
 from ratelimit_service.errors import RulesError, SettingsError
-from ratelimit_service.health import Health
+from ratelimit_service.health import Health, Phase
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules import from_xds
 from ratelimit_service.rules.load import Rules
@@ -90,6 +90,37 @@ async def test_dialogue(server: ManagementServer) -> None:
         assert said == ack
         assert (ack.version_info, ack.response_nonce) == ("7", "n1")
         assert not ack.HasField("error_detail")
+
+
+async def test_dead_server_is_said_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Where no server is the log says so after the first try, and health what holds until then."""
+    settings = Settings(rules=f"xds://127.0.0.1:{free_port()}")
+    health = Health()
+    rules = Rules(source_of(settings), stats=Stats(), health=health, waits=True)
+    rules.load()
+    assert health.faults["rules"].endswith("yet: until then nothing is served")
+    async with watched(rules), asyncio.timeout(PATIENCE_SECONDS):
+        while "Connection refused; it goes on asking" not in caplog.text:
+            await asyncio.sleep(0.005)
+
+    assert from_xds._AWAY_SECONDS == 30.0  # until which it was silent
+
+
+async def test_no_domain_any_more(server: ManagementServer) -> None:
+    """Where rules are needed an empty snapshot ends what is served, until another comes."""
+    client = Client(server)
+    client.rules = Rules(
+        source_of(client.settings), stats=client.stats, health=client.health, needed=True
+    )
+    client.health.enter(Phase.SERVING)
+    client.rules.load()
+    async with watched(client.rules):
+        told = [client.health.serving]
+        for number, resources in enumerate(([config("edge", "user")], [], [config("edge", "b")])):
+            await client.send(server, str(number), *resources)
+            told.append(client.health.serving)
+
+    assert told == [False, True, False, True]
 
 
 async def test_bad_resource(server: ManagementServer) -> None:

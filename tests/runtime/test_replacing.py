@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from ratelimit_service.accepting import Guests
-from ratelimit_service.health import Health
+from ratelimit_service.health import Health, Phase
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.runtime import workers as module
@@ -162,3 +162,20 @@ async def test_worker_that_is_not_needed_any_more(fixture: Fixture, told: bool) 
     for _ in range(10):
         await asyncio.sleep(0)
     assert fixture.numbers == [1]
+
+
+async def test_no_worker_left(fixture: Fixture) -> None:
+    """The service is not ready while all workers have died, and is again once one serves."""
+    await fixture.start()
+    health = fixture.workers._health
+    health.enter(Phase.SERVING)
+    first, second = fixture.all
+    first.kill()
+    await fixture.until(lambda: first not in fixture.all)
+    assert health.serving
+    second.kill()
+    await fixture.until(lambda: not health.serving)
+    assert health.why_not.startswith("no worker serves")
+    await fixture.until(lambda: fixture.numbers == [1, 2])
+    fixture.all[0].serve()
+    await fixture.until(lambda: health.serving)

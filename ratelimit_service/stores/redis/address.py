@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ratelimit_service.errors import SettingsError, StoreError
+from ratelimit_service.text import reason
 
 __all__ = [
     "Address",
@@ -70,7 +71,7 @@ class Login:
         try:
             return Path(self.password_file).read_text().rstrip("\r\n")
         except (OSError, ValueError) as error:
-            raise StoreError(f"the password file cannot be read: {error}") from error
+            raise StoreError(f"the password file cannot be read: {reason(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,9 @@ class RedisTLSFiles:
         except OSError as error:
             files = zip(_TLS_FILES, (self.ca, self.cert, self.key), strict=True)
             names = ", ".join(f"{name}={path}" for name, path in files if path)
-            raise StoreError(f"the store's TLS files cannot be used ({names}): {error}") from error
+            raise StoreError(
+                f"the store's TLS files cannot be used ({names}): {reason(error)}"
+            ) from error
         return context
 
 
@@ -168,7 +171,7 @@ def parse_store(url: str) -> Ring | Cluster:
         # The library's text may quote the URL, and with it a password.
         raise SettingsError(
             f"the store URL cannot be read: allowed are {SCHEMES}; port and database are numbers, "
-            "and a mark in a password is written as %XX"
+            "and a mark in a password is written as %XX: ? as %3F, # as %23, @ as %40, / as %2F"
         ) from error
     except StoreError as error:
         raise SettingsError(str(error)) from error
@@ -185,6 +188,10 @@ class _Read:
         login, _, self.hosts = parts.netloc.rpartition("@")
         self.path = unquote(parts.path)
         self.options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+        port = self.hosts.rpartition(":")[2]
+        no_port = ":" in self.hosts and not login and not port.removesuffix("]").isdecimal()
+        if any("@" in name for name in self.options) or ("@" in parts.query and no_port):
+            raise ValueError(self.scheme)  # a password with a ? in it
         username, _, password = map(unquote, login.partition(":"))
         if username:
             self.options.setdefault("username", username)

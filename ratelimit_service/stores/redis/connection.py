@@ -21,6 +21,7 @@ from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import StoreError
 from ratelimit_service.stores.redis.address import Address, without
 from ratelimit_service.stores.redis.contexts import Contexts
+from ratelimit_service.text import reason
 
 __all__ = ["Answered", "Command", "RedisConnection", "Reply", "all_read", "open_connection"]
 
@@ -209,7 +210,7 @@ async def open_connection(
                 RedisConnection, address.host, address.port, ssl=tls
             )
     except (OSError, ValueError) as error:  # a host name that cannot be encoded is a ValueError
-        raise StoreError(f"cannot connect to Redis at {address}: {error}") from error
+        raise StoreError(f"cannot connect to Redis at {address}: {reason(error)}") from error
     connection.password = password
     commands: list[Command] = []
     if password:
