@@ -3,7 +3,8 @@
     python docs/generate.py           write them
     python docs/generate.py --check   exit 1 if they are not what would be written
 
-It also writes the JSON Schema of rule files, here and into the package. docs/draw.py draws.
+It also writes the JSON Schema of rule files, here and into the package, and there a copy of Envoy's
+configuration. docs/draw.py draws.
 
 A table stands between the lines `<!-- NAME: made by make docs -->` and `<!-- end -->`.
 """
@@ -122,6 +123,10 @@ SCHEMAS = (
 )
 """Where the JSON Schema of rule files is: for readers, and in the wheel."""
 
+ENVOY = DOCS.parent / "docker" / "envoy-localhost.yaml"
+DEMO = DOCS.parent / "ratelimit_service" / "cli" / "envoy.yaml"
+"""Envoy's configuration for this machine, and its copy in the wheel, for `ratelimit demo`."""
+
 TABLES: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
     "settings": ("settings.md", of_settings),
     "metrics": ("metrics.md", of_metrics),
@@ -151,6 +156,7 @@ def everything() -> Iterator[tuple[Path, str]]:
         yield path, written(path.read_text(), name, lines())
     for path in SCHEMAS:
         yield path, json_schema()
+    yield DEMO, ENVOY.read_text()
     for file, drawn in drawings():
         yield DOCS / file, drawn()
 

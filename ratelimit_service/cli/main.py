@@ -12,6 +12,7 @@ import sys
 import click
 
 from ratelimit_service import __version__, compiled
+from ratelimit_service.cli.demo import demo
 from ratelimit_service.cli.explain import explain
 from ratelimit_service.cli.health import health
 from ratelimit_service.cli.hit import hit
@@ -65,5 +66,5 @@ def ratelimit() -> None:
     """
 
 
-for _command in (serve, health, restart, init, lint, test, replay, explain, schema, hit):
+for _command in (serve, demo, health, restart, init, lint, test, replay, explain, schema, hit):
     ratelimit.add_command(_command)

