@@ -1,0 +1,128 @@
+"""What follows from a rule alone: worked out once, from the rule and the settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from ratelimit_service.limiter.compiled import CompiledRule
+from ratelimit_service.limiter.compiler import Compiler
+from ratelimit_service.limiter.usual import is_usual, stands_alone
+from ratelimit_service.model import FailurePolicy, Limit, Unit
+from ratelimit_service.rules.tree import Rule, Snapshot
+from ratelimit_service.settings import Settings
+from tests.limiter.planned import domain
+
+FIVE = "{unit: minute, requests_per_unit: 5}"
+
+
+def compiled(rule: str, settings: Settings | None = None) -> CompiledRule:
+    here = domain(rule)
+    (declared,) = here.rules
+    return Compiler(settings or Settings()).rule(here, declared)
+
+
+def test_compiled_once_for_a_snapshot() -> None:
+    """A rule is compiled once while its snapshot is in force, and anew for the next."""
+    here, compiler = domain(f"{{key: a, rate_limit: {FIVE}}}"), Compiler(Settings())
+    (rule,) = here.rules
+
+    compiler.renew(Snapshot(1, {"d": here}))
+    first = compiler.rule(here, rule)
+    compiler.renew(Snapshot(1, {"d": here}))
+    again = compiler.rule(here, rule)
+    compiler.renew(Snapshot(2, {"d": here}))
+    later = compiler.rule(here, rule)
+
+    assert first is again
+    assert first is not later
+    assert first.tally is later.tally
+    assert first.limits[0].spec is later.limits[0].spec
+
+
+@pytest.mark.parametrize(
+    ("said", "setting", "policy"),
+    [
+        ("", FailurePolicy.CLOSED, FailurePolicy.CLOSED),
+        (", failure_policy: local", FailurePolicy.CLOSED, FailurePolicy.LOCAL),
+        (", failure_policy: error", FailurePolicy.OPEN, FailurePolicy.ERROR),
+    ],
+)
+def test_failure_policy(said: str, setting: FailurePolicy, policy: FailurePolicy) -> None:
+    """A rule's own failure policy holds, else that of the settings."""
+    rule = f"{{key: a, rate_limit: {{unit: minute, requests_per_unit: 5{said}}}}}"
+
+    assert compiled(rule, Settings(failure_policy=setting)).policy is policy
+
+
+def test_shadow_denies_by_no_policy() -> None:
+    """A rule in shadow mode never denies, also without a store."""
+    rule = f"{{key: a, shadow_mode: true, rate_limit: {FIVE}}}"
+
+    found = compiled(rule, Settings(failure_policy=FailurePolicy.CLOSED))
+
+    assert found.policy is FailurePolicy.OPEN
+
+
+def test_near_is_a_share_of_the_limit() -> None:
+    """The near-limit ratio of the settings tells from which count on hits are near."""
+    rule = "{key: a, rate_limit: {unit: minute, requests_per_unit: 10}}"
+
+    for ratio, near in ((0.8, 8), (0.5, 5), (1.0, 10)):
+        (limit,) = compiled(rule, Settings(near_limit_ratio=ratio)).limits
+        assert (limit.near_limit, limit.near_remaining) == (near, 10 - near)
+
+
+def test_values_have_tallies_of_their_own() -> None:
+    """A rule with a metric for each value is compiled for each, on the same counters."""
+    here, compiler = (
+        domain(f"{{key: a, detailed_metric: true, rate_limit: {FIVE}}}"),
+        Compiler(Settings()),
+    )
+    (rule,) = here.rules
+
+    one, other = compiler.rule(here, rule, "x"), compiler.rule(here, rule, "y")
+
+    assert one.tally is not other.tally
+    assert one.limits[0].spec is other.limits[0].spec
+    assert compiler.rule(here, rule, "x") is one
+
+
+@pytest.mark.parametrize(
+    ("rule", "usual", "alone"),
+    [
+        (f"{{key: a, rate_limit: {FIVE}}}", True, True),
+        (f"{{key: a, shadow_mode: true, rate_limit: {FIVE}}}", True, True),
+        (f"{{key: a, detailed_metric: true, rate_limit: {FIVE}}}", True, True),
+        (f"{{key: a, quota_mode: true, rate_limit: {FIVE}}}", True, False),
+        (f"{{key: a, rate_limits: [{FIVE}, {{unit: hour, requests_per_unit: 9}}]}}", False, True),
+        ("{key: a, rate_limit: {unit: minute, requests_per_unit: 5, soft: 20%}}", False, True),
+        ("{key: a, rate_limit: {unlimited: true}}", False, True),
+    ],
+)
+def test_usual(rule: str, usual: bool, alone: bool) -> None:
+    """A rule is usual with one limit and nothing that short ways do not do."""
+    (declared,) = domain(rule).rules
+
+    assert is_usual(declared, declared.limits) == usual
+    assert stands_alone(declared) == alone
+
+
+def test_what_short_ways_do_not_know_is_unusual() -> None:
+    """A limit that sets anything else, and a rule without just one limit, take the long way."""
+    limit = Limit(5, Unit.MINUTE)
+    plain = Rule("d", "a", (limit,))
+
+    assert is_usual(plain, plain.limits)
+    assert is_usual(None, (limit,))
+    assert not is_usual(None, (limit._replace(soft_ppm=1),))
+    assert not is_usual(plain, ())
+    assert not is_usual(plain, (limit, limit))
+    assert not stands_alone(Rule("d", "a", (limit,), replaces=frozenset(("b",))))
+
+
+def test_global_shadow_mode_is_unusual() -> None:
+    """Under the global shadow mode every answer takes the long way, which tallies it."""
+    rule = f"{{key: a, rate_limit: {FIVE}}}"
+
+    assert compiled(rule).usual
+    assert not compiled(rule, Settings(shadow_mode=True)).usual
