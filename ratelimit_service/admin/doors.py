@@ -95,7 +95,7 @@ class Doors:
             self._changed.set()
 
     def opened(self, door: _Door) -> bool:
-        """Whether there is room; of too many that one goes which waits longest for a request."""
+        """Whether there is room. Else the one goes that has waited longest for a request."""
         crowd = [each for each in self._open.values() if each.peer == door.peer]
         if len(crowd) < MOST_OF_PEER:
             crowd = list(self._open.values()) if len(self._open) >= MOST else []

@@ -173,7 +173,7 @@ class Port:
             return await handler(request)
         finally:
             self.doors.finish(request.protocol)
-            if error := request.content.exception():  # it is kept, and with it all that it passed
+            if error := request.content.exception():  # it is kept, with every frame it passed
                 error.__traceback__ = None
 
 

@@ -65,10 +65,10 @@ def charge(
 def passing(
     state: int, now_us: int, addend: int, limit: int, window_us: int
 ) -> tuple[int, int, int]:
-    """What `charge` comes to in nearly every case: the next state, what is left, the reset.
+    """The next state, the remaining hits and the reset, as `charge` nearly always has them.
 
-    That is for the clock's windows, if there is room. Else less than nothing is left, and
-    `_charge` tells more. A state below 0 is that of a new counter.
+    This is for the clock's windows. If there is no room, the remaining hits are below 0, and
+    `_charge` tells more. A state below 0 stands for a new counter.
     """
     number, count = now_us // window_us, 0
     if state >= 0:

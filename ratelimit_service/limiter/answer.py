@@ -79,7 +79,7 @@ class Plain(NamedTuple):
 def plain(plans: Sequence[Plan], outcomes: Outcomes) -> Plain | None:
     """The short way of `answer`, for usual descriptors: each has one hit and one outcome.
 
-    None if it takes the long way after all, since of several hits some would have passed.
+    None if several hits are denied of which some would pass: then the long way says more.
     """
     statuses: list[int] = []
     by_policy: list[tuple[int, str]] = []
@@ -116,7 +116,7 @@ def _limits(
 ) -> dict[str, object]:
     """What a status does not show: all limits of a descriptor that has several.
 
-    And any limit that denies several hits of which fewer would pass.
+    Also each limit that denies several hits although fewer would pass.
     """
     listed = [
         _limit(index, Shown(limit, outcome))

@@ -33,8 +33,8 @@ class Kind(Enum):
 class CompiledLimit(NamedTuple):
     """What one limit of a rule means for every descriptor that meets it.
 
-    Hits are near the limit when the count is above `near_limit`; then less than `near_remaining` of
-    it remains, the soft part included.
+    Hits are near the limit when the count is above `near_limit`. Then less than `near_remaining`
+    remains, the soft part included.
     """
 
     limit: Limit
@@ -63,7 +63,7 @@ class CompiledRule:
     policy: FailurePolicy = FailurePolicy.OPEN
     tally: Tally | None = None
     near_remaining: int = 0
-    """That of the first limit."""
+    """The `near_remaining` of the first limit."""
     independent: bool = True
     """Whether the plan of a descriptor is the same whatever stands beside it in its request."""
     usual: bool = False

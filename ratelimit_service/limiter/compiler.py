@@ -32,12 +32,12 @@ class Compiler:
         self.additions = wanted(settings)
         """What answers may say beside their statuses."""
         self.no_rule = CompiledRule(Kind.NO_RULE, says=self._says(None, ()))
-        """Of descriptors that meet no rule, or one that another replaces."""
+        """For descriptors that meet no rule, or whose rule is replaced by another."""
         self._snapshot = 0
         self._rules: dict[object, CompiledRule] = {}
         """By rule or tally; with `True` those of descriptors that are stray."""
         self._old: list[dict[object, CompiledRule]] = []
-        """Of earlier snapshots. They are let go of one by one, since all at once takes too long."""
+        """Compiled rules of earlier snapshots. To free them all at once would take too long."""
 
     def renew(self, snapshot: Snapshot) -> None:
         """Starts anew if this is another snapshot than the last."""
@@ -75,7 +75,7 @@ class Compiler:
         return compiled
 
     def override(self, domain: Domain, limit: Limit) -> CompiledRule:
-        """A limit that the caller brings: the tree is not asked, the counter is as a rule's."""
+        """A limit that the caller brings. No rule is looked up; its counter is like a rule's."""
         settings = self._settings
         mode = Mode.QUOTA if settings.quota_mode else Mode.ENFORCED
         tally = domain.overrides.of()

@@ -20,7 +20,7 @@ __all__ = ["LEASE_BYTES", "Plan", "PlanTemplate", "Planner", "unasked"]
 
 
 def unasked(plans: Sequence[Plan]) -> Settled:
-    """What a request comes to that has nothing to charge: only a failure policy can deny it."""
+    """The result of a request that has nothing to charge. Only a failure policy can deny it."""
     for rule, _, _ in plans:
         if rule.kind is Kind.UNSERVED and rule.policy is FailurePolicy.ERROR:
             return Settled((), Verdict.FAILED)
@@ -30,7 +30,7 @@ def unasked(plans: Sequence[Plan]) -> Settled:
 
 
 class PlanTemplate:
-    """What descriptors need that differ in the value of their last entry only."""
+    """The plan of all descriptors that differ only in the value of their last entry."""
 
     __slots__ = ("_addend", "_names", "_rest", "_rule")
 
@@ -44,7 +44,7 @@ class PlanTemplate:
         self._rest = rest
 
     def plan(self, value: bytes) -> Plan:
-        """The plan of the one with this value. Raises UnicodeDecodeError if it is no UTF-8."""
+        """The plan with this value. Raises UnicodeDecodeError if it is no UTF-8."""
         # A compiler would make a list of (key, *rest) first.
         fields = (self._names.key(value),) + self._rest  # noqa: RUF005
         return _plan((self._rule, self._addend, (_hit(fields),)))
@@ -138,7 +138,7 @@ class Planner:
         return PlanTemplate(rule, addend, limit.names.stem(entries), rest)
 
     def _without(self, domain: Domain, found: Match, addend: int) -> Plan:
-        """Of a descriptor that meets no rule, or one that is replaced; unlimited ones are not."""
+        """The plan of a descriptor whose rule is missing or replaced. Unlimited rules stay."""
         if found.rule is not None and found.rule.unlimited:
             return Plan(self._compiler.rule(domain, found.rule, found.metric_value), addend)
         return Plan(self._compiler.no_rule)
@@ -170,7 +170,7 @@ def _returned(domain: Domain, descriptor: Descriptor) -> Match | None:
 
 
 def _lease(text: str) -> bytes:
-    """An id as the last one in a header's value, which callers may have put others into."""
+    """The lease's id. A header may have come with several of them: the last one counts."""
     try:
         lease = bytes.fromhex(text.rpartition(",")[2].strip())
     except ValueError:
@@ -211,10 +211,10 @@ def _counted(
         )
         return _plan((rule, addend, (_hit(hit),)))
     hits = []
-    # A quota's limits count each by itself, also where it cannot deny.
+    # Each limit of a quota counts by itself, even where the quota cannot deny.
     together = rule.mode is rule.hit_mode or rule.mode is not Mode.QUOTA
     for place, limit in enumerate(rule.limits):
-        # Who gives back a lease gives back no hits of the other limits.
+        # A request that gives back a lease gives back no hits of the other limits.
         algorithm = limit.spec.algorithm
         given = addend if not lease or algorithm.leases else 0
         if refund and not algorithm.refunded:
@@ -237,7 +237,7 @@ def _counted(
 
 _hit: Final = partial(tuple.__new__, Hit)
 _plan: Final = partial(tuple.__new__, Plan)
-"""From a tuple of the fields, at half the price of a call with as many arguments."""
+"""They take a tuple of the fields, at half the cost of a call with as many arguments."""
 
 
 def _with_quotas(plans: Sequence[Plan], settings: Settings) -> list[Plan]:

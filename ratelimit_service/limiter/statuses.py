@@ -19,11 +19,12 @@ class Shown(NamedTuple):
 
 
 def shown(planned: Plan, outcomes: Sequence[Outcome | None]) -> Shown | None:
-    """Of a descriptor's limits one that is over, else one that this process counted alone.
+    """The limit that speaks for a descriptor, with its outcome.
 
-    Of several that are over it is the one with the longest wait, of others the one with the
-    fewest hits left, then the first. None if the failure policy speaks: no limit is known to be
-    over, and one has no outcome.
+    A limit that is over comes first, then one that this process counted alone. Of several that are
+    over, the one with the longest wait speaks. Of others, the one with the fewest remaining hits
+    does, then the first. None if the failure policy speaks: no limit is known to be over, and one
+    has no outcome.
     """
     best, missing = None, False
     for limit, outcome in zip(planned.rule.limits, outcomes, strict=True):
@@ -48,7 +49,7 @@ def _before(one: Shown, other: Shown) -> bool:
 
 
 def remaining_of(one: Shown) -> int:
-    """What is left, without the soft part."""
+    """How many hits remain, without the soft part."""
     return max(0, one.outcome.remaining - one.limit.soft)
 
 

@@ -56,7 +56,7 @@ def tally(
 ) -> None:
     """Adds an answered request to its rules' tallies and the process's stats."""
     stats.decisions["ok" if verdict.passes else "over_limit"] += 1
-    declared = []  # what the rules say, which the global shadow mode does not heed
+    declared = []  # what the rules alone say, without the global shadow mode
     for planned, each in zip(plans, outcomes, strict=True):
         rule = planned.rule
         if rule.kind is Kind.NO_RULE:
@@ -91,7 +91,7 @@ def _add(planned: Plan, spoken: Shown | None, tally: Tally) -> None:
     compiled, outcome = spoken
     limit = compiled.spec.limit
     if outcome.over:
-        # Only hits that are counted although denied can be partly below the limit.
+        # Denied hits can be partly below the limit only if they are counted all the same.
         room = min(hits, outcome.remaining) if outcome.charged else 0
         tally.over += hits - room
         before = limit - outcome.remaining

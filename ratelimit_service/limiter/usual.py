@@ -52,7 +52,7 @@ _LIMIT_ANSWERED: Final = frozenset(
         "grouping",
     )
 )
-"""The same of a limit. Not among them is `soft_ppm`: less than is left remains to be told."""
+"""The same for a limit. `soft_ppm` is not listed: a status shows less than what remains."""
 
 
 def is_usual(rule: Rule | None, limits: Sequence[Limit]) -> bool:

@@ -109,7 +109,7 @@ class _Statsd:
     def _lines(self, now: Counter[str], buckets: list[int]) -> Iterator[bytes]:
         for name, number in now.items():
             grown = number - self._sent[name]
-            if grown > 0:  # less than before it is where a rule of the same name is gone
+            if grown > 0:  # it is less than before if a rule of the same name is gone
                 yield self._line(name, f"{grown}|c")
         before = self._sent_buckets or [0] * len(buckets)
         bounds = [*LATENCY_BOUNDS_US, LATENCY_BOUNDS_US[-1]]

@@ -38,7 +38,7 @@ class Version(NamedTuple):
     newest: bytes
     good: bytes | None
     vanished: bool = False
-    """The file is not there any more: where others contradict it, it goes."""
+    """Whether the file has vanished. It is dropped if other files contradict it."""
     language: Language = "yaml"
 
 

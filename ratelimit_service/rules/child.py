@@ -25,7 +25,7 @@ __all__ = ["build_in_child", "main"]
 
 _MAX_SECONDS = 120.0
 _NICENESS = 10
-"""Requests go before rules."""
+"""The child's niceness: requests matter more than rules."""
 
 
 async def build_in_child(versions: Sequence[Version], tallies: TalliesOf, *, strict: bool) -> Built:

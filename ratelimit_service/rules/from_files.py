@@ -18,7 +18,7 @@ from ratelimit_service.text import printable
 __all__ = ["FromFiles"]
 
 _LOOK_MS = 5_000
-"""The longest time until a change is seen that the system does not tell of.
+"""How long it can take to see a change of which the system does not tell.
 
 That happens on network file systems, and when a link above the watched directory is turned.
 A look compares bytes; nothing is parsed that has not changed.

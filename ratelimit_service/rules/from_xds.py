@@ -36,7 +36,7 @@ _RESOURCE: Language = "resource"
 _OVERLAY: Language = "overlay"
 
 _AGAIN_SECONDS = 1.0
-"""Until a client that has ended is started again."""
+"""How long to wait before a client that has ended is started again."""
 
 _AWAY_SECONDS = 30.0
 """How long a server may be silent on a new stream, or away, before its rules are said to be old."""

@@ -100,7 +100,7 @@ class Rules:
         return self._known
 
     async def begin(self) -> None:
-        """Waits until it has, and those who are told of other rules have them, too."""
+        """Waits until the source has said so, and whoever is told of new rules has them."""
         await self._begun.wait()
 
     def load(self, former: Left | None = None, *, once: bool = False) -> None:
@@ -179,8 +179,8 @@ class Rules:
     async def _read_in_time(self) -> Found:
         """Raises RulesError if reading takes too long, as from a network that is away.
 
-        It may go on all the same. The next time it is waited for, and what it brings is dropped:
-        that may be older than the change for which we read.
+        The read goes on in its thread all the same. The next one waits for it and drops what it
+        brings, which may be older than the change that we look for.
         """
         if self._reading is not None:
             await self._done_in_time(self._reading)
@@ -198,7 +198,7 @@ class Rules:
     def _versions(
         self, found: Found, *, keep_vanished: bool
     ) -> tuple[list[Version], list[Problem]]:
-        """What is to be built, and what is missing of it: that stands in its last version."""
+        """The versions to build, and what is missing: such files keep their last version."""
         versions = []
         missing = [
             Problem(Source(name), "", f"this cannot be read: {why}; what was good stays", "unread")

@@ -76,7 +76,7 @@ def match(domain: Domain, entries: Sequence[Entry]) -> Match:
 def match_any_value(domain: Domain, entries: Sequence[Entry]) -> Rule | None:
     """The rule that descriptors with these entries meet, whatever the last one's value.
 
-    None if that value matters, be it only to metrics.
+    None if that value matters, even if only to metrics.
     """
     level: Level | None = domain.root
     node = None

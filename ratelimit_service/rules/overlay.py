@@ -105,7 +105,7 @@ def _keys(name: str, fields: Fields, wanted: tuple[str, ...]) -> Keys:
 
 
 def _marked(name: str, node: yaml.Node) -> yaml.Node:
-    """The node, which knows from now on in which file it stands."""
+    """The node, marked with the file in which it stands."""
     mark = node.start_mark
     if mark and not isinstance(mark, ForeignMark):
         node.start_mark = ForeignMark(name, mark.index, mark.line, mark.column, None, 0)

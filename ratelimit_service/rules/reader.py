@@ -96,7 +96,7 @@ class Reader:
     def visit(self, node: yaml.Node, depth: int) -> None:
         """Counts a node's values. Raises Unreadable if they are too many or nested too deep.
 
-        An alias that holds itself is not deep in the text, but endless in meaning.
+        An alias that contains itself is short in the text, but never ends when it is followed.
         """
         self._visited += len(node.value) + 1
         if self._visited > _MAX_VALUES:

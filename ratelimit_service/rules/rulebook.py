@@ -93,7 +93,7 @@ class Rulebook:
                 remains += [node async for node in slowly(walk(domain.root.nodes))]
             del domain
         del old, new
-        remains.reverse()  # parents go before their children, whom they would take along
+        remains.reverse()  # parents first, while this list still holds their children
         while remains or kept:
             del remains[-SLICE:]
             for _ in range(min(len(kept), SLICE)):

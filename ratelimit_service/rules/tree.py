@@ -96,7 +96,7 @@ class Node:
 
     @property
     def takes(self) -> tuple[tuple[str, str, bool], ...]:
-        """What it takes; no two nodes of a level take any of it both."""
+        """What it takes. No two nodes of a level may take the same."""
         matcher = self.matcher
         if matcher is None:
             return ((self.key, self.value, True),)

@@ -111,7 +111,7 @@ class Answering:
         if asked.says:
             said = self._said(asked, settled)
             if said.metadata and found.by_policy:
-                return b""  # they go into one field
+                return b""  # both go into the one field for metadata
             additions = wire.encode_additions(
                 said.response_headers, said.request_headers, said.body, said.metadata
             )

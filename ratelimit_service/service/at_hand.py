@@ -1,9 +1,8 @@
 """Answers at hand, for requests that come again and again while there is no time to count them.
 
-Then there is none to plan them either. So the answer that failure policies gave to a request's
-bytes, or the local cache, which knows who is over, is given again. That goes on for a moment
-only; then the cache is asked anew. Nothing that was counted is ever at hand. What must not live
-here: when there is no time.
+There is no time to plan them either. So the last answer to the same bytes is given again, if a
+failure policy or the local cache has given it. After a moment the cache is asked anew. Nothing that
+was counted is ever at hand. What must not live here: when there is no time.
 """
 
 from __future__ import annotations

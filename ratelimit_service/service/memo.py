@@ -1,7 +1,7 @@
 """What was worked out for some bytes, remembered by these bytes. Bounded.
 
-One large list in which each entry has one place and takes it from whoever had it: nothing is
-ever searched, grown, or dropped at once. What comes only once is not remembered, so that a
+It is one large list of cells. Each key has one cell, and takes it from the key that had it before.
+So nothing is ever searched, grown, or dropped at once. What comes only once is not remembered: a
 flood of new keys neither costs memory nor drives out what comes often.
 """
 
@@ -14,11 +14,11 @@ __all__ = ["Memo"]
 _T = TypeVar("_T")
 
 MAX_KEY_BYTES: Final = 512
-"""What is longer is not remembered, which bounds the memo in bytes."""
+"""Longer keys are not remembered, so that the memo is bounded in bytes."""
 
 
 _MARK_SHIFT: Final = 40
-"""Beyond the bits that make a place."""
+"""Marks are made of the hash's bits above those that choose a cell."""
 
 
 class Memo(Generic[_T]):
@@ -29,13 +29,13 @@ class Memo(Generic[_T]):
         self._mask = cells - 1
         self._cells: list[tuple[bytes, int, _T] | None] = [None] * cells
         self._marks = bytearray(cells)
-        """Some bits of the hash of the key in each place: nearly all that is not remembered is told
-        by these, which stay in the processor's cache."""
+        """For each cell some bits of its key's hash. They tell nearly all keys that are not
+        remembered, and they stay in the processor's cache."""
         self._asked = bytearray(cells)
-        """The same of the key that last asked for the place."""
+        """For each cell the same bits of the key that last asked for it."""
 
     def get(self, key: bytes, number: int) -> _T | None:
-        """The value remembered under these rules; what is left of older ones is not given out."""
+        """The value that is remembered under these rules. Values of older rules are not given."""
         known = hash(key)
         cell = known & self._mask
         if self._marks[cell] != known >> _MARK_SHIFT & 0xFF:
@@ -46,9 +46,10 @@ class Memo(Generic[_T]):
         return None
 
     def put(self, key: bytes, number: int, value: _T) -> None:
-        """Remembers a value in place of another, if its key comes for the second time.
+        """Remembers a value if its key comes for the second time.
 
-        Not if other keys wanted its place in the meantime, or it is long.
+        It takes the cell of another key. A long key is not remembered, nor one whose cell other
+        keys have asked for in the meantime.
         """
         known = hash(key)
         cell, mark = known & self._mask, known >> _MARK_SHIFT & 0xFF

@@ -13,7 +13,7 @@ def counted_until(arrived_us: int, timeout_us: int) -> int:
     """Until when a request may be counted, so that its caller is still there for the answer.
 
     The last fifth of the caller's time is kept back, two milliseconds at least. A reply is noticed
-    only between the process' other turns, then the answer is made, and it has its way to go.
-    `arrived_us` is when the request was read, by `clock.elapsed_us`; what is returned, too.
+    only between other turns of the process. Then its answer must be made and sent. `arrived_us` is
+    when the request was read. Both times are by `clock.elapsed_us`.
     """
     return arrived_us + timeout_us - max(timeout_us // 5, _LEAST_WAY_US)

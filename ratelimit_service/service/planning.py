@@ -31,7 +31,7 @@ _TEMPLATES: Final = 1 << 12
 share up to their last value. Together they take 50 MB at most."""
 
 _CHARGED: Final = Settled((), Verdict.DROPPED)
-"""Of a request with hits: what it comes to is the store's to say."""
+"""For a request with hits: only the store can say what becomes of it."""
 
 
 class Planning:
@@ -102,7 +102,7 @@ class Planning:
         return asked
 
     def _plan_parts(self, split: wire.Split, snapshot: Snapshot) -> tuple[list[Plan], bool]:
-        """Plans each descriptor by itself; no plans if this does not do.
+        """Plans each descriptor by itself. Returns no plans if one needs the whole request.
 
         Also tells whether all of them were remembered.
         """

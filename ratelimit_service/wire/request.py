@@ -171,9 +171,8 @@ def plain_entries(part: bytes, at: int) -> tuple[Entry, ...] | None:
 def last_value_at(part: bytes, at: int) -> int:
     """Where the value of the last entry starts, if the descriptor at `at` ends the part; else 0.
 
-    It only follows the lengths and checks nothing else. So whether the descriptor is plain has to
-    be found out once for each different beginning: what stands in front of the last value tells
-    it, and parts that begin with the same bytes have the same answer.
+    It follows the lengths and checks nothing else. Whether the descriptor is plain depends only on
+    the bytes in front of the last value. So that is checked once for each such beginning.
     """
     try:
         stop = at + 2 + part[at + 1]
@@ -190,7 +189,7 @@ def last_value_at(part: bytes, at: int) -> int:
 
 
 _entry: Final = partial(tuple.__new__, Entry)
-"""An Entry from its key and value, at half the price of a call with two arguments."""
+"""Takes a tuple of key and value, at half the cost of a call with two arguments."""
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:

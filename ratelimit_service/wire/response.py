@@ -42,9 +42,9 @@ _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e]")
 def encode_decision(decision: Decision) -> bytes:
     """Serializes a decision. Deterministic.
 
-    Written here, by protobuf's encoding guide, since answers are what is written most.
+    It is written here by protobuf's encoding guide, since nothing is written as often.
 
-    The last guard before Envoy, which writes what it gets onto the wire: characters that are
+    This is the last guard before Envoy, which passes on what it gets: characters that are
     not printable ASCII become `?` in header values; ValueError is raised for a header name
     that is no token (RFC 9110, section 5.6.2).
     """

@@ -111,7 +111,7 @@ local function until_level(bucket, level, rate)
   return math.min(moment * bucket.tick, ends(bucket)) - bucket.at
 end
 
--- How long a state matters: to a rule whose rate is lowered for longer than to this one.
+-- How long a state matters. That is longer than at this rate, since the rule's rate may be lowered.
 local function life_of(bucket, reset)
   return math.max(reset, math.min(until_level(bucket, 0, 1), KEPT))
 end

@@ -1,12 +1,14 @@
 -- The end of the script that Redis runs: reads what is charged, settles it, writes the changes.
--- KEYS: the counter of each hit, request after request. ARGV: the time in microseconds, or "" for
--- Redis' own; then the hits packed: for each request the number of its hits (2 bytes; 32768 more
--- if it is settled at once; 0 leads the deadline of the requests behind it, which 0 lifts),
--- for each hit limit, window, addend, algorithm, and mode with flags;
--- then, by the flags, the rest of its spec, the periods of its calendar, its receipt, its lease led by its length
--- (script.py). Then the number of this call.
--- Returns flat integers: now, then for each hit its marks (1 over, 2 damaged, 4 late), remaining hits, the wait
--- until it is as new or, where it is over, passes, and counted; then the number of the call.
+-- KEYS: the counter of each hit, request after request.
+-- ARGV[1]: the time in microseconds, or "" for Redis' own.
+-- ARGV[2]: the hits, as script.py packs them. Each request begins with the number of its hits (2 bytes). It is
+-- settled at once if 32768 was added to that. A 0 begins a deadline instead, which holds for all requests behind
+-- it; a deadline of 0 ends that. Each hit has limit, window, addend, algorithm, and mode with flags. By its flags
+-- there follow the rest of its spec, the periods of its calendar, its receipt, and its lease with the length first.
+-- ARGV[3]: the number of this call.
+-- Returns flat integers: now, four for each hit, and the number of the call. The four are: its marks (1 over,
+-- 2 damaged, 4 late), the remaining hits, the wait, and how many hits were counted. The wait is until the counter
+-- is as new or, where the hit is over, until it would pass.
 -- Requests are settled one after the other, each seeing what those before have counted.
 
 local MAX_STATE = 4503599627370496 -- 2^52
@@ -22,8 +24,8 @@ if not now then
   now = time[1] * 1000000 + time[2]
 end
 
--- A number or a string, false for a new counter. What no algorithm can have written, and a key of
--- another type, on which GET fails, counts as new: SET replaces it.
+-- A key's state: a number or a string, or false for a new counter. What no algorithm can have written counts as
+-- new, and so does a key of another type, on which GET fails. SET replaces both.
 local states = {}
 local function read(key)
   local state = states[key]
@@ -40,7 +42,7 @@ local function read(key)
   return state
 end
 
--- Expiry is garbage collection, never meaning: a second of slack for clocks that step back.
+-- Expiry only collects garbage. A state is kept for a second longer than it matters, for clocks that step back.
 local function write(key, step)
   local state = step.state
   if type(state) == "number" then
@@ -76,7 +78,7 @@ local function undo(done)
     if each.before == 0 then
       redis.call("DEL", each.key)
     elseif each.anew then
-      -- Of a window that is over, which counts again only if the clock steps back.
+      -- Its window has ended: it counts again only if the clock steps back.
       redis.call("SET", each.key, string.format("%.0f", each.before), "PX", 1000)
     elseif each.addend then
       redis.call("DECRBY", each.key, each.addend)
@@ -84,10 +86,10 @@ local function undo(done)
   end
 end
 
--- The short way for a request of plain hits which all pass, as nearly all do: one INCRBY for the
--- first hit on a key, whose reply tells the state before it, and so whether the hit passes; no
--- command for the others. Returns where the hits end, or nothing if the request is of another
--- kind: then nothing has been done.
+-- The short way for a request of plain hits that all pass, as nearly all do. The first hit on a key takes one
+-- INCRBY. The reply tells the state before it, and so whether the hit passes. Further hits on the key need no
+-- command. Returns where the hits end. Returns nothing if the request is of another kind; then nothing has
+-- changed.
 local plain = {}
 local function increment(count, from)
   local done = {}
@@ -175,7 +177,7 @@ local function unpack_hit(key)
   return hit
 end
 
--- After the deadline nobody waits for the answer: what is given back is, nothing else changes.
+-- After the deadline nobody waits for the answer. Only what is given back still counts.
 local late = false
 local LATE = { late = true, passed = true, remaining = 0, reset = 0, retry = 0, counted = 0 }
 local function settle_late(hits)
@@ -205,8 +207,8 @@ local function settled(hits)
   return steps, changes
 end
 
--- Settles a request. What lies in its keys and cannot be counted with counts as new, so that it
--- fails neither this request nor those beside it. What this call has counted is never of that kind.
+-- Settles a request. A state that makes this fail counts as new, so that it costs neither this request nor
+-- those beside it an answer. States that this call has counted are never the cause.
 local function settle_safely(hits)
   local found, steps, changes = pcall(settled, hits)
   if found then
