@@ -15,6 +15,7 @@ from ratelimit_service.observer import Stats
 from ratelimit_service.transport.h2 import H2Server, frames
 from ratelimit_service.transport.h2.account import Memory
 from ratelimit_service.transport.h2.connection import Connection, Event, Methods
+from ratelimit_service.transport.h2.events import Calls, Ended, Message
 from ratelimit_service.transport.h2.frames import (
     END_HEADERS,
     END_STREAM,
@@ -35,7 +36,6 @@ from ratelimit_service.transport.h2.limits import (
     MAX_TEXT_BYTES,
 )
 from ratelimit_service.transport.h2.protocol import Http2Protocol
-from ratelimit_service.transport.h2.streams import Calls, Ended, Message
 from tests.service.asking import Asking
 from tests.transport.test_h2 import HEADERS, PATH, Client, messages, refused
 from tests.transport.test_overload import RULES, rounds

@@ -27,6 +27,7 @@ from ratelimit_service.transport.h2.costs import (
     PIECE_US,
     RUN_BYTES,
 )
+from ratelimit_service.transport.h2.events import Calls, Cancelled, Ended, Event, Message
 from ratelimit_service.transport.h2.frames import (
     ACK,
     END_HEADERS,
@@ -50,14 +51,7 @@ from ratelimit_service.transport.h2.limits import (
 )
 from ratelimit_service.transport.h2.messages import PREFIX_BYTES
 from ratelimit_service.transport.h2.overload import Haste
-from ratelimit_service.transport.h2.streams import (
-    Calls,
-    Cancelled,
-    Ended,
-    Event,
-    Message,
-    Methods,
-)
+from ratelimit_service.transport.h2.streams import Methods
 
 __all__ = ["Calls", "Cancelled", "Connection", "Ended", "Event", "Message", "Methods"]
 

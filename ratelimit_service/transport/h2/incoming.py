@@ -20,6 +20,7 @@ from ratelimit_service.transport.h2.costs import (
     RESET_US,
     UNPACK_US,
 )
+from ratelimit_service.transport.h2.events import Calls, Cancelled, Ended, Event, Message
 from ratelimit_service.transport.h2.fields import MAX_LIST_BYTES
 from ratelimit_service.transport.h2.frames import (
     END_HEADERS,
@@ -44,16 +45,7 @@ from ratelimit_service.transport.h2.limits import (
 )
 from ratelimit_service.transport.h2.messages import PREFIX_BYTES, first_message, only_message
 from ratelimit_service.transport.h2.sending import OK_HEADERS
-from ratelimit_service.transport.h2.streams import (
-    Calls,
-    Cancelled,
-    Ended,
-    Event,
-    Message,
-    Methods,
-    Readable,
-    Stream,
-)
+from ratelimit_service.transport.h2.streams import Methods, Readable, Stream
 
 __all__ = ["Incoming"]
 

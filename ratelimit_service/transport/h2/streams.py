@@ -1,18 +1,17 @@
-"""The events that a connection hands on, and its record of a stream. Values without behaviour."""
+"""What a connection remembers of an open stream."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple
 
 from ratelimit_service.service import Headers
 from ratelimit_service.transport.h2.frames import FrameType
 from ratelimit_service.transport.h2.headers import ENCODINGS, Head
 from ratelimit_service.transport.h2.limits import STREAM_WINDOW
 
-__all__ = ["Calls", "Cancelled", "Ended", "Event", "Message", "Methods", "Readable", "Stream"]
+__all__ = ["Methods", "Readable", "Stream"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,42 +20,6 @@ class Methods:
 
     unary: frozenset[bytes] = frozenset()
     streaming: frozenset[bytes] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """Complete unary calls with the same headers; each with its one message.
-
-    `traces` are the headers of each that say which trace it belongs to; None if nobody asks.
-    """
-
-    head: Head
-    stream_ids: list[int]
-    messages: list[bytes]
-    traces: list[Headers] | None = None
-
-
-class Message(NamedTuple):
-    """One message of a call on a streaming path. The next one comes when it is answered."""
-
-    stream_id: int
-    path: bytes
-    message: bytes
-
-
-class Ended(NamedTuple):
-    """The client sends no more messages on a streaming path."""
-
-    stream_id: int
-
-
-class Cancelled(NamedTuple):
-    """The client does not want the answer any more, or its fault has ended the stream."""
-
-    stream_id: int
-
-
-Event = Calls | Message | Ended | Cancelled
 
 
 class Readable(Enum):

@@ -1,0 +1,47 @@
+"""What a connection hands on: calls, messages, and that nobody waits any more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ratelimit_service.service import Headers
+from ratelimit_service.transport.h2.headers import Head
+
+__all__ = ["Calls", "Cancelled", "Ended", "Event", "Message"]
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Complete unary calls with the same headers; each with its one message.
+
+    `traces` are the headers of each that say which trace it belongs to; None if nobody asks.
+    """
+
+    head: Head
+    stream_ids: list[int]
+    messages: list[bytes]
+    traces: list[Headers] | None = None
+
+
+class Message(NamedTuple):
+    """One message of a call on a streaming path. The next one comes when it is answered."""
+
+    stream_id: int
+    path: bytes
+    message: bytes
+
+
+class Ended(NamedTuple):
+    """The client sends no more messages on a streaming path."""
+
+    stream_id: int
+
+
+class Cancelled(NamedTuple):
+    """The client does not want the answer any more, or its fault has ended the stream."""
+
+    stream_id: int
+
+
+Event = Calls | Message | Ended | Cancelled
