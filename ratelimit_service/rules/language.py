@@ -131,7 +131,7 @@ IN_ANSWER: Final = (
     RuleKey(
         "headers",
         _word(map(str, HeaderSet)),
-        "Which headers tell callers their limits: `none`, `reference`, `x-ratelimit`, `ietf`.",
+        f"Which headers tell callers their limits: {', '.join(f'`{each}`' for each in HeaderSet)}.",
         "`--headers`",
     ),
     RuleKey(

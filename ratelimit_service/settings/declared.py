@@ -142,7 +142,7 @@ class Settings:
     headers: str = _ANSWERS.setting(
         "none",
         choice("SET", *map(str, HeaderSet)),
-        "Which headers tell callers their limits: none, reference, x-ratelimit or ietf.",
+        f"Which headers tell callers their limits: {', '.join(HeaderSet)}.",
     )
     denial_body: str = _ANSWERS.setting(
         "none",
