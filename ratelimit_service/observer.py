@@ -224,6 +224,10 @@ class Stats:
         self.tls_reloads: Counter[str] = Counter()
         """Changed TLS files that were read anew: `success`, `error` (the old ones' content stays
         in force)."""
+        self.decision_log: Counter[str] = Counter()
+        """Decisions that were written to the decision log, or dropped: `written`, `dropped_busy`
+        (too many waited in the process that decides), `dropped_unsent` (the writer did not take
+        them), `dropped_slow` (the disk or reader is too slow), `dropped_error` (it takes none)."""
         self.unknown_domains = 0
         """Descriptors that asked for a domain no rule file names."""
         self.not_addresses = 0
@@ -280,4 +284,5 @@ _LABELLED: Final[tuple[str, ...]] = (
     "closed_connections",
     "paused_reads",
     "tls_reloads",
+    "decision_log",
 )

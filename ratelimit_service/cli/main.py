@@ -24,6 +24,7 @@ from ratelimit_service.cli.say import fail, mistake
 from ratelimit_service.cli.schema import schema
 from ratelimit_service.cli.serve import STANDS_IN, serve
 from ratelimit_service.cli.test import test
+from ratelimit_service.cli.why import why
 from ratelimit_service.errors import RateLimitError
 
 __all__ = ["main"]
@@ -66,5 +67,18 @@ def ratelimit() -> None:
     """
 
 
-for _command in (serve, demo, health, restart, init, lint, test, replay, explain, schema, hit):
+for _command in (
+    serve,
+    demo,
+    health,
+    restart,
+    init,
+    lint,
+    test,
+    replay,
+    explain,
+    why,
+    schema,
+    hit,
+):
     ratelimit.add_command(_command)

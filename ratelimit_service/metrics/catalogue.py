@@ -154,6 +154,13 @@ CATALOGUE: tuple[Metric, ...] = (
         "Requests that a limit of the rule allows in its unit of time.",
         _limits,
     ),
+    _labelled(
+        "decision_log_records",
+        "Decisions for the decision log, written or dropped.",
+        "outcome",
+        ("written", "dropped_busy", "dropped_unsent", "dropped_slow", "dropped_error"),
+        "decision_log",
+    ),
     _labelled("decisions", "Requests decided.", "code", ("ok", "over_limit"), "decisions"),
     Metric(
         "ratelimit_decision_duration_seconds",

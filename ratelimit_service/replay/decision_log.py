@@ -33,10 +33,11 @@ class DecisionLogReader:
             if not line:
                 continue
             try:
-                at_us, request, fields = read_line(line, moment_us)
+                read = read_line(line, moment_us)
             except BadDecisionError as error:
                 lines.bad(str(error))
                 continue
+            at_us, request, fields = read
             if "sample" in fields:
                 self.sampled = True
             if "hashed" in fields:
@@ -45,7 +46,8 @@ class DecisionLogReader:
                 known.clear()
             # Equal requests become one object, which is found faster.
             request = known.setdefault(request, request)
-            yield Recorded(at_us, request, _CODES.get(fields.get("code", "")))
+            for _ in range(read.times):
+                yield Recorded(at_us, request, _CODES.get(read.code))
 
     def notes(self) -> Iterator[str]:
         """What is to be known of the log as a whole."""

@@ -18,6 +18,8 @@ from ratelimit_service.rules.watch import watched
 from ratelimit_service.runtime.announcement import announce
 from ratelimit_service.runtime.certificates import Certificates
 from ratelimit_service.runtime.deciding import deciding
+from ratelimit_service.runtime.decision_feed import DecisionFeed
+from ratelimit_service.runtime.decision_log import DecisionLogWriter
 from ratelimit_service.runtime.exporting import Exporting, check_free
 from ratelimit_service.runtime.process import collect, spare_the_old
 from ratelimit_service.runtime.signals import Signals, log
@@ -56,6 +58,11 @@ async def serve_alone(settings: Settings) -> int:
             spans = Spans(settings, otlp.send_spans, here.shard_of)
             here.service.tracer = spans
             stack.callback(spans.flush)
+        writer = DecisionLogWriter(settings, stats, health)
+        if settings.decision_log:
+            await stack.enter_async_context(writer.running())
+            feed = DecisionFeed.attach(settings, here.service, stats, writer.put)
+            stack.callback(feed.flush)
         grpc_server = TRANSPORTS[settings.transport](
             settings.grpc,
             here.service,

@@ -73,6 +73,9 @@ class MessageKind(IntEnum):
     DECIDE_TRACED = 17
     """As DECIDE; before the request stands the length of its trace's headers, and these in JSON."""
 
+    DECISIONS = 18
+    """From a worker: lines of the decision log."""
+
 
 Received = Callable[[int, bytes], None]
 Lost = Callable[[], None]
@@ -108,6 +111,11 @@ class Channel(asyncio.Protocol):
         """Sends a message; does nothing if nobody is there any more."""
         if self._transport is not None:
             self._transport.write(_HEAD.pack(len(payload), kind) + payload)
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that the system has not taken yet."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def send_json(self, kind: MessageKind, value: object) -> None:
         """Sends a message whose payload is a value as JSON."""

@@ -30,6 +30,7 @@ from ratelimit_service.runtime.certificates import Certificates
 from ratelimit_service.runtime.channel import sockets
 from ratelimit_service.runtime.cpus import usable_cpus
 from ratelimit_service.runtime.deciding import open_store
+from ratelimit_service.runtime.decision_log import DecisionLogWriter
 from ratelimit_service.runtime.exporting import Exporting, check_free
 from ratelimit_service.runtime.handover import Handover
 from ratelimit_service.runtime.signals import Signals, hold_signals, log
@@ -74,6 +75,7 @@ class _Supervisor:
         )
         self._guests = Guests(settings.max_connections, settings.max_connections_per_peer)
         self._otlp = Otlp(settings)
+        self._decision_log = DecisionLogWriter(settings, self._stats, self._health)
         self._workers = Workers(
             settings,
             count,
@@ -85,6 +87,7 @@ class _Supervisor:
             self._other_version,
             self._certificates.grpc,
             self._otlp.send_spans,
+            self._decision_log.take,
         )
         self._grpc: list[socket.socket] = []
         self._http: list[socket.socket] = []
@@ -120,6 +123,7 @@ class _Supervisor:
             self._signals.end()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._otlp.running())
+            await stack.enter_async_context(self._decision_log.running())
             stack.callback(self._close_grpc)
             if former is not None:
                 await self._resume(former)
@@ -267,6 +271,7 @@ class _Supervisor:
         hold_signals()  # from here on they are the next image's
         await asyncio.sleep(_NOTICED_SECONDS)
         await self._exporting.stop()
+        self._decision_log.stop()
         await self._otlp.stop()
         counts = await self._counted()  # nobody adds to it any more
         rules = self._rules.leave()

@@ -2,7 +2,7 @@
 
 The supervisor sends it the settings and the rules. It reports its state and its counts, and ends
 when it is told to, or when the supervisor is gone. It opens no port, and reads no files but those
-that the store's URL names.
+that the store's URL names, and the key for the decision log.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from ratelimit_service.runtime.channel import (
     receive_connections,
 )
 from ratelimit_service.runtime.deciding import deciding
+from ratelimit_service.runtime.decision_feed import DecisionFeed
 from ratelimit_service.runtime.process import collect, run, spare_the_old
 from ratelimit_service.service import Headers, Refusal, Service
 from ratelimit_service.settings import Settings
@@ -49,6 +50,9 @@ log = logging.getLogger(__name__)
 
 _REPORT_SECONDS = 5.0
 """How often it reports its counts without being asked. If it dies, only later counts are lost."""
+
+_MOST_LINES_WAITING = 1 << 20
+"""Bytes of decisions and reports that may wait for the supervisor."""
 
 _REPORTED_AT_ONCE = 100
 """Series in one message."""
@@ -133,6 +137,11 @@ class _Worker:
                 spans = Spans(settings, send, here.shard_of)
                 self._service.tracer = spans
                 stack.callback(spans.flush)
+            if settings.decision_log:
+                feed = DecisionFeed.attach(
+                    settings, here.service, self._stats, self._send_decisions
+                )
+                stack.callback(feed.flush)
             self._server = server = H2Server(
                 settings.grpc,
                 here.service,
@@ -255,6 +264,13 @@ class _Worker:
             self._channel.send(MessageKind.DECIDED, number + bytes([code]) + said)
 
     # What we say
+
+    def _send_decisions(self, lines: bytes, _: int) -> bool:
+        """Sends lines of the decision log, unless the supervisor is too busy to take them."""
+        if self._channel.waiting > _MOST_LINES_WAITING:
+            return False
+        self._channel.send(MessageKind.DECISIONS, lines)
+        return True
 
     def _tell_soon(self) -> None:
         """Reports our state at the end of this tick."""

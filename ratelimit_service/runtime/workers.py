@@ -86,12 +86,14 @@ class Workers:
         other_version: Callable[[str], None],
         tls: TLS | None = None,
         spans: Callable[[bytes], None] = lambda _: None,
+        decisions: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         """What workers count is added to `stats` and the book's tallies.
 
         Their faults go to `health`. A client whose connection has ended leaves the `guests`.
         `changed` is called when more or fewer workers take connections, `other_version` when a
-        worker finds that another version is installed now. `spans` takes those of workers.
+        worker finds that another version is installed now. `spans` takes those of workers, and
+        `decisions` their lines of the decision log.
         """
         self._settings = settings
         self._count = count
@@ -100,6 +102,7 @@ class Workers:
         self._book = book
         self._guests = guests
         self._changed = changed
+        self._decisions = decisions
         self._other_version = other_version
         self._tls = tls
         self._spans = spans
@@ -426,6 +429,8 @@ class Workers:
                 answer.set_result(Refusal(StatusCode(code), said.decode()) if code else said)
         elif kind == MessageKind.SPANS:
             self._spans(payload)
+        elif kind == MessageKind.DECISIONS:
+            self._decisions(payload)
         elif kind == MessageKind.LEAVING:
             self._do(self._let_leave(worker))
 

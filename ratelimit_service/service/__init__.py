@@ -3,7 +3,7 @@
 from ratelimit_service.limiter import DecidedBy
 from ratelimit_service.service.at_hand import Ready
 from ratelimit_service.service.patience import counted_until
-from ratelimit_service.service.records import DecisionRecord, Listener
+from ratelimit_service.service.records import Chosen, DecisionRecord, Listener
 from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.service.service import Service
 from ratelimit_service.service.tracer import TRACE_HEADERS, Headers, Traced, Tracer
@@ -14,6 +14,7 @@ __all__ = [
     "NEVER",
     "TRACE_HEADERS",
     "Answer",
+    "Chosen",
     "DecidedBy",
     "DecisionRecord",
     "Headers",

@@ -7,12 +7,13 @@ was counted is ever at hand. What must not live here: when there is no time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from ratelimit_service import limiter
 from ratelimit_service.limiter import Plan
 from ratelimit_service.observer import Stats
+from ratelimit_service.service.records import DecisionRecord
 from ratelimit_service.stores import Settled
 
 __all__ = ["AtHand", "Ready"]
@@ -25,19 +26,25 @@ _MOST: Final = 4_096
 class Ready:
     """An answer, and how often it was given."""
 
-    __slots__ = ("message", "plans", "settled", "times")
+    __slots__ = ("message", "plans", "record", "settled", "times")
 
     def __init__(self, message: bytes, plans: Sequence[Plan], settled: Settled) -> None:
         self.message = message
         self.plans = plans
         self.settled = settled
         self.times = 0
+        self.record: DecisionRecord | None = None
+        """What somebody who listens hears of it."""
 
 
 class AtHand:
     """Answers by the bytes of their requests."""
 
-    def __init__(self, stats: Stats) -> None:
+    def __init__(
+        self, stats: Stats, tell: Callable[[DecisionRecord, int], None] | None = None
+    ) -> None:
+        """`tell` hears how often an answer was given, if that has a record."""
+        self._tell = tell
         self._stats = stats
         self._answers: dict[bytes, Ready] = {}
         self._since_us = 0
@@ -67,4 +74,6 @@ class AtHand:
                 limiter.tally_plain(ready.plans, ready.settled, self._stats, ready.times)
                 self._stats.latency.add(0, ready.times)
                 self._given += ready.times
+                if ready.record is not None and self._tell is not None:
+                    self._tell(ready.record, ready.times)
         self._answers = {}

@@ -61,6 +61,12 @@ class LoggedDecision(NamedTuple):
     fields: Mapping[str, Any]
 
     @property
+    def times(self) -> int:
+        """How many equal decisions the line stands for."""
+        times = self.fields.get("times", 1)
+        return times if isinstance(times, int) and 0 < times <= MAX_ADDEND else 1
+
+    @property
     def code(self) -> str:
         """`OK`, `OVER_LIMIT`, or the name of a gRPC status."""
         return str(self.fields.get("code", ""))
@@ -105,6 +111,8 @@ def line_of(
             line["reset_seconds"] = outcome.reset_us / SECOND_US
             if outcome.over and record.verdict is not None and record.verdict.passes:
                 line["shadowed"] = True
+    if record.times != 1:
+        line["times"] = record.times
     if sample != 1:
         line["sample"] = sample
     if hashed is not None:
@@ -121,8 +129,7 @@ def _time(at_us: int) -> str:
 def _code(record: DecisionRecord) -> str:
     if not isinstance(record.answer, bytes):
         return record.answer.code.name
-    denied = record.verdict is not None and not record.verdict.passes
-    return "OVER_LIMIT" if denied else "OK"
+    return "OVER_LIMIT" if record.denied else "OK"
 
 
 def _asked(request: Request, hashed: HashValue | None) -> dict[str, object]:

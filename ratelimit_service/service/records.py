@@ -12,7 +12,7 @@ from ratelimit_service.service.asked import Asked
 from ratelimit_service.service.refusal import Answer
 from ratelimit_service.stores import Settled, Verdict
 
-__all__ = ["DecisionRecord", "Listener", "record"]
+__all__ = ["Chosen", "DecisionRecord", "Listener", "is_denied", "record"]
 
 
 class DecisionRecord(NamedTuple):
@@ -22,7 +22,7 @@ class DecisionRecord(NamedTuple):
     path, empty for a limit that the caller brought) are what decided: the limit that denied, else
     the one of which the fewest hits are left. `outcome` is the count there, None without one, and
     `hit` what was charged. `descriptor` is the place of the one that this is about, and `source`
-    where the rule stands.
+    where the rule stands. It stands for so many equal decisions (`times`).
     """
 
     body: bytes
@@ -35,10 +35,24 @@ class DecisionRecord(NamedTuple):
     hit: Hit | None = None
     descriptor: int = -1
     source: Source | None = None
+    times: int = 1
+
+    @property
+    def denied(self) -> bool:
+        """Whether the request did not pass."""
+        return is_denied(self.answer, self.verdict)
 
 
 Listener = Callable[[Sequence[DecisionRecord]], None]
 """Hears of the decisions of one batch, after they were answered. It must not wait."""
+
+Chosen = Callable[[bool], bool]
+"""Whether the listener wants a decision, by whether it denied. Others are not recorded at all."""
+
+
+def is_denied(answer: Answer, verdict: Verdict | None) -> bool:
+    """Whether a request did not pass; without a verdict its answer alone tells."""
+    return not isinstance(answer, bytes) or (verdict is not None and not verdict.passes)
 
 
 def record(body: bytes, asked: Asked | Answer, settled: Settled, answer: Answer) -> DecisionRecord:

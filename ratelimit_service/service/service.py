@@ -21,7 +21,7 @@ from ratelimit_service.service.decisions import DecisionLog
 from ratelimit_service.service.faults import Faults
 from ratelimit_service.service.planning import Planning
 from ratelimit_service.service.rare_log import RareLog
-from ratelimit_service.service.records import Listener, record
+from ratelimit_service.service.records import Chosen, DecisionRecord, Listener, is_denied, record
 from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.service.tracer import Headers, Traced, Tracer
 from ratelimit_service.settings import Settings
@@ -60,11 +60,13 @@ class Service:
         rare_log = RareLog()
         self._planning = Planning(settings, stats, self._faults, rare_log)
         self._answering = Answering(settings, stats, self._faults, rare_log)
-        self.at_hand = AtHand(stats)
+        self.at_hand = AtHand(stats, self._tell_at_hand)
         """Answers for when there is no time."""
         self._decisions = DecisionLog.if_wanted()
         self.listener: Listener | None = None
-        """Who hears of decisions, if anybody does. Those `at_hand` are only tallied."""
+        """Who hears of decisions, if anybody does. Those `at_hand` are told a little later."""
+        self.chosen: Chosen | None = None
+        """Of which decisions; of all, if nothing is said."""
         self.tracer: Tracer | None = None
         """Who makes spans of calls, if anybody does. There is no time for that `at_hand`."""
 
@@ -170,8 +172,15 @@ class Service:
     ) -> None:
         """Tells the listener of a batch; what fails there costs nobody an answer."""
         try:
-            each = zip(batch.bodies, batch.asked, found, answers, strict=True)
-            listener([record(*one) for one in each])
+            chosen = self.chosen
+            records = []
+            for place, answer in enumerate(answers):
+                asked, settled = batch.asked[place], found[place]
+                verdict = settled.verdict if isinstance(asked, Asked) else None
+                if chosen is None or chosen(is_denied(answer, verdict)):
+                    records.append(record(batch.bodies[place], asked, settled, answer))
+            if records:
+                listener(records)
         except Exception as error:
             self._faults.note("a listener failed with decisions", error)
 
@@ -207,7 +216,23 @@ class Service:
         for outcome in settled.outcomes:
             if outcome is not None and (outcome.local or outcome.remaining or not outcome.over):
                 return
-        self.at_hand.put(body, Ready(answer, asked.plans, settled))
+        ready = Ready(answer, asked.plans, settled)
+        if self.listener is not None:
+            ready.record = record(body, asked, settled, answer)
+        self.at_hand.put(body, ready)
+
+    def _tell_at_hand(self, told: DecisionRecord, times: int) -> None:
+        """Tells the listener of an answer that was given so many times."""
+        listener, chosen = self.listener, self.chosen
+        if listener is None:
+            return
+        try:
+            if chosen is not None:
+                times = sum([chosen(told.denied) for _ in range(times)])
+            if times:
+                listener((told._replace(times=times),))
+        except Exception as error:
+            self._faults.note("a listener failed with decisions", error)
 
     def _fail(self, batch: _Batch, error: Exception) -> None:
         """Ends a batch by a fault of ours: refuses what needed the store, or was not planned."""

@@ -29,6 +29,7 @@ from ratelimit_service.settings.values import (
     PATH,
     POSITIVE,
     RATIO,
+    SAMPLE,
     SWITCH,
     TAGS,
     URL,
@@ -48,6 +49,7 @@ _TLS = Group("TLS on the gRPC port")
 _HTTP = Group("HTTP")
 _EXPORTS = Group("Debug port, and metrics elsewhere than at /metrics")
 _OTEL = Group("OpenTelemetry")
+_DECISION_LOG = Group("Decision log")
 _PROCESS = Group("Processes and log")
 
 
@@ -292,6 +294,31 @@ class Settings:
     )
     otel_resource: str = _OTEL.setting(
         "", PAIRS, "What to tell of this service: service.name=NAME and more."
+    )
+
+    decision_log: str = _DECISION_LOG.setting(
+        "",
+        PATH,
+        "Where decisions are written, as lines of JSON: a file, stdout or syslog.",
+    )
+    decision_log_sample: str = _DECISION_LOG.setting(
+        "denied=1,allowed=1",
+        SAMPLE,
+        "Which part of the decisions: of those that deny, and of those that allow.",
+    )
+    decision_log_max_bytes: int = _DECISION_LOG.setting(
+        104_857_600, POSITIVE, "The most that a file holds; then it is rotated."
+    )
+    decision_log_rotate_us: int = _DECISION_LOG.setting(
+        86_400_000_000, INTERVAL, "After how long it is rotated at the latest."
+    )
+    decision_log_files: int = _DECISION_LOG.setting(
+        5, COUNT, "How many rotated files are kept, PATH.1 and so on."
+    )
+    decision_log_key_file: str = _DECISION_LOG.setting(
+        "",
+        FILE,
+        "A file with a secret key of 16 bytes or more: values of descriptors are hashed with it.",
     )
 
     workers: int = _PROCESS.setting(

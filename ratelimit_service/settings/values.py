@@ -29,6 +29,7 @@ __all__ = [
     "PATH",
     "POSITIVE",
     "RATIO",
+    "SAMPLE",
     "SWITCH",
     "TAGS",
     "URL",
@@ -175,6 +176,14 @@ def _ratio(text: str) -> float:
     return ratio
 
 
+def _sample(text: str) -> str:
+    for name, ratio in split_pairs(text).items():
+        if name not in {"denied", "allowed"}:
+            raise SettingsError(f"{name!r} is no kind of decision: use denied and allowed")
+        _ratio(ratio)
+    return text
+
+
 def _header_name(text: str) -> str:
     if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", text):
         raise SettingsError(f"{text!r} is no header name: use letters, digits and -")
@@ -257,6 +266,7 @@ PATH = ValueType("PATH", str)
 POSITIVE = ValueType("N", _positive)
 RATIO = ValueType("RATIO", _ratio)
 TAGS = ValueType("KEY:VALUE,…", _tags)
+SAMPLE = ValueType("CODE=RATIO,…", _sample)
 SWITCH = ValueType("", _switch, lambda on: str(on).lower())
 URL = ValueType("URL", str)
 URL_PATH = ValueType("PATH", _url_path)

@@ -78,6 +78,7 @@ descriptors:
         await asking.ask("user=bob")
         await asking.ask("seen=bob")
     await asking.service.decide([b"\xff"])
+    heard[-1] = heard[-1]._replace(times=2)
     lines = [json.loads(line_of(each, 0, 0.5, str.upper)) for each in heard]
 
     documented = set(re.findall(r"^\| `(\w+)` \|", DECISION_LOG, re.MULTILINE))

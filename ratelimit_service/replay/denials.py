@@ -1,0 +1,211 @@
+"""Why a descriptor was denied, from decision logs: the decision, and what came after it.
+
+What must not live here: what a line of the log says (`service.decision_line`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ratelimit_service.errors import SettingsError
+from ratelimit_service.model import SECOND_US, Entry, whole_seconds
+from ratelimit_service.replay.decision_log import DecisionLogReader
+from ratelimit_service.replay.logs import Log
+from ratelimit_service.replay.recorded import moment_us
+from ratelimit_service.rules.explain import limit_text
+from ratelimit_service.rules.paths import path_text
+from ratelimit_service.service.decision_line import (
+    BadDecisionError,
+    HashValue,
+    LoggedDecision,
+    read_limit,
+    read_line,
+)
+
+__all__ = ["Denial", "decisions_about", "denial_of", "log_files", "sentence", "wanted_span"]
+
+_MOST_KEPT: Final = 100_000
+"""Decisions about the descriptor; of more the newest are looked at."""
+
+_DAY_US: Final = 86_400 * SECOND_US
+_TIME_OF_DAY: Final = re.compile(r"(\d\d):(\d\d)(?::(\d\d))?")
+
+
+class Denial(NamedTuple):
+    """A decision, how many further denials came until its limit had room again, and the last."""
+
+    decision: LoggedDecision
+    further: int
+    last_us: int
+
+
+def log_files(path: str) -> list[str]:
+    """The log with its rotated files, the oldest first."""
+    newest = Path(path)
+    found = []
+    for each in newest.parent.glob(f"{newest.name}.*"):
+        number = each.name[len(newest.name) + 1 :]
+        if number.isascii() and number.isdigit():
+            found.append((-int(number), str(each)))
+    return [*(name for _, name in sorted(found)), path]
+
+
+def decisions_about(
+    paths: Iterable[str], domain: str, entries: Sequence[Entry], hashed: HashValue | None
+) -> list[LoggedDecision]:
+    """The decisions about a descriptor, by time; lines that cannot be read are passed over.
+
+    Raises LogError if a log cannot be read at all.
+    """
+    asked = tuple(entries)
+    in_hashes = (
+        tuple((key, hashed(value) if value else value) for key, value in asked) if hashed else asked
+    )
+    found: deque[LoggedDecision] = deque(maxlen=_MOST_KEPT)
+    with ExitStack() as stack:
+        for path in paths:
+            if not Path(path).stat().st_size:
+                continue
+            for decision in _decisions(Log(path, stack, lambda *_: DecisionLogReader())):
+                wanted = in_hashes if "hashed" in decision.fields else asked
+                request = decision.request
+                if request.domain == domain and any(
+                    each.entries == wanted for each in request.descriptors
+                ):
+                    found.append(decision)
+    return sorted(found, key=lambda decision: decision.at_us)
+
+
+def _decisions(log: Log) -> Iterator[LoggedDecision]:
+    for line in log.lines:
+        try:
+            yield read_line(line, moment_us)
+        except BadDecisionError:
+            continue
+
+
+def wanted_span(text: str, newest_us: int) -> tuple[int, int]:
+    """The moments that `14:03`, `14:03:07` or a time of RFC 3339 means: from, and up to.
+
+    A time of day, in UTC, is the last such before the newest decision. Raises SettingsError.
+    """
+    found = _TIME_OF_DAY.fullmatch(text)
+    if found is None:
+        try:
+            at_us = moment_us(text)
+        except ValueError as error:
+            raise SettingsError(
+                f"--at {text!r} is no time: write 14:03, 14:03:07 or 2026-01-31T14:03:07Z"
+            ) from error
+        return at_us, at_us + SECOND_US
+    hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    at_us = newest_us // _DAY_US * _DAY_US + (hours * 3600 + minutes * 60 + seconds) * SECOND_US
+    if at_us > newest_us:
+        at_us -= _DAY_US
+    return at_us, at_us + (SECOND_US if found[3] else 60 * SECOND_US)
+
+
+def denial_of(decisions: Sequence[LoggedDecision], at: str = "") -> Denial | None:
+    """The first denial at that time, else the last one of all; None if there is none."""
+    if not decisions:
+        return None
+    places = [place for place, each in enumerate(decisions) if _denied(each)]
+    if at:
+        start_us, end_us = wanted_span(at, decisions[-1].at_us)
+        places = [place for place in places if start_us <= decisions[place].at_us < end_us]
+    elif places:
+        places = [_first_of_its_run(decisions, places)]
+    if not places:
+        return None
+    decision = decisions[places[0]]
+    further, last_us = decision.times - 1, decision.at_us
+    until_us = decision.at_us + _reset_us(decision)
+    for each in decisions[places[0] + 1 :]:
+        if not _denied(each) or each.at_us > until_us:
+            break
+        further, last_us = further + each.times, each.at_us
+    return Denial(decision, further, last_us)
+
+
+def _first_of_its_run(decisions: Sequence[LoggedDecision], places: Sequence[int]) -> int:
+    """The first of the denials that the last one belongs to: none passed in between."""
+    first = places[-1]
+    for place in range(places[-1] - 1, -1, -1):
+        each = decisions[place]
+        if not _denied(each) or each.at_us + _reset_us(each) < decisions[first].at_us:
+            break
+        first = place
+    return first
+
+
+def _denied(decision: LoggedDecision) -> bool:
+    return decision.code != "OK"
+
+
+def _reset_us(decision: LoggedDecision) -> int:
+    reset = decision.fields.get("reset_seconds", 0)
+    return round(reset * SECOND_US) if isinstance(reset, (int, float)) else 0
+
+
+def sentence(denial: Denial, entries: Sequence[Entry]) -> str:
+    """The denial in words."""
+    decision, further, last_us = denial
+    fields = decision.fields
+    at = _clock(decision.at_us)
+    if decision.code != "OVER_LIMIT":
+        said = f"answered {decision.code} at {at}: {_WHY.get(str(fields.get('by')), 'refused')}"
+    elif "limit" not in fields:
+        said = f"denied at {at}: {_WHY.get(str(fields.get('by')), 'no limit decided')}"
+    else:
+        said = f"denied at {at} by {_rule(decision, entries)}: {_count(decision)}"
+    if further:
+        verb = f"{further} further denial{'' if further == 1 else 's'}"
+        said += f"; {verb} until {_clock(last_us)}"
+    return said
+
+
+_WHY: Final = {
+    "policy": "the failure policy decided, because the store gave no answer in time",
+    "nothing": "the request was refused before it was counted",
+}
+
+
+def _rule(decision: LoggedDecision, entries: Sequence[Entry]) -> str:
+    fields = decision.fields
+    rule = f"`{fields['rule']}`" if "rule" in fields else "the limit that the caller brought"
+    if source := str(fields.get("source", "")):
+        file, _, rest = source.partition(":")
+        rule += f" ({file}:{rest.partition(':')[0]})" if rest else f" ({source})"
+    place = fields.get("descriptor", 0)
+    descriptors = decision.request.descriptors
+    if isinstance(place, int) and 0 <= place < len(descriptors) and len(descriptors) > 1:
+        other = descriptors[place]
+        if other.entries[-1:] and [e.key for e in other.entries] != [e.key for e in entries]:
+            rule += f", for {path_text(other.entries)} in the same request"
+    return rule
+
+
+def _count(decision: LoggedDecision) -> str:
+    fields = decision.fields
+    try:
+        limit = read_limit(fields["limit"])
+        text = limit_text(limit)
+        if limit.multiplier == 1:
+            text = text.replace(" per ", " an " if limit.unit.name == "HOUR" else " a ", 1)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        text = "a limit"
+    if "used" not in fields:
+        return f"{text}, {_WHY['policy']}"
+    wait = whole_seconds(_reset_us(decision))
+    known = ", known without asking the store" if fields.get("by") == "local_cache" else ""
+    return f"{text}, {fields['used']} used, {wait} s to wait{known}"
+
+
+def _clock(at_us: int) -> str:
+    return f"{datetime.datetime.fromtimestamp(at_us // SECOND_US, datetime.UTC):%H:%M:%S}"

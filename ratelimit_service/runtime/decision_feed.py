@@ -1,0 +1,99 @@
+"""From decisions to lines of the decision log, in the process that decides.
+
+It hears of decisions after they were answered, and makes lines of them a few at a time between
+batches of requests. What must not live here: what a line says (`service.decision_line`), and where
+lines go (`decision_log`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Final
+
+from ratelimit_service.clock import now_us
+from ratelimit_service.observer import Stats
+from ratelimit_service.service import DecisionRecord, Service
+from ratelimit_service.service.decision_key import hash_of, read_key
+from ratelimit_service.service.decision_line import line_of
+from ratelimit_service.settings import Settings, split_pairs
+
+__all__ = ["DecisionFeed"]
+
+_WAIT_SECONDS: Final = 0.1
+"""Decisions wait so long at most, so that many go out at once."""
+
+_AT_ONCE: Final = 50
+"""Lines that are made in one go."""
+
+_MOST_WAITING: Final = 20_000
+
+Send = Callable[[bytes, int], bool]
+"""Takes lines, and their number; False if they are dropped. It must not wait."""
+
+
+class DecisionFeed:
+    """Listens to a service, and sends lines on."""
+
+    def __init__(self, settings: Settings, stats: Stats, send: Send) -> None:
+        """Raises SettingsError if the key for values cannot be read."""
+        sample = split_pairs(settings.decision_log_sample)
+        self._denied = float(sample.get("denied", 1))
+        self._allowed = float(sample.get("allowed", 1))
+        self._hashed = hash_of(read_key(settings.decision_log_key_file))
+        self._stats = stats
+        self._send = send
+        self._waiting: deque[tuple[int, DecisionRecord]] = deque()
+        self._due = False
+
+    @classmethod
+    def attach(cls, settings: Settings, service: Service, stats: Stats, send: Send) -> DecisionFeed:
+        """One that listens to this service from now on."""
+        feed = cls(settings, stats, send)
+        service.listener = feed.hear
+        service.chosen = feed.chosen
+        return feed
+
+    def chosen(self, denied: bool) -> bool:
+        """Whether a decision is written down."""
+        share = self._denied if denied else self._allowed
+        return share == 1 or (share > 0 and random.random() < share)  # noqa: S311 -- no secret
+
+    def hear(self, records: Sequence[DecisionRecord]) -> None:
+        """Takes chosen decisions that were just answered."""
+        room = _MOST_WAITING - len(self._waiting)
+        if room < len(records):
+            self._stats.decision_log["dropped_busy"] += len(records) - room
+            records = records[:room]
+        at_us = now_us()
+        self._waiting += [(at_us, record) for record in records]
+        if not self._due and self._waiting:
+            self._due = True
+            asyncio.get_running_loop().call_later(_WAIT_SECONDS, self._make_some)
+
+    def flush(self) -> None:
+        """Sends all that waits."""
+        while self._waiting:
+            self._make()
+
+    def _make_some(self) -> None:
+        self._make()
+        self._due = bool(self._waiting)
+        if self._due:
+            asyncio.get_running_loop().call_soon(self._make_some)
+
+    def _make(self) -> None:
+        """Makes lines of the oldest decisions."""
+        some = list(islice(self._waiting, _AT_ONCE))
+        for _ in some:
+            self._waiting.popleft()
+        lines = [
+            line_of(record, at_us, self._denied if record.denied else self._allowed, self._hashed)
+            for at_us, record in some
+        ]
+        data = "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
+        if not self._send(data, len(lines)):
+            self._stats.decision_log["dropped_unsent"] += len(lines)

@@ -1,0 +1,273 @@
+"""The decision log: one writer for all workers, in a thread, so that no disk holds anybody up.
+
+Lines that cannot be written are dropped and counted. What must not live here: what a line says
+(`service.decision_line`), and which decisions are written down (`decision_feed`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final, Protocol
+
+from ratelimit_service.clock import Clock, now_us
+from ratelimit_service.health import Health
+from ratelimit_service.observer import Stats
+from ratelimit_service.service.decision_key import read_key
+from ratelimit_service.settings import Settings
+
+__all__ = ["DecisionLogFile", "DecisionLogWriter", "Sink"]
+
+log = logging.getLogger(__name__)
+
+_MOST_WAITING: Final = 8 << 20
+"""Bytes that wait to be written; what comes beyond is dropped."""
+
+_RETRY_SECONDS: Final = 1.0
+_LAST_SECONDS: Final = 1.0
+"""For so long a writer that ends waits for what is still to be written."""
+
+_SYSLOG: Final = "/dev/log"
+_SYSLOG_INFO: Final = b"<134>ratelimit: "
+"""Facility local0, severity info, and the program's name."""
+
+
+class Sink(Protocol):
+    """Where lines go."""
+
+    def write(self, data: bytes) -> None:
+        """Writes whole lines, or none of them. May wait. Raises OSError."""
+
+    def close(self) -> None:
+        """Lets go of it."""
+
+
+class DecisionLogFile:
+    """A file that is rotated: `PATH` is the newest, then `PATH.1`, and so on."""
+
+    def __init__(
+        self, path: str, most_bytes: int, every_us: int, files: int, clock: Clock = now_us
+    ) -> None:
+        """A file holds so many bytes and one such time; beside the newest there are `files`."""
+        self._path = Path(path)
+        self._most_bytes = most_bytes
+        self._every_us = every_us
+        self._files = files
+        self._clock = clock
+        self._file = -1
+        self._size = 0
+        self._period = 0
+
+    def write(self, data: bytes) -> None:
+        """Appends lines; what a full disk has taken of them is taken back."""
+        if self._file < 0:
+            self._open()
+        period = self._clock() // self._every_us
+        if self._size and (period != self._period or self._size + len(data) > self._most_bytes):
+            self._rotate()
+        self._period = period
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._size)
+            raise
+        self._size += len(data)
+
+    def close(self) -> None:
+        """Closes the file; the next line opens it again."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _open(self) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(self._path, flags, 0o640)
+        found = os.fstat(self._file)
+        self._size = found.st_size
+        self._period = found.st_mtime_ns // 1_000 // self._every_us
+
+    def _rotate(self) -> None:
+        self.close()
+        for number in range(self._files, 0, -1):
+            older = self._numbered(number - 1)
+            if older.exists():
+                older.replace(self._numbered(number))
+        if not self._files:
+            self._path.unlink(missing_ok=True)
+        self._open()
+
+    def _numbered(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.{number}") if number else self._path
+
+
+class _Stdout:
+    """Standard output. A slow reader holds up nobody but the writer's thread."""
+
+    def write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(sys.stdout.fileno(), rest) :]
+
+    def close(self) -> None:
+        """Leaves it open: it is the process's."""
+
+
+class _Syslog:
+    """The system's log, a message for each line."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+
+    def write(self, data: bytes) -> None:
+        if self._socket is None:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.connect(_SYSLOG)
+        try:
+            for line in data.splitlines():
+                self._socket.send(_SYSLOG_INFO + line)
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _sink(settings: Settings) -> Sink:
+    if settings.decision_log == "stdout":
+        return _Stdout()
+    if settings.decision_log == "syslog":
+        return _Syslog()
+    return DecisionLogFile(
+        settings.decision_log,
+        settings.decision_log_max_bytes,
+        settings.decision_log_rotate_us,
+        settings.decision_log_files,
+    )
+
+
+class DecisionLogWriter:
+    """Writes lines in a thread of its own."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        stats: Stats,
+        health: Health,
+        sink: Sink | None = None,
+    ) -> None:
+        """Raises SettingsError if the key for values cannot be read."""
+        read_key(settings.decision_log_key_file)
+        self._wanted = bool(settings.decision_log)
+        self._stats = stats
+        self._health = health
+        self._sink = sink or _sink(settings)
+        self._waiting: deque[tuple[bytes, int]] = deque()
+        self._size = 0
+        self._some = threading.Condition()
+        self._ending = False
+        self._thread: threading.Thread | None = None
+        self._written = self._failed = 0
+        """Lines, since they were last told to the stats."""
+        self._fault = ""
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[DecisionLogWriter]:
+        """Writes until the end of the block."""
+        try:
+            yield self
+        finally:
+            self.stop()
+
+    def put(self, data: bytes, lines: int) -> bool:
+        """Takes lines to be written; False if there are too many already. Never waits."""
+        if not self._wanted:
+            return False
+        with self._some:
+            self._tell()
+            if self._ending or self._size + len(data) > _MOST_WAITING:
+                return False
+            self._waiting.append((data, lines))
+            self._size += len(data)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write_all, name="decision-log")
+                self._thread.daemon = True  # a reader that reads no more must not keep us
+                self._thread.start()
+            self._some.notify()
+        return True
+
+    def take(self, data: bytes) -> None:
+        """Takes lines of a worker, and counts those for which there is no room."""
+        lines = data.count(b"\n")
+        if not self.put(data, lines):
+            self._stats.decision_log["dropped_slow"] += lines
+
+    def stop(self) -> None:
+        """Ends, once all is written or it has taken too long. A second call does nothing."""
+        with self._some:
+            thread, self._thread = self._thread, None
+            self._ending = True
+            self._some.notify()
+        if thread is not None:
+            thread.join(_LAST_SECONDS)
+        with self._some:
+            self._tell()
+            if rest := sum(lines for _, lines in self._waiting):
+                self._stats.decision_log["dropped_slow"] += rest
+                self._waiting.clear()
+
+    def _tell(self) -> None:
+        """Adds to the stats, in the thread that they belong to, what the writer has done."""
+        if self._written:
+            self._stats.decision_log["written"] += self._written
+        if self._failed:
+            self._stats.decision_log["dropped_error"] += self._failed
+        self._written = self._failed = 0
+        if self._fault:
+            self._health.degrade("decision_log", self._fault)
+        else:
+            self._health.recover("decision_log")
+
+    def _write_all(self) -> None:
+        while True:
+            with self._some:
+                while not self._waiting and not self._ending:
+                    self._some.wait()
+                if not self._waiting:
+                    self._sink.close()
+                    return
+                data, lines = self._waiting.popleft()
+                self._size -= len(data)
+            try:
+                self._sink.write(data)
+            except OSError as error:
+                self._failed_with(error, lines)
+            else:
+                with self._some:
+                    self._written += lines
+                    self._fault = ""
+
+    def _failed_with(self, error: OSError, lines: int) -> None:
+        """Drops lines, and waits a little before it tries the next ones."""
+        with contextlib.suppress(OSError):
+            self._sink.close()
+        with self._some:
+            self._failed += lines
+            self._fault = f"the decision log cannot be written: {error.strerror}"
+            if not self._ending:
+                self._some.wait_for(self._is_ending, _RETRY_SECONDS)
+
+    def _is_ending(self) -> bool:
+        return self._ending

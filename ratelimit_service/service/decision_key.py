@@ -1,0 +1,36 @@
+"""The secret key that values in the decision log are hashed with."""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Final
+
+from ratelimit_service.errors import SettingsError
+from ratelimit_service.service.decision_line import HashValue, hashed_value
+
+__all__ = ["hash_of", "read_key"]
+
+_LEAST_KEY: Final = 16
+_MOST_HASHED: Final = 1 << 14
+
+
+def read_key(path: str) -> bytes | None:
+    """The key in a file; None if no file is named. Raises SettingsError."""
+    if not path:
+        return None
+    try:
+        key = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise SettingsError(f"the key file {path} cannot be read: {error.strerror}") from error
+    if len(key) < _LEAST_KEY:
+        raise SettingsError(
+            f"the key in {path} has {len(key)} bytes, and must have {_LEAST_KEY} or more: "
+            "write one with openssl rand -hex 32"
+        )
+    return key
+
+
+def hash_of(key: bytes | None) -> HashValue | None:
+    """What hashes values with a key; it remembers some. None without a key."""
+    return None if key is None else lru_cache(_MOST_HASHED)(partial(hashed_value, key))

@@ -1,0 +1,139 @@
+"""`ratelimit why`: which limit denied a caller, and what came after it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service.cli.main import ratelimit
+from ratelimit_service.service.decision_line import hashed_value
+
+DAY = "2026-11-22"
+
+
+def line(time: str, code: str = "OVER_LIMIT", user: str = "alice", /, **more: object) -> str:
+    seconds = 60 - int(time[-2:])
+    fields: dict[str, object] = {
+        "v": 1,
+        "time": f"{DAY}T{time}Z",
+        "domain": "api",
+        "descriptors": [{"entries": [["user", user]]}],
+        "code": code,
+        "by": "count",
+        "descriptor": 0,
+        "rule": "user",
+        "source": "rules/api.yaml:8:3",
+        "limit": {"requests_per_unit": 20, "unit": "minute"},
+        "used": 20,
+        "remaining": 0,
+        "reset_seconds": seconds,
+    }
+    return json.dumps(fields | more)
+
+
+MINUTE = [
+    line("14:02:59", "OK"),
+    line("14:03:07"),
+    line("14:03:08", "OVER_LIMIT", "bob"),
+    *(line(f"14:03:{second}") for second in range(46, 60)),
+    "torn",
+    line("14:04:10", "OK"),
+    line("14:04:20"),
+]
+
+
+def why(
+    capsys: pytest.CaptureFixture[str], log: Path, lines: Sequence[str], *flags: str
+) -> tuple[int, str]:
+    log.write_text("\n".join(lines))
+    arguments = ["why", "api", "user=alice", "--log", str(log), *flags]
+    code = ratelimit.main(arguments, standalone_mode=False)
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "decisions.jsonl"
+
+
+def test_denial_at_a_time(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a minute the first denial is told, with its limit and the denials that followed."""
+    code, said = why(capsys, log, MINUTE, "--at", "14:03")
+
+    assert code == 0
+    assert said == (
+        "denied at 14:03:07 by `user` (rules/api.yaml:8): 20 a minute, 20 used, 53 s to wait; "
+        "14 further denials until 14:03:59\n"
+    )
+
+
+def test_last_denial(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a time it is the last denial, or the first of those that it belongs to."""
+    assert why(capsys, log, MINUTE)[1].startswith("denied at 14:04:20 by `user`")
+    assert why(capsys, log, MINUTE[:-2])[1].startswith("denied at 14:03:07 by `user`")
+
+
+@pytest.mark.parametrize("at", ["14:02", f"{DAY}T14:03:08Z", "13:59:59"])
+def test_no_denial(log: Path, capsys: pytest.CaptureFixture[str], at: str) -> None:
+    """Where there is none the command says so, and exits with 1."""
+    code, said = why(capsys, log, MINUTE, "--at", at)
+
+    assert code == 1
+    assert f"no denial of user=alice in api at {at}; it has 18 decisions about it" in said
+
+
+def test_rotated_files_are_read(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was rotated away meanwhile is found as well."""
+    log.with_name("decisions.jsonl.1").write_text("\n".join(MINUTE[10:]))
+    log.with_name("decisions.jsonl.10").write_text("\n".join(MINUTE[:10]))
+
+    _, said = why(capsys, log, [], "--at", "14:03")
+
+    assert "14 further denials until 14:03:59" in said
+
+
+def test_equal_decisions_count(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line that stands for several decisions counts as so many."""
+    _, said = why(capsys, log, [line("14:03:07", times=3), line("14:03:09", times=4)])
+
+    assert "; 6 further denials until 14:03:09" in said
+
+
+def test_hashed_log(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the key a caller is found in a log whose values are hashed, without it nobody is."""
+    (tmp_path / "key").write_text("0123456789abcdef")
+    name = hashed_value(b"0123456789abcdef", "alice")
+    lines = [line("14:03:07", "OVER_LIMIT", name, hashed=True)]
+
+    assert why(capsys, log, lines)[0] == 1
+    code, said = why(capsys, log, lines, "--key-file", str(tmp_path / "key"))
+
+    assert code == 0
+    assert said.startswith("denied at 14:03:07 by `user`")
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"by": "local_cache"}, "53 s to wait, known without asking the store"),
+        ({"code": "UNAVAILABLE", "by": "policy"}, "answered UNAVAILABLE at 14:03:07: the failure"),
+        ({"limit": {"requests_per_unit": 5, "unit": "hour"}}, ": 5 an hour, 20 used"),
+        (
+            {
+                "descriptors": [{"entries": [["user", "alice"]]}, {"entries": [["path", "/x"]]}],
+                "descriptor": 1,
+                "rule": "path",
+            },
+            "by `path` (rules/api.yaml:8), for path=/x in the same request: 20 a minute",
+        ),
+    ],
+)
+def test_other_grounds(
+    log: Path, capsys: pytest.CaptureFixture[str], more: dict[str, object], told: str
+) -> None:
+    """A denial that no count of this descriptor made is told as what it was."""
+    assert told in why(capsys, log, [line("14:03:07", **more)])[1]

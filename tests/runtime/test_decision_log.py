@@ -1,0 +1,264 @@
+"""The decision log: what is written, where to, and what becomes of it if it cannot be written."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratelimit_service import wire
+from ratelimit_service.client import Client
+from ratelimit_service.errors import SettingsError
+from ratelimit_service.health import Health
+from ratelimit_service.model import FailurePolicy, Request
+from ratelimit_service.observer import Stats
+from ratelimit_service.runtime.decision_feed import DecisionFeed
+from ratelimit_service.runtime.decision_log import DecisionLogFile, DecisionLogWriter
+from ratelimit_service.service import AT_ONCE
+from ratelimit_service.service.decision_line import hashed_value
+from ratelimit_service.settings import Settings
+from tests.runtime.conftest import Start
+from tests.servers.process import wait_until
+from tests.servers.redis import RedisServer
+from tests.service.asking import Asking, Away, descriptor
+
+RULES = """
+domain: edge
+descriptors:
+  - {key: user, rate_limit: {unit: day, requests_per_unit: 1}}
+"""
+DAY_US = 86_400_000_000
+
+
+class Feeding:
+    """A service whose decisions become lines."""
+
+    def __init__(self, tmp_path: Path, away: bool = False, **settings: Any) -> None:
+        closed = Settings(failure_policy=FailurePolicy.CLOSED)
+        store = Away() if away else None
+        self.asking = Asking(tmp_path, RULES, store=store, settings=closed)
+        self.sent: list[bytes] = []
+        self.room = True
+        set_up = Settings(decision_log="x", **settings)
+        service, stats = self.asking.service, self.asking.stats
+        self.feed = DecisionFeed.attach(set_up, service, stats, self.send)
+
+    def send(self, data: bytes, lines: int) -> bool:
+        assert data.count(b"\n") == lines
+        if self.room:
+            self.sent.append(data)
+        return self.room
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        self.feed.flush()
+        return [json.loads(line) for line in b"".join(self.sent).splitlines()]
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        return dict(self.asking.stats.decision_log)
+
+
+async def test_every_decision_is_a_line(tmp_path: Path) -> None:
+    """Without a sample every decision is written down, with what was asked and what decided."""
+    feeding = Feeding(tmp_path)
+    await feeding.asking.ask("user=bob")
+    await feeding.asking.ask("user=bob")
+    await feeding.asking.service.decide([b"\xff"])
+
+    assert [line["code"] for line in feeding.lines] == ["OK", "OVER_LIMIT", "INVALID_ARGUMENT"]
+    assert feeding.lines[1]["descriptors"] == [{"entries": [["user", "bob"]]}]
+    assert feeding.lines[1]["rule"] == "user"
+
+
+async def test_lines_go_out_by_themselves(tmp_path: Path) -> None:
+    """A decision is sent soon, though nothing else happens."""
+    feeding = Feeding(tmp_path)
+    await feeding.asking.ask("user=bob")
+
+    async with asyncio.timeout(10):
+        while not feeding.sent:
+            await asyncio.sleep(0.01)
+
+
+async def test_sample(tmp_path: Path) -> None:
+    """Denials and what is allowed have shares of their own; a line says its share."""
+    feeding = Feeding(tmp_path, decision_log_sample="denied=1,allowed=0")
+    for _ in range(3):
+        await feeding.asking.ask("user=bob")
+    assert [line["code"] for line in feeding.lines] == ["OVER_LIMIT"] * 2
+    assert "sample" not in feeding.lines[0]
+
+    feeding = Feeding(tmp_path, decision_log_sample="denied=0.5")
+    for _ in range(201):
+        await feeding.asking.ask("user=bob")
+    denied = [line for line in feeding.lines if line["code"] == "OVER_LIMIT"]
+    assert 50 < len(denied) < 150
+    assert {line["sample"] for line in denied} == {0.5}
+
+
+async def test_values_are_hashed(tmp_path: Path) -> None:
+    """With a key no value of a caller stands in the log; who has the key can find it."""
+    (tmp_path / "key").write_text("0123456789abcdef\n")
+    feeding = Feeding(tmp_path, decision_log_key_file=str(tmp_path / "key"))
+    await feeding.asking.ask("user=bob")
+
+    (line,) = feeding.lines
+    assert "bob" not in json.dumps(line)
+    assert line["descriptors"][0]["entries"] == [["user", hashed_value(b"0123456789abcdef", "bob")]]
+    assert line["hashed"] is True
+
+
+@pytest.mark.parametrize("content", [None, "short"])
+def test_bad_keys(tmp_path: Path, content: str | None) -> None:
+    """A key that is missing or too short is an error before anything serves."""
+    path = tmp_path / "key"
+    if content is not None:
+        path.write_text(content)
+
+    with pytest.raises(SettingsError, match=r"key"):
+        DecisionLogWriter(Settings(decision_log_key_file=str(path)), Stats(), Health())
+
+
+async def test_answers_at_hand_are_told(tmp_path: Path) -> None:
+    """Answers that an overloaded service gives again are one line, with how often."""
+    feeding = Feeding(tmp_path, away=True)
+    service = feeding.asking.service
+    request = wire.encode_request(Request("edge", (descriptor("user=bob"),)))
+    await service.decide([request], AT_ONCE)
+    service.at_hand.answers(0)[request].times += 7
+    service.at_hand.settle()
+
+    assert [line["by"] for line in feeding.lines] == ["policy", "policy"]
+    assert [line["code"] for line in feeding.lines] == ["OVER_LIMIT", "OVER_LIMIT"]
+    assert [line.get("times") for line in feeding.lines] == [None, 7]
+
+
+async def test_what_nobody_takes_is_counted(tmp_path: Path) -> None:
+    """Lines that the writer does not take are dropped and counted; decisions go on."""
+    feeding = Feeding(tmp_path)
+    feeding.room = False
+    for _ in range(3):
+        await feeding.asking.ask("user=bob")
+
+    assert feeding.lines == []
+    assert feeding.dropped == {"dropped_unsent": 3}
+
+
+def test_files_are_bounded(tmp_path: Path) -> None:
+    """A log takes so many bytes and files at most, holds whole lines, and ends with the newest."""
+    path = tmp_path / "decisions.jsonl"
+    file = DecisionLogFile(str(path), 1_000, DAY_US, files=2)
+    written = [b"%04d %s\n" % (number, b"x" * (number % 90)) for number in range(300)]
+    for line in written:
+        file.write(line)
+    file.close()
+
+    found = [tmp_path / "decisions.jsonl.2", tmp_path / "decisions.jsonl.1", path]
+    assert sorted(found) == sorted(tmp_path.iterdir())
+    assert all(each.stat().st_size <= 1_000 for each in found)
+    kept = b"".join(each.read_bytes() for each in found)
+    assert b"".join(written).endswith(kept)
+    assert len(kept) > 1_500
+
+
+def test_files_are_rotated_in_time(tmp_path: Path) -> None:
+    """With a new day a new file begins, also if the service was restarted in between."""
+    path = tmp_path / "decisions.jsonl"
+    now = [10 * DAY_US]
+
+    def file() -> DecisionLogFile:
+        return DecisionLogFile(str(path), 1_000, DAY_US, 5, lambda: now[0])
+
+    first = file()
+    first.write(b"monday\n")
+    first.write(b"monday too\n")
+    now[0] += DAY_US
+    first.write(b"tuesday\n")
+    first.close()
+    os.utime(path, (11 * 86_400, 11 * 86_400))
+    second = file()
+    second.write(b"tuesday too\n")
+    now[0] += DAY_US
+    second.close()
+    third = file()
+    os.utime(path, (11 * 86_400, 11 * 86_400))
+    third.write(b"wednesday\n")
+    third.close()
+
+    assert path.read_bytes() == b"wednesday\n"
+    assert path.with_name("decisions.jsonl.1").read_bytes() == b"tuesday\ntuesday too\n"
+    assert path.with_name("decisions.jsonl.2").read_bytes() == b"monday\nmonday too\n"
+
+
+class Held:
+    """A sink that takes nothing until it is let go."""
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+        self.taken: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        assert self.free.wait(30)
+        self.taken.append(data)
+
+    def close(self) -> None: ...
+
+
+def test_slow_reader_holds_nobody_up() -> None:
+    """Beyond a bound lines for a slow reader are dropped and counted; the others all arrive."""
+    stats, sink = Stats(), Held()
+    writer = DecisionLogWriter(Settings(decision_log="x"), stats, Health(), sink)
+    line = b"x" * 65_535 + b"\n"
+
+    for _ in range(200):
+        writer.take(line)
+    assert stats.decision_log["dropped_slow"] > 50
+    sink.free.set()
+    writer.stop()
+
+    assert stats.decision_log["written"] == len(sink.taken)
+    assert stats.decision_log["written"] + stats.decision_log["dropped_slow"] == 200
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_full_disk_is_told() -> None:
+    """What a full disk does not take is dropped and counted, and health says why."""
+    stats, health = Stats(), Health()
+    writer = DecisionLogWriter(Settings(decision_log="/dev/full"), stats, health)
+    writer.take(b"{}\n")
+    wait_until(partial(_failed, writer), "the disk to be full")
+    writer.take(b"{}\n")
+    assert "No space left on device" in health.faults["decision_log"]
+    writer.stop()
+
+    assert stats.decision_log["dropped_error"] + stats.decision_log["dropped_slow"] == 2
+
+
+def _failed(writer: DecisionLogWriter) -> bool:
+    return writer._failed > 0
+
+
+def test_workers_write_one_log(start: Start, own_redis: RedisServer, tmp_path: Path) -> None:
+    """All workers' decisions stand in one log soon after, and are counted in metrics."""
+    path = tmp_path / "decisions.jsonl"
+    service = start("--store", own_redis.url, "--workers", "2", "--decision-log", str(path))
+    with Client(service.address) as client:
+        for _ in range(4):
+            client.should_rate_limit(Request("edge", (descriptor("user=bob"),)), 10_000_000)
+
+    def lines() -> Sequence[dict[str, Any]]:
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines()]
+
+    wait_until(lambda: len(lines()) == 4, "the decisions to be written")
+    assert [line["code"] for line in lines()] == ["OK", "OK", "OVER_LIMIT", "OVER_LIMIT"]
+    assert [line["used"] for line in lines()] == [1, 2, 2, 2]
+    assert "ratelimit_decision_log_records_total" in service.get("/metrics").text
