@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
@@ -133,15 +134,19 @@ def replay(
 def _play(played: Replay, records: Iterator[Recorded], opened: Sequence[Log]) -> None:
     """Plays to the end; on a terminal with a bar on standard error."""
     show = _bar(opened) if sys.stderr.isatty() else None
-    while True:
-        before = played.requests
-        played.play(islice(records, _STEP))
+    gc.disable()  # nothing that is made for each request is in a cycle
+    try:
+        while True:
+            before = played.requests
+            played.play(islice(records, _STEP))
+            if show is not None:
+                show(played.requests)
+            if played.requests == before:
+                break
+    finally:
+        gc.enable()
         if show is not None:
-            show(played.requests)
-        if played.requests == before:
-            break
-    if show is not None:
-        click.echo("\r\x1b[K", nl=False, err=True)
+            click.echo("\r\x1b[K", nl=False, err=True)
 
 
 def _bar(opened: Sequence[Log]) -> Callable[[int], None]:

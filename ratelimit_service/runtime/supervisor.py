@@ -271,8 +271,8 @@ class _Supervisor:
         hold_signals()  # from here on they are the next image's
         await asyncio.sleep(_NOTICED_SECONDS)
         await self._exporting.stop()
-        self._decision_log.stop()
         await self._otlp.stop()
+        self._decision_log.stop()  # what workers send from now on is for the next image
         counts = await self._counted()  # nobody adds to it any more
         rules = self._rules.leave()
         self._rules.source.end()

@@ -37,7 +37,6 @@ from ratelimit_service.runtime.channel import (
     receive_connections,
 )
 from ratelimit_service.runtime.deciding import deciding
-from ratelimit_service.runtime.decision_feed import DecisionFeed
 from ratelimit_service.runtime.process import collect, run, spare_the_old
 from ratelimit_service.service import Headers, Refusal, Service
 from ratelimit_service.settings import Settings
@@ -138,6 +137,9 @@ class _Worker:
                 self._service.tracer = spans
                 stack.callback(spans.flush)
             if settings.decision_log:
+                # Imported only here: who writes no log should not have it in memory.
+                from ratelimit_service.runtime.decision_feed import DecisionFeed  # noqa: PLC0415
+
                 feed = DecisionFeed.attach(
                     settings, here.service, self._stats, self._send_decisions
                 )

@@ -10,6 +10,7 @@ import datetime
 import hmac
 import json
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from ratelimit_service import wire
@@ -88,42 +89,58 @@ def line_of(
 
     `sample` is the part of such decisions that is written down.
     """
-    line: dict[str, object] = {"v": DECISION_SCHEMA, "time": _time(at_us)}
-    try:
-        request = wire.decode_request(record.body)
-    except BadRequestError as error:
-        line["unreadable"] = str(error)
-    else:
-        line |= _asked(request, hashed)
-    line["code"] = _code(record)
-    line["by"] = str(record.by)
-    outcome = record.outcome
+    body = record.body
+    asked = _remembered if len(body) <= _MOST_REMEMBERED else _asked
+    parts = [f'{{"v":{DECISION_SCHEMA},"time":"{_time(at_us)}",{asked(body, hashed)}']
+    parts.append(f'"code":"{_code(record)}","by":"{record.by}"')
     if record.limit is not None:
-        line["descriptor"] = record.descriptor
-        if record.rule:
-            line["rule"] = record.rule
-        if record.source is not None and record.source.file:
-            line["source"] = str(record.source)
-        line["limit"] = _limit(record.limit)
+        parts.append(f'"descriptor":{record.descriptor}{_decided_by(record)}')
+        outcome = record.outcome
         if outcome is not None and record.hit is not None:
-            line["used"] = record.hit.spec.limit - outcome.remaining
-            line["remaining"] = outcome.remaining
-            line["reset_seconds"] = outcome.reset_us / SECOND_US
-            if outcome.over and record.verdict is not None and record.verdict.passes:
-                line["shadowed"] = True
+            used = record.hit.spec.limit - outcome.remaining
+            parts.append(f'"used":{used},"remaining":{outcome.remaining}')
+            parts.append(f'"reset_seconds":{outcome.reset_us / SECOND_US}')
+            if outcome.over and not record.denied:
+                parts.append('"shadowed":true')
     if record.times != 1:
-        line["times"] = record.times
+        parts.append(f'"times":{record.times}')
     if sample != 1:
-        line["sample"] = sample
+        parts.append(f'"sample":{sample}')
     if hashed is not None:
-        line["hashed"] = True
-    return json.dumps(line, ensure_ascii=False, separators=(",", ":"))
+        parts.append('"hashed":true')
+    return ",".join(parts) + "}"
+
+
+_MOST_REMEMBERED: Final = 512
+"""Bytes of a request whose part of a line is remembered; who is denied asks the same again."""
+
+_json: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def _decided_by(record: DecisionRecord) -> str:
+    """The fields that say which limit of which rule it was."""
+    source = "" if record.source is None else str(record.source)
+    return _decider(record.rule, source, record.limit)
+
+
+@lru_cache(1024)
+def _decider(rule: str, source: str, limit: Limit | None) -> str:
+    told = f',"rule":{_json(rule)}' if rule else ""
+    if source:
+        told += f',"source":{_json(source)}'
+    if limit is not None:
+        told += f',"limit":{_json(_limit(limit))}'
+    return told
+
+
+@lru_cache(4)
+def _second(seconds: int) -> str:
+    return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%dT%H:%M:%S}"
 
 
 def _time(at_us: int) -> str:
     seconds, rest = divmod(at_us, SECOND_US)
-    at = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    return f"{at:%Y-%m-%dT%H:%M:%S}.{rest:06}Z"
+    return f"{_second(seconds)}.{rest:06}Z"
 
 
 def _code(record: DecisionRecord) -> str:
@@ -132,14 +149,22 @@ def _code(record: DecisionRecord) -> str:
     return "OVER_LIMIT" if record.denied else "OK"
 
 
-def _asked(request: Request, hashed: HashValue | None) -> dict[str, object]:
+def _asked(body: bytes, hashed: HashValue | None) -> str:
+    """The fields of what was asked, without braces."""
+    try:
+        request = wire.decode_request(body)
+    except BadRequestError as error:
+        return f'"unreadable":{_json(str(error))}'
     asked: dict[str, object] = {
         "domain": request.domain,
         "descriptors": [_descriptor(each, hashed) for each in request.descriptors],
     }
     if request.hits_addend:
         asked["hits"] = request.hits_addend
-    return asked
+    return _json(asked)[1:-1]
+
+
+_remembered: Final = lru_cache(4096)(_asked)
 
 
 def _descriptor(descriptor: Descriptor, hashed: HashValue | None) -> dict[str, object]:
