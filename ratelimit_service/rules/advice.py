@@ -120,6 +120,8 @@ def _implies(one: Limit, other: Limit) -> bool:
         return False
     if other.count_denied or other.window_us % one.window_us:
         return False
+    if one.grouping != other.grouping:  # then they do not count the same callers
+        return False
     alike = one.window_us == other.window_us and one.requests_per_unit == other.requests_per_unit
     return not alike and _most(one, other) <= other.requests_per_unit
 

@@ -96,6 +96,8 @@ def test_values_that_look_like_something_else(value: str, looks: bool) -> None:
          "{unit: minute, requests_per_unit: 9000}", False),
         ("{unit: second, requests_per_unit: 10}, "
          "{unit: minute, requests_per_unit: 600, count_denied: true}", False),
+        ("{unit: minute, requests_per_unit: 20, group: {ipv6: 64}}, "
+         "{unit: hour, requests_per_unit: 2000, group: {ipv6: 48}}", False),
         ("{window: 7s, requests_per_unit: 1}, {window: 60s, requests_per_unit: 600}", False),
     ],
 )  # fmt: skip
