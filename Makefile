@@ -105,8 +105,8 @@ bench-stalls: $(VENV)/.developing tools
 # what compiles it, and what tests it. Equal packages have equal versions in all of them.
 lock: $(VENV)/.developing
 	@$(BIN)/pip install --quiet --disable-pip-version-check uv==0.13.9
-	@$(LOCK) --upgrade --extra otel --output-file requirements.txt pyproject.toml
-	@$(LOCK) --upgrade --constraint requirements.txt --extra otel --group dev \
+	@$(LOCK) --upgrade --extra otel --extra regex --output-file requirements.txt pyproject.toml
+	@$(LOCK) --upgrade --constraint requirements.txt --extra otel --extra regex --group dev \
 		--output-file requirements-dev.txt pyproject.toml
 	@$(LOCK) --upgrade --constraint requirements-dev.txt --group compile \
 		--output-file requirements-compile.txt

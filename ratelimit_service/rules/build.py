@@ -21,6 +21,7 @@ from ratelimit_service.rules.tree import (
     Node,
     TalliesOf,
     taken_twice,
+    too_many,
     walk,
 )
 
@@ -154,6 +155,9 @@ def merge(files: Sequence[RuleFile]) -> tuple[tuple[Node, ...], list[Problem]]:
         else:
             found.append(node)
     nodes = tuple(found)
+    if len(files) > 1:  # one file's are known already
+        for node, message in too_many(nodes):
+            problems.append(Problem(node.source, "", message, "matcher"))
     return nodes, [*problems, *_other_shards(files), *_unknown_targets(nodes)]
 
 

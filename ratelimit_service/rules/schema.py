@@ -33,7 +33,7 @@ from ratelimit_service.rules.matchers import registry
 from ratelimit_service.rules.paths import Source, path_text
 from ratelimit_service.rules.problem import Problem, quoted
 from ratelimit_service.rules.reader import Fields, Reader, Unreadable
-from ratelimit_service.rules.tree import Level, Node, Rule, taken_twice
+from ratelimit_service.rules.tree import Level, Node, Rule, taken_twice, too_many
 
 __all__ = ["RuleFile", "compiled", "parse"]
 
@@ -155,6 +155,8 @@ class _Language:
                 item.report("duplicate", message)
             else:
                 nodes.append(node)
+        for node, message in too_many(nodes):
+            fields.report("matcher", f"{message} (see {node.source})", key="descriptors")
         return tuple(nodes)
 
     def _descriptor(self, fields: Fields) -> Node | None:

@@ -27,6 +27,7 @@ __all__ = [
     "Snapshot",
     "TalliesOf",
     "taken_twice",
+    "too_many",
     "walk",
     "ways",
 ]
@@ -161,6 +162,10 @@ class MatcherNodes:
         self._nodes.append(node)
         self._search.add(matcher)
 
+    def complete(self) -> None:
+        """All have been added."""
+        self._search.complete()
+
     def find(self, value: str) -> Node | None:
         """The node that a value goes to."""
         place = self._search.first(value)
@@ -200,6 +205,8 @@ class LevelBuilder:
 
     def level(self) -> Level:
         """The level; nothing may be added afterwards."""
+        for asked in self._matching.values():
+            asked.complete()
         return Level(tuple(self._nodes), self._exact, self._matching, self._default)
 
 
@@ -237,6 +244,17 @@ def taken_twice(node: Node, seen: dict[tuple[str, str, bool], Node]) -> str:
             what = "the same key and value stand" if whole else f"{each[1]!r} stands"
             message = f"{what} at {other.source}{': merge the two' if whole else ', too'}"
     return message
+
+
+def too_many(nodes: Iterable[Node]) -> Iterator[tuple[Node, str]]:
+    """Nodes of a level with a matcher of which it has too many, and what is wrong then."""
+    counts: dict[tuple[str, str], int] = {}
+    for node in nodes:
+        if node.matcher is not None and node.matcher.most:
+            kind = (node.key, node.matcher.key)
+            counts[kind] = counts.get(kind, 0) + 1
+            if counts[kind] == node.matcher.most + 1:
+                yield node, f"more than {node.matcher.most} of {kind[1]} for one key at one level"
 
 
 def walk(nodes: Iterable[Node]) -> Iterator[Node]:

@@ -135,7 +135,10 @@ def test_told() -> None:
         ("prefix: a, value: b", "value and prefix exclude each other: write a descriptor for each"),
         ("prfix: a", "did you mean 'prefix'?"),
         ("prefix: a, descriptors: [{key: b, prefix: 1}, {key: b, prefix: '1'}]", "the same key"),
-        ("share_threshold: true", "share_threshold needs a `*` in value, one_of, cidr or prefix"),
+        (
+            "share_threshold: true",
+            "share_threshold needs a `*` in value, one_of, cidr, regex or prefix",
+        ),
     ],
 )
 def test_problems(keys: str, problem: str) -> None:

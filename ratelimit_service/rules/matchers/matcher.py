@@ -13,15 +13,21 @@ from typing import ClassVar, Final, Self
 from ratelimit_service.rules.paths import matcher_name
 from ratelimit_service.rules.reader import Fields
 
-__all__ = ["ONE_OR_MORE", "Index", "Matcher", "OneByOne"]
+__all__ = ["ONE_OR_MORE", "ONE_TEXT", "Index", "Matcher", "OneByOne"]
 
+
+ONE_TEXT: Final[Mapping[str, object]] = {
+    "type": ["string", "number", "boolean"],
+    "minLength": 1,
+}
+"""A text, as a JSON Schema."""
 
 ONE_OR_MORE: Final[Mapping[str, object]] = {
     "anyOf": [
-        {"type": ["string", "number", "boolean"], "minLength": 1},
+        ONE_TEXT,
         {
             "type": "array",
-            "items": {"type": ["string", "number", "boolean"], "minLength": 1},
+            "items": ONE_TEXT,
             "minItems": 1,
         },
     ]
@@ -35,6 +41,9 @@ class Index(ABC):
     @abstractmethod
     def add(self, matcher: Matcher, place: int) -> None:
         """Adds the next matcher; places only grow."""
+
+    def complete(self) -> None:  # noqa: B027 -- most have nothing to do then
+        """All have been added."""
 
     @abstractmethod
     def first(self, value: str) -> int:
@@ -84,6 +93,8 @@ class Matcher(ABC):
     """What `explain` calls it: "the … matches"."""
     index: ClassVar[type[Index]] = OneByOne
     """What finds those that take a value among the many of a level."""
+    most: ClassVar[int] = 0
+    """The most that one level may have of one key, 0 for any number."""
     beaten: ClassVar[str] = "was declared later"
     """Why one that takes a value stands behind another of its rank, for `explain`."""
     text: str

@@ -8,6 +8,7 @@ from ratelimit_service.rules.matchers.cidr import Networks
 from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.matchers.one_of import OneOf
 from ratelimit_service.rules.matchers.pattern import Pattern
+from ratelimit_service.rules.matchers.regex import Regex
 from ratelimit_service.rules.reader import Fields
 
 __all__ = ["MATCHERS", "TakenValues", "keys", "kinds", "shareable", "taken"]
@@ -16,6 +17,7 @@ MATCHERS: Final[list[type[Matcher]]] = [
     Pattern,
     OneOf,
     Networks,
+    Regex,
 ]
 
 

@@ -34,6 +34,11 @@ class Search:
         self._stages[at].add(matcher, self._size)
         self._size += 1
 
+    def complete(self) -> None:
+        """All have been added."""
+        for stage in self._stages:
+            stage.complete()
+
     def first(self, value: str) -> int:
         """The place of the one that a value goes to; -1 if none takes it."""
         for stage in self._stages:
@@ -59,6 +64,10 @@ class _Stage:
         if index is None:
             index = self._indexes[matcher.index] = matcher.index()
         index.add(matcher, place)
+
+    def complete(self) -> None:
+        for index in self._indexes.values():
+            index.complete()
 
     def first(self, value: str) -> int:
         found = -1

@@ -1,0 +1,150 @@
+"""`regex`: what it takes, what goes before what, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ratelimit_service.model import Code
+from ratelimit_service.observer import Tallies
+from ratelimit_service.rules.explain import explain
+from ratelimit_service.rules.matchers import automaton
+from ratelimit_service.rules.matchers.regex import Regex
+from ratelimit_service.rules.records import Assembly, packed
+from ratelimit_service.rules.schema import parse
+from ratelimit_service.rules.tree import Level, Node, Snapshot
+from tests.rules.test_match import LIMIT, domain, met
+from tests.service.asking import Asking, descriptor
+
+RULES = f"""
+domain: edge
+descriptors:
+  - {{key: path, {LIMIT}}}
+  - {{key: path, value: /a/1*, {LIMIT}}}
+  - {{key: path, regex: "/a/[0-9]+", share_threshold: true, {LIMIT}}}
+  - {{key: path, value: /a/2*, {LIMIT}}}
+  - {{key: path, regex: "/a/2.*|/b", {LIMIT}}}
+  - {{key: path, regex: "(?i)/É+", {LIMIT}}}
+  - {{key: path, value: /a/77, {LIMIT}}}
+  - {{key: path, cidr: 10.0.0.0/8, {LIMIT}}}
+  - {{key: path, regex: "10[.].*", {LIMIT}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "rule"),
+    [
+        ("path=/a/1", "path=/a/1*"),
+        ("path=/a/2", 'path=regex("/a/[0-9]+")'),
+        ("path=/a/2x", "path=/a/2*"),
+        ("path=/b", 'path=regex("/a/2.\\u002a|/b")'),
+        ("path=/bb", "path"),
+        ("path=x/b", "path"),
+        ("path=/éÉ", 'path=regex("(?i)/É+")'),
+        ("path=/a/77", "path=/a/77"),
+        ("path=/a/3\n", "path"),
+        ("path=/a/3\0", "path"),
+        ("path=\ud800", "path"),
+        ("path=10.1.1.1", "path=cidr(10.0.0.0/8)"),
+        ("path=10.1", 'path=regex("10[.].\\u002a")'),
+    ],
+)
+def test_order(asked: str, rule: str) -> None:
+    """All of a value must match; regular expressions and patterns are asked in the file's order.
+
+    Exact values and networks go before. It is the same after the way to a worker.
+    """
+    tree = domain(RULES)
+    carried = Assembly(Tallies)
+    for part in packed([tree]):
+        carried.add(part)
+
+    assert met(tree, asked) == rule
+    assert met(carried.domains["edge"], asked) == rule
+
+
+async def test_decisions(tmp_path: Path) -> None:
+    """Each value has its own counter unless they share one, and explain says what matched."""
+    asking = Asking(tmp_path, RULES)
+
+    codes = [(await asking.ask(f"path={one}")).code for one in ("/a/3", "/a/4", "/b", "/a/2x")]
+
+    assert codes == [Code.OK, Code.OVER_LIMIT, Code.OK, Code.OK]
+    told = str(explain(Snapshot(1, {"edge": domain(RULES)}), "edge", descriptor("path=/a/2")))
+    assert "the shared regular expression matches: path=regex" in told
+    assert "path=/a/2* at f:7:5: its pattern matches too, but was declared later" in told
+
+
+def told(pattern: str) -> str:
+    file = parse("f", f"domain: a\ndescriptors:\n- {{key: k, regex: {pattern}, {LIMIT}}}".encode())
+    (problem,) = file.problems
+    assert (problem.source.line, problem.source.column) == (3, 19)
+    return problem.message
+
+
+@pytest.mark.parametrize(
+    ("pattern", "problem"),
+    [
+        ("'(a'", "regex '(a' is none: missing ): (a"),
+        (r"'(a)\1'", "invalid escape sequence"),
+        ("'(?=a)'", "without back-references and look-around"),
+        ("'a{2000}'", "invalid repetition size"),
+        ("'([a-z]{1,100}){1,9}'", "regex costs too much"),
+        ("'((a{100}){100}){100}'", "is none"),
+        (f"'{'a' * 1001}'", "regex is too long: at most 1000 characters"),
+        ("''", "regex must be a text"),
+    ],
+)
+def test_problems(pattern: str, problem: str) -> None:
+    """A pattern that does not compile, or costs too much, is a problem at its place."""
+    assert problem in told(pattern)
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is missing, a rule that needs it says what to install."""
+    monkeypatch.setattr(automaton, "_library", lambda: None)
+
+    assert "pip install 'ratelimit-service[regex]'" in told("a.*")
+
+
+def test_too_many() -> None:
+    """A level has at most 1,000 for a key; in several files as well."""
+    listed = ", ".join(f"{{key: k, regex: 'x{number}'}}" for number in range(1_001))
+    file = parse("f", f"domain: a\ndescriptors: [{listed}]".encode())
+
+    (problem,) = file.problems
+    assert problem.message.startswith("more than 1000 of regex for one key at one level (see f:2:")
+
+
+PIECES = st.lists(st.sampled_from(["a", "b", ".", "[ab]", "a*", "(ab|b)", "b?"]), max_size=4)
+
+
+@given(
+    st.lists(PIECES.map("".join), min_size=1, max_size=6, unique=True), st.text("ab", max_size=5)
+)
+def test_together(patterns: list[str], value: str) -> None:
+    """All at once they say what each says by itself, whether or not the automaton has room."""
+    nodes = [Node("k", f"{at}", Regex(text), None, None) for at, text in enumerate(patterns)]
+    first = next((at for at, one in enumerate(patterns) if re.fullmatch(one, value)), None)
+
+    asked = Level.of(nodes).matching["k"]
+    found = asked.find(value)
+
+    assert (found and found.value) == (None if first is None else str(first))
+
+
+def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An automaton that does not fit into memory is slower, and finds the same."""
+    monkeypatch.setattr(automaton, "_AUTOMATON_BYTES", 100)
+    together = automaton.Automaton()
+    for text in ("[a-c]{50}", "[a-b]{50}", "c.*"):
+        together.add(text)
+    together.build()
+
+    assert list(together.matching("a" * 50)) == [0, 1]
+    assert list(together.matching("c" * 50)) == [0, 2]
+    assert list(together.matching("d")) == []
