@@ -12,9 +12,10 @@ from setuptools import Extension, setup
 
 COMPILED = """
     clock observer
-    model/request model/hit model/step model/algorithm model/decision model/limit model/network
+    model/request model/hit model/step model/algorithm model/decision model/limit
+    model/network model/schedule
     algorithms/*
-    rules/match
+    rules/match rules/moment
     stores/store stores/settled stores/keys stores/damage stores/memory
     stores/local stores/local_cache
     stores/redis/script stores/redis/batch stores/redis/charge stores/redis/cross_shard

@@ -39,10 +39,12 @@ def explain(domain: str, descriptors: Sequence[str], rules: str, as_json: bool) 
 
     Example: ratelimit explain demo user=alice
     """
+    from ratelimit_service.clock import now_us  # noqa: PLC0415
     from ratelimit_service.health import Health  # noqa: PLC0415
     from ratelimit_service.observer import Stats  # noqa: PLC0415
     from ratelimit_service.rules.explain import explain as explained  # noqa: PLC0415
     from ratelimit_service.rules.load import Rules  # noqa: PLC0415
+    from ratelimit_service.rules.moment import Moments  # noqa: PLC0415
     from ratelimit_service.rules.sources import source_of  # noqa: PLC0415
     from ratelimit_service.settings import from_environment  # noqa: PLC0415
 
@@ -50,8 +52,9 @@ def explain(domain: str, descriptors: Sequence[str], rules: str, as_json: bool) 
     source = source_of(from_environment(environ, "xds_", rules=rules))
     loaded = Rules(source, stats=Stats(), health=Health())
     loaded.load(once=True)
+    snapshot = Moments().at(loaded.snapshot, now_us())
     for text in descriptors:
-        explanation = explained(loaded.snapshot, domain, parse_descriptor(text))
+        explanation = explained(snapshot, domain, parse_descriptor(text))
         known = loaded.snapshot.domains.get(domain)
         keys = _counter_keys(domain, explanation, known.shard_by if known else None)
         if as_json:

@@ -6,7 +6,6 @@ What must not live here: requests, outcomes, bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 from ratelimit_service.algorithms import capacity_of, soft_of, spec_of
@@ -34,6 +33,7 @@ class Compiler:
         self.no_rule = CompiledRule(Kind.NO_RULE, says=self._says(None, ()))
         """For descriptors that meet no rule, or whose rule is replaced by another."""
         self._snapshot = 0
+        self._minute = 0
         self._rules: dict[object, CompiledRule] = {}
         """By rule or tally; with `True` those of descriptors that are stray."""
         self._old: list[dict[object, CompiledRule]] = []
@@ -43,6 +43,7 @@ class Compiler:
         """Starts anew if this is another snapshot than the last."""
         if snapshot.number != self._snapshot:
             self._snapshot = snapshot.number
+            self._minute = snapshot.minute
             self._old.append(self._rules)
             self._rules = {}
 
@@ -70,7 +71,22 @@ class Compiler:
         """The same for descriptors with a value that should be an address: it is counted."""
         compiled = self._rules.get((rule.tally, True))
         if compiled is None:
-            compiled = replace(rule, usual=False, stray=True)
+            compiled = CompiledRule(
+                rule.kind,
+                rule.declared,
+                rule.limits,
+                rule.mode,
+                rule.hit_mode,
+                rule.policy,
+                rule.tally,
+                rule.near_remaining,
+                rule.independent,
+                False,
+                rule.says,
+                rule.leasing,
+                rule.groups,
+                True,
+            )
             self._rules[rule.tally, True] = compiled
         return compiled
 
@@ -96,7 +112,12 @@ class Compiler:
 
     def _compile(self, domain: Domain, rule: Rule, tally: Tally) -> CompiledRule:
         settings = self._settings
-        if rule.unlimited:
+        limits = [
+            limit
+            for limit in rule.limits
+            if limit.schedule is None or limit.schedule.holds(self._minute)
+        ]
+        if not limits:
             return CompiledRule(
                 Kind.UNLIMITED,
                 rule,
@@ -112,7 +133,7 @@ class Compiler:
         policy = rule.failure_policy or settings.failure_policy
         if rule.shadow_mode:
             policy = FailurePolicy.OPEN
-        return self._limited(domain, rule.limits, tally, mode, policy, rule)
+        return self._limited(domain, limits, tally, mode, policy, rule)
 
     def _limited(
         self,

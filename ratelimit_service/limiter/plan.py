@@ -69,8 +69,11 @@ class Planner:
             if snapshot.never_loaded(request.domain):
                 rule = self._compiler.unserved()
             return [Plan(rule)] * len(request.descriptors)
+        minute = snapshot.minute
         matches = [
-            descriptor.limit or _returned(domain, descriptor) or match(domain, descriptor.entries)
+            descriptor.limit
+            or _returned(domain, descriptor, minute)
+            or match(domain, descriptor.entries, minute)
             for descriptor in request.descriptors
         ]
         replaced: set[str] = set()
@@ -102,7 +105,7 @@ class Planner:
         None if what stands beside it may matter; `addend` is the request's, 0 if it has none.
         """
         self._compiler.renew(snapshot)
-        found = match(domain, entries)
+        found = match(domain, entries, snapshot.minute)
         met, identity, shared, _, _ = found
         if met is None:
             return None if self._settings.quota_mode else Plan(self._compiler.no_rule)
@@ -118,7 +121,7 @@ class Planner:
     ) -> PlanTemplate | None:
         """As `plan_alone` for all values of the last entry; None if they are not all alike."""
         self._compiler.renew(snapshot)
-        met = match_any_value(domain, entries)
+        met = match_any_value(domain, entries, snapshot.minute)
         rule = self._compiler.rule(domain, met) if met else self._compiler.no_rule
         if not rule.independent or len(rule.limits) != 1 or rule.groups:
             return None
@@ -156,12 +159,12 @@ class Planner:
         return _counted(compiled, found.identity, found.shared, addend, refund, lease)
 
 
-def _returned(domain: Domain, descriptor: Descriptor) -> Match | None:
+def _returned(domain: Domain, descriptor: Descriptor, minute: int) -> Match | None:
     """The rule whose lease a descriptor gives back: its last entry names it, and is not matched."""
     entries = descriptor.entries
     if not descriptor.is_negative_hits or len(entries) < 2 or entries[-1].key != LEASE:
         return None
-    found = match(domain, entries[:-1])
+    found = match(domain, entries[:-1], minute)
     if found.rule is None or not any(
         ALGORITHMS[limit.algorithm].leases for limit in found.rule.limits
     ):

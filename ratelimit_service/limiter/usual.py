@@ -50,6 +50,7 @@ _LIMIT_ANSWERED: Final = frozenset(
         "count_denied",
         "own",
         "grouping",
+        "schedule",
     )
 )
 """The same for a limit. `soft_ppm` is not listed: a status shows less than what remains."""

@@ -15,12 +15,16 @@ from ratelimit_service.model.limit import MAX_ADDEND, MAX_EXACT, FailurePolicy, 
 from ratelimit_service.model.network import Grouping, IPAddress, Network, address_of
 from ratelimit_service.model.parameter import Contradiction, Parameter, Takes
 from ratelimit_service.model.request import Descriptor, Entry, Request
+from ratelimit_service.model.schedule import DAY_MINUTES, DAYS, MINUTE_US, Schedule
 from ratelimit_service.model.step import Receipt, State, Step, step
 from ratelimit_service.model.unit import SECOND_US, Unit
 
 __all__ = [
+    "DAYS",
+    "DAY_MINUTES",
     "MAX_ADDEND",
     "MAX_EXACT",
+    "MINUTE_US",
     "PLACEHOLDERS",
     "SECOND_US",
     "TICKS_US",
@@ -51,6 +55,7 @@ __all__ = [
     "Periods",
     "Receipt",
     "Request",
+    "Schedule",
     "State",
     "Status",
     "Step",

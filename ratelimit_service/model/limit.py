@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64encode
 from enum import StrEnum
+from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from ratelimit_service.model.calendar import Anchor, Calendar
 from ratelimit_service.model.network import Grouping
+from ratelimit_service.model.schedule import Schedule
 from ratelimit_service.model.unit import SECOND_US, Unit
 
 __all__ = ["MAX_ADDEND", "MAX_EXACT", "FailurePolicy", "Limit"]
+
+_MOST_SCOPE: Final = 12
+_DIGEST_BYTES: Final = 9
+"""What is longer is shown by a digest, since it stands in every key of the limit."""
 
 MAX_EXACT: Final = 2**53
 """Integers below this are exact as doubles, and Lua has nothing else. So windows, in microseconds,
@@ -42,7 +49,8 @@ class Limit(NamedTuple):
     holds what leaks in that time. `soft_ppm` is how far, in millionths, the limit may be passed
     with a warning. With `count_denied` hits are counted whether or not they pass. `own` are
     the values of the algorithm's parameters that have no field here, as it declares them.
-    With a `grouping` the addresses of one network are one caller.
+    With a `grouping` the addresses of one network are one caller. With a `schedule` it holds only
+    at its times, and counts only then.
     """
 
     requests_per_unit: int
@@ -59,11 +67,18 @@ class Limit(NamedTuple):
     count_denied: bool = False
     own: tuple[int, ...] = ()
     grouping: Grouping | None = None
+    schedule: Schedule | None = None
 
     @property
     def scope(self) -> str:
         """What tells its counters from those of another limit that counts in the same way."""
-        return f"|{self.grouping.key}" if self.grouping is not None else ""
+        scope = f"|{self.grouping.key}" if self.grouping is not None else ""
+        if self.schedule is not None:
+            scope += f"|{self.schedule.key}"
+        if len(scope) > _MOST_SCOPE:
+            digest = blake2b(scope.encode(), digest_size=_DIGEST_BYTES).digest()
+            scope = f"#{urlsafe_b64encode(digest).decode()}"
+        return scope
 
     @property
     def window_us(self) -> int:

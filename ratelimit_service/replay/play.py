@@ -17,6 +17,7 @@ from ratelimit_service.replay.recorded import Recorded
 from ratelimit_service.replay.sketches import CallerSample, TopNames, place_of
 from ratelimit_service.replay.timeline import Timeline
 from ratelimit_service.replay.use import SAMPLE, TOP_NAMES, Caller, RuleUse
+from ratelimit_service.rules.explain import limit_text
 from ratelimit_service.rules.match import match
 from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.tree import Snapshot
@@ -90,6 +91,7 @@ class Trace:
         self.uses: dict[tuple[str, str], RuleUse] = {}
         """By domain and path of the rule."""
         self._prepared: dict[Request, _Prepared] = {}
+        self._phase = 0
         self.denied = 0
         self.timeline = Timeline()
         self.unmatched: Counter[str] = Counter()
@@ -104,9 +106,12 @@ class Trace:
 
     def ask(self, request: Request, at_us: int) -> bool:
         """Asks one request and notes what comes of it; tells whether it passes."""
+        if self.snapshot.times is not None and self._world.phase(at_us) != self._phase:
+            self._phase = self._world.phase(at_us)
+            self._prepared.clear()
         prepared = self._prepared.get(request)
         if prepared is None:
-            prepared = self._prepare(request)
+            prepared = self._prepare(request, at_us)
         hits = prepared.hits
         if hits:
             if prepared.leasing:
@@ -158,10 +163,10 @@ class Trace:
         if domain in self.unmatched or len(self.unmatched) < _MOST_DOMAINS:
             self.unmatched[domain] += 1
 
-    def _prepare(self, request: Request) -> _Prepared:
+    def _prepare(self, request: Request, at_us: int) -> _Prepared:
         """Plans a request; it is remembered, as long as there are not too many."""
         asked = _without_leases(request)
-        plans = self._world.plan(asked)
+        plans = self._world.plan(asked, at_us)
         met: list[_Met] = []
         hits: list[Hit] = []
         unmatched = False
@@ -183,6 +188,9 @@ class Trace:
     def _use(self, domain: str, rule: CompiledRule) -> RuleUse:
         """The use of a rule. Limits that callers bring are one rule, of the limit seen first."""
         key = domain, rule.declared.path if rule.declared else ""
+        if rule.declared is not None and len(rule.limits) != len(rule.declared.limits):
+            held = "; ".join(limit_text(each.limit) for each in rule.limits)
+            key = domain, f"{rule.declared.path} ({held or 'outside its times'})"
         use = self.uses.get(key)
         if use is None:
             use = self.uses[key] = RuleUse(rule)

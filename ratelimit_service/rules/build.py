@@ -20,6 +20,7 @@ from ratelimit_service.rules.tree import (
     Level,
     Node,
     TalliesOf,
+    Times,
     taken_twice,
     too_many,
     walk,
@@ -115,7 +116,12 @@ def build(versions: Iterable[Version], tallies: TalliesOf, *, strict: bool) -> B
             shard_by = next((file.shard_by.keys for file in files if file.shard_by), None)
             overrides = tallies(name, OVERRIDES)
             policies = frozenset(node.rule.failure_policy for node in walk(nodes) if node.rule)
-            domains[name] = Domain(name, Level.of(nodes), overrides, shard_by, policies)
+            times = Times()
+            for node in walk(nodes):
+                times.add(node)
+            domains[name] = Domain(
+                name, Level.of(nodes), overrides, shard_by, policies, times or None
+            )
     return Built(
         tuple(reports),
         domains,

@@ -9,6 +9,7 @@ from ratelimit_service.algorithms import ALGORITHMS, value_of
 from ratelimit_service.model import Limit
 from ratelimit_service.rules.grouping import grouping_text
 from ratelimit_service.rules.paths import path_text
+from ratelimit_service.rules.schedule import moment_text, schedule_text
 from ratelimit_service.rules.tree import Domain, Node, Rule, Snapshot, ways
 from ratelimit_service.text import printable
 
@@ -76,6 +77,9 @@ def _of_way(domain: Domain, way: tuple[Node, ...]) -> Iterator[str]:
         if nodes:
             yield f"{name}: {' '.join(nodes)}"
     for node in way:
+        if node.valid_until is not None:
+            text = path_text([(node.key, node.value)])
+            yield f"valid_until: {text} {moment_text(node.valid_until)}"
         if node.grouping is not None:
             text = path_text([(node.key, node.value)])
             yield f"group: {text} {grouping_text(node.grouping)}"
@@ -95,6 +99,8 @@ def _rest(limit: Limit) -> Iterator[str]:
         yield f"soft: {limit.soft_ppm / 10_000:g}%"
     if limit.grouping is not None:
         yield f"group: {grouping_text(limit.grouping)}"
+    if limit.schedule is not None:
+        yield f"when: {schedule_text(limit.schedule)}"
     if limit.count_denied:
         yield "count_denied: true"
     if limit.name:

@@ -13,6 +13,7 @@ from ratelimit_service.rules.matchers.cidr import Networks
 from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.problem import did_you_mean
+from ratelimit_service.rules.schedule import moment_text, schedule_text
 from ratelimit_service.rules.tree import Level, Node, Rule, Snapshot
 
 __all__ = ["EntryStep", "Explanation", "PassedOver", "explain", "limit_text"]
@@ -83,13 +84,15 @@ def limit_text(limit: Limit) -> str:
         words.append(f"{soft_of(limit)} more with a warning")
     if limit.grouping is not None:
         words.append(f"addresses grouped by {grouping_text(limit.grouping)}")
+    if limit.schedule is not None:
+        words.append(f"only when {schedule_text(limit.schedule)}")
     if limit.count_denied:
         words.append("denied hits count")
     return ", ".join(words)
 
 
 def explain(snapshot: Snapshot, domain_name: str, descriptor: Descriptor) -> Explanation:
-    """Tells how a descriptor without a limit of its own walks the rules."""
+    """Tells how a descriptor without a limit of its own walks the rules as they are now."""
     domain = snapshot.domains.get(domain_name)
     if domain is None:
         if snapshot.emptied:
@@ -103,19 +106,20 @@ def explain(snapshot: Snapshot, domain_name: str, descriptor: Descriptor) -> Exp
             hint = did_you_mean(domain_name, known)
             why = f"no rule: there is no domain {domain_name!r}, only {', '.join(known)}{hint}"
         return Explanation((), Match(None), why)
-    steps = tuple(_steps(domain.root, descriptor))
-    found = match(domain, descriptor.entries)
-    return Explanation(steps, found, _why(steps, found, descriptor))
+    minute = snapshot.minute
+    steps = tuple(_steps(domain.root, descriptor, minute))
+    found = match(domain, descriptor.entries, minute)
+    return Explanation(steps, found, _why(steps, found, descriptor, minute))
 
 
-def _steps(level: Level | None, descriptor: Descriptor) -> Iterator[EntryStep]:
+def _steps(level: Level | None, descriptor: Descriptor, minute: int) -> Iterator[EntryStep]:
     for entry in descriptor.entries:
         if level is None:
             yield EntryStep(entry, "", "", "the rules end before this entry", ())
             return
-        node = find(level, entry)
+        node = find(level, entry, minute)
         others = tuple(
-            PassedOver(_text(other), str(other.source), _why_not(other, entry, node))
+            PassedOver(_text(other), str(other.source), _why_not(other, entry, node, minute))
             for other in level.nodes
             if other.key == entry.key and other is not node
         )
@@ -126,6 +130,13 @@ def _steps(level: Level | None, descriptor: Descriptor) -> Iterator[EntryStep]:
             return
         yield EntryStep(entry, _text(node), str(node.source), _how(node, entry), others)
         level = node.children
+
+
+def _now(limit: Limit, minute: int) -> str:
+    text = limit_text(limit)
+    if limit.schedule is not None:
+        text += f" ({'as now' if limit.schedule.holds(minute) else 'not now'})"
+    return text
 
 
 def _text(node: Node) -> str:
@@ -148,7 +159,9 @@ def _how_ungrouped(node: Node) -> str:
     return "the exact value matches:" if node.value else "the key alone matches:"
 
 
-def _why_not(other: Node, entry: Entry, taken: Node | None) -> str:
+def _why_not(other: Node, entry: Entry, taken: Node | None, minute: int) -> str:
+    if other.valid_until is not None and minute >= other.valid_until:
+        return f"it ended at {moment_text(other.valid_until)}"
     if other.matcher is None:
         return "its value differs" if other.value else "it is less specific"
     its = f"its {other.matcher.noun}"
@@ -167,9 +180,9 @@ def _matches(node: Node, matcher: Matcher, value: str) -> bool:
     return matcher.matches(value)
 
 
-def _why(steps: tuple[EntryStep, ...], found: Match, descriptor: Descriptor) -> str:
+def _why(steps: tuple[EntryStep, ...], found: Match, descriptor: Descriptor, minute: int) -> str:
     if found.rule:
-        what = "; ".join(map(limit_text, found.rule.limits)) or "unlimited"
+        what = "; ".join(_now(limit, minute) for limit in found.rule.limits) or "unlimited"
         return f"rule {found.rule.path} at {found.rule.source}: {what}"
     if not descriptor.entries:
         return "no rule: the descriptor has no entries"

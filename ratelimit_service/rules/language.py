@@ -23,6 +23,7 @@ from ratelimit_service.model import (
     Unit,
 )
 from ratelimit_service.rules.matchers import registry
+from ratelimit_service.rules.matchers.matcher import ONE_OR_MORE
 
 __all__ = [
     "ANSWER_KEYS",
@@ -41,6 +42,7 @@ __all__ = [
     "REQUIRED",
     "ROOT_KEYS",
     "UNITS",
+    "WHEN_KEYS",
     "WINDOW",
     "RuleKey",
     "descriptor_keys",
@@ -64,6 +66,7 @@ MAX_LIMITS: Final = 16
 """Of one descriptor: every one of them costs as much as a descriptor."""
 
 REPLACES_KEYS: Final = ("name",)
+WHEN_KEYS: Final = ("days", "from", "to", "time_zone")
 GROUP_KEYS: Final = ("ipv4", "ipv6")
 
 Shape = Mapping[str, object]
@@ -224,6 +227,12 @@ _ON_DESCRIPTOR: Final = (
         "or a key that takes several.",
         "`false`",
     ),
+    RuleKey(
+        "valid_until",
+        TEXT,
+        "From then on the descriptor, and all below it, is as if it were not there; see "
+        "[times](#times).",
+    ),
     _group(
         "Addresses of one network count as one caller, as `{ipv4: 24, ipv6: 64}`; see "
         "[networks](#networks-as-callers).",
@@ -335,6 +344,17 @@ IN_LIMIT: Final = (
     ),
     _group(
         "The same as on a descriptor, for this limit alone; see [networks](#networks-as-callers).",
+    ),
+    RuleKey(
+        "when",
+        {
+            "type": ["object", "null"],
+            "properties": {"days": ONE_OR_MORE, **dict.fromkeys(WHEN_KEYS[1:], TEXT)},
+            "additionalProperties": False,
+        },
+        "The limit holds only at these times, as `{days: [mon-fri], from: '08:00', to: '18:00'}`; "
+        "see [times](#times).",
+        "always",
     ),
     RuleKey(
         "count_denied",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
-from zoneinfo import ZoneInfo, available_timezones
 
 from ratelimit_service.algorithms import (
     ALGORITHMS,
@@ -36,8 +35,9 @@ from ratelimit_service.model import (
 )
 from ratelimit_service.rules.grouping import read_grouping
 from ratelimit_service.rules.language import DURATION, LIMIT_KEYS, PERCENT, UNITS, WINDOW
-from ratelimit_service.rules.problem import did_you_mean, quoted
+from ratelimit_service.rules.problem import quoted
 from ratelimit_service.rules.reader import Fields, listed
+from ratelimit_service.rules.schedule import read_schedule, read_time_zone
 
 __all__ = ["limit_name", "read_limit"]
 
@@ -121,6 +121,7 @@ def read_limit(fields: Fields, around: Fields, key: str | None) -> Limit | None:
         count_denied=fields.switch("count_denied"),
         own=tuple(values[each.name] for each in algorithm.parameters if not each.field),
         grouping=read_grouping(fields),
+        schedule=read_schedule(fields),
     )
     limit = limit._replace(**_in_fields(algorithm, values))
     _check_numbers(fields, limit)
@@ -244,24 +245,12 @@ def _anchor(fields: Fields, window: _Length) -> Anchor | Calendar:
         message = "week_start means nothing without unit: week"
         fields.report("week_start", message, key="week_start")
     weekday = PARAMETERS["week_start"].words.index(_word(fields, "week_start"))
-    return Calendar(window.unit, _time_zone(fields), weekday if unit == "week" else 0)
+    return Calendar(window.unit, read_time_zone(fields), weekday if unit == "week" else 0)
 
 
 def _word(fields: Fields, name: str) -> str:
     words = PARAMETERS[name].words
     return fields.one_of(name, words, words[0])
-
-
-def _time_zone(fields: Fields) -> str:
-    name = fields.text("time_zone") or "UTC"
-    try:
-        ZoneInfo(name)
-    except (LookupError, ValueError, OSError):  # a directory of the database is an OSError
-        hint = did_you_mean(name, available_timezones())
-        message = f"time_zone {quoted(name)} is unknown: write a name such as Europe/Berlin{hint}"
-        fields.report("time_zone", message, value="time_zone")
-        return "UTC"
-    return name
 
 
 def _soft_ppm(fields: Fields) -> int:

@@ -36,8 +36,8 @@ class Match(NamedTuple):
 _NO_RULE: Final = Match(None)
 
 
-def find(level: Level, entry: Entry) -> Node | None:
-    """The node of a level that an entry goes to."""
+def find(level: Level, entry: Entry, minute: int = 0) -> Node | None:
+    """The node of a level that an entry goes to, in a minute from the Unix epoch."""
     key, value = entry
     by_value = level.exact.get(key)
     node = by_value.get(value) if by_value else None
@@ -45,20 +45,20 @@ def find(level: Level, entry: Entry) -> Node | None:
         return node
     asked = level.matching.get(key)
     if asked is not None:
-        node = asked.find(value)
+        node = asked.find(value, minute)
         if node is not None:
             return node
     return level.default.get(key)
 
 
-def match(domain: Domain, entries: Sequence[Entry]) -> Match:
-    """The rule that limits a descriptor with these entries."""
+def match(domain: Domain, entries: Sequence[Entry], minute: int = 0) -> Match:
+    """The rule that limits a descriptor with these entries, in a minute from the Unix epoch."""
     level: Level | None = domain.root
     nodes: list[Node] = []
     special = False
     node = None
     for entry in entries:
-        node = find(level, entry) if level else None
+        node = find(level, entry, minute) if level else None
         if node is None:
             return _NO_RULE
         if node.special:
@@ -73,7 +73,7 @@ def match(domain: Domain, entries: Sequence[Entry]) -> Match:
     return Match(rule, entries)
 
 
-def match_any_value(domain: Domain, entries: Sequence[Entry]) -> Rule | None:
+def match_any_value(domain: Domain, entries: Sequence[Entry], minute: int = 0) -> Rule | None:
     """The rule that descriptors with these entries meet, whatever the last one's value.
 
     None if that value matters, even if only to metrics.
@@ -84,7 +84,7 @@ def match_any_value(domain: Domain, entries: Sequence[Entry]) -> Rule | None:
         if level is None:
             return None
         if place < len(entries):
-            node = find(level, entry)
+            node = find(level, entry, minute)
         elif entry.key not in level.exact and entry.key not in level.matching:
             node = level.default.get(entry.key)
         else:

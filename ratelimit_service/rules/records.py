@@ -16,7 +16,15 @@ from typing import NamedTuple
 
 from ratelimit_service.model import FailurePolicy
 from ratelimit_service.observer import Tallies
-from ratelimit_service.rules.tree import OVERRIDES, Domain, Level, LevelBuilder, Node, TalliesOf
+from ratelimit_service.rules.tree import (
+    OVERRIDES,
+    Domain,
+    Level,
+    LevelBuilder,
+    Node,
+    TalliesOf,
+    Times,
+)
 
 __all__ = ["Assembly", "packed"]
 
@@ -72,6 +80,8 @@ class Assembly:
         self._closed: Level | None = None
         self._policies: set[FailurePolicy | None] = set()
         """Of the domain that is being put together."""
+        self._times = Times()
+        """The same."""
         self.domains: dict[str, Domain] = {}
         """Those that are complete."""
 
@@ -84,6 +94,7 @@ class Assembly:
                     node = node.with_children(self._closed)
                 if node.rule:
                     self._policies.add(node.rule.failure_policy)
+                self._times.add(node)
                 self._open[-1].add(node)
             elif isinstance(record, _Opened):
                 self._open.append(LevelBuilder())
@@ -97,8 +108,10 @@ class Assembly:
                         overrides,
                         record.shard_by,
                         frozenset(self._policies),
+                        self._times or None,
                     )
                     self._policies.clear()
+                    self._times = Times()
 
 
 class _Pickler(pickle.Pickler):

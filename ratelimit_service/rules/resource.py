@@ -38,7 +38,7 @@ _NOT_HOW = (
     "failure_policy",
 )
 _TAKES = tuple(key for key in matcher_keys() if key != "value")
-_OF_THE_DESCRIPTOR = ("share_threshold", "group", *_TAKES)
+_OF_THE_DESCRIPTOR = ("share_threshold", "group", "valid_until", *_TAKES)
 _HOW_TO_COUNT = tuple(
     name for name in LIMIT_KEYS if name not in _NOT_HOW and name not in _OF_THE_DESCRIPTOR
 )

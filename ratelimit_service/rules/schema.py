@@ -33,6 +33,7 @@ from ratelimit_service.rules.matchers import registry
 from ratelimit_service.rules.paths import Source, path_text
 from ratelimit_service.rules.problem import Problem, quoted
 from ratelimit_service.rules.reader import Fields, Reader, Unreadable
+from ratelimit_service.rules.schedule import read_valid_until
 from ratelimit_service.rules.tree import Level, Node, Rule, taken_twice, too_many
 
 __all__ = ["RuleFile", "compiled", "parse"]
@@ -204,6 +205,7 @@ class _Language:
             fields.switch("value_to_metric"),
             fields.source(),
             grouping,
+            read_valid_until(fields),
         )
 
     def _rule(self, descriptor: Fields, key: str, mappings: Sequence[Fields]) -> Rule:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ratelimit_service.model import AnswerStyle, FailurePolicy, Grouping, Limit
+from ratelimit_service.model import AnswerStyle, FailurePolicy, Grouping, Limit, Schedule
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.matchers.cidr import Networks
-from ratelimit_service.rules.matchers.grouped import grouped
 from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.matchers.search import Search
+from ratelimit_service.rules.matchers.stand_ins import stand_ins
 from ratelimit_service.rules.paths import Source
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Rule",
     "Snapshot",
     "TalliesOf",
+    "Times",
     "taken_twice",
     "too_many",
     "walk",
@@ -88,6 +89,8 @@ class Node:
     value_to_metric: bool = False
     source: Source = _NOWHERE
     grouping: Grouping | None = None
+    valid_until: int | None = None
+    """The minute, from the Unix epoch, in which it ends; None if it never does."""
     special: bool = field(init=False, default=False)
     """Whether what is counted, or shown in metrics, is another value than the entry's."""
 
@@ -119,6 +122,7 @@ class Node:
             self.value_to_metric,
             self.source,
             self.grouping,
+            self.valid_until,
         )
 
     def counted_value(self, value: str) -> str | None:
@@ -166,10 +170,19 @@ class MatcherNodes:
         """All have been added."""
         self._search.complete()
 
-    def find(self, value: str) -> Node | None:
-        """The node that a value goes to."""
+    def find(self, value: str, minute: int = 0) -> Node | None:
+        """The node that a value goes to in a minute."""
         place = self._search.first(value)
-        return self._nodes[place] if place >= 0 else None
+        if place < 0:
+            return None
+        node = self._nodes[place]
+        if node.valid_until is None or minute < node.valid_until:
+            return node
+        for other in self._search.all(value):
+            node = self._nodes[other]
+            if node.valid_until is None or minute < node.valid_until:
+                return node
+        return None
 
 
 class LevelBuilder:
@@ -184,8 +197,9 @@ class LevelBuilder:
     def add(self, node: Node) -> None:
         """Adds the next node as declared."""
         self._nodes.append(node)
-        if node.grouping is not None and node.value and not isinstance(node.matcher, Networks):
-            for matcher in grouped(node.value, node.matcher, node.grouping):
+        odd = node.valid_until is not None or (node.grouping is not None and node.value)
+        if odd and not isinstance(node.matcher, Networks):
+            for matcher in stand_ins(node.value, node.matcher, node.grouping):
                 self._ask(node, matcher)
         elif node.matcher is not None:
             if node.matcher.asked:
@@ -210,6 +224,42 @@ class LevelBuilder:
         return Level(tuple(self._nodes), self._exact, self._matching, self._default)
 
 
+_MOST_TIMES = 1_000
+"""Where more times matter, other rules may hold in any minute."""
+
+
+class Times:
+    """The times at which other rules hold than before."""
+
+    def __init__(self) -> None:
+        self._schedules: dict[Schedule, None] = {}
+        self._ends: dict[int, None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._schedules or self._ends)
+
+    def add(self, node: Node) -> None:
+        """Adds those of a node."""
+        if node.valid_until is not None:
+            self._ends[node.valid_until] = None
+        if node.rule is not None:
+            for limit in node.rule.limits:
+                if limit.schedule is not None:
+                    self._schedules[limit.schedule] = None
+
+    def merge(self, other: Times) -> None:
+        """Adds those of another domain."""
+        self._schedules |= other._schedules
+        self._ends |= other._ends
+
+    def phase(self, minute: int) -> object:
+        """What tells one minute from another in which other rules hold."""
+        if len(self._schedules) + len(self._ends) > _MOST_TIMES:
+            return minute
+        held = tuple(schedule.holds(minute) for schedule in self._schedules)
+        return held, sum(end <= minute for end in self._ends)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Domain:
     """One domain's tree. `overrides` tallies the limits that callers bring along.
@@ -224,6 +274,8 @@ class Domain:
     shard_by: frozenset[str] | None = None
     policies: frozenset[FailurePolicy | None] = frozenset()
     """The failure policies of its rules; None stands for rules that name none."""
+    times: Times | None = None
+    """Where rules depend on the time."""
 
     @property
     def rules(self) -> Iterator[Rule]:
@@ -287,6 +339,22 @@ class Snapshot:
     domains: Mapping[str, Domain]
     unserved: frozenset[str] = frozenset()
     emptied: bool = False
+    minute: int = 0
+    """The minute from the Unix epoch in which it is looked at, where rules depend on the time."""
+    times: Times | None = field(init=False, default=None)
+    """Where rules depend on the time."""
+
+    def __post_init__(self) -> None:
+        timed = [domain.times for domain in self.domains.values() if domain.times]
+        if timed:
+            times = Times()
+            for each in timed:
+                times.merge(each)
+            object.__setattr__(self, "times", times)
+
+    def in_minute(self, minute: int, number: int) -> Snapshot:
+        """The same as it is in a minute, under a number of its own."""
+        return Snapshot(number, self.domains, self.unserved, self.emptied, minute)
 
     def never_loaded(self, domain: str) -> bool:
         """Whether a domain has no rules because they cannot be read, not because there are none.

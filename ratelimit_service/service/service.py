@@ -11,8 +11,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ratelimit_service.clock import elapsed_us
+from ratelimit_service.clock import Clock, elapsed_us, now_us
 from ratelimit_service.observer import Stats
+from ratelimit_service.rules.moment import Moments
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.answering import Answering
 from ratelimit_service.service.asked import Asked, leased
@@ -49,9 +50,12 @@ class Service:
         store: Store,
         settings: Settings,
         stats: Stats,
+        clock: Clock = now_us,
     ) -> None:
         """`snapshot` gives the rules that hold now; one is used for a whole batch."""
         self._snapshot = snapshot
+        self._clock = clock
+        self._moments = Moments()
         self._store = store
         self._stats = stats
         self.waits = store.waits
@@ -110,6 +114,8 @@ class Service:
             if headers is not None and self.tracer is not None:
                 batch.traced = self.tracer.choose(headers)
             snapshot = self._snapshot()
+            if snapshot.times is not None:
+                snapshot = self._moments.at(snapshot, self._clock())
             number = snapshot.number
             planning = self._planning
             remembered = planning.requests.get

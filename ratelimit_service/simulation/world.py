@@ -15,6 +15,7 @@ from ratelimit_service.health import Health
 from ratelimit_service.limiter import LEASE_BYTES, Plan, Planner, answer, unasked
 from ratelimit_service.model import Code, Decision, Hit, Request, Status
 from ratelimit_service.observer import Stats
+from ratelimit_service.rules.moment import Moments
 from ratelimit_service.rules.tree import Rule, Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
@@ -58,6 +59,7 @@ class World:
         self._snapshot = snapshot
         self._settings = settings
         self._planner = Planner(settings)
+        self._moments = Moments()
         self._now_us = 0
         self._leases = 0
         self._stats = Stats()
@@ -70,9 +72,16 @@ class World:
         """How many counters that still counted had to make room for others."""
         return self._stats.evictions["live"]
 
-    def plan(self, request: Request) -> list[Plan]:
-        """What each descriptor needs. It may be charged many times (`charge`)."""
-        return self._planner.plan(request, self._snapshot)
+    def plan(self, request: Request, at_us: int) -> list[Plan]:
+        """What each descriptor needs. It may be charged many times (`charge`), while `phase` stays.
+
+        `at_us` is the moment, in microseconds since the Unix epoch.
+        """
+        return self._planner.plan(request, self._moments.at(self._snapshot, at_us))
+
+    def phase(self, at_us: int) -> int:
+        """A number that is another one when other rules hold, since some depend on the time."""
+        return self._moments.at(self._snapshot, at_us).number
 
     def charge(self, hits: Sequence[Hit], at_us: int) -> Settled:
         """Settles one request at that moment, in microseconds since the Unix epoch."""
@@ -97,7 +106,7 @@ class World:
 
         Raises PolicyError if its rules never loaded and the failure policy is `error`.
         """
-        plans = self.plan(request)
+        plans = self.plan(request, at_us)
         hits, lease = self.leased(plans)
         settled = self.charge(hits, at_us) if hits else unasked(plans)
         if settled.verdict is Verdict.FAILED:

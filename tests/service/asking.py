@@ -124,11 +124,13 @@ class Asking:
             memory if store is None else store,
             self.settings,
             self.stats,
+            clock,
         )
+        self.clock = clock
 
     def served_by(self, store: Store, settings: Settings) -> Service:
         """A service over the same rules."""
-        return Service(lambda: self.rules.snapshot, store, settings, self.stats)
+        return Service(lambda: self.rules.snapshot, store, settings, self.stats, self.clock)
 
     async def answer(self, request: Request) -> Decision | Refusal:
         (answer,) = await self.service.decide([wire.encode_request(request)])

@@ -1,6 +1,8 @@
-"""What takes the networks of callers instead of their addresses: descriptors with `group`.
+"""Matchers for descriptors that cannot be looked up by their values as they are.
 
-These matchers stand for others within a level; nobody writes them, and nobody is shown them.
+With `group` they take the networks of callers instead of their addresses, and with `valid_until`
+they end, so that the next one must be asked. These matchers stand for others within a level;
+nobody writes them, and nobody is shown them.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from ratelimit_service.model import Grouping
 from ratelimit_service.rules.matchers.matcher import Index, Matcher
 from ratelimit_service.rules.reader import Fields
 
-__all__ = ["grouped"]
+__all__ = ["stand_ins"]
 
 _BEFORE_NETWORKS: Final = -(2**21)
+_AFTER_ALL: Final = 2**21
 
 
 class _Grouped(Matcher):
@@ -40,7 +43,7 @@ class _Asked(_Grouped):
     """What another matcher takes."""
 
     text: str
-    grouping: Grouping
+    grouping: Grouping | None
     matcher: Matcher
 
     @property
@@ -50,14 +53,18 @@ class _Asked(_Grouped):
 
     def matches(self, value: str) -> bool:
         """Whether the other one takes what a value is grouped to."""
-        return self.matcher.matches(self.grouping.of(value) or value)
+        return self.matcher.matches(_text_of(self.grouping, value))
+
+
+def _text_of(grouping: Grouping | None, value: str) -> str:
+    return (grouping.of(value) or value) if grouping is not None else value
 
 
 class _ByText(Index):
     """Texts by hash, once for each way to group."""
 
     def __init__(self) -> None:
-        self._places: dict[Grouping, dict[str, int]] = {}
+        self._places: dict[Grouping | None, dict[str, int]] = {}
 
     def add(self, matcher: Matcher, place: int) -> None:
         """Adds the next one's texts."""
@@ -73,7 +80,7 @@ class _ByText(Index):
     def all(self, value: str) -> Iterable[int]:
         """Those of each way to group, as declared."""
         found = [
-            places.get(grouping.of(value) or value, -1) for grouping, places in self._places.items()
+            places.get(_text_of(grouping, value), -1) for grouping, places in self._places.items()
         ]
         return sorted(place for place in found if place >= 0)
 
@@ -84,7 +91,7 @@ class _Texts(_Grouped):
 
     index = _ByText
     text: str
-    grouping: Grouping
+    grouping: Grouping | None
     texts: tuple[str, ...]
 
     @property
@@ -94,11 +101,34 @@ class _Texts(_Grouped):
 
     def matches(self, value: str) -> bool:
         """Whether a value is grouped to one of them."""
-        return (self.grouping.of(value) or value) in self.texts
+        return _text_of(self.grouping, value) in self.texts
 
 
-def grouped(value: str, matcher: Matcher | None, grouping: Grouping) -> tuple[Matcher, ...]:
-    """What takes, of what addresses are grouped to, an exact value or what a matcher takes."""
+@dataclass(frozen=True, slots=True)
+class _Any(_Grouped):
+    """Every value, after all others."""
+
+    text: str
+
+    @property
+    def rank(self) -> int:
+        """After all others."""
+        return _AFTER_ALL
+
+    def matches(self, _value: str) -> bool:
+        """Always."""
+        return True
+
+
+def stand_ins(
+    value: str, matcher: Matcher | None, grouping: Grouping | None
+) -> tuple[Matcher, ...]:
+    """What takes, of what addresses are grouped to, the value of a descriptor or what it matches.
+
+    Without a value it takes every one.
+    """
+    if not value:
+        return (_Any(""),)
     texts = (value,) if matcher is None else matcher.literals
     exact = (_Texts("", grouping, texts),) if texts else ()
     if matcher is None or not matcher.asked:
