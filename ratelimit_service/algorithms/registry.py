@@ -100,7 +100,8 @@ def spec_of(limit: Limit) -> CounterSpec:
     rate = limit.requests_per_unit if algorithm.refills else 0
     tick = 0
     if algorithm.ticks:
-        tick = _tick_exponent(limit.window_us, max(2, hard + (rate or hard)))
+        whole = hard + limit.reserved  # all limits of a pool count in the same ticks
+        tick = _tick_exponent(limit.window_us, max(2, whole + (rate or whole)))
     return CounterSpec(
         algorithm,
         hard,

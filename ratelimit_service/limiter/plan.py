@@ -126,6 +126,8 @@ class Planner:
         if not rule.independent or len(rule.limits) != 1 or rule.groups:
             return None
         (limit,) = rule.limits
+        if limit.limit.pool:
+            return None
         addend = addend or 1
         rest = (
             limit.spec,

@@ -51,6 +51,8 @@ _LIMIT_ANSWERED: Final = frozenset(
         "own",
         "grouping",
         "schedule",
+        "pool",
+        "reserved",
     )
 )
 """The same for a limit. `soft_ppm` is not listed: a status shows less than what remains."""

@@ -50,7 +50,8 @@ class Limit(NamedTuple):
     with a warning. With `count_denied` hits are counted whether or not they pass. `own` are
     the values of the algorithm's parameters that have no field here, as it declares them.
     With a `grouping` the addresses of one network are one caller. With a `schedule` it holds only
-    at its times, and counts only then.
+    at its times, and counts only then. All limits of a `pool` charge one counter, whatever the
+    value of the rule's own entry; `reserved` are the hits that this one leaves to the others.
     """
 
     requests_per_unit: int
@@ -68,6 +69,8 @@ class Limit(NamedTuple):
     own: tuple[int, ...] = ()
     grouping: Grouping | None = None
     schedule: Schedule | None = None
+    pool: str = ""
+    reserved: int = 0
 
     @property
     def scope(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
+from ratelimit_service.algorithms import spec_of
 from ratelimit_service.rules.overlay import NO_OVERLAY, Overlay, parse_overlay
 from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.problem import Problem, did_you_mean, quoted
@@ -19,6 +20,7 @@ from ratelimit_service.rules.tree import (
     Domain,
     Level,
     Node,
+    Rule,
     TalliesOf,
     Times,
     taken_twice,
@@ -164,7 +166,12 @@ def merge(files: Sequence[RuleFile]) -> tuple[tuple[Node, ...], list[Problem]]:
     if len(files) > 1:  # one file's are known already
         for node, message in too_many(nodes):
             problems.append(Problem(node.source, "", message, "matcher"))
-    return nodes, [*problems, *_other_shards(files), *_unknown_targets(nodes)]
+    return nodes, [
+        *problems,
+        *_other_shards(files),
+        *_unknown_targets(nodes),
+        *_unequal_pools(nodes),
+    ]
 
 
 def _other_shards(files: Sequence[RuleFile]) -> Iterator[Problem]:
@@ -174,6 +181,23 @@ def _other_shards(files: Sequence[RuleFile]) -> Iterator[Problem]:
         if other.keys != said[0].keys:
             message = f"the domain's counters are placed otherwise at {said[0].source}"
             yield Problem(other.source, "", f"{message}: write the same", "shard_by")
+
+
+def _unequal_pools(nodes: Iterable[Node]) -> Iterator[Problem]:
+    """Limits of a pool that count otherwise, or up to another number, than its first one."""
+    first: dict[str, tuple[Rule, object]] = {}
+    for rule in (node.rule for node in walk(nodes) if node.rule):
+        for limit in rule.limits:
+            if limit.pool:
+                spec = spec_of(limit)
+                counted = (spec.key + limit.scope, spec.limit + limit.reserved, spec.rate)
+                other, before = first.setdefault(limit.pool, (rule, counted))
+                if counted != before:
+                    message = (
+                        f"the limits of pool {quoted(limit.pool)} must be the same, but for what "
+                        f"they reserve: see {other.source}"
+                    )
+                    yield Problem(rule.source, rule.path, message, "pool")
 
 
 def _unknown_targets(nodes: Iterable[Node]) -> Iterator[Problem]:

@@ -99,6 +99,10 @@ def _rest(limit: Limit) -> Iterator[str]:
         yield f"soft: {limit.soft_ppm / 10_000:g}%"
     if limit.grouping is not None:
         yield f"group: {grouping_text(limit.grouping)}"
+    if limit.pool:
+        yield f"pool: {limit.pool}"
+    if limit.reserved:
+        yield f"reserve: {limit.reserved}"
     if limit.schedule is not None:
         yield f"when: {schedule_text(limit.schedule)}"
     if limit.count_denied:

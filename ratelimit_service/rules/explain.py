@@ -84,6 +84,10 @@ def limit_text(limit: Limit) -> str:
         words.append(f"{soft_of(limit)} more with a warning")
     if limit.grouping is not None:
         words.append(f"addresses grouped by {grouping_text(limit.grouping)}")
+    if limit.pool:
+        words.append(f"of pool {limit.pool}")
+    if limit.reserved:
+        words.append(f"without the {limit.reserved} that are left to others")
     if limit.schedule is not None:
         words.append(f"only when {schedule_text(limit.schedule)}")
     if limit.count_denied:

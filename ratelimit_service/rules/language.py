@@ -346,6 +346,16 @@ IN_LIMIT: Final = (
         "The same as on a descriptor, for this limit alone; see [networks](#networks-as-callers).",
     ),
     RuleKey(
+        "pool",
+        TEXT,
+        "All limits with this name charge one counter; see [reserves](#reserves).",
+    ),
+    RuleKey(
+        "reserve",
+        _matching(PERCENT),
+        "The part of the `pool` that this limit leaves to the others, as `20%`.",
+    ),
+    RuleKey(
         "when",
         {
             "type": ["object", "null"],

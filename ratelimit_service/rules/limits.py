@@ -117,15 +117,16 @@ def read_limit(fields: Fields, around: Fields, key: str | None) -> Limit | None:
         limit_name(fields),
         algorithm.name,
         _anchor(fields, window),
-        soft_ppm=_soft_ppm(fields),
+        soft_ppm=_ppm(fields, "soft"),
         count_denied=fields.switch("count_denied"),
         own=tuple(values[each.name] for each in algorithm.parameters if not each.field),
         grouping=read_grouping(fields),
         schedule=read_schedule(fields),
+        pool=fields.text("pool"),
     )
     limit = limit._replace(**_in_fields(algorithm, values))
     _check_numbers(fields, limit)
-    return limit
+    return _within_reserve(fields, limit)
 
 
 def _value(fields: Fields, parameter: Parameter) -> int:
@@ -253,17 +254,47 @@ def _word(fields: Fields, name: str) -> str:
     return fields.one_of(name, words, words[0])
 
 
-def _soft_ppm(fields: Fields) -> int:
-    if not fields.given("soft"):
+def _ppm(fields: Fields, name: str) -> int:
+    """A part of the limit in millionths; 0 if it is not given, or is none, which is reported."""
+    if not fields.given(name):
         return 0
-    found = PERCENT.fullmatch(fields.text("soft"))
+    found = PERCENT.fullmatch(fields.text(name))
     ppm = int(found[1]) * 10_000 + int((found[2] or "").ljust(4, "0")) if found else 0
     if not 0 < ppm <= 1_000_000:
-        text = quoted(fields.raw("soft"))
-        message = f"soft {text} is none: write a part of the limit up to 100%, as 10%"
-        fields.report("soft", message, value="soft")
+        text = quoted(fields.raw(name))
+        message = f"{name} {text} is none: write a part of the limit up to 100%, as 10%"
+        fields.report(name, message, value=name)
         return 0
     return ppm
+
+
+def _within_reserve(fields: Fields, limit: Limit) -> Limit:
+    """The limit without what it leaves to the others of its pool."""
+    ppm = _ppm(fields, "reserve")
+    if fields.given("pool") and fields.given("group"):
+        message = "group means nothing in a pool, which counts all callers together"
+        fields.report("pool", message, key="group")
+    if not fields.given("reserve"):
+        return limit
+    if not limit.pool:
+        message = "reserve leaves a part of a shared limit to others: name it, as pool: fleet"
+        fields.report("reserve", message, key="reserve")
+    for name in ("soft", "max_wait"):
+        if fields.given(name):
+            message = f"{name} and reserve exclude each other: remove one"
+            fields.report("reserve", message, key=name)
+            return limit
+    whole = capacity_of(limit)
+    reserved = -(-whole * ppm // 1_000_000)
+    if not ALGORITHMS[limit.algorithm].refills:
+        return limit._replace(requests_per_unit=whole - reserved, reserved=reserved)
+    if reserved > limit.requests_per_unit:
+        message = (
+            f"reserve comes to {reserved} hits: of a bucket at most what comes back in a window, "
+            f"{limit.requests_per_unit}"
+        )
+        fields.report("reserve", message, key="reserve")
+    return limit._replace(burst=whole - reserved, reserved=reserved)
 
 
 def _check_numbers(fields: Fields, limit: Limit) -> None:

@@ -239,7 +239,7 @@ def _limits(descriptor: Fields, key: str, mappings: Sequence[Fields]) -> tuple[L
                 message = "unlimited means nothing beside other limits: use rate_limit for it"
                 fields.report("unlimited", message, key="unlimited")
             continue
-        other = seen.setdefault(spec_of(limit).key + limit.scope, fields)
+        other = seen.setdefault((spec_of(limit).key + limit.scope, limit.pool), fields)
         if other is not fields:
             fields.report(
                 "duplicate_limit",

@@ -42,7 +42,7 @@ _DIGEST_BYTES: Final = 21
 class CounterNames:
     """The keys of one domain's counters of one limit."""
 
-    __slots__ = ("_domain", "_grouping", "_kind", "_shard_by")
+    __slots__ = ("_domain", "_grouping", "_kind", "_pool", "_shard_by")
 
     def __init__(
         self,
@@ -57,9 +57,11 @@ class CounterNames:
         """
         self._domain = f"{len(domain)}:{domain}"
         self._grouping: Grouping | None = None
+        self._pool = ""
         kind = spec.key
         if limit is not None:
             self._grouping = limit.grouping
+            self._pool = limit.pool
             kind += limit.scope
         self._kind = kind.encode()
         self._shard_by = shard_by
@@ -79,6 +81,10 @@ class CounterNames:
         """
         if self._grouping is not None:
             entries, shared = _grouped(entries, shared, self._grouping)
+        if self._pool:  # no rule has an empty key, and what callers bring is never shared
+            last = len(entries) - 1
+            entries = [*entries[:last], ("", self._pool)]
+            shared = (*(place for place in shared if place < last), last)
         counted = (self._domain + _encoded(entries, shared)).encode()
         tagged = counted
         if self._shard_by is not None and self._shard_by <= {key for key, _ in entries}:
