@@ -37,7 +37,7 @@ BEYOND_THE_SCHEMA = {
     *("refill_of_a_leaky_bucket", "replaces_itself", "replaces_nobody", "share_threshold"),
     *("share_threshold_of_a_key", "time_zone_without_calendar", "unlimited_with_requests"),
     *("unlimited_with_unit", "window_and_unit", "leases_too_many", "log_too_long", "queue"),
-    *("soft_too_large", "soft_too_small", "week_start"),
+    *("soft_too_large", "soft_too_small", "week_start", "pool"),
     # Words that are too many to list, and numbers that are too large only in some unit.
     *("time_zone", "window_too_long", "name", "metadata_is_infinite"),
 }
