@@ -80,6 +80,7 @@ bench: $(VENV)/.developing $(COMPILED)/.compiled tools
 	@$(BIN)/python -m benchmarks.run
 	@$(BIN)/python -m benchmarks.workers
 	@$(BIN)/python -m benchmarks.algorithms
+	@$(BIN)/python -m benchmarks.matching
 	@$(BIN)/python -m benchmarks.accuracy
 	@$(BIN)/python -m benchmarks.shards
 	@$(BIN)/python -m benchmarks.restarts

@@ -174,8 +174,10 @@ def _check_unlimited(fields: Fields) -> None:
 def _check_algorithm(fields: Fields, algorithm: Algorithm) -> None:
     """Reports the keys that mean nothing with this algorithm."""
     for parameter in PARAMETERS.values():
+        if not (parameter.instead and fields.given(parameter.name)):
+            continue  # as nearly always, and to ask who knows it takes long
         others = with_parameter(parameter.name)
-        if parameter.instead and algorithm not in others:
+        if algorithm not in others:
             _check_meaning(fields, parameter.name, algorithm, others, parameter.instead)
     counting = [each for each in ALGORITHMS.values() if each.denied >= Denied.COUNTED]
     if algorithm not in counting:
