@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from ratelimit_service import listening
 from ratelimit_service.admin import Content, Pages, rules_page
 from ratelimit_service.errors import TransportError
 from ratelimit_service.metrics import EXPORTERS, OtlpMetrics, Page, Push, Sources
 from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.runtime.channel import sockets
 from ratelimit_service.runtime.signals import log
 from ratelimit_service.settings import Settings
 from ratelimit_service.telemetry.otlp import Otlp
@@ -61,19 +63,34 @@ class Exporting:
         if settings.debug:
             self._pages["--debug", settings.debug]["/rlconfig"] = rules_page(snapshot)
         self._ports: list[Pages] = []
+        self._open: dict[str, list[socket.socket]] = {}
+        """What listens, by address: of the former program until `start`, then our own."""
         self._tasks: list[asyncio.Task[None]] = []
+
+    def inherit(self, former: Mapping[str, Sequence[int]]) -> None:
+        """Takes over the ports that a former program of this process has left open."""
+        self._open = {address: sockets(each) for address, each in former.items()}
+
+    def leave(self) -> dict[str, list[socket.socket]]:
+        """The ports for the next program, by address. They stay open when this one stops."""
+        return {address: [each.dup() for each in some] for address, some in self._open.items()}
 
     async def start(self) -> None:
         """Opens ports and begins to send. The log names a port that cannot be opened any more."""
+        inherited, self._open = self._open, {}
         for (flag, address), pages in self._pages.items():
             try:
-                sockets = listening.listen(address, flag.removeprefix("--"))
+                opened = inherited.pop(address, None)
+                opened = opened or listening.listen(address, flag.removeprefix("--"))
             except TransportError as error:
                 log.error("%s", error)
                 continue
             port = Pages(pages, self._settings.http_hosts, self._closed)
             self._ports.append(port)
-            await port.start(sockets)
+            self._open[address] = opened
+            await port.start(opened)
+        for each in [each for some in inherited.values() for each in some]:
+            each.close()  # nobody asks for this port any more
         for push in self._pushes:
             await push.begin(await self._sources.read())
             self._tasks.append(asyncio.create_task(self._keep_sending(push)))

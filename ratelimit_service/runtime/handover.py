@@ -27,6 +27,8 @@ class Handover(TypedDict):
     http: list[int]
     workers: list[Inherited]
     counts: Counts
+    pages: NotRequired[dict[str, list[int]]]
+    """Those of other ports, by the address that was asked for. Older versions leave none."""
     rules: NotRequired[dict[str, str] | None]
     """What was last accepted of a source that sends rules, by name; None if they are read anew."""
     restarts: int
@@ -44,7 +46,8 @@ def become_successor(handover: Handover) -> None:
 
     Signals must be held before, or one might come when nobody handles it.
     """
-    for descriptor in (*handover["grpc"], *handover["http"]):
+    pages = [each for ports in handover.get("pages", {}).values() for each in ports]
+    for descriptor in (*handover["grpc"], *handover["http"], *pages):
         os.set_inheritable(descriptor, True)
     memory = _memory()
     with os.fdopen(memory, "wb", closefd=False) as file:

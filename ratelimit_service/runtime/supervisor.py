@@ -197,6 +197,7 @@ class _Supervisor:
         """Goes on where the former image of this process stopped, with connections first."""
         self._restarting, self._restarts = True, former["restarts"]
         self._http, self._grpc = map(sockets, (former["http"], former["grpc"]))
+        self._exporting.inherit(former.get("pages", {}))
         await self._workers.adopt(former["workers"])
         self._workers_changed()
         await self._load_rules(former.get("rules"))
@@ -264,6 +265,7 @@ class _Supervisor:
             return
         self._stays.clear()
         listeners = [each.dup() for each in self._http]  # the admin closes those that it has
+        pages = self._exporting.leave()
         await self._admin.close()
         self._stop_accepting()
         log.info("restarting")
@@ -280,6 +282,9 @@ class _Supervisor:
             Handover(
                 grpc=[each.fileno() for each in self._grpc],
                 http=[each.fileno() for each in listeners],
+                pages={
+                    address: [each.fileno() for each in some] for address, some in pages.items()
+                },
                 workers=workers,
                 counts=counts,
                 rules=None if rules is None else dict(rules),

@@ -150,7 +150,14 @@ class Given:
 
 
 @pytest.fixture(
-    params=["kustomize base", "kustomize example", "helm", "helm everything", "helm outside"]
+    params=[
+        "kustomize base",
+        "kustomize plain",
+        "kustomize example",
+        "helm",
+        "helm everything",
+        "helm outside",
+    ]
 )
 def shipped(request: pytest.FixtureRequest, tmp_path: Path) -> list[Object]:
     """Everything that can be had of deploy/, in its main forms."""

@@ -29,9 +29,9 @@ from ratelimit_service.runtime.app import workers
 from ratelimit_service.settings import Settings
 from ratelimit_service.wire import METHOD, SERVICE
 from tests.runtime.conftest import RULES, Start
-from tests.servers.process import PATIENCE_SECONDS, listens, wait_until
+from tests.servers.process import PATIENCE_SECONDS, free_port, listens, wait_until
 from tests.servers.redis import RedisServer
-from tests.servers.service import COMMAND, ServiceProcess
+from tests.servers.service import COMMAND, ServiceProcess, http
 from tests.service.asking import descriptor
 
 REDIS = "redis://localhost:6379/0"
@@ -388,6 +388,36 @@ class Load:
                 self.calls += 1
 
 
+class Reader:
+    """Reads pages without pause, until it is left."""
+
+    def __init__(self, *urls: str) -> None:
+        self._urls = urls
+        self._over = threading.Event()
+        self.pages = 0
+        self.failures: list[str] = []
+
+    def __enter__(self) -> Reader:
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        while not self._over.is_set():
+            for url in self._urls:
+                try:
+                    status = http(url).status
+                except OSError as error:
+                    self.failures.append(f"{url}: {error}")
+                else:
+                    self.failures += [] if status == 200 else [f"{url}: {status}"]
+                self.pages += 1
+
+
 def restart(service: ServiceProcess) -> subprocess.CompletedProcess[str]:
     command = [COMMAND, "restart", "--http", f"127.0.0.1:{service.http_port}"]
     return subprocess.run(
@@ -439,17 +469,27 @@ def open_sockets(pid: int) -> int:
 def test_restart_by_signal_over_a_unix_socket(
     start: Start, own_redis: RedisServer, tmp_path: Path
 ) -> None:
-    """SIGUSR2 does the same; a Unix socket stays where it is until the service ends."""
+    """SIGUSR2 does the same; a Unix socket stays where it is until the service ends.
+
+    The ports of metrics and of the debug pages are handed on, too: no page is missed.
+    """
     path = tmp_path / "grpc.sock"
-    service = start("--store", own_redis.url, "--workers", "1", "--grpc", f"unix:{path}")
+    ports = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    flags = ["--debug", ports[0], "--reference-metrics", ports[1], "--workers", "1"]
+    service = start("--store", own_redis.url, "--grpc", f"unix:{path}", *flags)
     before = pids(service)
-    with Client(f"unix:{path}") as client:
+    pages = f"http://{ports[0]}/stats", f"http://{ports[1]}/metrics"
+    with Client(f"unix:{path}") as client, Reader(*pages) as reader:
         ask(client)
+        wait_until(lambda: reader.pages > 2, "pages")
 
         service.signal(signal.SIGUSR2)
 
         wait_until(lambda: "restarted: version" in service.log, "the restart")
+        seen = reader.pages
+        wait_until(lambda: reader.pages > seen + 2, "pages of the next program")
         assert ask(client) is Code.OK
+    assert reader.failures == []
     assert not set(before) & set(pids(service))
     service.signal(signal.SIGTERM)
     assert service.wait() == 0
