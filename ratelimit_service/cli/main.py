@@ -13,6 +13,7 @@ import click
 
 from ratelimit_service import __version__, compiled
 from ratelimit_service.cli.demo import demo
+from ratelimit_service.cli.diff import diff
 from ratelimit_service.cli.explain import explain
 from ratelimit_service.cli.health import health
 from ratelimit_service.cli.hit import hit
@@ -75,6 +76,7 @@ for _command in (
     init,
     lint,
     test,
+    diff,
     replay,
     explain,
     why,

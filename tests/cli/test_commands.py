@@ -75,7 +75,8 @@ def service(rules: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["serve"], ["restart"], ["init"], ["lint"], ["schema"], ["explain"], ["hit"]]
+    "command",
+    [[], ["serve"], ["restart"], ["init"], ["lint"], ["schema"], ["diff"], ["explain"], ["hit"]],
 )
 def test_help(command: list[str]) -> None:
     """Every command says what it does, and shows an example."""

@@ -1,0 +1,47 @@
+"""`ratelimit diff`: what a change of rules means."""
+
+from __future__ import annotations
+
+import click
+
+from ratelimit_service.cli.say import say
+
+__all__ = ["diff"]
+
+
+@click.command()
+@click.argument("old")
+@click.argument("new")
+@click.option(
+    "--format",
+    "shape",
+    default="text",
+    show_default=True,
+    type=click.Choice(["text", "json", "markdown"]),
+    help="For people, for programs, or for a pull request's comment.",
+)
+def diff(old: str, new: str, shape: str) -> int:
+    """Tell what changes in meaning between two sets of rules.
+
+    OLD and NEW are rule files, directories, or revisions of git: HEAD~1:rules, or main, which
+    takes the path of the other side. Told are rules that come, go, get tighter or looser, with
+    both numbers; counters that start anew, and why; and callers who would meet another rule.
+    Comments, files, lines, and order by itself are never told.
+
+    Exits 0 if nothing changes, 1 if something does, 2 if rules have problems or are not there.
+
+    Example: ratelimit diff main rules/
+    """
+    from ratelimit_service.cli.changes import FORMATS, summary  # noqa: PLC0415
+    from ratelimit_service.comparison import SideError, compare, read_sides  # noqa: PLC0415
+
+    try:
+        before, after = read_sides(old, new)
+    except SideError as error:
+        say(str(error), err=True)
+        return 2
+    changes = compare(before.domains, after.domains)
+    for line in FORMATS[shape](changes):
+        say(line)
+    say(summary(changes), err=True)
+    return 1 if changes else 0

@@ -1,0 +1,139 @@
+"""What changes between two sets of rules, in meaning: files, lines and order alone are nothing.
+
+Rules that come, go and stay are told by their places in the tree. Which callers meet another rule
+is told by descriptors that walk both trees (`examples`). Counters are told by their real keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ratelimit_service.algorithms import spec_of
+from ratelimit_service.comparison.changes import Callers, Change, ChangeKind, Detail, overall
+from ratelimit_service.comparison.examples import meetings, sample
+from ratelimit_service.comparison.policies import PlacedRule, details, shared_places, why_anew
+from ratelimit_service.model import Entry
+from ratelimit_service.rules.match import match
+from ratelimit_service.rules.tree import Domain, Rule, ways
+from ratelimit_service.stores.keys import CounterNames
+
+__all__ = ["compare"]
+
+
+def compare(old: Mapping[str, Domain], new: Mapping[str, Domain]) -> list[Change]:
+    """Every change, by domain and rule; none if both sets of rules mean the same."""
+    return [
+        change
+        for name in sorted(old.keys() | new.keys())
+        for change in _of_domain(name, old.get(name), new.get(name))
+    ]
+
+
+def _of_domain(name: str, old: Domain | None, new: Domain | None) -> Iterator[Change]:
+    if old is None or new is None:
+        kind = ChangeKind.ADDED if old is None else ChangeKind.REMOVED
+        yield Change(kind, name, "")
+    before, after = _placed(old), _placed(new)
+    if old is not None and new is not None and old.shard_by != new.shard_by:
+        yield _resharded(old, new, before, after)
+    moved = list(_moved(old, new))
+    for path in sorted(before.keys() | after.keys()):
+        one, other = before.get(path), after.get(path)
+        if one is None or other is None:
+            kind = ChangeKind.ADDED if one is None else ChangeKind.REMOVED
+            yield Change(
+                kind,
+                name,
+                path,
+                one and one.rule,
+                other and other.rule,
+                callers=tuple(_of_path(moved, path)),
+            )
+        elif found := details(one, other):
+            anew = tuple(dict.fromkeys(why_anew(one, other)))
+            yield Change(overall(found), name, path, one.rule, other.rule, found, anew)
+    stay = before.keys() & after.keys()
+    for each in moved:
+        if all(rule is None or rule.path in stay for rule in (each.old, each.new)):
+            path = each.old.path if each.old else each.new.path if each.new else ""
+            yield Change(ChangeKind.CALLERS, name, path, each.old, each.new, callers=(each,))
+
+
+def _placed(domain: Domain | None) -> dict[str, PlacedRule]:
+    """The rules of a domain by their paths."""
+    found = {}
+    for way in ways(domain.root.nodes) if domain else ():
+        rule = way[-1].rule
+        if rule is not None:
+            found[rule.path] = PlacedRule(rule, way)
+    return found
+
+
+def _moved(old: Domain | None, new: Domain | None) -> Iterator[Callers]:
+    """One descriptor for each pair of rules between which callers move."""
+    seen = set()
+    roots = [domain.root if domain else None for domain in (old, new)]
+    for entries, one, other in meetings(roots[0], roots[1]):
+        before = one.rule if one else None
+        after = other.rule if other else None
+        pair = (before and before.path, after and after.path)
+        if pair[0] != pair[1] and pair not in seen:
+            seen.add(pair)
+            yield Callers(entries, before, after, _anew(old, new, entries))
+
+
+def _of_path(moved: Sequence[Callers], path: str) -> Iterator[Callers]:
+    """The callers that come to a rule, or leave it, and met or meet another."""
+    for each in moved:
+        if each.old and each.new and path in {each.old.path, each.new.path}:
+            yield each
+
+
+def _anew(old: Domain | None, new: Domain | None, entries: Sequence[Entry]) -> bool:
+    """Whether a descriptor is counted, before and after, and on other counters."""
+    before, after = _keys_met(old, entries), _keys_met(new, entries)
+    return bool(before and after) and not before & after
+
+
+def _keys_met(domain: Domain | None, entries: Sequence[Entry]) -> set[bytes]:
+    if domain is None:
+        return set()
+    found = match(domain, entries)
+    return _keys(domain, found.rule, found.identity, found.shared)
+
+
+def _keys(
+    domain: Domain,
+    rule: Rule | None,
+    identity: Sequence[tuple[str, str]],
+    shared: Sequence[int],
+) -> set[bytes]:
+    """The keys of the counters on which a rule counts a descriptor."""
+    return {
+        CounterNames(domain.name, spec_of(limit), domain.shard_by, limit).key(identity, shared)
+        for limit in (rule.limits if rule else ())
+    }
+
+
+def _resharded(
+    old: Domain, new: Domain, before: Mapping[str, PlacedRule], after: Mapping[str, PlacedRule]
+) -> Change:
+    """That counters are placed by other entries. Their keys begin with the place."""
+    paths = []
+    for path in sorted(before.keys() & after.keys()):
+        now = after[path]
+        if before[path].rule.unlimited:
+            continue
+        shared = shared_places(now.way)
+        entries = sample(now.way)
+        if _keys(old, now.rule, entries, shared) != _keys(new, now.rule, entries, shared):
+            paths.append(path)
+    anew = (f"counters of these rules lie elsewhere: {', '.join(paths)}",) if paths else ()
+    detail = Detail(ChangeKind.CHANGED, _sharding(old), _sharding(new))
+    return Change(ChangeKind.CHANGED, new.name, "", details=(detail,), anew=anew)
+
+
+def _sharding(domain: Domain) -> str:
+    if domain.shard_by is None:
+        return ""
+    return f"shard_by {', '.join(sorted(domain.shard_by)) or 'domain'}"

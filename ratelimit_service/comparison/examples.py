@@ -1,0 +1,131 @@
+"""Descriptors that show what rules do: values at which two trees of rules may differ.
+
+They are candidates only. What they meet says `match`, so that no claim rests on them alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+from ratelimit_service.model import Entry
+from ratelimit_service.rules.match import find
+from ratelimit_service.rules.matchers.matcher import Matcher
+from ratelimit_service.rules.matchers.pattern import Pattern
+from ratelimit_service.rules.tree import Level, Node
+
+__all__ = ["Meeting", "meetings", "sample"]
+
+_ANY = ("any", "other", "x", "1", "~")
+"""Values that hardly anybody names, the most telling first."""
+
+_MAX_PAIRED = 100
+"""So many patterns of one key are compared each with each."""
+
+Meeting = tuple[tuple[Entry, ...], Node | None, Node | None]
+"""A descriptor, and the nodes that it ends at in two trees."""
+
+
+def meetings(
+    old: Level | None, new: Level | None, above: tuple[Entry, ...] = ()
+) -> Iterator[Meeting]:
+    """A descriptor for each pair of nodes that descriptors are found to end at."""
+    for key in _keys(old, new):
+        seen: set[tuple[int, int]] = set()
+        for value in _values(key, [level for level in (old, new) if level is not None]):
+            entry = Entry(key, value)
+            one = find(old, entry) if old else None
+            other = find(new, entry) if new else None
+            if (id(one), id(other)) in seen or (one is None and other is None):
+                continue
+            seen.add((id(one), id(other)))
+            here = (*above, entry)
+            yield here, one, other
+            yield from meetings(
+                one.children if one else None, other.children if other else None, here
+            )
+
+
+def sample(way: Sequence[Node]) -> tuple[Entry, ...]:
+    """A descriptor for nodes from the root on, whether or not others take it before them."""
+    return tuple(Entry(node.key, _of_node(node)) for node in way)
+
+
+def _of_node(node: Node) -> str:
+    if node.matcher is None:
+        return node.value or _ANY[0]
+    return node.matcher.example or _ANY[0]
+
+
+def _keys(*levels: Level | None) -> list[str]:
+    return list(dict.fromkeys(node.key for level in levels if level for node in level.nodes))
+
+
+def _values(key: str, levels: Sequence[Level]) -> Iterator[str]:
+    looked_up = [item for level in levels for item in level.exact.get(key, {}).items()]
+    yield from (value for value, node in looked_up if node.matcher is None)
+    matchers = list(
+        dict.fromkeys(
+            node.matcher
+            for level in levels
+            for node in level.nodes
+            if node.key == key and node.matcher is not None
+        )
+    )
+    for matcher in matchers:
+        yield from _of_matcher(matcher)
+    patterns = [each for each in matchers if isinstance(each, Pattern)]
+    if len(patterns) <= _MAX_PAIRED:
+        for one, other in combinations(patterns, 2):
+            both = _common(one.text, other.text)
+            if both is not None:
+                yield from _filled(both)
+    yield from _ANY
+    yield from (value for value, node in looked_up if node.matcher is not None)
+
+
+def _of_matcher(matcher: Matcher) -> Iterator[str]:
+    if matcher.example:
+        yield matcher.example
+    if isinstance(matcher, Pattern):
+        yield from _filled(matcher.text)
+
+
+def _filled(pattern: str) -> Iterator[str]:
+    """Texts that a pattern takes."""
+    for filler in ("1", "", *_ANY):
+        yield pattern.replace("*", filler)
+
+
+def _common(one: str, other: str) -> str | None:
+    """A pattern all of whose texts two patterns take; None if there is no such text.
+
+    The shortest way through both at once; a star stays where both have one.
+    """
+    waiting = deque([(0, 0, "")])
+    seen = {(0, 0)}
+    while waiting:
+        i, j, text = waiting.popleft()
+        if i == len(one) and j == len(other):
+            return text
+        a, b = one[i : i + 1], other[j : j + 1]
+        steps = []
+        if a == b == "*":
+            steps = [(i + 1, j, f"{text}*"), (i, j + 1, f"{text}*")]
+        else:
+            if a == "*":
+                steps.append((i + 1, j, text))
+                if b:
+                    steps.append((i, j + 1, text + b))
+            if b == "*":
+                steps.append((i, j + 1, text))
+                if a:
+                    steps.append((i + 1, j, text + a))
+            if a == b and a:
+                steps.append((i + 1, j + 1, text + a))
+        for step in steps:
+            if step[:2] not in seen:
+                seen.add(step[:2])
+                waiting.append(step)
+    return None

@@ -1,0 +1,381 @@
+"""What is told of a change of rules, held against rules and counters that callers really meet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from functools import cache
+from itertools import count, product
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ratelimit_service.comparison import Change, ChangeKind, compare
+from ratelimit_service.limiter import Planner
+from ratelimit_service.model import Descriptor, Entry, Request
+from ratelimit_service.observer import Tallies
+from ratelimit_service.rules.build import Version, build
+from ratelimit_service.rules.match import match
+from ratelimit_service.rules.tree import Domain, Snapshot
+from ratelimit_service.settings import Settings
+
+File = dict[str, Any]
+
+ADDED, REMOVED = ChangeKind.ADDED, ChangeKind.REMOVED
+TIGHTENED, LOOSENED = ChangeKind.TIGHTENED, ChangeKind.LOOSENED
+CHANGED, CALLERS = ChangeKind.CHANGED, ChangeKind.CALLERS
+
+_LIMITS = [
+    {"unit": "second", "requests_per_unit": 5},
+    {"unit": "second", "requests_per_unit": 9},
+    {"unit": "minute", "requests_per_unit": 5},
+    {"unit": "minute", "requests_per_unit": 5, "algorithm": "sliding_window"},
+    {"unit": "minute", "requests_per_unit": 5, "algorithm": "sliding_window", "buckets": 6},
+    {"unit": "minute", "requests_per_unit": 5, "algorithm": "token_bucket", "burst": 7},
+    {"unit": "day", "requests_per_unit": 5, "per": "calendar"},
+    {"unit": "minute", "requests_per_unit": 5, "anchor": "first_hit", "soft": "20%"},
+]
+_KEYS = ("k", "m")
+_VALUES = ("a", "b", "ab", "aab", "b*", "a*", "*a", "a*b", "*")
+_ASKED = ("a", "b", "ab", "ba", "aab", "abb", "aaa", "z", "a*", "*", "")
+
+
+def _limits() -> st.SearchStrategy[File]:
+    one = st.sampled_from(_LIMITS)
+    return st.one_of(
+        st.just({}),
+        st.just({"rate_limit": {"unlimited": True}}),
+        st.fixed_dictionaries({"rate_limit": one}),
+        st.fixed_dictionaries(
+            {
+                "rate_limits": st.lists(
+                    st.sampled_from(_LIMITS[1:]), min_size=1, max_size=3, unique_by=str
+                )
+            }
+        ),
+    )
+
+
+@st.composite
+def _level(draw: st.DrawFn, depth: int) -> list[File]:
+    nodes = []
+    places = st.tuples(st.sampled_from(_KEYS), st.sampled_from([*_VALUES, None]))
+    for key, value in draw(st.lists(places, max_size=4, unique=True)):
+        node: File = {"key": key, **draw(_limits())}
+        if value is not None:
+            node["value"] = value
+            if "*" in value and draw(st.booleans()):
+                node["share_threshold"] = True
+        if depth and draw(st.booleans()):
+            node["descriptors"] = draw(_level(depth - 1))
+        nodes.append(node)
+    return nodes
+
+
+@st.composite
+def files(draw: st.DrawFn) -> File:
+    """A rule file of one domain."""
+    shard_by: File = draw(st.sampled_from([{}, {}, {"shard_by": ["k"]}, {"shard_by": "domain"}]))
+    return {"domain": "d", **shard_by, "descriptors": draw(_level(1))}
+
+
+def domains(*texts: str) -> Mapping[str, Domain]:
+    """The domains of rule files without problems."""
+    versions = [Version(f"{at}.yaml", text.encode(), None) for at, text in enumerate(texts)]
+    built = build(versions, Tallies, strict=True)
+    assert not built.conflicts
+    assert not [
+        each for file in built.files for each in file.problems if each.fatal(strict=True)
+    ], built.files
+    return built.domains
+
+
+def of(*parts: File) -> Mapping[str, Domain]:
+    return domains(*map(json.dumps, parts))
+
+
+@cache
+def requests() -> list[tuple[Entry, ...]]:
+    """Every descriptor of up to two entries."""
+    entries = [Entry(key, value) for key in _KEYS for value in _ASKED]
+    fewer = [Entry(key, value) for key in _KEYS for value in ("a", "ab", "b", "z")]
+    return [(entry,) for entry in entries] + list(product(fewer, fewer))
+
+
+PLANNER = Planner(Settings())
+NUMBERS = count(1)
+
+
+def met(tree: Mapping[str, Domain], entries: Sequence[Entry]) -> str | None:
+    rule = match(tree["d"], entries).rule
+    return rule.path if rule else None
+
+
+def keys(tree: Mapping[str, Domain], entries: Sequence[Entry]) -> set[bytes]:
+    """The keys that the limiter would really charge."""
+    request = Request("d", (Descriptor(tuple(entries)),))
+    (plan,) = PLANNER.plan(request, Snapshot(next(NUMBERS), tree))
+    return {hit.key for hit in plan.hits}
+
+
+def reordered(nodes: list[File], draw: st.DataObject) -> list[File]:
+    """The same nodes in another order, but for patterns of one key among themselves."""
+    mixed = list(draw.draw(st.permutations(nodes)))
+    for key in _KEYS:
+        places = [at for at, node in enumerate(mixed) if _is_pattern(node, key)]
+        patterns = [node for node in nodes if _is_pattern(node, key)]
+        for at, node in zip(places, patterns, strict=True):
+            mixed[at] = node
+    return [
+        node | {"descriptors": reordered(node["descriptors"], draw)}
+        if "descriptors" in node
+        else node
+        for node in mixed
+    ]
+
+
+def _is_pattern(node: File, key: str) -> bool:
+    return node["key"] == key and "*" in node.get("value", "")
+
+
+@settings(max_examples=30)
+@given(files(), st.data())
+def test_the_same_in_other_words(file: File, data: st.DataObject) -> None:
+    """Rules that are written in another form, order, or in two files are no change."""
+    nodes = reordered(file["descriptors"], data)
+    cut = data.draw(st.integers(0, len(nodes)))
+    head = {name: file[name] for name in file if name != "descriptors"}
+    block = yaml.safe_dump({"descriptors": nodes[:cut], **head}, sort_keys=data.draw(st.booleans()))
+    flow = "# what else\n\n" + yaml.safe_dump(
+        {"domain": "d", "descriptors": nodes[cut:]}, default_flow_style=True, width=30
+    )
+
+    assert compare(of(file), domains(block, flow)) == []
+    assert compare(domains(block, flow), of(file)) == []
+
+
+@settings(max_examples=25)
+@given(files(), files())
+def test_callers_who_meet_another_rule(old: File, new: File) -> None:
+    """Whoever meets another rule is told of, by this move or as of a rule that came or went.
+
+    And every example that is given meets the rules that it is said to meet.
+    """
+    before, after = of(old), of(new)
+    changes = compare(before, after)
+    moves = {
+        (each.old.path if each.old else None, each.new.path if each.new else None)
+        for change in changes
+        for each in change.callers
+    }
+    come = {change.path for change in changes if change.kind is ADDED}
+    gone = {change.path for change in changes if change.kind is REMOVED}
+
+    for entries in requests():
+        pair = met(before, entries), met(after, entries)
+        if pair[0] != pair[1]:
+            assert pair in moves or pair[0] in gone or pair[1] in come, entries
+    for change in changes:
+        for each in change.callers:
+            assert met(before, each.example) == (each.old.path if each.old else None)
+            assert met(after, each.example) == (each.new.path if each.new else None)
+            one, other = keys(before, each.example), keys(after, each.example)
+            assert each.anew == (bool(one and other) and not one & other)
+
+
+@settings(max_examples=40)
+@given(files(), files())
+def test_counters_that_start_anew(old: File, new: File) -> None:
+    """Counters of a rule that stays start anew just where this is told, with the reason."""
+    before, after = of(old), of(new)
+    changes = compare(before, after)
+    told = {change.path: change for change in changes if change.kind is not CALLERS}
+    moved = "".join(told[""].anew).partition(": ")[2].split(", ") if "" in told else []
+
+    for entries in requests():
+        path = met(before, entries)
+        if path is None or path != met(after, entries):
+            continue
+        one, other = keys(before, entries), keys(after, entries)
+        anew = len(one & other) < min(len(one), len(other))
+        here = path in told and bool(told[path].anew)
+        assert anew == (here or path in moved), (path, changes)
+
+
+_BASE = {
+    "domain": "d",
+    "descriptors": [
+        {"key": "k", "rate_limit": {"unit": "minute", "requests_per_unit": 10, "name": "n"}},
+        {
+            "key": "k",
+            "value": "a*",
+            "share_threshold": True,
+            "rate_limit": {
+                "unit": "second",
+                "requests_per_unit": 5,
+                "burst": 9,
+                "algorithm": "token_bucket",
+            },
+        },
+        {
+            "key": "k",
+            "value": "*b",
+            "rate_limit": {"unit": "hour", "requests_per_unit": 7, "name": "other"},
+        },
+        {
+            "key": "m",
+            "value": "x",
+            "rate_limits": [
+                {"unit": "second", "requests_per_unit": 1},
+                {"unit": "day", "requests_per_unit": 9},
+            ],
+            "descriptors": [{"key": "m", "rate_limit": {"unlimited": True}}],
+        },
+    ],
+}
+
+
+def mutated(path: str, value: object) -> File:
+    """The base with one thing changed; None takes a key away."""
+    file: Any = deepcopy(_BASE)
+    *way, last = path.split(".")
+    at = file
+    for step in way:
+        at = at[int(step)] if step.isdigit() else at[step]
+    if value is None:
+        del at[int(last) if last.isdigit() else last]
+    elif last == "+":
+        at.append(value)
+    else:
+        at[last] = value
+    return dict(file)
+
+
+_K = "descriptors.0.rate_limit"
+_A = "descriptors.1.rate_limit"
+_LIST = "descriptors.3.rate_limits"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "kind", "old", "new", "anew"),
+    [
+        (f"{_K}.requests_per_unit", 4, TIGHTENED, "10 per minute", "4 per minute", ""),
+        (f"{_K}.requests_per_unit", 40, LOOSENED, "10 per minute", "40 per minute", ""),
+        (f"{_K}.unit", "hour", TIGHTENED, "10 per minute", "10 per hour",
+         "the window is 1 hour, not 1 minute"),
+        (f"{_K}.unit_multiplier", 2, TIGHTENED, "10 per minute", "10 per 2 minutes",
+         "the window is 2 minutes, not 1 minute"),
+        (f"{_K}.algorithm", "sliding_log", CHANGED, "10 per minute", "10 per minute, sliding_log",
+         "hits are counted by sliding_log, not by fixed_window"),
+        (f"{_K}.anchor", "first_hit", CHANGED, "10 per minute", "10 per minute, from the first hit",
+         "anchor is first_hit, not clock"),
+        (f"{_K}.soft", "50%", LOOSENED, "10 per minute",
+         "10 per minute, 5 more with a warning", ""),
+        (f"{_K}.count_denied", True, TIGHTENED, "10 per minute",
+         "10 per minute, denied hits count", ""),
+        (f"{_K}.name", "mine", CHANGED, "name n", "name mine", ""),
+        (f"{_K}.failure_policy", "closed", CHANGED, "", "failure_policy closed", ""),
+        (f"{_K}.replaces", [{"name": "other"}], CHANGED, "", "replaces other", ""),
+        (_K, {"unlimited": True}, LOOSENED, "10 per minute", "unlimited", ""),
+        (f"{_LIST}.1.per", "calendar", CHANGED, "9 per day",
+         "9 per day, by the calendar of UTC", "per is calendar, not none"),
+        (f"{_K}.group", {"ipv6": 64}, CHANGED, "10 per minute",
+         "10 per minute, addresses grouped by {ipv6: 64}",
+         "addresses are grouped by {ipv6: 64}, not each address is a caller"),
+        ("descriptors.0.group", {"ipv6": 64}, CHANGED, "", "k grouped by {ipv6: 64}",
+         "addresses are grouped otherwise"),
+        ("descriptors.0.shadow_mode", True, LOOSENED, "enforced", "shadow: denies nobody", ""),
+        ("descriptors.0.quota_mode", True, LOOSENED, "denies alone",
+         "quota: denies only with all other quotas", ""),
+        ("descriptors.0.metadata", {"a": 1}, CHANGED, "", 'metadata {"a": 1.0}', ""),
+        ("descriptors.0.detailed_metric", True, CHANGED, "", "metrics by k", ""),
+        ("descriptors.0.value_to_metric", True, CHANGED, "", "metrics by k", ""),
+        (f"{_A}.burst", 8, TIGHTENED, "5 per second, token_bucket, burst 9",
+         "5 per second, token_bucket, burst 8", ""),
+        (f"{_A}.requests_per_unit", 6, LOOSENED, "5 per second, token_bucket, burst 9",
+         "6 per second, token_bucket, burst 9", ""),
+        (_A, {"unit": "second", "requests_per_unit": 9, "algorithm": "token_bucket", "burst": 5},
+         CHANGED, "5 per second, token_bucket, burst 9", "9 per second, token_bucket, burst 5", ""),
+        (f"{_A}.refill", "stepped", CHANGED, "5 per second, token_bucket, burst 9",
+         "5 per second, token_bucket, burst 9, refilled at once",
+         "refill is stepped, not continuous"),
+        ("descriptors.1.share_threshold", None, LOOSENED, "one counter for all values of k",
+         "a counter for each value", "each value of k has a counter of its own now"),
+        ("descriptors.2.share_threshold", True, TIGHTENED, "a counter for each value",
+         "one counter for all values of k", "all values of k share one counter now"),
+        (f"{_LIST}.1", None, LOOSENED, "9 per day", "", ""),
+        (f"{_LIST}.+", {"unit": "week", "requests_per_unit": 20}, TIGHTENED, "", "20 per week", ""),
+        (f"{_LIST}.1.unit", "week", TIGHTENED, "9 per day", "9 per week",
+         "the window is 1 week, not 1 day"),
+        ("descriptors.3.descriptors.0.rate_limit", {"unit": "day", "requests_per_unit": 1},
+         TIGHTENED, "unlimited", "1 per day", ""),
+    ],
+)  # fmt: skip
+def test_one_thing_changed(
+    path: str, value: object, kind: ChangeKind, old: str, new: str, anew: str
+) -> None:
+    """Each thing that a rule says is told when it changes, with both sides, and nothing else."""
+    (change,) = compare(of(_BASE), of(mutated(path, value)))
+
+    assert change.kind is kind
+    assert [(each.kind, each.old, each.new) for each in change.details] == [(kind, old, new)]
+    assert change.anew == ((anew,) if anew else ())
+
+
+def told(changes: Sequence[Change]) -> list[tuple[str, str, list[str]]]:
+    return [
+        (
+            change.kind,
+            change.path,
+            [
+                f"{each.example[-1].value}: {each.old.path if each.old else None} -> "
+                f"{each.new.path if each.new else None}"
+                for each in change.callers
+            ],
+        )
+        for change in changes
+    ]
+
+
+def test_rules_that_come_and_go() -> None:
+    """A rule that is new or gone is told with the rules that its callers met, or meet now."""
+    limit = {"rate_limit": {"unit": "second", "requests_per_unit": 1}}
+    more = mutated("descriptors.+", {"key": "k", "value": "me", **limit})
+
+    assert told(compare(of(_BASE), of(more))) == [("added", "k=me", ["me: k -> k=me"])]
+    assert told(compare(of(more), of(_BASE))) == [("removed", "k=me", ["me: k=me -> k"])]
+
+
+def test_order_that_matters() -> None:
+    """Order is told where callers meet another rule by it."""
+    nodes: Any = deepcopy(_BASE["descriptors"])
+    nodes[1], nodes[2] = nodes[2], nodes[1]
+
+    changes = compare(of(_BASE), of({"domain": "d", "descriptors": nodes}))
+
+    assert told(changes) == [("callers", "k=a*", ["anyb: k=a* -> k=*b"])]
+
+
+def test_exceptions() -> None:
+    """A node without a rule is told by the callers that are limited no more."""
+    changes = compare(of(_BASE), of(mutated("descriptors.+", {"key": "k", "value": "me"})))
+
+    assert told(changes) == [("callers", "k", ["me: k -> None"])]
+
+
+def test_domains_and_shards() -> None:
+    """Domains that come and go are told, and counters that are placed elsewhere."""
+    changes = compare(of(_BASE), of({**_BASE, "shard_by": "domain"}))
+    assert [(each.kind, each.path, each.details[0].new) for each in changes] == [
+        (CHANGED, "", "shard_by domain")
+    ]
+    assert "k, k=*b, k=a*, m=x" in changes[0].anew[0]
+
+    kinds = [(each.kind, each.path) for each in compare({}, of(_BASE))]
+    assert kinds[0] == (ADDED, "")
+    assert {kind for kind, _ in kinds} == {ADDED}
+    assert len(kinds) == 6
