@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from ipaddress import ip_address, ip_network
+from ipaddress import (
+    ip_address,
+    ip_network,
+    summarize_address_range,
+)
 
-from ratelimit_service.algorithms import spec_of
-from ratelimit_service.model import Limit
+from ratelimit_service.algorithms import ALGORITHMS, spec_of
+from ratelimit_service.model import SECOND_US, Limit
 from ratelimit_service.rules.explain import limit_text
+from ratelimit_service.rules.matchers import registry
 from ratelimit_service.rules.paths import MatcherName, path_text
 from ratelimit_service.rules.problem import Problem, quoted
 from ratelimit_service.rules.tree import Node, Rule
@@ -20,6 +25,11 @@ __all__ = ["advice"]
 
 _REGEX = re.compile(r"^\^|\$$|\.\+|(?:^|/)\.\*|\\[dwsb]|\[[a-zA-Z0-9]-|\([^()]*\|")
 """What stands in regular expressions, and hardly ever in values."""
+
+_SHOWN_NETWORKS = 2
+
+_LONG_US = 3_600 * SECOND_US
+_DAY_US = 86_400 * SECOND_US
 
 _Path = tuple[tuple[str, str], ...]
 
@@ -33,6 +43,7 @@ def advice(nodes: Iterable[Node], path: _Path = ()) -> Iterator[Problem]:
         yield from _misread(node, here)
         if node.rule is not None:
             yield from _pointless(node.rule)
+            yield from _unfitting(node.rule)
         if node.children is not None:
             yield from advice(node.children.nodes, here)
 
@@ -74,17 +85,22 @@ def _takes_all(node: Node) -> bool:
 
 def _misread(node: Node, path: _Path) -> Iterator[Problem]:
     """Values that look like a network, a range of addresses, or a regular expression."""
-    what = ""
-    if isinstance(node.value, MatcherName):
+    value = node.value
+    if isinstance(value, MatcherName) or node.grouping is not None:
         return
-    if _is_network(node.value):
-        what = "a network: addresses within it do not match"
-    elif _is_range(node.value):
-        what = "a range: addresses within it do not match"
-    elif _REGEX.search(node.value):
+    if _is_network(value):
+        what, instead = "a network: addresses within it do not match", f"cidr: {value}"
+    elif networks := _networks(value):
+        what, instead = "a range: addresses within it do not match", f"cidr: {networks}"
+    elif _REGEX.search(value):
         what = "a regular expression: its signs stand for themselves, but for `*`"
-    if what:
-        yield _hint(node, path, "literal_value", f"value is compared as text, not as {what}")
+        instead = f"regex: {value}"
+    else:
+        return
+    known = instead.partition(":")[0] in {each.key for each in registry.kinds()}
+    message = f"value is compared as text, not as {what}"
+    message += f"; write {quoted(instead)} in its place" if known else ""
+    yield _hint(node, path, "literal_value", message)
 
 
 def _is_network(value: str) -> bool:
@@ -94,12 +110,16 @@ def _is_network(value: str) -> bool:
         return False
 
 
-def _is_range(value: str) -> bool:
+def _networks(value: str) -> str:
+    """The networks that a range of addresses comes to, as rules have them; "" if it is none."""
     first, _, last = value.partition("-")
     try:
-        return bool(ip_address(first.strip()) and ip_address(last.strip()))
-    except ValueError:
-        return False
+        ends = ip_address(first.strip()), ip_address(last.strip())
+        found = [str(each) for each in summarize_address_range(*ends)]
+    except (ValueError, TypeError):  # TypeError: of two families
+        return ""
+    more = ", …" if len(found) > _SHOWN_NETWORKS else ""
+    return f"[{', '.join(found[:_SHOWN_NETWORKS])}{more}]"
 
 
 def _pointless(rule: Rule) -> Iterator[Problem]:
@@ -133,3 +153,29 @@ def _of_clock(limit: Limit) -> bool:
 def _most(one: Limit, other: Limit) -> int:
     """How many hits one limit admits in the window of the other."""
     return one.requests_per_unit * (other.window_us // one.window_us)
+
+
+def _unfitting(rule: Rule) -> Iterator[Problem]:
+    """Windows of which the algorithm makes something else than is meant."""
+    for limit in rule.limits:
+        if why := _why_unfitting(limit):
+            message = f"{limit_text(limit)}: {why}"
+            yield Problem(rule.source, rule.path, message, "window", tolerated=True, hint=True)
+
+
+def _why_unfitting(limit: Limit) -> str:
+    window_us = limit.window_us
+    if ALGORITHMS[limit.algorithm].leases:
+        if window_us <= SECOND_US:
+            return (
+                "whoever takes longer than a second gives up its place; write a window that is "
+                "longer than the longest request"
+            )
+    elif (
+        spec_of(limit).adds and window_us > _LONG_US and _DAY_US % window_us and window_us % _DAY_US
+    ):
+        return (
+            "its windows begin at other times each day; write a window that divides a day, "
+            "or anchor: first_hit"
+        )
+    return ""

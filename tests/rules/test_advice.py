@@ -98,6 +98,8 @@ def test_values_that_look_like_something_else(value: str, looks: bool) -> None:
          "{unit: minute, requests_per_unit: 600, count_denied: true}", False),
         ("{unit: minute, requests_per_unit: 20, group: {ipv6: 64}}, "
          "{unit: hour, requests_per_unit: 2000, group: {ipv6: 48}}", False),
+        ("{unit: second, requests_per_unit: 10, group: {ipv6: 64}}, "
+         "{unit: minute, requests_per_unit: 600, group: {ipv6: 64}}", True),
         ("{window: 7s, requests_per_unit: 1}, {window: 60s, requests_per_unit: 600}", False),
     ],
 )  # fmt: skip
@@ -105,3 +107,41 @@ def test_pointless_limits(limits: str, pointless: bool) -> None:
     """A limit that another one of the list keeps everybody from reaching is pointed at."""
     found = hints(f"- {{key: k, rate_limits: [{limits}]}}")
     assert [kind for _, kind in found] == ["pointless"] * pointless
+
+
+@pytest.mark.parametrize(
+    ("value", "instead"),
+    [
+        ("10.0.0.0/8", "'cidr: 10.0.0.0/8'"),
+        ("10.0.0.0-10.0.0.255", "'cidr: [10.0.0.0/24]'"),
+        ("10.0.0.1-10.0.0.9", "'cidr: [10.0.0.1/32, 10.0.0.2/31, …]'"),
+    ],
+)
+def test_what_to_write_instead(value: str, instead: str) -> None:
+    """The hint shows the key that takes what was meant."""
+    text = f"domain: a\ndescriptors:\n- {{key: k, value: {value}, {LIMIT}}}"
+    (problem,) = lint_text("a.yaml", text.encode()).problems
+
+    assert problem.message.endswith(f"; write {instead} in its place")
+
+
+@pytest.mark.parametrize(
+    ("limit", "unfitting"),
+    [
+        ("algorithm: concurrency, unit: second", True),
+        ("algorithm: concurrency, window: 2s", False),
+        ("window: 7h", True),
+        ("window: 36h", True),
+        ("window: 7h, anchor: first_hit", False),
+        ("window: 7h, algorithm: sliding_window", False),
+        ("window: 6h", False),
+        ("window: 90s", False),
+        ("unit: week", False),
+        ("unit: month", False),
+        ("unit: month, per: calendar", False),
+    ],
+)
+def test_windows_that_do_not_fit(limit: str, unfitting: bool) -> None:
+    """A window of which the algorithm makes something else than is meant is pointed at."""
+    found = hints(f"- {{key: k, rate_limit: {{requests_per_unit: 5, {limit}}}}}")
+    assert [kind for _, kind in found] == ["window"] * unfitting
