@@ -335,6 +335,20 @@ def test_streaming_calls_wait_for_their_answers() -> None:
     assert client.connection.open_streams == client.connection.held == 0
 
 
+def test_streaming_calls_wait_in_frames_of_their_own() -> None:
+    """A message that comes while the last one's answer waits is kept, and handed on after it."""
+    client = Chatting()
+    shut = frames.settings({SettingId.INITIAL_WINDOW_SIZE: 0})
+    client.talk(shut + client.chat())
+    parts = [frames.frame(FrameType.DATA, 0, 1, b"\0\0\0\0\1" + bytes((at,))) for at in range(20)]
+
+    first = [event for part in parts for event in client.talk(part, b"x" * 1_000)]
+    rest = client.talk(frames.window_update(1, 2_000_000))
+
+    assert [event.message for event in first if isinstance(event, Message)] == [b"\0"]
+    assert len(rest) == 19
+
+
 def test_streaming_calls_wait_for_a_slow_client() -> None:
     """While a client does not read, its streaming calls are given no more messages."""
     client = Chatting()
