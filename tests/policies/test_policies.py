@@ -82,6 +82,13 @@ def shopify(client: Client) -> None:
     assert query() == 429
 
 
+def business_hours(client: Client) -> None:
+    """Two hundred exports an hour at most, or ten; another customer has the same."""
+    client.spend(190, exporter="acme")
+    assert client.passed("/exports", 211, x_customer="acme") <= 210
+    assert client.ask("/exports", x_customer="globe") == 200
+
+
 def chat(client: Client) -> None:
     """20 messages of a viewer, and one a second in each channel; a moderator has neither limit."""
     viewer = {"x_role": "viewer", "x_user": "alice"}
@@ -181,6 +188,7 @@ def stripe(client: Client) -> None:
 
 
 ENFORCED: dict[str, Enforced] = {
+    "business-hours": business_hours,
     "chat": chat,
     "documents": documents,
     "failed-cards": failed_cards,
