@@ -140,8 +140,10 @@ def _implies(one: Limit, other: Limit) -> bool:
         return False
     if other.count_denied or other.window_us % one.window_us:
         return False
-    if one.grouping != other.grouping:  # then they do not count the same callers
-        return False
+    if (one.grouping, one.pool) != (other.grouping, other.pool):
+        return False  # they do not count the same callers
+    if one.schedule is not None and one.schedule != other.schedule:
+        return False  # it does not always hold where the other does
     alike = one.window_us == other.window_us and one.requests_per_unit == other.requests_per_unit
     return not alike and _most(one, other) <= other.requests_per_unit
 

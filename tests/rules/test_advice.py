@@ -100,6 +100,8 @@ def test_values_that_look_like_something_else(value: str, looks: bool) -> None:
          "{unit: hour, requests_per_unit: 2000, group: {ipv6: 48}}", False),
         ("{unit: second, requests_per_unit: 10, group: {ipv6: 64}}, "
          "{unit: minute, requests_per_unit: 600, group: {ipv6: 64}}", True),
+        ("{unit: hour, requests_per_unit: 200}, "
+         "{unit: hour, requests_per_unit: 10, when: {days: [mon-fri]}}", False),
         ("{window: 7s, requests_per_unit: 1}, {window: 60s, requests_per_unit: 600}", False),
     ],
 )  # fmt: skip
