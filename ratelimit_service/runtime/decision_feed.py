@@ -11,7 +11,6 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import Final
 
 from ratelimit_service.clock import now_us
@@ -27,9 +26,13 @@ _WAIT_SECONDS: Final = 0.1
 """Decisions wait so long at most, so that many go out at once."""
 
 _AT_ONCE: Final = 50
-"""Lines that are made in one go."""
+_BYTES_AT_ONCE: Final = 1 << 13
+"""Lines that are made in one go, and bytes of their requests: no request waits longer for these
+than for one large line."""
 
 _MOST_WAITING: Final = 20_000
+_MOST_BYTES_WAITING: Final = 1 << 24
+"""Decisions that wait to become lines, and bytes of their requests."""
 
 Send = Callable[[bytes, int], bool]
 """Takes lines, and their number; False if they are dropped. It must not wait."""
@@ -47,6 +50,8 @@ class DecisionFeed:
         self._stats = stats
         self._send = send
         self._waiting: deque[tuple[int, DecisionRecord]] = deque()
+        self._size = 0
+        """Bytes of requests that wait."""
         self._due = False
 
     @classmethod
@@ -64,12 +69,13 @@ class DecisionFeed:
 
     def hear(self, records: Sequence[DecisionRecord]) -> None:
         """Takes chosen decisions that were just answered."""
-        room = _MOST_WAITING - len(self._waiting)
-        if room < len(records):
-            self._stats.decision_log["dropped_busy"] += len(records) - room
-            records = records[:room]
         at_us = now_us()
-        self._waiting += [(at_us, record) for record in records]
+        for place, record in enumerate(records):
+            if len(self._waiting) >= _MOST_WAITING or self._size >= _MOST_BYTES_WAITING:
+                self._stats.decision_log["dropped_busy"] += len(records) - place
+                break
+            self._waiting.append((at_us, record))
+            self._size += len(record.body)
         if not self._due and self._waiting:
             self._due = True
             asyncio.get_running_loop().call_later(_WAIT_SECONDS, self._make_some)
@@ -80,16 +86,21 @@ class DecisionFeed:
             self._make()
 
     def _make_some(self) -> None:
-        self._make()
-        self._due = bool(self._waiting)
-        if self._due:
-            asyncio.get_running_loop().call_soon(self._make_some)
+        try:
+            self._make()
+        finally:  # whatever becomes of these lines, the next ones are made
+            self._due = bool(self._waiting)
+            if self._due:
+                asyncio.get_running_loop().call_soon(self._make_some)
 
     def _make(self) -> None:
         """Makes lines of the oldest decisions."""
-        some = list(islice(self._waiting, _AT_ONCE))
-        for _ in some:
-            self._waiting.popleft()
+        some: list[tuple[int, DecisionRecord]] = []
+        size = 0
+        while self._waiting and len(some) < _AT_ONCE and size < _BYTES_AT_ONCE:
+            some.append(self._waiting.popleft())
+            size += len(some[-1][1].body)
+        self._size -= size
         lines = [
             line_of(record, at_us, self._denied if record.denied else self._allowed, self._hashed)
             for at_us, record in some

@@ -17,11 +17,12 @@ from ratelimit_service import wire
 from ratelimit_service.client import Client
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health
+from ratelimit_service.limiter import DecidedBy
 from ratelimit_service.model import FailurePolicy, Request
 from ratelimit_service.observer import Stats
 from ratelimit_service.runtime.decision_feed import DecisionFeed
 from ratelimit_service.runtime.decision_log import DecisionLogFile, DecisionLogWriter
-from ratelimit_service.service import AT_ONCE
+from ratelimit_service.service import AT_ONCE, DecisionRecord
 from ratelimit_service.service.decision_line import hashed_value
 from ratelimit_service.settings import Settings
 from tests.runtime.conftest import Start
@@ -150,6 +151,58 @@ async def test_what_nobody_takes_is_counted(tmp_path: Path) -> None:
 
     assert feeding.lines == []
     assert feeding.dropped == {"dropped_unsent": 3}
+
+
+async def test_large_requests_become_lines_one_by_one(tmp_path: Path) -> None:
+    """Lines of large requests, which take long to make, are made in turns of their own."""
+    feeding = Feeding(tmp_path)
+    for number in range(5):
+        await feeding.asking.ask(f"user={number}{'x' * 20_000}")
+    for number in range(5):
+        await feeding.asking.ask(f"user={number}")
+
+    assert len(feeding.lines) == 10
+    assert [data.count(b"\n") for data in feeding.sent] == [1, 1, 1, 1, 1, 5]
+
+
+async def test_waiting_requests_are_bounded(tmp_path: Path) -> None:
+    """Large requests that wait to become lines take a bounded memory; the rest is counted."""
+    feeding = Feeding(tmp_path)
+    body = b"x" * 65_000
+    told = DecisionRecord(body, b"", None, DecidedBy.NOTHING)
+    feeding.feed.hear([told] * 1_000)
+    feeding.feed.hear([told])
+
+    kept = len(feeding.lines)
+    assert 100 < kept < 400
+    assert feeding.dropped == {"dropped_busy": 1_001 - kept}
+    feeding.feed.hear([told])
+    assert len(feeding.lines) == kept + 1
+
+
+async def test_failure_of_lines_ends_no_log(tmp_path: Path) -> None:
+    """If lines cannot be sent for a fault of ours, the later ones are."""
+    feeding = Feeding(tmp_path)
+    loop = asyncio.get_running_loop()
+    faults: list[object] = []
+    loop.set_exception_handler(lambda _, context: faults.append(context["exception"]))
+    fail = [True]
+
+    def send(data: bytes, lines: int) -> bool:
+        if fail.pop() if fail else False:
+            raise ValueError("a fault")
+        return feeding.send(data, lines)
+
+    feeding.feed = DecisionFeed.attach(
+        Settings(decision_log="x"), feeding.asking.service, feeding.asking.stats, send
+    )
+    await feeding.asking.ask("user=bob")
+    async with asyncio.timeout(10):
+        while not faults:
+            await asyncio.sleep(0.01)
+        await feeding.asking.ask("user=bob")
+        while not feeding.sent:
+            await asyncio.sleep(0.01)
 
 
 def test_files_are_bounded(tmp_path: Path) -> None:
