@@ -51,6 +51,9 @@ _SPAN = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 _MOST_METRICS_WAITING = 1_000
 """Parts of metrics that wait to be sent; what comes then is left out."""
 
+_MOST_SAID = 1_000
+"""Characters of a line of the library's; what a collector answers may be a whole page."""
+
 _SHORT_DELAY_MS = "1000"
 
 
@@ -66,7 +69,10 @@ class _Heard(logging.Handler):
 
 
 def _say(level: int, text: str) -> None:
-    line = json.dumps({"level": level, "text": " ".join(text.split())})
+    text = " ".join(text[: 2 * _MOST_SAID].split())
+    if len(text) > _MOST_SAID:
+        text = f"{text[:_MOST_SAID]}…"
+    line = json.dumps({"level": level, "text": text})
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -226,6 +232,7 @@ def main() -> None:
     """The process: it ends when its parent hangs up, once all is sent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, handlers=[_Heard()])
+    logging.getLogger(trace.TraceState.__module__).setLevel(logging.ERROR)  # callers' headers
     try:
         _run(sys.stdin.buffer)
     except Exception as error:

@@ -131,6 +131,8 @@ class Otlp:
                 why = "it ended"
             except OSError as error:
                 why = error.strerror or str(error)
+            except ValueError as error:  # a line without end
+                why = str(error)
             if self._stopping:
                 return
             if asyncio.get_running_loop().time() - began > _MOST_PAUSE_SECONDS:
