@@ -54,7 +54,8 @@ def sample(way: Sequence[Node]) -> tuple[Entry, ...]:
 
 def _of_node(node: Node) -> str:
     if node.matcher is None:
-        return node.value or _ANY[0]
+        value = node.value or _ANY[0]
+        return value if node.grouping is None else value.partition("/")[0]  # an address in it
     return node.matcher.example or _ANY[0]
 
 
@@ -63,16 +64,11 @@ def _keys(*levels: Level | None) -> list[str]:
 
 
 def _values(key: str, levels: Sequence[Level]) -> Iterator[str]:
-    looked_up = [item for level in levels for item in level.exact.get(key, {}).items()]
-    yield from (value for value, node in looked_up if node.matcher is None)
-    matchers = list(
-        dict.fromkeys(
-            node.matcher
-            for level in levels
-            for node in level.nodes
-            if node.key == key and node.matcher is not None
-        )
-    )
+    nodes = [node for level in levels for node in level.nodes if node.key == key]
+    for node in nodes:
+        if node.matcher is None and node.value:
+            yield _of_node(node)
+    matchers = list(dict.fromkeys(node.matcher for node in nodes if node.matcher is not None))
     for matcher in matchers:
         yield from _of_matcher(matcher)
     patterns = [each for each in matchers if isinstance(each, Pattern)]
@@ -82,7 +78,8 @@ def _values(key: str, levels: Sequence[Level]) -> Iterator[str]:
             if both is not None:
                 yield from _filled(both)
     yield from _ANY
-    yield from (value for value, node in looked_up if node.matcher is not None)
+    for matcher in matchers:
+        yield from matcher.literals
 
 
 def _of_matcher(matcher: Matcher) -> Iterator[str]:

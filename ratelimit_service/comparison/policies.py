@@ -14,6 +14,8 @@ from ratelimit_service.comparison.changes import ChangeKind, Detail
 from ratelimit_service.model import Grouping, Limit
 from ratelimit_service.rules.explain import limit_text
 from ratelimit_service.rules.grouping import grouping_text
+from ratelimit_service.rules.paths import path_text
+from ratelimit_service.rules.schedule import moment_text, schedule_text
 from ratelimit_service.rules.tree import Node, Rule
 from ratelimit_service.text import count
 
@@ -46,6 +48,7 @@ def details(old: PlacedRule, new: PlacedRule) -> tuple[Detail, ...]:
         *_of_limits(old.rule, new.rule),
         *_of_sharing(old.way, new.way),
         *_of_grouping(old.way, new.way),
+        *_of_ends(old.way, new.way),
         *_of_modes(old.rule, new.rule),
         *_of_metrics(old, new),
     )
@@ -80,6 +83,10 @@ def _why_other_key(old: Limit, new: Limit) -> Iterator[str]:
         yield f"the window is {_window_text(new)}, not {_window_text(old)}"
     if old.grouping != new.grouping:
         yield f"{_grouped(new)}, not {_grouped(old)}"
+    if old.schedule != new.schedule:
+        yield f"it holds {_times(new)}, not {_times(old)}"
+    if old.pool != new.pool:
+        yield f"{_pooled(new)}, not {_pooled(old)}"
     for parameter in ALGORITHMS[new.algorithm].parameters:
         field = parameter.field or "own"
         alone = old._replace(**{field: getattr(new, field)})
@@ -93,15 +100,23 @@ def _why_other_key(old: Limit, new: Limit) -> Iterator[str]:
             yield f"{parameter.name} is {after}, not {before}"
 
 
-def _counter(limit: Limit) -> str:
+def _counter(limit: Limit) -> tuple[str, str]:
     """What tells the counters of a limit from those of others: two with the same share them."""
-    return spec_of(limit).key + limit.scope
+    return spec_of(limit).key + limit.scope, limit.pool
 
 
 def _grouped(limit: Limit) -> str:
     if limit.grouping is None:
         return "each address is a caller"
     return f"addresses are grouped by {grouping_text(limit.grouping)}"
+
+
+def _times(limit: Limit) -> str:
+    return f"when {schedule_text(limit.schedule)}" if limit.schedule is not None else "always"
+
+
+def _pooled(limit: Limit) -> str:
+    return f"pool {limit.pool} is charged" if limit.pool else "each caller has a counter"
 
 
 def _groupings(way: Sequence[Node]) -> list[Grouping | None]:
@@ -168,13 +183,16 @@ def _meaning(limit: Limit) -> tuple[object, ...]:
 def _direction(old: Limit, new: Limit) -> ChangeKind:
     """Whether a limit is tighter by all its numbers, looser by all, or neither."""
     before, after = spec_of(old), spec_of(new)
-    if _form(old) != _form(new):
+    others = [(old.schedule, new.schedule), (old.pool, new.pool)]
+    if _form(old) != _form(new) or any(one and other and one != other for one, other in others):
         return ChangeKind.CHANGED
     signs = {
         _sign(after.limit - before.limit),
         _sign(capacity_of(new) - capacity_of(old)),
         _sign(new.requests_per_unit * old.window_us - old.requests_per_unit * new.window_us),
         _sign(old.count_denied - new.count_denied),
+        _sign((old.schedule is None) - (new.schedule is None)),
+        _sign(bool(old.pool) - bool(new.pool)),
     } - {0}
     if signs == {-1}:
         return ChangeKind.TIGHTENED
@@ -212,6 +230,18 @@ def _of_grouping(old: Sequence[Node], new: Sequence[Node]) -> Iterator[Detail]:
 
 def _grouping(node: Node) -> str:
     return f"{node.key} grouped by {grouping_text(node.grouping)}" if node.grouping else ""
+
+
+def _of_ends(old: Sequence[Node], new: Sequence[Node]) -> Iterator[Detail]:
+    for one, other in zip(old, new, strict=True):
+        if one.valid_until != other.valid_until:
+            yield Detail(ChangeKind.CHANGED, _ending(one), _ending(other))
+
+
+def _ending(node: Node) -> str:
+    if node.valid_until is None:
+        return ""
+    return f"{path_text([(node.key, node.value)])} valid until {moment_text(node.valid_until)}"
 
 
 def _sharing(way: Sequence[Node], places: Iterable[int]) -> str:

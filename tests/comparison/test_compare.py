@@ -38,6 +38,10 @@ _LIMITS = [
     {"unit": "minute", "requests_per_unit": 5, "algorithm": "token_bucket", "burst": 7},
     {"unit": "day", "requests_per_unit": 5, "per": "calendar"},
     {"unit": "minute", "requests_per_unit": 5, "anchor": "first_hit", "soft": "20%"},
+    {"unit": "minute", "requests_per_unit": 5, "when": {"days": "thu"}},  # as on 1970-01-01
+    {"unit": "minute", "requests_per_unit": 5, "when": {"to": "23:00"}},
+    {"unit": "hour", "requests_per_unit": 5, "pool": "p", "reserve": "20%"},
+    {"unit": "hour", "requests_per_unit": 5},
 ]
 _KEYS = ("k", "m")
 _VALUES = ("a", "b", "ab", "aab", "b*", "a*", "*a", "a*b", "*")
@@ -70,6 +74,8 @@ def _level(draw: st.DrawFn, depth: int) -> list[File]:
             node["value"] = value
             if "*" in value and draw(st.booleans()):
                 node["share_threshold"] = True
+            if draw(st.sampled_from([False, False, True])):
+                node["valid_until"] = "2027-01-31T18:00Z"
         if depth and draw(st.booleans()):
             node["descriptors"] = draw(_level(depth - 1))
         nodes.append(node)
@@ -258,6 +264,7 @@ def mutated(path: str, value: object) -> File:
 _K = "descriptors.0.rate_limit"
 _A = "descriptors.1.rate_limit"
 _LIST = "descriptors.3.rate_limits"
+_MONDAYS = "{days: [mon], from: 00:00, to: 24:00, time_zone: UTC}"
 
 
 @pytest.mark.parametrize(
@@ -288,6 +295,12 @@ _LIST = "descriptors.3.rate_limits"
          "addresses are grouped by {ipv6: 64}, not each address is a caller"),
         ("descriptors.0.group", {"ipv6": 64}, CHANGED, "", "k grouped by {ipv6: 64}",
          "addresses are grouped otherwise"),
+        (f"{_K}.when", {"days": "mon"}, LOOSENED, "10 per minute",
+         f"10 per minute, only when {_MONDAYS}", f"it holds when {_MONDAYS}, not always"),
+        (f"{_K}.pool", "p", TIGHTENED, "10 per minute", "10 per minute, of pool p",
+         "pool p is charged, not each caller has a counter"),
+        ("descriptors.0.valid_until", "2027-01-31T18:00+01:00", CHANGED, "",
+         "k valid until 2027-01-31T17:00Z", ""),
         ("descriptors.0.shadow_mode", True, LOOSENED, "enforced", "shadow: denies nobody", ""),
         ("descriptors.0.quota_mode", True, LOOSENED, "denies alone",
          "quota: denies only with all other quotas", ""),
@@ -324,6 +337,42 @@ def test_one_thing_changed(
     assert change.kind is kind
     assert [(each.kind, each.old, each.new) for each in change.details] == [(kind, old, new)]
     assert change.anew == ((anew,) if anew else ())
+
+
+def _of_limit(**limit: object) -> Mapping[str, Domain]:
+    limit = {"unit": "minute", "requests_per_unit": 10, **limit}
+    return of({"domain": "d", "descriptors": [{"key": "k", "rate_limit": limit}]})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind", "anew"),
+    [
+        ({"pool": "p"}, {"pool": "p", "reserve": "20%"}, TIGHTENED, False),
+        ({"pool": "p"}, {"pool": "q", "reserve": "20%"}, CHANGED, True),
+        ({"when": {"days": "mon"}}, {"when": {"days": "tue"}, "requests_per_unit": 9}, CHANGED,
+         True),
+        ({"when": {"days": "mon"}, "requests_per_unit": 11}, {}, TIGHTENED, True),
+        ({"when": {"days": "mon"}}, {"requests_per_unit": 11}, CHANGED, True),
+    ],
+)  # fmt: skip
+def test_times_and_pools(old: File, new: File, kind: ChangeKind, anew: bool) -> None:
+    """Other times and another pool are neither tighter nor looser, and count anew."""
+    (change,) = compare(_of_limit(**old), _of_limit(**new))
+
+    assert (change.kind, bool(change.anew)) == (kind, anew)
+
+
+def test_networks_that_come() -> None:
+    """Callers of one network that meet a rule of their own are told, by an address in it."""
+    limit = {"rate_limit": {"unit": "minute", "requests_per_unit": 10}}
+    nodes: list[File] = [{"key": "k", **limit}]
+    own = {"key": "k", "value": "10.1.2.0/24", "group": {"ipv4": 24}}
+
+    (change,) = compare(
+        of({"domain": "d", "descriptors": nodes}), of({"domain": "d", "descriptors": [*nodes, own]})
+    )
+
+    assert told([change]) == [("callers", "k", ["10.1.2.0: k -> None"])]
 
 
 def told(changes: Sequence[Change]) -> list[tuple[str, str, list[str]]]:
