@@ -7,9 +7,12 @@ Lines that cannot be written are dropped and counted. What must not live here: w
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import select
 import socket
+import stat
 import sys
 import threading
 from collections import deque
@@ -22,6 +25,7 @@ from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
 from ratelimit_service.service.decision_key import read_key
 from ratelimit_service.settings import Settings
+from ratelimit_service.text import reason
 
 __all__ = ["DecisionLogFile", "DecisionLogWriter", "Sink"]
 
@@ -42,8 +46,11 @@ _SYSLOG_INFO: Final = b"<134>ratelimit: "
 class Sink(Protocol):
     """Where lines go."""
 
-    def write(self, data: bytes) -> None:
-        """Writes whole lines, or none of them. May wait. Raises OSError."""
+    def write(self, data: bytes) -> int:
+        """Writes whole lines; returns how many it left out, as too long for it.
+
+        May wait. Raises OSError, or ValueError once it is closed.
+        """
 
     def close(self) -> None:
         """Lets go of it."""
@@ -62,15 +69,18 @@ class DecisionLogFile:
         self._files = files
         self._clock = clock
         self._file = -1
-        self._size = 0
         self._period = 0
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> int:
         """Appends lines; what a full disk has taken of them is taken back."""
+        if self._file >= 0 and self._is_replaced():
+            self.close()
         if self._file < 0:
             self._open()
+        found = os.fstat(self._file)
         period = self._clock() // self._every_us
-        if self._size and (period != self._period or self._size + len(data) > self._most_bytes):
+        full = found.st_size + len(data) > self._most_bytes
+        if stat.S_ISREG(found.st_mode) and found.st_size and (full or period != self._period):
             self._rotate()
         self._period = period
         rest = memoryview(data)
@@ -78,10 +88,11 @@ class DecisionLogFile:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
         except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file, self._size)
+            if taken := len(data) - len(rest):
+                with contextlib.suppress(OSError):
+                    self._take_back(taken)
             raise
-        self._size += len(data)
+        return 0
 
     def close(self) -> None:
         """Closes the file; the next line opens it again."""
@@ -92,9 +103,23 @@ class DecisionLogFile:
     def _open(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(self._path, flags, 0o640)
-        found = os.fstat(self._file)
-        self._size = found.st_size
-        self._period = found.st_mtime_ns // 1_000 // self._every_us
+        self._period = os.fstat(self._file).st_mtime_ns // 1_000 // self._every_us
+
+    def _is_replaced(self) -> bool:
+        """Whether another file, or none, is at our path.
+
+        Somebody else rotates it then: the program that follows ours in a restart, or logrotate.
+        """
+        try:
+            return not os.path.samestat(os.fstat(self._file), self._path.stat())
+        except FileNotFoundError:
+            return True
+
+    def _take_back(self, size: int) -> None:
+        """Cuts off the last bytes that we wrote, unless others have written behind them."""
+        end = os.lseek(self._file, 0, os.SEEK_CUR)
+        if os.fstat(self._file).st_size == end:
+            os.ftruncate(self._file, end - size)
 
     def _rotate(self) -> None:
         self.close()
@@ -113,10 +138,17 @@ class DecisionLogFile:
 class _Stdout:
     """Standard output. A slow reader holds up nobody but the writer's thread."""
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> int:
+        file = sys.stdout.fileno()
         rest = memoryview(data)
         while rest:
-            rest = rest[os.write(sys.stdout.fileno(), rest) :]
+            try:
+                rest = rest[os.write(file, rest) :]
+            except BlockingIOError:  # somebody who shares it has made it so
+                ready = select.poll()
+                ready.register(file, select.POLLOUT)
+                ready.poll()
+        return 0
 
     def close(self) -> None:
         """Leaves it open: it is the process's."""
@@ -128,16 +160,19 @@ class _Syslog:
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> int:
         if self._socket is None:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.connect(_SYSLOG)
-        try:
-            for line in data.splitlines():
+        too_long = 0
+        for line in data.splitlines():
+            try:
                 self._socket.send(_SYSLOG_INFO + line)
-        except OSError:
-            self.close()
-            raise
+            except OSError as error:
+                if error.errno != errno.EMSGSIZE:
+                    raise
+                too_long += 1
+        return too_long
 
     def close(self) -> None:
         if self._socket is not None:
@@ -199,13 +234,23 @@ class DecisionLogWriter:
             self._tell()
             if self._ending or self._size + len(data) > _MOST_WAITING:
                 return False
+            if self._thread is None and not self._begin():
+                return False
             self._waiting.append((data, lines))
             self._size += len(data)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._write_all, name="decision-log")
-                self._thread.daemon = True  # a reader that reads no more must not keep us
-                self._thread.start()
             self._some.notify()
+        return True
+
+    def _begin(self) -> bool:
+        """Starts the thread; False if the system has none left."""
+        # A daemon, since a reader that reads no more must not keep us.
+        thread = threading.Thread(target=self._write_all, name="decision-log", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._fault = f"the decision log cannot be written: {error}"
+            return False
+        self._thread = thread
         return True
 
     def take(self, data: bytes) -> None:
@@ -251,21 +296,22 @@ class DecisionLogWriter:
                 data, lines = self._waiting.popleft()
                 self._size -= len(data)
             try:
-                self._sink.write(data)
-            except OSError as error:
+                left_out = self._sink.write(data)
+            except (OSError, ValueError) as error:
                 self._failed_with(error, lines)
             else:
                 with self._some:
-                    self._written += lines
+                    self._written += lines - left_out
+                    self._failed += left_out
                     self._fault = ""
 
-    def _failed_with(self, error: OSError, lines: int) -> None:
+    def _failed_with(self, error: Exception, lines: int) -> None:
         """Drops lines, and waits a little before it tries the next ones."""
         with contextlib.suppress(OSError):
             self._sink.close()
         with self._some:
             self._failed += lines
-            self._fault = f"the decision log cannot be written: {error.strerror}"
+            self._fault = f"the decision log cannot be written: {reason(error)}"
             if not self._ending:
                 self._some.wait_for(self._is_ending, _RETRY_SECONDS)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
+import socket
+import sys
 import threading
 from collections.abc import Sequence
 from functools import partial
@@ -20,6 +23,7 @@ from ratelimit_service.health import Health
 from ratelimit_service.limiter import DecidedBy
 from ratelimit_service.model import FailurePolicy, Request
 from ratelimit_service.observer import Stats
+from ratelimit_service.runtime import decision_log
 from ratelimit_service.runtime.decision_feed import DecisionFeed
 from ratelimit_service.runtime.decision_log import DecisionLogFile, DecisionLogWriter
 from ratelimit_service.service import AT_ONCE, DecisionRecord
@@ -251,6 +255,114 @@ def test_files_are_rotated_in_time(tmp_path: Path) -> None:
     assert path.with_name("decisions.jsonl.2").read_bytes() == b"monday\nmonday too\n"
 
 
+def test_two_programs_write_one_file(tmp_path: Path) -> None:
+    """While a restart's two programs write, one rotates: the other goes on in the new file."""
+    path = tmp_path / "decisions.jsonl"
+    now = [10 * DAY_US]
+    old, new = (DecisionLogFile(str(path), 1_000, DAY_US, 5, lambda: now[0]) for _ in range(2))
+    for file in (old, new):
+        file.write(b"monday\n")
+        os.utime(path, (10 * 86_400, 10 * 86_400))
+    now[0] += DAY_US
+    new.write(b"tuesday\n")
+    os.utime(path, (11 * 86_400, 11 * 86_400))
+    old.write(b"tuesday too\n")
+    path.unlink()
+    old.write(b"again\n")
+    old.close()
+    new.close()
+
+    assert sorted(each.name for each in tmp_path.iterdir()) == [path.name, f"{path.name}.1"]
+    assert path.with_name(f"{path.name}.1").read_bytes() == b"monday\n" * 2
+    assert path.read_bytes() == b"again\n"
+
+
+def test_devices_are_not_rotated(tmp_path: Path) -> None:
+    """A pipe or a device that is the log stays where it is, whatever it has taken."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    now = [10 * DAY_US]
+    file = DecisionLogFile(str(path), 10, DAY_US, 5, lambda: now[0])
+    for _ in range(2):
+        file.write(b"a line of 20 bytes.\n")
+        now[0] += DAY_US
+    file.close()
+
+    assert os.read(reader, 100) == b"a line of 20 bytes.\n" * 2
+    os.close(reader)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_parts_of_lines_are_taken_back(tmp_path: Path) -> None:
+    """If a disk takes only a part of a line, the whole lines stay, also those of others."""
+    path = tmp_path / "decisions.jsonl"
+    ours, others = (DecisionLogFile(str(path), 1_000, DAY_US, 5) for _ in range(2))
+    bounds = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ours.write(b"ours\n")
+    others.write(b"others\n")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, bounds[1]))
+    try:
+        with pytest.raises(OSError, match="large"):
+            ours.write(b"more than fits in here\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, bounds)
+    ours.write(b"again\n")
+    ours.close()
+    others.close()
+
+    assert path.read_bytes() == b"ours\nothers\nagain\n"
+
+
+def test_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines go to standard output whole, also if it does not block and its reader is slow."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    line = b"x" * 300_000 + b"\n"
+    with os.fdopen(writer, "w") as out, os.fdopen(reader, "rb") as read:
+        monkeypatch.setattr(sys, "stdout", out)
+        stats = Stats()
+        log = DecisionLogWriter(Settings(decision_log="stdout"), stats, Health())
+        log.take(line)
+        assert read.read(len(line)) == line
+        log.take(b"{}\n")
+        assert read.read(3) == b"{}\n"
+        log.stop()
+
+    assert stats.decision_log == {"written": 2}
+
+
+def test_closed_stdout_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A standard output that is closed is a fault that health knows, and no end of the writer."""
+    with open(os.devnull, "w") as out:  # noqa: PTH123 -- no path, but what stdout is
+        monkeypatch.setattr(sys, "stdout", out)
+    stats, health = Stats(), Health()
+    log = DecisionLogWriter(Settings(decision_log="stdout"), stats, health)
+    log.take(b"{}\n")
+    wait_until(partial(_failed, log), "the output to be closed")
+    log.stop()
+
+    assert stats.decision_log == {"dropped_error": 1}
+    assert "closed file" in health.faults["decision_log"]
+
+
+def test_syslog(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each line is a message of the system's log; one that is too long for it is left out."""
+    monkeypatch.setattr(decision_log, "_SYSLOG", str(tmp_path / "log"))
+    stats, health = Stats(), Health()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as system:
+        system.bind(str(tmp_path / "log"))
+        system.settimeout(10)
+        log = DecisionLogWriter(Settings(decision_log="syslog"), stats, health)
+        log.take(b"one\n" + b"x" * (16 << 18) + b"\ntwo\n")
+        assert system.recv(100) == b"<134>ratelimit: one"
+        assert system.recv(100) == b"<134>ratelimit: two"
+        log.stop()
+
+    assert stats.decision_log == {"written": 2, "dropped_error": 1}
+    assert not health.faults
+
+
 class Held:
     """A sink that takes nothing until it is let go."""
 
@@ -258,9 +370,10 @@ class Held:
         self.free = threading.Event()
         self.taken: list[bytes] = []
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> int:
         assert self.free.wait(30)
         self.taken.append(data)
+        return 0
 
     def close(self) -> None: ...
 
