@@ -175,7 +175,7 @@ _LEASES_PER_WEIGHT: Final = 25
 
 
 def _weight(spec: CounterSpec) -> int:
-    return _WEIGHT + spec.limit // _LEASES_PER_WEIGHT
+    return _WEIGHT + spec.most // _LEASES_PER_WEIGHT
 
 
 ALGORITHM: Final = Algorithm(

@@ -113,6 +113,7 @@ def spec_of(limit: Limit) -> CounterSpec:
         limit.stepped,
         limit.max_wait_us > 0,
         limit.own,
+        limit.reserved,
     )
 
 

@@ -222,7 +222,7 @@ _HITS_PER_WEIGHT: Final = 110
 
 
 def _weight(spec: CounterSpec) -> int:
-    return _WEIGHT + spec.limit // _HITS_PER_WEIGHT
+    return _WEIGHT + spec.most // _HITS_PER_WEIGHT
 
 
 ALGORITHM: Final = Algorithm(

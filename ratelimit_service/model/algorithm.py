@@ -156,7 +156,8 @@ class CounterSpec:
     `buckets` is the number of sub-counters of a sliding window, 0 for the two it else has.
     `stepped` buckets get the whole rate back at once. A `queue` is a bucket in which hits have
     places, which nobody else may get once it was told. `own` are the values of the algorithm's
-    parameters that have no field here, in the order in which it declares them.
+    parameters that have no field here, in the order in which it declares them. `reserved` hits
+    more may lie on the counter: they are left to other limits, which charge it too.
     """
 
     __slots__ = (
@@ -168,6 +169,7 @@ class CounterSpec:
         "own",
         "queue",
         "rate",
+        "reserved",
         "stepped",
         "tick",
         "tick_us",
@@ -187,6 +189,7 @@ class CounterSpec:
         stepped: bool = False,
         queue: bool = False,
         own: tuple[int, ...] = (),
+        reserved: int = 0,
     ) -> None:
         self.algorithm: Final = algorithm
         self.limit: Final = limit
@@ -198,6 +201,7 @@ class CounterSpec:
         self.stepped: Final = stepped
         self.queue: Final = queue
         self.own: Final = own
+        self.reserved: Final = reserved
         self.adds: Final = algorithm.adds and anchor is Anchor.CLOCK
         """Whether hits add their number to the state: then stores have a short way."""
         self.tick_us: Final = TICKS_US[tick]
@@ -225,6 +229,11 @@ class CounterSpec:
             self.own,
         )
 
+    @property
+    def most(self) -> int:
+        """The most hits that may lie on the counter, by whichever limit that charges it."""
+        return self.limit + self.reserved
+
     def _fields(self) -> tuple[object, ...]:
         return (
             self.algorithm,
@@ -237,6 +246,7 @@ class CounterSpec:
             self.stepped,
             self.queue,
             self.own,
+            self.reserved,
         )
 
     def __eq__(self, other: object) -> bool:

@@ -107,3 +107,14 @@ def test_every_key_is_another() -> None:
     keys = [found(limit).key for limit in WAYS.values()]
 
     assert len(set(keys)) == len(keys) - 2
+
+
+@pytest.mark.parametrize("algorithm", ["sliding_log", "concurrency"])
+def test_pools_weigh_what_may_lie_on_them(algorithm: str) -> None:
+    """A limit that leaves a reserve weighs as the whole: its hits read what others have counted."""
+    whole = Limit(10_000, Unit.HOUR, algorithm=algorithm, pool="p")
+    low = whole._replace(requests_per_unit=100, reserved=9_900)
+
+    one, other = (weight([Hit(b"k", spec_of(limit))]) for limit in (low, whole))
+
+    assert one == other
