@@ -69,7 +69,12 @@ class Local:
         self._now_us = now_us
         memory, hits = self._memory, self._hits
         self._memory, self._hits = self._empty(), {}
-        for hit in hits.values():
+        for last in hits.values():
+            # What a pool's other limits have counted is told as well, beyond this one's limit.
+            spec = last.spec
+            if spec.reserved:
+                spec = spec.with_numbers(spec.most, spec.rate)
+            hit = last._replace(spec=spec)
             # More than a share can have been counted: `count_denied` goes beyond it, and shares
             # were larger while there were fewer processes.
             overfull = hit.spec.algorithm.denied >= Denied.COUNTED

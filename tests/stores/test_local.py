@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import redis
 
-from ratelimit_service.algorithms import capacity_of, spec_of
+from ratelimit_service.algorithms import ALGORITHMS, capacity_of, spec_of
 from ratelimit_service.health import Health
 from ratelimit_service.model import FailurePolicy, Hit, Limit, Mode, Unit
 from ratelimit_service.observer import Stats
@@ -164,6 +164,30 @@ def test_more_processes_than_when_it_was_counted(limit: Limit) -> None:
     ((requests, _),) = local.hand_back(3, T)
 
     assert sum(each.addend for (each,) in requests) == capacity_of(limit)
+
+
+@pytest.mark.parametrize(
+    "limit", [*HELD, algorithms.LEASES._replace(requests_per_unit=6)], ids=lambda one: one.algorithm
+)
+def test_pool_that_denied_a_low_priority_last(limit: Limit) -> None:
+    """All that a pool has counted is handed back, also if the limit asked last leaves a reserve."""
+    low, least = limit._replace(pool="p", reserved=4), capacity_of(limit) - 4
+    refills = ALGORITHMS[limit.algorithm].refills
+    low = low._replace(burst=least) if refills else low._replace(requests_per_unit=least)
+    local = Local(Stats())
+    for number in range(capacity_of(limit)):
+        (outcome,) = local.charge([algorithms.hit(limit, lease=b"lease--%d" % number)], 1, T)
+        assert outcome.charged == 1
+    (outcome,) = local.charge([algorithms.hit(low, lease=b"lease--x")], 1, T)
+    assert outcome.over
+
+    ((requests, _),) = local.hand_back(1, T)
+
+    store = Local(Stats())
+    for (each,) in requests:
+        store.charge([each], 1, T)
+    (found,) = store.charge([algorithms.hit(limit, 0)], 1, T)
+    assert found.remaining == 0
 
 
 async def test_lease_taken_alone_is_given_back_by_its_id(own_redis: RedisServer) -> None:
