@@ -75,12 +75,14 @@ def _unreachable(level: Sequence[Node], path: _Path) -> Iterator[Problem]:
 
 def _covers(node: Node, later: Node) -> bool:
     """Whether nothing is left of a later node's values, and it would help to declare it before."""
+    if node.valid_until is not None or node.grouping != later.grouping:
+        return False  # something is left when it has ended, or of what it sees otherwise
     one, other = node.matcher, later.matcher
     return one is not None and other is not None and one.rank == other.rank and one.covers(other)
 
 
 def _takes_all(node: Node) -> bool:
-    return node.matcher is not None and node.matcher.takes_all
+    return node.matcher is not None and node.matcher.takes_all and node.valid_until is None
 
 
 def _misread(node: Node, path: _Path) -> Iterator[Problem]:

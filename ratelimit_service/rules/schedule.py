@@ -36,6 +36,8 @@ def _days(fields: Fields) -> int:
     if not fields.given("days"):
         return Schedule().days
     days = 0
+    if fields.node("days").value == []:
+        fields.report("when", "days is empty: write some, as [mon-fri]", value="days")
     for text, node in fields.one_or_more("days"):
         first, dash, last = text.lower().partition("-")
         names = [_day(first), _day(last if dash else first)]
@@ -90,9 +92,11 @@ def read_valid_until(fields: Fields) -> int | None:
     text = fields.text("valid_until")
     try:
         moment = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None or moment.second or moment.microsecond:
+        whole = moment.tzinfo is not None and not moment.second and not moment.microsecond
+        moment = moment.astimezone(datetime.UTC)
+    except (ValueError, OverflowError):  # OverflowError: beyond the year 9999, or before 1
+        whole = False
+    if not whole or moment.second or moment.microsecond:  # an offset can have seconds
         message = (
             f"valid_until {quoted(text)} is no moment: write date, time of day to the minute, and "
             "offset, as 2027-01-31T18:00+01:00"

@@ -137,3 +137,12 @@ def test_other_grounds(
 ) -> None:
     """A denial that no count of this descriptor made is told as what it was."""
     assert told in why(capsys, log, [line("14:03:07", **more)])[1]
+
+
+@pytest.mark.parametrize("reset", ["1e999", "-1", "1e308", "NaN"])
+def test_resets_that_are_no_time(log: Path, capsys: pytest.CaptureFixture[str], reset: str) -> None:
+    """A log that somebody has written by hand is no reason to fail."""
+    lines = [line("14:03:07").replace('"reset_seconds": 53', f'"reset_seconds": {reset}')]
+
+    assert why(capsys, log, lines)[0] == 0
+    assert reset in lines[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import sys
 from contextlib import ExitStack
 from functools import partial
@@ -14,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_service.errors import RateLimitError
+from ratelimit_service.errors import RateLimitError, StatusCode
 from ratelimit_service.model import Code, Descriptor, Entry, Limit, Request, Unit
 from ratelimit_service.replay import recorded
-from ratelimit_service.replay.logs import Lines, Log
+from ratelimit_service.replay.logs import Lines, Log, LogError
 from ratelimit_service.replay.recorded import Recorded, in_order, merged, moment_us
 from ratelimit_service.replay.sources import Readers
-from ratelimit_service.service import DecidedBy, DecisionRecord
+from ratelimit_service.service import DecidedBy, DecisionRecord, Refusal
 from ratelimit_service.service.decision_line import hashed_value, line_of, read_line
 from ratelimit_service.stores import Verdict
 from ratelimit_service.wire import encode_request
@@ -349,3 +350,42 @@ def test_decision_logs_are_replayed(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert left_out == "left out because unreadable: 1 line"
     name = ran.report["rules"][0]["top_denied"][0]["name"]
     assert name == f"user={hashed_value(b'key', 'a')}"
+
+
+def test_decision_log_may_begin_with_a_request_that_nobody_could_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Requests that were refused as unreadable are told, and no problem of the log."""
+    refusal = Refusal(StatusCode.INVALID_ARGUMENT, "")
+    refused = DecisionRecord(b"\xff", refusal, None, DecidedBy.NOTHING)
+    body = encode_request(asked("api", None, ("user", "bob")))
+    answered = DecisionRecord(body, b"", Verdict.WITHIN, DecidedBy.COUNT)
+    lines = [line_of(refused, START_US), line_of(answered, START_US)]
+    (tmp_path / "log").write_text("\n".join(lines))
+    ran = run(capsys, "--rules", limited(tmp_path, DAY), tmp_path / "log")
+
+    assert (ran.code, ran.err) == (0, "")
+    assert "1 request from 2026-01-01T00:00:00Z" in ran.out
+    assert "refused when they came, and not asked here: 1 request" in ran.out
+
+
+@pytest.mark.parametrize(
+    "time", ["1767225600000", "9" * 5_000, "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"]
+)
+def test_times_without_a_date_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], time: str
+) -> None:
+    """A time before 1970 or after 9999, as milliseconds come to, is a line that cannot be read."""
+    mapping = mapping_file(tmp_path, "domain: api\ndescriptors: [{user: $user}]\n")
+    (tmp_path / "log").write_text(json.dumps({"start_time": time, "user": "bob"}))
+    rules = limited(tmp_path, DAY)
+    ran = run(capsys, "--rules", rules, "--mapping", mapping, tmp_path / "log")
+
+    assert ran.code == 2
+    assert "log:1: the field start_time must be" in ran.err
+
+
+def test_first_line_that_is_nested_too_deep(tmp_path: Path) -> None:
+    """A log whose first line no reader can take in is told in a sentence."""
+    with pytest.raises(LogError, match="log:1: the line is no JSON"):
+        read('{"a":' * 100_000, tmp_path)
