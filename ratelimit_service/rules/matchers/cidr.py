@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ratelimit_service.model import IPAddress, Network, address_of
 from ratelimit_service.rules.matchers.matcher import ONE_OR_MORE, Index, Matcher
 from ratelimit_service.rules.paths import MatcherName, matcher_name
 from ratelimit_service.rules.problem import quoted
-from ratelimit_service.rules.reader import Fields
+
+if TYPE_CHECKING:  # workers have matchers, but read no YAML
+    from ratelimit_service.rules.reader import Fields
 
 __all__ = ["Networks"]
 

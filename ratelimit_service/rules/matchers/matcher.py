@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, Final, Self
+from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from ratelimit_service.rules.paths import matcher_name
-from ratelimit_service.rules.reader import Fields
+
+if TYPE_CHECKING:  # workers have matchers, but read no YAML
+    from ratelimit_service.rules.reader import Fields
 
 __all__ = ["ONE_OR_MORE", "ONE_TEXT", "Index", "Matcher", "OneByOne"]
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ratelimit_service.rules.matchers.matcher import ONE_OR_MORE, Matcher
 from ratelimit_service.rules.paths import MatcherName, matcher_name
 from ratelimit_service.rules.problem import quoted
-from ratelimit_service.rules.reader import Fields
+
+if TYPE_CHECKING:  # workers have matchers, but read no YAML
+    from ratelimit_service.rules.reader import Fields
 
 __all__ = ["OneOf"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ratelimit_service.rules.matchers.automaton import (
     Automaton,
@@ -15,7 +15,9 @@ from ratelimit_service.rules.matchers.automaton import (
 )
 from ratelimit_service.rules.matchers.matcher import ONE_TEXT, Index, Matcher
 from ratelimit_service.rules.problem import quoted
-from ratelimit_service.rules.reader import Fields
+
+if TYPE_CHECKING:  # workers have matchers, but read no YAML
+    from ratelimit_service.rules.reader import Fields
 
 __all__ = ["Regex"]
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ratelimit_service.rules.matchers.cidr import Networks
 from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.matchers.one_of import OneOf
 from ratelimit_service.rules.matchers.pattern import Pattern
 from ratelimit_service.rules.matchers.regex import Regex
-from ratelimit_service.rules.reader import Fields
+
+if TYPE_CHECKING:  # workers have matchers, but read no YAML
+    from ratelimit_service.rules.reader import Fields
 
 __all__ = ["MATCHERS", "TakenValues", "keys", "kinds", "shareable", "taken"]
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Final, Self
+from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from ratelimit_service.model import Grouping
 from ratelimit_service.rules.matchers.matcher import Index, Matcher
-from ratelimit_service.rules.reader import Fields
+
+if TYPE_CHECKING:  # workers have matchers, but read no YAML
+    from ratelimit_service.rules.reader import Fields
 
 __all__ = ["stand_ins"]
 
