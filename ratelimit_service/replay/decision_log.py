@@ -8,7 +8,8 @@ from typing import Final
 from ratelimit_service.model import Code, Request
 from ratelimit_service.replay.logs import Lines
 from ratelimit_service.replay.recorded import Recorded, moment_us
-from ratelimit_service.service.decision_line import BadDecisionError, read_line
+from ratelimit_service.service.decision_line import BadDecisionError, NothingAskedError, read_line
+from ratelimit_service.text import count
 
 __all__ = ["DecisionLogReader"]
 
@@ -24,6 +25,8 @@ class DecisionLogReader:
         """Whether decisions were left out of the log."""
         self.hashed = False
         """Whether values are not those that callers sent."""
+        self.refused = 0
+        """Requests that could not be read when they came."""
         self._known: dict[Request, Request] = {}
 
     def records(self, lines: Lines) -> Iterator[Recorded]:
@@ -34,6 +37,9 @@ class DecisionLogReader:
                 continue
             try:
                 read = read_line(line, moment_us)
+            except NothingAskedError:
+                self.refused += 1
+                continue
             except BadDecisionError as error:
                 lines.bad(str(error))
                 continue
@@ -56,6 +62,8 @@ class DecisionLogReader:
                 "a decision log holds only a sample of its decisions, so more was asked than is "
                 "replayed here: write it with --decision-log-sample denied=1,allowed=1"
             )
+        if self.refused:
+            yield f"refused when they came, and not asked here: {count(self.refused, 'request')}"
         if self.hashed:
             yield (
                 "values in a decision log are hashed: rules for certain values, prefixes or "

@@ -33,6 +33,9 @@ __all__ = ["Denial", "decisions_about", "denial_of", "log_files", "sentence", "w
 _MOST_KEPT: Final = 100_000
 """Decisions about the descriptor; of more the newest are looked at."""
 
+_MOST_RESET_SECONDS: Final = 285 * 366 * 86_400
+"""No window is longer."""
+
 _DAY_US: Final = 86_400 * SECOND_US
 _TIME_OF_DAY: Final = re.compile(r"(\d\d):(\d\d)(?::(\d\d))?")
 
@@ -150,7 +153,9 @@ def _denied(decision: LoggedDecision) -> bool:
 
 def _reset_us(decision: LoggedDecision) -> int:
     reset = decision.fields.get("reset_seconds", 0)
-    return round(reset * SECOND_US) if isinstance(reset, (int, float)) else 0
+    if not isinstance(reset, (int, float)) or not 0 <= reset <= _MOST_RESET_SECONDS:
+        return 0
+    return round(reset * SECOND_US)
 
 
 def sentence(denial: Denial, entries: Sequence[Entry]) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 
 from ratelimit_service.model import MAX_ADDEND, SECOND_US, Code, Descriptor, Entry, Request
 from ratelimit_service.replay.logs import BadLineError, Lines, LogError
-from ratelimit_service.replay.recorded import Recorded, moment_us
+from ratelimit_service.replay.recorded import LAST_US, Recorded, moment_us
 from ratelimit_service.rules.files import read_rule_files
 from ratelimit_service.rules.reader import Fields, Reader, Unreadable
 
@@ -26,6 +26,9 @@ _NOTHING: Final = "-"
 
 _RATE_LIMITED: Final = "RL"
 """The response flag of a request that a rate limit service has denied."""
+
+_MOST_DIGITS: Final = 20
+"""Of seconds since 1970 that are looked at; all dates have fewer."""
 
 _MOST_KNOWN: Final = 1 << 16
 
@@ -166,7 +169,12 @@ def _moment_us(text: str, field: str) -> int:
     try:
         whole, _, fraction = text.partition(".")
         if whole.isascii() and whole.isdigit() and len(whole) > 4:
-            return int(whole) * SECOND_US + int(f"{fraction:0<6.6}")
+            at_us = int(whole[:_MOST_DIGITS]) * SECOND_US + int(f"{fraction:0<6.6}")
+            if at_us > LAST_US:
+                raise BadLineError(
+                    f"the field {field} must be seconds since 1970: {text[:20]!r} is beyond 9999"
+                )
+            return at_us
         return moment_us(text)
     except ValueError as error:
-        raise BadLineError(f"the field {field} must be a time: {text!r} is none") from error
+        raise BadLineError(f"the field {field} must be a time: {text[:40]!r} is none") from error

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from ratelimit_service.model import SECOND_US, Code, Request
 
-__all__ = ["Recorded", "in_order", "merged", "moment_us"]
+__all__ = ["LAST_US", "Recorded", "in_order", "merged", "moment_us"]
 
 _WINDOW: Final = 10_000
 """A line may stand so many lines too late in its log: access logs are written when requests end."""
@@ -57,11 +57,14 @@ def merged(logs: Sequence[Iterator[Recorded]]) -> Iterator[Recorded]:
     return heapq.merge(*map(in_order, logs), key=_by_time)
 
 
+LAST_US: Final = 253_402_300_800 * SECOND_US - 1
+"""The last moment that has a date: the year 9999 ends."""
+
 _LEAP_SECOND: Final = re.compile(r":60(?=[.,+\-zZ])")
 
 
 def moment_us(text: str) -> int:
-    """A time of RFC 3339, in microseconds since 1970. Raises ValueError if it is none.
+    """A time of RFC 3339, in microseconds since 1970. Raises ValueError if it is none, or earlier.
 
     A leap second counts as the one before it, as Unix time has it.
     """
@@ -74,4 +77,7 @@ def moment_us(text: str) -> int:
         moment = datetime.datetime.fromisoformat(mended)
     if moment.tzinfo is None:
         raise ValueError(f"{text!r} has no offset from UTC")
-    return round(moment.timestamp() * SECOND_US)  # a double is exact enough until the year 2100
+    at_us = round(moment.timestamp() * SECOND_US)  # a double is exact enough until the year 2100
+    if not 0 <= at_us <= LAST_US:
+        raise ValueError(f"{text!r} is not between 1970 and 9999")
+    return at_us

@@ -43,9 +43,9 @@ class Readers:
             return CsvLog(name, first)
         try:
             fields = json.loads(first)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise LogError(f"{name}:1: the line is no JSON: {error}") from error
-        if "v" in fields and "descriptors" in fields and "by" in fields:
+        if "v" in fields and "by" in fields and fields.keys() & {"descriptors", "unreadable"}:
             return DecisionLogReader()
         if self._mapped is None:
             raise LogError(

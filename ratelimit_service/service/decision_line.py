@@ -32,6 +32,7 @@ __all__ = [
     "BadDecisionError",
     "HashValue",
     "LoggedDecision",
+    "NothingAskedError",
     "hashed_value",
     "line_of",
     "read_limit",
@@ -52,6 +53,10 @@ HashValue = Callable[[str], str]
 
 class BadDecisionError(RateLimitError):
     """A line that is no decision of a version known here. The text says why."""
+
+
+class NothingAskedError(BadDecisionError):
+    """A decision about a request that could not be read when it came."""
 
 
 class LoggedDecision(NamedTuple):
@@ -206,7 +211,7 @@ def read_line(text: str, moment_us: Callable[[str], int]) -> LoggedDecision:
     if not isinstance(fields, dict) or fields.get("v") != DECISION_SCHEMA:
         raise BadDecisionError(f'the line is no decision of version {DECISION_SCHEMA} ("v")')
     if "unreadable" in fields:
-        raise BadDecisionError("the request could not be read when it came")
+        raise NothingAskedError("the request could not be read when it came")
     try:
         return LoggedDecision(moment_us(fields["time"]), _request(fields), fields)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
