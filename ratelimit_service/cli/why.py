@@ -65,7 +65,7 @@ def why(domain: str, descriptor: str, at: str, path: str, key_file: str, as_json
         return 1
     if as_json:
         told = {**denial.decision.fields, "further_denials": denial.further}
-        click.echo(json.dumps(told, ensure_ascii=False))
+        click.echo(json.dumps(told))
     else:
         say(sentence(denial, asked.entries))
     return 0

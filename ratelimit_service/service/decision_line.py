@@ -25,6 +25,7 @@ from ratelimit_service.model import (
     Request,
     Unit,
 )
+from ratelimit_service.rules.paths import parse_path, path_text
 from ratelimit_service.service.records import DecisionRecord
 
 __all__ = [
@@ -99,7 +100,7 @@ def line_of(
     parts = [f'{{"v":{DECISION_SCHEMA},"time":"{_time(at_us)}",{asked(body, hashed)}']
     parts.append(f'"code":"{_code(record)}","by":"{record.by}"')
     if record.limit is not None:
-        parts.append(f'"descriptor":{record.descriptor}{_decided_by(record)}')
+        parts.append(f'"descriptor":{record.descriptor}{_decided_by(record, hashed)}')
         outcome = record.outcome
         if outcome is not None and record.hit is not None:
             used = record.hit.spec.limit - outcome.remaining
@@ -119,23 +120,43 @@ def line_of(
 _MOST_REMEMBERED: Final = 512
 """Bytes of a request whose part of a line is remembered; who is denied asks the same again."""
 
-_json: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def _decided_by(record: DecisionRecord) -> str:
+def _json(told: object) -> str:
+    """JSON in which all that does not print is escaped: it would act on who reads the log."""
+    text = _encode(told)
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
+
+
+def _decided_by(record: DecisionRecord, hashed: HashValue | None) -> str:
     """The fields that say which limit of which rule it was."""
     source = "" if record.source is None else str(record.source)
-    return _decider(record.rule, source, record.limit)
+    return _decider(record.rule, source, record.limit, hashed)
 
 
 @lru_cache(1024)
-def _decider(rule: str, source: str, limit: Limit | None) -> str:
-    told = f',"rule":{_json(rule)}' if rule else ""
+def _decider(rule: str, source: str, limit: Limit | None, hashed: HashValue | None) -> str:
+    told = ""
+    if rule:
+        told = f',"rule":{_json(rule if hashed is None else _hashed_path(rule, hashed))}'
     if source:
         told += f',"source":{_json(source)}'
     if limit is not None:
         told += f',"limit":{_json(_limit(limit))}'
     return told
+
+
+def _hashed_path(path: str, hashed: HashValue) -> str:
+    """A rule's path without the callers that it names; what a `*` stands for is none."""
+    return path_text(
+        [
+            (key, hashed(value) if value and "*" not in value else value)
+            for key, value in parse_path(path)
+        ]
+    )
 
 
 @lru_cache(4)

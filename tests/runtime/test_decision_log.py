@@ -27,6 +27,7 @@ from ratelimit_service.runtime import decision_log
 from ratelimit_service.runtime.decision_feed import DecisionFeed
 from ratelimit_service.runtime.decision_log import DecisionLogFile, DecisionLogWriter
 from ratelimit_service.service import AT_ONCE, DecisionRecord
+from ratelimit_service.service.decision_key import hash_of
 from ratelimit_service.service.decision_line import hashed_value
 from ratelimit_service.settings import Settings
 from tests.runtime.conftest import Start
@@ -39,16 +40,24 @@ domain: edge
 descriptors:
   - {key: user, rate_limit: {unit: day, requests_per_unit: 1}}
 """
+RULES_BY_VALUE = """
+domain: edge
+descriptors:
+  - {key: user, value: bob, rate_limit: {unit: day, requests_per_unit: 1}}
+  - {key: path, value: /a*, rate_limit: {unit: day, requests_per_unit: 1}}
+"""
 DAY_US = 86_400_000_000
 
 
 class Feeding:
     """A service whose decisions become lines."""
 
-    def __init__(self, tmp_path: Path, away: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, tmp_path: Path, rules: str = RULES, away: bool = False, **settings: Any
+    ) -> None:
         closed = Settings(failure_policy=FailurePolicy.CLOSED)
         store = Away() if away else None
-        self.asking = Asking(tmp_path, RULES, store=store, settings=closed)
+        self.asking = Asking(tmp_path, rules, store=store, settings=closed)
         self.sent: list[bytes] = []
         self.room = True
         set_up = Settings(decision_log="x", **settings)
@@ -119,6 +128,42 @@ async def test_values_are_hashed(tmp_path: Path) -> None:
     assert "bob" not in json.dumps(line)
     assert line["descriptors"][0]["entries"] == [["user", hashed_value(b"0123456789abcdef", "bob")]]
     assert line["hashed"] is True
+
+
+async def test_rules_for_callers_are_hashed(tmp_path: Path) -> None:
+    """Where values are hashed the path of a rule for one caller does not name this caller."""
+    (tmp_path / "key").write_text("0123456789abcdef\n")
+    feeding = Feeding(tmp_path, RULES_BY_VALUE, decision_log_key_file=str(tmp_path / "key"))
+    await feeding.asking.ask("user=bob")
+    await feeding.asking.ask("path=/a/b")
+
+    lines = feeding.lines
+    assert "bob" not in json.dumps(lines)
+    assert lines[0]["rule"] == f"user={hashed_value(b'0123456789abcdef', 'bob')}"
+    assert lines[1]["rule"] == "path=/a*"
+
+
+def test_hashes_of_long_values_are_not_remembered() -> None:
+    """What is remembered of callers' values is bounded in bytes, not only in number."""
+    hashed = hash_of(b"0123456789abcdef")
+    assert hashed is not None
+    value = "x" * 60_000
+    held = sys.getrefcount(value)
+
+    assert hashed(value) == hashed_value(b"0123456789abcdef", value)
+    assert sys.getrefcount(value) == held
+
+
+async def test_lines_do_not_act_on_who_reads_them(tmp_path: Path) -> None:
+    """Characters of callers that steer terminals, or end lines for some readers, are escaped."""
+    feeding = Feeding(tmp_path)
+    await feeding.asking.ask("user=ü\x9b2J\u2028\u202e\U000e0001\x7f")
+
+    feeding.feed.flush()
+    (line,) = b"".join(feeding.sent).decode().splitlines()
+    assert line.isprintable()
+    assert "ü" in line
+    assert json.loads(line)["descriptors"][0]["entries"][0][1].endswith("\u202e\U000e0001\x7f")
 
 
 @pytest.mark.parametrize("content", [None, "short"])
