@@ -41,6 +41,22 @@ def test_unreachable() -> None:
     ) == [("k=ab*c", "unreachable"), ("m", "unreachable"), ("n > k", "unreachable")]
 
 
+@pytest.mark.parametrize("own", ["valid_until: 2030-01-01T00:00Z", "group: {ipv4: 24}"])
+def test_reached_later_or_otherwise(own: str) -> None:
+    """What comes behind a pattern that ends, or that sees networks, is reached all the same."""
+    assert (
+        hints(
+            f"""\
+            - {{key: k, value: "1*", {own}, {LIMIT}}}
+            - {{key: k, value: "10*", {LIMIT}}}
+            - {{key: m, value: "*", valid_until: 2030-01-01T00:00Z, {LIMIT}}}
+            - {{key: m, {LIMIT}}}
+            """
+        )
+        == []
+    )
+
+
 @given(
     st.lists(st.text("ab*", min_size=1, max_size=4), min_size=1, max_size=5, unique=True),
     st.text("ab*", max_size=6),
