@@ -78,8 +78,10 @@ class Planner:
         ]
         replaced: set[str] = set()
         for found in matches:
-            if isinstance(found, Match) and found.rule and found.rule.replaces:
-                replaced |= found.rule.replaces
+            met = found.rule if isinstance(found, Match) else None
+            # Outside the times of all its limits a rule takes nobody's place.
+            if met and met.replaces and (met.unlimited or self._holds(domain, met)):
+                replaced |= met.replaces
         plans = []
         for descriptor, found in zip(request.descriptors, matches, strict=True):
             addend = descriptor.hits_addend
@@ -141,6 +143,10 @@ class Planner:
             None,
         )
         return PlanTemplate(rule, addend, limit.names.stem(entries), rest)
+
+    def _holds(self, domain: Domain, rule: Rule) -> bool:
+        """Whether any of a rule's limits holds now."""
+        return bool(self._compiler.rule(domain, rule).limits)
 
     def _without(self, domain: Domain, found: Match, addend: int) -> Plan:
         """The plan of a descriptor whose rule is missing or replaced. Unlimited rules stay."""

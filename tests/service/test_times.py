@@ -81,6 +81,24 @@ async def test_outside_its_times(asking: Asking) -> None:
     assert await asked(asking, "2026-03-09T07:59", *["office=x"] * 2) == [OK, OK]
 
 
+async def test_replaces_in_its_times_alone(tmp_path: Path) -> None:
+    """Outside its times a limit does not take another's place, or nothing would hold."""
+    asking = Asking(
+        tmp_path,
+        """
+domain: edge
+descriptors:
+  - {key: ip, rate_limit: {name: per-ip, unit: year, requests_per_unit: 0}}
+  - key: partner
+    rate_limit: {unit: year, requests_per_unit: 9, when: {days: mon}, replaces: [{name: per-ip}]}
+""",
+    )
+
+    for moment, code in (("2026-03-02T12:00", OK), ("2026-03-03T12:00", OVER)):
+        asking.now_us = us(moment)
+        assert (await asking.ask("ip=x", "partner=a")).code is code
+
+
 async def test_rules_that_end(asking: Asking) -> None:
     """From its minute on a descriptor is as if it were not there: the next one takes its values."""
     users = ["user=alice"] * 3 + ["user=bob"] * 3 + ["other=x", "ip=10.1.2.3", "ip=10.2.2.3"]
