@@ -12,7 +12,7 @@ from typing import Final
 
 from ratelimit_service.limiter import CompiledRule, Plan, unasked
 from ratelimit_service.limiter.compiled import Kind
-from ratelimit_service.model import Code, Descriptor, Hit, Mode, Request
+from ratelimit_service.model import MINUTE_US, Code, Descriptor, Hit, Mode, Request
 from ratelimit_service.replay.recorded import Recorded
 from ratelimit_service.replay.sketches import CallerSample, TopNames, place_of
 from ratelimit_service.replay.timeline import Timeline
@@ -176,7 +176,7 @@ class Trace:
                 continue
             start = len(hits)
             hits += planned.hits
-            name = self._name(request.domain, descriptor)
+            name = self._name(request.domain, descriptor, at_us)
             key = planned.hits[0].key if planned.hits else name.encode("utf-8", "replace")
             met.append(_Met(self._use(request.domain, planned.rule), planned, start, name, key))
         prepared = _Prepared(plans, hits, met, unmatched)
@@ -196,12 +196,13 @@ class Trace:
             use = self.uses[key] = RuleUse(rule)
         return use
 
-    def _name(self, domain_name: str, descriptor: Descriptor) -> str:
+    def _name(self, domain_name: str, descriptor: Descriptor, at_us: int) -> str:
         """The caller as people know it: what its counter counts."""
         domain = self.snapshot.domains.get(domain_name)
         entries: Sequence[tuple[str, str]] = descriptor.entries
         if domain is not None and descriptor.limit is None:
-            entries = match(domain, descriptor.entries).identity or entries
+            minute = at_us // MINUTE_US
+            entries = match(domain, descriptor.entries, minute).identity or entries
         text = path_text(entries)
         return text if len(text) <= _MOST_NAME else f"{text[:_MOST_NAME]}…"
 

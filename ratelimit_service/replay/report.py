@@ -323,11 +323,16 @@ def _top(names: TopNames) -> tuple[Frequent, ...]:
 
 
 def _unmet(trace: Trace) -> tuple[UnmetRule, ...]:
+    met = {  # a rule has several uses if its limits hold at different times
+        (domain, use.rule.declared.path)
+        for (domain, _), use in trace.uses.items()
+        if use.rule.declared is not None
+    }
     return tuple(
         UnmetRule(domain.name, rule.path, str(rule.source))
         for domain in trace.snapshot.domains.values()
         for rule in domain.rules
-        if (domain.name, rule.path) not in trace.uses
+        if (domain.name, rule.path) not in met
     )
 
 

@@ -162,6 +162,36 @@ def test_who_changes_side_is_told(tmp_path: Path) -> None:
     assert rule.denied_before == 6
 
 
+def test_rules_of_a_time(tmp_path: Path) -> None:
+    """A rule that requests met at its times is not unmet; callers are those of that time."""
+    rules = rules_file(
+        tmp_path,
+        """domain: api
+descriptors:
+- key: user
+  rate_limits:
+  - {unit: day, requests_per_unit: 0, when: {to: "12:00"}}
+  - {unit: day, requests_per_unit: 0, when: {from: "12:00"}}
+- key: address
+  value: 10.0.0.0/8
+  group: {ipv4: 8}
+  valid_until: 2026-01-01T00:01Z
+  rate_limit: {unit: day, requests_per_unit: 0}
+- {key: address, rate_limit: {unit: day, requests_per_unit: 0}}
+""",
+    )
+    address = Request("api", (Descriptor((Entry("address", "10.1.2.3"),)),))
+    asked = [record(START_US, "a")] + [
+        Recorded(START_US + at * SECOND_US, address, None) for at in (0, 59, 60)
+    ]
+
+    report = played(asked, rules)
+
+    assert report.unmet == ()
+    named = [[each.name for each in rule.top_denied] for rule in report.rules[:3]]
+    assert named == [["address=10.0.0.0/8"], ["address=10.1.2.3"], ["user=a"]]
+
+
 def test_same_rules_change_nothing(tmp_path: Path) -> None:
     """Rules against themselves change no request, whatever they deny."""
     rules = limited(tmp_path, "unit: day, requests_per_unit: 1")
