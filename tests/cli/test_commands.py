@@ -10,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_service import __version__, compiled
-from ratelimit_service.cli import format_descriptor, parse_descriptor
+from ratelimit_service.cli import format_descriptor, main, parse_descriptor
 from ratelimit_service.model import Descriptor, Entry
 from ratelimit_service.settings import settings
 from tests.servers.process import PATIENCE_SECONDS, free_port
@@ -44,10 +45,17 @@ ANY_PORTS = {"RATELIMIT_GRPC": "127.0.0.1:0", "RATELIMIT_HTTP": "127.0.0.1:0"}
 """Free ones, for a service that is to fail for another reason."""
 
 
+SERVES_NOBODY = {"explain", "hit", "lint", "schema", "test"}
+"""Commands that need no process of their own."""
+
+
 class Ran:
     """What a run of the command has left."""
 
     def __init__(self, *arguments: str, **environment: str) -> None:
+        if arguments[0] in SERVES_NOBODY or arguments[-1] == "--help":
+            self._run_here(arguments, environment)
+            return
         done = subprocess.run(
             [COMMAND, *arguments],
             capture_output=True,
@@ -57,6 +65,21 @@ class Ran:
             env={**os.environ, **environment},
         )
         self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
+
+    def _run_here(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        out, err = StringIO(), StringIO()
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            redirect_stdout(out),
+            redirect_stderr(err),
+        ):
+            patch.setattr(sys, "argv", ["ratelimit", *arguments])
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            with pytest.raises(SystemExit) as ended:
+                main()
+        assert isinstance(ended.value.code, int)
+        self.code, self.out, self.err = ended.value.code, out.getvalue(), err.getvalue()
 
 
 @pytest.fixture(scope="module")
