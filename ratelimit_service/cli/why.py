@@ -52,14 +52,15 @@ def why(domain: str, descriptor: str, at: str, path: str, key_file: str, as_json
 
     asked = parse_descriptor(descriptor)
     hashed = hash_of(read_key(key_file))
-    found = decisions_about(log_files(path), domain, asked.entries, hashed)
+    found, need_key = decisions_about(log_files(path), domain, asked.entries, hashed)
     denial = denial_of(found, at)
     if denial is None:
         when = f" at {at}" if at else ""
         known = sum(each.times for each in found)
+        hint = "; its values are hashed: name the key with --key-file" if need_key else ""
         say(
             f"{path} has no denial of {format_descriptor(asked)} in {domain}{when}; it has {known} "
-            "decisions about it",
+            f"decisions about it{hint}",
             err=True,
         )
         return 1

@@ -6,6 +6,7 @@ What must not live here: what a line of the log says (`service.decision_line`).
 from __future__ import annotations
 
 import datetime
+import glob
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from typing import Final, NamedTuple
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.model import SECOND_US, Entry, whole_seconds
 from ratelimit_service.replay.decision_log import DecisionLogReader
-from ratelimit_service.replay.logs import Log
+from ratelimit_service.replay.logs import Log, LogError
 from ratelimit_service.replay.recorded import moment_us
 from ratelimit_service.rules.explain import limit_text
 from ratelimit_service.rules.paths import path_text
@@ -27,6 +28,7 @@ from ratelimit_service.service.decision_line import (
     read_limit,
     read_line,
 )
+from ratelimit_service.text import printable
 
 __all__ = ["Denial", "decisions_about", "denial_of", "log_files", "sentence", "wanted_span"]
 
@@ -52,20 +54,24 @@ def log_files(path: str) -> list[str]:
     """The log with its rotated files, the oldest first."""
     newest = Path(path)
     found = []
-    for each in newest.parent.glob(f"{newest.name}.*"):
+    for each in newest.parent.glob(f"{glob.escape(newest.name)}.*"):
         number = each.name[len(newest.name) + 1 :]
         if number.isascii() and number.isdigit():
             found.append((-int(number), str(each)))
-    return [*(name for _, name in sorted(found)), path]
+    files = [name for _, name in sorted(found)]
+    if newest.exists() or not files:  # there is none for a moment while it is rotated
+        files.append(path)
+    return files
 
 
 def decisions_about(
     paths: Iterable[str], domain: str, entries: Sequence[Entry], hashed: HashValue | None
-) -> list[LoggedDecision]:
-    """The decisions about a descriptor, by time; lines that cannot be read are passed over.
+) -> tuple[list[LoggedDecision], bool]:
+    """The decisions about a descriptor, by time, and whether others need a key to be known.
 
-    Raises LogError if a log cannot be read at all.
+    Lines that cannot be read are passed over. Raises LogError if a log cannot be read at all.
     """
+    need_key = False
     asked = tuple(entries)
     in_hashes = (
         tuple((key, hashed(value) if value else value) for key, value in asked) if hashed else asked
@@ -73,16 +79,26 @@ def decisions_about(
     found: deque[LoggedDecision] = deque(maxlen=_MOST_KEPT)
     with ExitStack() as stack:
         for path in paths:
-            if not Path(path).stat().st_size:
+            if _is_empty(path):
                 continue
             for decision in _decisions(Log(path, stack, lambda *_: DecisionLogReader())):
+                if hashed is None and "hashed" in decision.fields:
+                    need_key = True
                 wanted = in_hashes if "hashed" in decision.fields else asked
                 request = decision.request
                 if request.domain == domain and any(
                     each.entries == wanted for each in request.descriptors
                 ):
                     found.append(decision)
-    return sorted(found, key=lambda decision: decision.at_us)
+    return sorted(found, key=lambda decision: decision.at_us), need_key
+
+
+def _is_empty(path: str) -> bool:
+    """Whether nothing is in it yet. Raises LogError."""
+    try:
+        return not Path(path).stat().st_size
+    except OSError as error:
+        raise LogError(f"{printable(path)} cannot be read: {error.strerror}") from error
 
 
 def _decisions(log: Log) -> Iterator[LoggedDecision]:
@@ -108,6 +124,8 @@ def wanted_span(text: str, newest_us: int) -> tuple[int, int]:
             ) from error
         return at_us, at_us + SECOND_US
     hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    if hours > 23 or minutes > 59 or seconds > 59:
+        raise SettingsError(f"--at {text!r} is no time of day: the last is 23:59:59")
     at_us = newest_us // _DAY_US * _DAY_US + (hours * 3600 + minutes * 60 + seconds) * SECOND_US
     if at_us > newest_us:
         at_us -= _DAY_US
@@ -115,12 +133,13 @@ def wanted_span(text: str, newest_us: int) -> tuple[int, int]:
 
 
 def denial_of(decisions: Sequence[LoggedDecision], at: str = "") -> Denial | None:
-    """The first denial at that time, else the last one of all; None if there is none."""
-    if not decisions:
-        return None
+    """The first denial at that time, else the last one of all; None if there is none.
+
+    Raises SettingsError if `at` is no time.
+    """
     places = [place for place, each in enumerate(decisions) if _denied(each)]
     if at:
-        start_us, end_us = wanted_span(at, decisions[-1].at_us)
+        start_us, end_us = wanted_span(at, decisions[-1].at_us if decisions else 0)
         places = [place for place in places if start_us <= decisions[place].at_us < end_us]
     elif places:
         places = [_first_of_its_run(decisions, places)]

@@ -36,7 +36,7 @@ def lines_of(report: Report) -> Iterator[str]:
     for unmet in report.unmet:
         yield f"{unmet.rule} of {unmet.domain} ({unmet.source}): no request met it"
     for domain, count in report.unmatched.items():
-        yield f"domain {domain}: {count:,} requests had a descriptor that met no rule"
+        yield f"domain {domain}: {_requests(count)} had a descriptor that met no rule"
 
 
 def headline(report: Report) -> Iterator[str]:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.cli.main import ratelimit
+from ratelimit_service.errors import SettingsError
+from ratelimit_service.replay.logs import LogError
 from ratelimit_service.service.decision_line import hashed_value
 
 DAY = "2026-11-22"
@@ -109,7 +111,8 @@ def test_hashed_log(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     name = hashed_value(b"0123456789abcdef", "alice")
     lines = [line("14:03:07", "OVER_LIMIT", name, hashed=True)]
 
-    assert why(capsys, log, lines)[0] == 1
+    code, said = why(capsys, log, lines)
+    assert (code, "hashed: name the key with --key-file" in said) == (1, True)
     code, said = why(capsys, log, lines, "--key-file", str(tmp_path / "key"))
 
     assert code == 0
@@ -146,3 +149,23 @@ def test_resets_that_are_no_time(log: Path, capsys: pytest.CaptureFixture[str], 
 
     assert why(capsys, log, lines)[0] == 0
     assert reset in lines[0]
+
+
+@pytest.mark.parametrize("at", ["24:00", "14:60", "14:03:60", "noon"])
+def test_times_that_are_none(log: Path, capsys: pytest.CaptureFixture[str], at: str) -> None:
+    """A time that is none is told, also where nothing is known of the caller."""
+    for lines in (MINUTE, [line("14:03:08", "OK", "bob")]):
+        with pytest.raises(SettingsError, match="--at"):
+            why(capsys, log, lines, "--at", at)
+
+
+def test_file_that_is_not_there(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A log that is not there is told by its name; while it is rotated the rotated ones do."""
+    log.with_name(f"{log.name}.1").write_text(line("14:03:07"))
+    arguments = ["why", "api", "user=alice", "--log", str(log)]
+    assert ratelimit.main(arguments, standalone_mode=False) == 0
+    assert capsys.readouterr().out.startswith("denied at 14:03:07")
+
+    log.with_name(f"{log.name}.1").unlink()
+    with pytest.raises(LogError, match=r"decisions\.jsonl cannot be read: No such file"):
+        ratelimit.main(arguments, standalone_mode=False)
