@@ -44,7 +44,7 @@ def explain(domain: str, descriptors: Sequence[str], rules: str, as_json: bool) 
     from ratelimit_service.observer import Stats  # noqa: PLC0415
     from ratelimit_service.rules.explain import explain as explained  # noqa: PLC0415
     from ratelimit_service.rules.load import Rules  # noqa: PLC0415
-    from ratelimit_service.rules.moment import Moments  # noqa: PLC0415
+    from ratelimit_service.rules.moment import at_moment  # noqa: PLC0415
     from ratelimit_service.rules.sources import source_of  # noqa: PLC0415
     from ratelimit_service.settings import from_environment  # noqa: PLC0415
 
@@ -52,7 +52,7 @@ def explain(domain: str, descriptors: Sequence[str], rules: str, as_json: bool) 
     source = source_of(from_environment(environ, "xds_", rules=rules))
     loaded = Rules(source, stats=Stats(), health=Health())
     loaded.load(once=True)
-    snapshot = Moments().at(loaded.snapshot, now_us())
+    snapshot = at_moment(loaded.snapshot, now_us())
     for text in descriptors:
         explanation = explained(snapshot, domain, parse_descriptor(text))
         known = loaded.snapshot.domains.get(domain)

@@ -229,9 +229,16 @@ _MOST_TIMES = 1_000
 
 
 class Times:
-    """The times at which other rules hold than before."""
+    """The times at which other rules hold than before.
+
+    Those of a snapshot keep it as it was last looked at (`moment`): `now`, in which `minute`, and
+    what `held` then.
+    """
 
     def __init__(self) -> None:
+        self.now: Snapshot | None = None
+        self.minute = -1
+        self.held: object = None
         self._schedules: dict[Schedule, None] = {}
         self._ends: dict[int, None] = {}
 
@@ -342,18 +349,18 @@ class Snapshot:
     minute: int = 0
     """The minute from the Unix epoch in which it is looked at, where rules depend on the time."""
     times: Times | None = field(init=False, default=None)
-    """Where rules depend on the time."""
+    """Where rules depend on the time, and it is not yet looked at in a minute."""
 
     def __post_init__(self) -> None:
         timed = [domain.times for domain in self.domains.values() if domain.times]
-        if timed:
+        if timed and self.number >= 0:
             times = Times()
             for each in timed:
                 times.merge(each)
             object.__setattr__(self, "times", times)
 
     def in_minute(self, minute: int, number: int) -> Snapshot:
-        """The same as it is in a minute, under a number of its own."""
+        """The same as it is in a minute, under a number of its own, below 0."""
         return Snapshot(number, self.domains, self.unserved, self.emptied, minute)
 
     def never_loaded(self, domain: str) -> bool:

@@ -13,7 +13,7 @@ from functools import partial
 
 from ratelimit_service.clock import Clock, elapsed_us, now_us
 from ratelimit_service.observer import Stats
-from ratelimit_service.rules.moment import Moments
+from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.answering import Answering
 from ratelimit_service.service.asked import Asked, leased
@@ -55,7 +55,6 @@ class Service:
         """`snapshot` gives the rules that hold now; one is used for a whole batch."""
         self._snapshot = snapshot
         self._clock = clock
-        self._moments = Moments()
         self._store = store
         self._stats = stats
         self.waits = store.waits
@@ -115,7 +114,7 @@ class Service:
                 batch.traced = self.tracer.choose(headers)
             snapshot = self._snapshot()
             if snapshot.times is not None:
-                snapshot = self._moments.at(snapshot, self._clock())
+                snapshot = at_moment(snapshot, self._clock())
             number = snapshot.number
             planning = self._planning
             remembered = planning.requests.get

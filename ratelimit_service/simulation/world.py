@@ -15,7 +15,7 @@ from ratelimit_service.health import Health
 from ratelimit_service.limiter import LEASE_BYTES, Plan, Planner, answer, unasked
 from ratelimit_service.model import Code, Decision, Hit, Request, Status
 from ratelimit_service.observer import Stats
-from ratelimit_service.rules.moment import Moments
+from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Rule, Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
@@ -59,7 +59,6 @@ class World:
         self._snapshot = snapshot
         self._settings = settings
         self._planner = Planner(settings)
-        self._moments = Moments()
         self._now_us = 0
         self._leases = 0
         self._stats = Stats()
@@ -77,11 +76,11 @@ class World:
 
         `at_us` is the moment, in microseconds since the Unix epoch.
         """
-        return self._planner.plan(request, self._moments.at(self._snapshot, at_us))
+        return self._planner.plan(request, at_moment(self._snapshot, at_us))
 
     def phase(self, at_us: int) -> int:
         """A number that is another one when other rules hold, since some depend on the time."""
-        return self._moments.at(self._snapshot, at_us).number
+        return at_moment(self._snapshot, at_us).number
 
     def charge(self, hits: Sequence[Hit], at_us: int) -> Settled:
         """Settles one request at that moment, in microseconds since the Unix epoch."""

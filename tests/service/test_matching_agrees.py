@@ -21,7 +21,7 @@ from ratelimit_service.algorithms import spec_of
 from ratelimit_service.limiter import Planner
 from ratelimit_service.model import MINUTE_US, Descriptor, Entry, Request
 from ratelimit_service.rules.explain import explain
-from ratelimit_service.rules.moment import Moments
+from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.service import Service
 from ratelimit_service.stores.keys import CounterNames
 from tests.service.asking import Asking
@@ -203,12 +203,12 @@ def test_all_tell_the_same(
         clock[0] = (START + minute) * MINUTE_US
         request = Request("edge", (Descriptor(entries),))
         service.submit([wire.encode_request(request)], lambda _: None)
-        (plan,) = Planner(asking.settings).plan(request, Moments().at(snapshot, clock[0]))
+        (plan,) = Planner(asking.settings).plan(request, at_moment(snapshot, clock[0]))
         keys = [hit.key for hit in plan.hits]
         last = remembered.hits.pop() if remembered.hits else ()
         assert [hit.key for hit in last] == keys
         assert len(set(keys)) == len(keys)
-        told = explain(Moments().at(snapshot, clock[0]), "edge", Descriptor(entries))
+        told = explain(at_moment(snapshot, clock[0]), "edge", Descriptor(entries))
         node = walked(tree, entries, minute)
         assert (told.rule is not None) == bool(node and node.limits), (text, entries, minute)
         if told.rule is None or node is None:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
+from weakref import ref
 from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_service.model import Code, Schedule
+from ratelimit_service import wire
+from ratelimit_service.model import Code, Request, Schedule
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.explain import explain
-from ratelimit_service.rules.moment import Moments
+from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.schedule import schedule_text
-from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.rules.tree import Domain, Level, Node, Snapshot, Times
+from ratelimit_service.service import Service
+from ratelimit_service.stores.memory import MemoryStore
 from tests.rules.test_match import domain
 from tests.service.asking import Asking, descriptor
 
@@ -117,12 +121,34 @@ async def test_clocks_that_step(asking: Asking) -> None:
         assert (await asked(asking, "2026-03-02T10:00", "other=x"))[0] is OK
 
 
+class Word(str):
+    """A text that tells whether it is still held."""
+
+
+async def test_rules_that_are_let_go(asking: Asking) -> None:
+    """Of rules that hold no more nothing is kept for their times, also if no request comes."""
+    node = Node(Word("k"), "", None, None, None, valid_until=1)
+    times = Times()
+    times.add(node)
+    held = [Snapshot(1, {"edge": Domain("edge", Level.of([node]), times=times)})]
+    living = ref(node.key)
+    stats = asking.stats
+    store = MemoryStore(10, stats, asking.health)
+    service = Service(lambda: held[0], store, asking.settings, stats)
+    await service.decide([wire.encode_request(Request("edge", (descriptor("k=x"),)))])
+    del node, times
+
+    held[0] = Snapshot(2, {})
+
+    assert living() is None
+
+
 def test_told() -> None:
     """Explain says what holds now, /rlconfig what holds when; also in a worker."""
     carried = Assembly(Tallies)
     for part in packed([domain(RULES)]):
         carried.add(part)
-    snapshot = Moments().at(Snapshot(1, carried.domains), us("2026-03-02T12:00"))
+    snapshot = at_moment(Snapshot(1, carried.domains), us("2026-03-02T12:00"))
     told = str(explain(snapshot, "edge", descriptor("user=bob")))
     assert "user=bob: the key alone matches: user at" in told
     assert "at f:14:5: it ended at 2026-03-02T09:00Z" in told
