@@ -8,6 +8,7 @@ import click
 
 from ratelimit_service.cli.say import say
 from ratelimit_service.cli.words import format_descriptor, parse_descriptor
+from ratelimit_service.text import count
 
 __all__ = ["why"]
 
@@ -59,8 +60,8 @@ def why(domain: str, descriptor: str, at: str, path: str, key_file: str, as_json
         known = sum(each.times for each in found)
         hint = "; its values are hashed: name the key with --key-file" if need_key else ""
         say(
-            f"{path} has no denial of {format_descriptor(asked)} in {domain}{when}; it has {known} "
-            f"decisions about it{hint}",
+            f"{path} has no denial of {format_descriptor(asked)} in {domain}{when}; it has "
+            f"{count(known, 'decision')} about it{hint}",
             err=True,
         )
         return 1

@@ -6,6 +6,7 @@ Lines that cannot be written are dropped and counted. What must not live here: w
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import logging
@@ -46,6 +47,9 @@ _SYSLOG_INFO: Final = b"<134>ratelimit: "
 class Sink(Protocol):
     """Where lines go."""
 
+    def open(self) -> None:
+        """Makes ready to write. May wait. Raises OSError, or ValueError once it is closed."""
+
     def write(self, data: bytes) -> int:
         """Writes whole lines; returns how many it left out, as too long for it.
 
@@ -75,8 +79,7 @@ class DecisionLogFile:
         """Appends lines; what a full disk has taken of them is taken back."""
         if self._file >= 0 and self._is_replaced():
             self.close()
-        if self._file < 0:
-            self._open()
+        self.open()
         found = os.fstat(self._file)
         period = self._clock() // self._every_us
         full = found.st_size + len(data) > self._most_bytes
@@ -100,7 +103,10 @@ class DecisionLogFile:
             os.close(self._file)
             self._file = -1
 
-    def _open(self) -> None:
+    def open(self) -> None:
+        """Opens the file, unless it is open."""
+        if self._file >= 0:
+            return
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(self._path, flags, 0o640)
         self._period = os.fstat(self._file).st_mtime_ns // 1_000 // self._every_us
@@ -129,7 +135,7 @@ class DecisionLogFile:
                 older.replace(self._numbered(number))
         if not self._files:
             self._path.unlink(missing_ok=True)
-        self._open()
+        self.open()
 
     def _numbered(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}.{number}") if number else self._path
@@ -137,6 +143,10 @@ class DecisionLogFile:
 
 class _Stdout:
     """Standard output. A slow reader holds up nobody but the writer's thread."""
+
+    def open(self) -> None:
+        """Nothing is to be opened; it may be closed."""
+        sys.stdout.fileno()
 
     def write(self, data: bytes) -> int:
         file = sys.stdout.fileno()
@@ -160,14 +170,21 @@ class _Syslog:
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
 
-    def write(self, data: bytes) -> int:
+    def open(self) -> None:
+        self._connected()
+
+    def _connected(self) -> socket.socket:
         if self._socket is None:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.connect(_SYSLOG)
+        return self._socket
+
+    def write(self, data: bytes) -> int:
+        system = self._connected()
         too_long = 0
         for line in data.splitlines():
             try:
-                self._socket.send(_SYSLOG_INFO + line)
+                system.send(_SYSLOG_INFO + line)
             except OSError as error:
                 if error.errno != errno.EMSGSIZE:
                     raise
@@ -214,13 +231,19 @@ class DecisionLogWriter:
         self._some = threading.Condition()
         self._ending = False
         self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._written = self._failed = 0
         """Lines, since they were last told to the stats."""
         self._fault = ""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[DecisionLogWriter]:
-        """Writes until the end of the block."""
+        """Writes until the end of the block; a fault is known at once, also before any line."""
+        self._loop = asyncio.get_running_loop()
+        if self._wanted:
+            with self._some:
+                self._begin()
+                self._tell()
         try:
             yield self
         finally:
@@ -285,7 +308,24 @@ class DecisionLogWriter:
         else:
             self._health.recover("decision_log")
 
+    def _tell_soon(self, fault: str) -> None:
+        """Takes a new fault, or none, and has it told; called by the thread."""
+        if fault == self._fault:
+            return
+        self._fault = fault
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it may have ended
+                self._loop.call_soon_threadsafe(self._tell_now)
+
+    def _tell_now(self) -> None:
+        with self._some:
+            self._tell()
+
     def _write_all(self) -> None:
+        try:
+            self._sink.open()
+        except (OSError, ValueError) as error:
+            self._failed_with(error, 0)
         while True:
             with self._some:
                 while not self._waiting and not self._ending:
@@ -303,7 +343,7 @@ class DecisionLogWriter:
                 with self._some:
                     self._written += lines - left_out
                     self._failed += left_out
-                    self._fault = ""
+                    self._tell_soon("")
 
     def _failed_with(self, error: Exception, lines: int) -> None:
         """Drops lines, and waits a little before it tries the next ones."""
@@ -311,7 +351,7 @@ class DecisionLogWriter:
             self._sink.close()
         with self._some:
             self._failed += lines
-            self._fault = f"the decision log cannot be written: {reason(error)}"
+            self._tell_soon(f"the decision log cannot be written: {reason(error)}")
             if not self._ending:
                 self._some.wait_for(self._is_ending, _RETRY_SECONDS)
 

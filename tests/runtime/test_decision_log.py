@@ -415,6 +415,8 @@ class Held:
         self.free = threading.Event()
         self.taken: list[bytes] = []
 
+    def open(self) -> None: ...
+
     def write(self, data: bytes) -> int:
         assert self.free.wait(30)
         self.taken.append(data)
@@ -451,6 +453,25 @@ def test_full_disk_is_told() -> None:
     writer.stop()
 
     assert stats.decision_log["dropped_error"] + stats.decision_log["dropped_slow"] == 2
+
+
+async def test_faults_are_known_at_once(tmp_path: Path) -> None:
+    """That a log cannot be written is known before any decision, and also when it is mended."""
+    health = Health()
+    path = tmp_path / "nowhere" / "decisions.jsonl"
+    async with (
+        asyncio.timeout(10),
+        DecisionLogWriter(Settings(decision_log=str(path)), Stats(), health).running() as writer,
+    ):
+        while not health.faults:
+            await asyncio.sleep(0.01)
+        assert "No such file or directory" in health.faults["decision_log"]
+        path.parent.mkdir()
+        writer.take(b"{}\n")
+        while health.faults:
+            await asyncio.sleep(0.01)
+
+    assert path.read_bytes() == b"{}\n"
 
 
 def _failed(writer: DecisionLogWriter) -> bool:
