@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ratelimit_service.model import Code
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.explain import explain
-from ratelimit_service.rules.matchers import automaton
+from ratelimit_service.rules.matchers import automaton, regex
 from ratelimit_service.rules.matchers.regex import Regex
 from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.schema import parse
@@ -148,3 +148,18 @@ def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(together.matching("a" * 50)) == [0, 1]
     assert list(together.matching("c" * 50)) == [0, 2]
     assert list(together.matching("d")) == []
+
+
+@pytest.mark.parametrize("own", ["valid_until: 2030-01-01T00:00Z", "group: {ipv4: 24}"])
+def test_many_that_end_or_group_are_asked_at_once(own: str) -> None:
+    """None of many expressions is compiled for a request, also where they end or see networks."""
+    rules = "".join(
+        f"  - {{key: k, regex: '10[.]{number}[.].*', {own}, {LIMIT}}}\n" for number in range(70)
+    )
+    tree = domain(f"domain: edge\ndescriptors:\n{rules}")
+    compiled = regex._compiled.cache_info().misses
+
+    for _ in range(2):
+        assert met(tree, "k=10.69.1.2") == 'k=regex("10[.]69[.].\\u002a")'
+
+    assert regex._compiled.cache_info().misses == compiled

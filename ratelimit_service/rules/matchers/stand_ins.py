@@ -40,10 +40,49 @@ class _Grouped(Matcher):
         raise ValueError("a group is no value")
 
 
+class _AskedTogether(Index):
+    """Other matchers by the indexes of their kinds, once for each way to group."""
+
+    def __init__(self) -> None:
+        self._indexes: dict[tuple[Grouping | None, type[Index]], Index] = {}
+
+    def add(self, matcher: Matcher, place: int) -> None:
+        """Adds the next one's matcher."""
+        assert isinstance(matcher, _Asked)  # noqa: S101 -- it is the index of these
+        kind = matcher.grouping, matcher.matcher.index
+        index = self._indexes.get(kind)
+        if index is None:
+            index = self._indexes[kind] = matcher.matcher.index()
+        index.add(matcher.matcher, place)
+
+    def complete(self) -> None:
+        """Completes the indexes."""
+        for index in self._indexes.values():
+            index.complete()
+
+    def first(self, value: str) -> int:
+        """The first declared one."""
+        found = -1
+        for (grouping, _), index in self._indexes.items():
+            place = index.first(_text_of(grouping, value))
+            if place >= 0 and (found < 0 or place < found):
+                found = place
+        return found
+
+    def all(self, value: str) -> Iterable[int]:
+        """Those of each way to group, as declared."""
+        return sorted(
+            place
+            for (grouping, _), index in self._indexes.items()
+            for place in index.all(_text_of(grouping, value))
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class _Asked(_Grouped):
     """What another matcher takes."""
 
+    index = _AskedTogether
     text: str
     grouping: Grouping | None
     matcher: Matcher
