@@ -53,7 +53,7 @@ class Ran:
     """What a run of the command has left."""
 
     def __init__(self, *arguments: str, **environment: str) -> None:
-        if arguments[0] in SERVES_NOBODY or arguments[-1] == "--help":
+        if arguments[0] in SERVES_NOBODY or {"--help", "--check"} & set(arguments):
             self._run_here(arguments, environment)
             return
         done = subprocess.run(
