@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from hypothesis import given
@@ -148,6 +149,23 @@ def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(together.matching("a" * 50)) == [0, 1]
     assert list(together.matching("c" * 50)) == [0, 2]
     assert list(together.matching("d")) == []
+
+
+@pytest.mark.parametrize("many", [1, 1_000])
+def test_no_threads(monkeypatch: pytest.MonkeyPatch, many: int) -> None:
+    """A process that may start no thread asks regular expressions all the same."""
+
+    def refused(_: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Thread, "start", refused)
+    together = automaton.Automaton()
+    for number in range(many):
+        together.add(f"a{number}|b")
+    together.build()
+
+    assert list(together.matching("a0")) == [0]
+    assert list(together.matching("b")) == list(range(many))
 
 
 @pytest.mark.parametrize("own", ["valid_until: 2030-01-01T00:00Z", "group: {ipv4: 24}"])

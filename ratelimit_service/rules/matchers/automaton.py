@@ -14,7 +14,11 @@ __all__ = ["Automaton", "BadPatternError", "CompiledPattern", "available"]
 
 _PATTERN_BYTES: Final = 1 << 20
 _AUTOMATON_BYTES: Final = 64 << 20
-"""What the states of one pattern, and of all of a level, may take; beyond that they start anew."""
+"""What the states of one pattern, and of all of a level at most, may take; beyond that they start
+anew."""
+
+_FEW: Final = 8
+"""So many patterns are built when they are first asked: quick, and thousands of levels have few."""
 
 
 class BadPatternError(ValueError):
@@ -75,9 +79,11 @@ class Automaton:
     """Many patterns as one. All are added, then it is built beside other work."""
 
     def __init__(self) -> None:
-        self._set = _library().Set.FullMatchSet(_options(_AUTOMATON_BYTES))
+        self._set: Any = None
         self._texts: list[str] = []
         self._building: Thread | None = None
+        self._waits = False
+        """Whether it is to be built when it is first asked."""
         self._built = False
 
     def add(self, text: str) -> None:
@@ -85,12 +91,20 @@ class Automaton:
         self._texts.append(text)
 
     def build(self) -> None:
-        """Begins to build it in a thread: that takes long, and lets others run."""
-        self._building = Thread(target=self._build, name="regex", daemon=True)
-        self._building.start()
+        """Begins to build it. Many patterns take long, so a thread does, and lets others run."""
+        self._waits = True
+        if len(self._texts) > _FEW:
+            thread = Thread(target=self._build, name="regex", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # this process may start no more threads
+                return
+            self._building, self._waits = thread, False
 
     def _build(self) -> None:
+        most_bytes = min(_AUTOMATON_BYTES, (len(self._texts) + 1) * _PATTERN_BYTES)
         try:
+            self._set = _library().Set.FullMatchSet(_options(most_bytes))
             for text in self._texts:
                 self._set.Add(text)
             self._set.Add("(?s).*")  # always matches, unless the states run out of memory
@@ -104,6 +118,9 @@ class Automaton:
         if self._building is not None:
             self._building.join()
             self._building = None
+        elif self._waits:
+            self._waits = False
+            self._build()
         found = None
         if self._built:
             try:
