@@ -94,7 +94,7 @@ def demo(directory: Path, port: int, grpc: int, http: int) -> int:
             _Running("the service", service, directory / "service.log", ends),
             _Running("envoy", command, directory / "envoy.log", ends),
         ]
-        _wait(running, port)
+        _wait(running, http, port)
         said = {"envoy": port, "grpc": grpc, "rules": rules, "config": config}
         say(_TRY.format(**said, directory=directory))
         try:
@@ -171,19 +171,25 @@ def _configuration(port: int, grpc: int) -> str:
     return text
 
 
-def _wait(running: list[_Running], port: int) -> None:
-    """Until a request passes through Envoy. Raises RateLimitError if none does."""
+def _wait(running: list[_Running], http: int, envoy: int) -> None:
+    """Until the service answers, and Envoy lets a request through. Raises RateLimitError."""
     until = time.monotonic() + _START_SECONDS
-    while time.monotonic() < until:
-        for each in running:
-            each.check()
-        connection = HTTPConnection("127.0.0.1", port, timeout=1)
-        try:
-            connection.request("GET", "/")
-            if connection.getresponse().status == 200:
-                return
-        except (OSError, HTTPException):
+    # The second is of a user that nobody tries, and makes Envoy connect with the service.
+    for name, port, path in (("the service", http, "/readyz"), ("Envoy", envoy, "/")):
+        while not _passes(port, path):
+            for each in running:
+                each.check()
+            if time.monotonic() > until:
+                raise RateLimitError(f"{name} does not answer at port {port}: see its log")
             time.sleep(_LOOK_SECONDS)
-        finally:
-            connection.close()
-    raise RateLimitError(f"Envoy does not answer at port {port}: see its log")
+
+
+def _passes(port: int, path: str) -> bool:
+    connection = HTTPConnection("127.0.0.1", port, timeout=1)
+    try:
+        connection.request("GET", path, headers={"x-user": "ratelimit demo"})
+        return connection.getresponse().status == 200
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()

@@ -21,6 +21,7 @@ def test_demo(tmp_path: Path) -> None:
     demo = Process(words, tmp_path / "log")
     demo.spawn()
     demo.wait_ready(lambda: "Ctrl-C ends both" in demo.log)
+    assert http(f"http://127.0.0.1:{http_port}/readyz").status == 200
 
     def status() -> int:
         return http(f"http://127.0.0.1:{port}/", headers={"x-user": "alice"}).status
