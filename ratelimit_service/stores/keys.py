@@ -77,7 +77,8 @@ class CounterNames:
         encoded domain and entries or, where they are too long, `#` and their digest. The tag is a
         checksum of what places the counter: domain and entries, or those of them that `shard_by`
         names if all of these are there.
-        Limits of one descriptor share it, and no caller's braces choose a Redis Cluster slot.
+        Limits of one descriptor share it, unless they group addresses or charge a pool. No
+        caller's braces choose a Redis Cluster slot.
         """
         if self._grouping is not None:
             entries, shared = _grouped(entries, shared, self._grouping)
