@@ -159,4 +159,8 @@ $(COMPILED)/.compiled: $(SOURCES) pyproject.toml requirements-compile.txt
 $(VENV)/.developing: $(VENV)/.installed requirements-dev.txt
 	@echo "installing what lint and tests need into $(VENV)"
 	@$(LOCKED) requirements-dev.txt
+	@# xds-protos brings old copies of OpenTelemetry's files along, and puts them in their place.
+	@awk '/^opentelemetry-proto==/ {found = 1} found {print} found && !/\\$$/ {exit}' \
+		requirements.txt >$(VENV)/opentelemetry-proto.txt
+	@$(LOCKED) $(VENV)/opentelemetry-proto.txt --force-reinstall --no-deps
 	@touch $@
