@@ -232,6 +232,7 @@ class DecisionLogWriter:
         self._ending = False
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._telling = False
         self._written = self._failed = 0
         """Lines, since they were last told to the stats."""
         self._fault = ""
@@ -308,17 +309,16 @@ class DecisionLogWriter:
         else:
             self._health.recover("decision_log")
 
-    def _tell_soon(self, fault: str) -> None:
-        """Takes a new fault, or none, and has it told; called by the thread."""
-        if fault == self._fault:
-            return
-        self._fault = fault
-        if self._loop is not None:
+    def _tell_soon(self) -> None:
+        """Has what the thread has done told; called by the thread."""
+        if self._loop is not None and not self._telling:
+            self._telling = True
             with contextlib.suppress(RuntimeError):  # it may have ended
                 self._loop.call_soon_threadsafe(self._tell_now)
 
     def _tell_now(self) -> None:
         with self._some:
+            self._telling = False
             self._tell()
 
     def _write_all(self) -> None:
@@ -343,7 +343,8 @@ class DecisionLogWriter:
                 with self._some:
                     self._written += lines - left_out
                     self._failed += left_out
-                    self._tell_soon("")
+                    self._fault = ""
+                    self._tell_soon()
 
     def _failed_with(self, error: Exception, lines: int) -> None:
         """Drops lines, and waits a little before it tries the next ones."""
@@ -351,7 +352,8 @@ class DecisionLogWriter:
             self._sink.close()
         with self._some:
             self._failed += lines
-            self._tell_soon(f"the decision log cannot be written: {reason(error)}")
+            self._fault = f"the decision log cannot be written: {reason(error)}"
+            self._tell_soon()
             if not self._ending:
                 self._some.wait_for(self._is_ending, _RETRY_SECONDS)
 

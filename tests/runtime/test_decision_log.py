@@ -474,6 +474,19 @@ async def test_faults_are_known_at_once(tmp_path: Path) -> None:
     assert path.read_bytes() == b"{}\n"
 
 
+async def test_lines_are_counted_at_once(tmp_path: Path) -> None:
+    """What was written is counted though nothing comes after it."""
+    stats = Stats()
+    settings = Settings(decision_log=str(tmp_path / "log"))
+    async with (
+        asyncio.timeout(10),
+        DecisionLogWriter(settings, stats, Health()).running() as writer,
+    ):
+        writer.take(b"{}\n" * 3)
+        while stats.decision_log["written"] != 3:
+            await asyncio.sleep(0.01)
+
+
 def _failed(writer: DecisionLogWriter) -> bool:
     return writer._failed > 0
 
