@@ -123,6 +123,21 @@ async def test_every_limit_is_a_policy(tmp_path: Path) -> None:
     ]
 
 
+async def test_policies_have_different_names(tmp_path: Path) -> None:
+    """Limits of one name are told apart, also from one that is called so by its rule."""
+    names = ("a", "a", "a-2")
+    each = [
+        f"- {{key: k{place}, rate_limit: {{unit: day, requests_per_unit: 1, name: {name}}}}}"
+        for place, name in enumerate(names)
+    ]
+    text = "\n".join(["domain: edge", "answer: {headers: ietf}", "descriptors:", *each])
+
+    decision = await Asking(tmp_path, text).ask("k0=x", "k1=x", "k2=x")
+
+    policies = headers(decision)["RateLimit-Policy"].split(", ")
+    assert [policy.split(";")[0] for policy in policies] == ['"a"', '"a-2"', '"a-2-2"']
+
+
 async def test_sets_side_by_side(tmp_path: Path) -> None:
     """Descriptors with other sets bring both; when to come back is said once, for all of them."""
     asking = Asking(tmp_path, STYLED)

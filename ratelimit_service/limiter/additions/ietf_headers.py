@@ -25,15 +25,13 @@ class IetfHeaders(ChosenHeaders):
         """Adds nothing if nothing was counted."""
         policies: list[str] = []
         limits: list[str] = []
-        names: dict[str, int] = {}
+        names: set[str] = set()
         for planned, outcomes, _ in self._of(told):
             for compiled, outcome in zip(planned.rule.limits, outcomes, strict=True):
                 if outcome is None or outcome.local:
                     continue
-                name = policy_name(compiled.limit)
-                names[name] = names.get(name, 0) + 1
-                if names[name] > 1:
-                    name += f"-{names[name]}"
+                name = _unlike(names, policy_name(compiled.limit))
+                names.add(name)
                 policies.append(f'"{name}"{_policy(compiled.limit)}')
                 remaining = 0 if outcome.over else remaining_of(Shown(compiled, outcome))
                 limits.append(f'"{name}";r={remaining};t={whole_seconds(outcome.reset_us)}')
@@ -43,6 +41,15 @@ class IetfHeaders(ChosenHeaders):
                 Header("RateLimit", ", ".join(limits)),
             ]
             said.retry_after(told)
+
+
+def _unlike(names: set[str], name: str) -> str:
+    """The name, with a number if there is one like it."""
+    number, found = 1, name
+    while found in names:
+        number += 1
+        found = f"{name}-{number}"
+    return found
 
 
 def _policy(limit: Limit) -> str:
