@@ -4,15 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 COMPILED := .venv-compiled
 TOOLS := .tools
+SITE := .site
 SOURCES := setup.py $(shell find ratelimit_service -name '*.py' -o -name '*.lua')
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-annotate --custom-compile-command "make lock"
 LOCKED := $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --requirement
+SPHINX := $(BIN)/sphinx-build --quiet --fail-on-warning --fresh-env
 ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-compiled run lint format test test-compiled check bench bench-stalls \
-	faults abuse costs clients proto docs lock tools
+	faults abuse costs clients proto docs site lock tools
 
 help:
 	@echo "make install   $(VENV) with the package and its command, $(BIN)/ratelimit"
@@ -32,6 +34,7 @@ help:
 	@echo "make format    put the code into shape"
 	@echo "make lock      versions and hashes of all that runs and tests: requirements*.txt"
 	@echo "make docs      write the tables in docs/ that follow from the code"
+	@echo "make site      make a site of docs/ in $(SITE), with a search that needs no network"
 	@echo "make proto     generate ratelimit_service/wire/generated from proto/"
 
 install: $(VENV)/.installed
@@ -49,6 +52,7 @@ lint: $(VENV)/.developing
 	@$(BIN)/python proto/generate.py --check
 	@$(BIN)/python docs/generate.py --check
 	@$(BIN)/ratelimit lint rules
+	@$(SPHINX) --builder dummy docs $(SITE)/check
 	@$(BIN)/pytest --quiet --no-header tests/algorithms/test_declared.py tests/docs/test_words.py
 
 format: $(VENV)/.developing
@@ -119,6 +123,11 @@ proto: $(VENV)/.developing
 
 docs: $(VENV)/.developing
 	@$(BIN)/python docs/generate.py
+
+# What is not linked right, or stands nowhere in the navigation, fails; `make lint` looks for the same.
+site: $(VENV)/.developing
+	@$(SPHINX) --builder html docs $(SITE)/html
+	@echo "open $(SITE)/html/index.html in a browser"
 
 # An interpreter counts only if it runs, is new enough and can make environments: a pyenv shim
 # may not run, and Debian packs venv apart.

@@ -28,7 +28,7 @@ from tests.servers.service import COMMAND, ServiceProcess, http
 TOP = Path(__file__).parents[2]
 README = TOP / "README.md"
 KIB, MIB = 1 << 10, 1 << 20
-DOCUMENTS = [README, TOP / "SECURITY.md", *sorted((TOP / "docs").glob("*.md"))]
+DOCUMENTS = [README, TOP / "SECURITY.md", *sorted((TOP / "docs").rglob("*.md"))]
 
 
 def table(name: str) -> list[list[str]]:
