@@ -11,7 +11,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-__all__ = ["ACCEPTED_AT_ONCE", "Acceptor", "Guests"]
+__all__ = ["ACCEPTED_AT_ONCE", "Acceptor", "Guests", "peer_of", "unmapped"]
 
 log = logging.getLogger(__name__)
 
@@ -121,3 +121,19 @@ class Acceptor:
                 return
             connection.setblocking(False)
             self._take(connection, "" if listener.family == socket.AF_UNIX else address[0])
+
+
+def peer_of(connection: socket.socket) -> str:
+    """The address at the other end; "" for a Unix socket, and where the other end has gone."""
+    if connection.family == socket.AF_UNIX:
+        return ""
+    try:
+        address = connection.getpeername()
+    except OSError:
+        return ""
+    return unmapped(str(address[0]))
+
+
+def unmapped(address: str) -> str:
+    """An IPv4 address as such, also where a socket for both writes it as one of IPv6."""
+    return address.removeprefix("::ffff:") if "." in address else address

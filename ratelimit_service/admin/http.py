@@ -11,6 +11,7 @@ from typing import Protocol
 
 from aiohttp import web
 
+from ratelimit_service.accepting import unmapped
 from ratelimit_service.admin.doors import BODY_SECONDS
 from ratelimit_service.admin.pages import rules_page
 from ratelimit_service.admin.port import Port, refused, shown, streamed
@@ -19,7 +20,7 @@ from ratelimit_service.health import Health
 from ratelimit_service.model import Code, Decision, whole_seconds
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.tree import Snapshot
-from ratelimit_service.service import TRACE_HEADERS, Answer, Headers, Refusal
+from ratelimit_service.service import CALLER_HEADERS, Answer, CallOrigin, Refusal
 from ratelimit_service.settings import Settings
 from ratelimit_service.slices import stepwise
 from ratelimit_service.wire import decode_decision
@@ -41,10 +42,10 @@ _HTTP_STATUS = {
 
 
 class Decide(Protocol):
-    """Answers serialized requests, which may come with their traces' headers."""
+    """Answers serialized requests, which may come with who made them."""
 
     def __call__(
-        self, bodies: Sequence[bytes], *, headers: Sequence[Headers] | None = None
+        self, bodies: Sequence[bytes], *, callers: Sequence[CallOrigin] | None = None
     ) -> Awaitable[list[Answer]]:
         """As `Service.decide`."""
 
@@ -109,8 +110,9 @@ class Admin(Port):
         except web.RequestPayloadError as error:
             self._stats.refusals["json"] += 1
             return web.Response(status=400, text=f"the body cannot be read: {error}\n")
-        headers = [_traces(request)] if self._settings.otel_traces else None
-        (answer,) = await self._decide([body], headers=headers)
+        wanted = self._settings.otel_traces or self._settings.decision_log
+        callers = [_caller(request)] if wanted else None
+        (answer,) = await self._decide([body], callers=callers)
         if isinstance(answer, Refusal):
             status = _HTTP_STATUS.get(answer.code, 500)
             return web.Response(status=status, text=f"{answer.message}\n")
@@ -177,13 +179,14 @@ def _headers(decision: Decision) -> dict[str, str]:
     return found
 
 
-def _traces(request: web.Request) -> Headers:
-    """The headers that say which trace a call belongs to."""
+def _caller(request: web.Request) -> CallOrigin:
+    """Who made a call."""
     pairs = (
         (name.lower().encode(), value.encode(errors="surrogateescape"))
         for name, value in request.headers.items()
     )
-    return [pair for pair in pairs if pair[0] in TRACE_HEADERS]
+    peer = unmapped(request.remote or "")
+    return CallOrigin(peer, [pair for pair in pairs if pair[0] in CALLER_HEADERS])
 
 
 def _why_not_json(request: web.Request) -> web.Response | None:

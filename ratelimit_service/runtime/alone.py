@@ -61,7 +61,7 @@ async def serve_alone(settings: Settings) -> int:
         writer = DecisionLogWriter(settings, stats, health)
         if settings.decision_log:
             await stack.enter_async_context(writer.running())
-            feed = DecisionFeed.attach(settings, here.service, stats, writer.put)
+            feed = DecisionFeed.attach(settings, here.service, stats, writer.put, here.shard_of)
             stack.callback(feed.flush)
         grpc_server = TRANSPORTS[settings.transport](
             settings.grpc,

@@ -70,9 +70,8 @@ class MessageKind(IntEnum):
     """To a worker: the content of the TLS files; pickled. At first, and whenever they change."""
     SPANS = 16
     """From a worker: spans of calls, a list in JSON."""
-    DECIDE_TRACED = 17
-    """As DECIDE; before the request stands the length of its trace's headers, and these in JSON."""
-
+    DECIDE_FOR = 17
+    """As DECIDE; before the request stands in JSON who made it, and before this its length."""
     DECISIONS = 18
     """From a worker: lines of the decision log."""
 

@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ratelimit_service.clock import now_us
+from ratelimit_service.model import Hit
 from ratelimit_service.observer import Stats
 from ratelimit_service.service import DecisionRecord, Service
 from ratelimit_service.service.decision_key import hash_of, read_key
-from ratelimit_service.service.decision_line import line_of
+from ratelimit_service.service.decision_line import Circumstances, line_of
 from ratelimit_service.settings import Settings, split_pairs
+from ratelimit_service.telemetry.parents import parent_of, request_id_of
 
 __all__ = ["DecisionFeed"]
 
@@ -37,11 +39,20 @@ _MOST_BYTES_WAITING: Final = 1 << 24
 Send = Callable[[bytes, int], bool]
 """Takes lines, and their number; False if they are dropped. It must not wait."""
 
+ShardOf = Callable[[Hit], str]
+"""Which server has a hit's counter; "" if none has."""
+
+
+def _nowhere(_: Hit) -> str:
+    return ""
+
 
 class DecisionFeed:
     """Listens to a service, and sends lines on."""
 
-    def __init__(self, settings: Settings, stats: Stats, send: Send) -> None:
+    def __init__(
+        self, settings: Settings, stats: Stats, send: Send, shard_of: ShardOf = _nowhere
+    ) -> None:
         """Raises SettingsError if the key for values cannot be read."""
         sample = split_pairs(settings.decision_log_sample)
         self._denied = float(sample.get("denied", 1))
@@ -49,15 +60,24 @@ class DecisionFeed:
         self._hashed = hash_of(read_key(settings.decision_log_key_file))
         self._stats = stats
         self._send = send
+        self._store = settings.store.partition(":")[0]
+        self._shard_of = shard_of
         self._waiting: deque[tuple[int, DecisionRecord]] = deque()
         self._size = 0
         """Bytes of requests that wait."""
         self._due = False
 
     @classmethod
-    def attach(cls, settings: Settings, service: Service, stats: Stats, send: Send) -> DecisionFeed:
+    def attach(
+        cls,
+        settings: Settings,
+        service: Service,
+        stats: Stats,
+        send: Send,
+        shard_of: ShardOf = _nowhere,
+    ) -> DecisionFeed:
         """One that listens to this service from now on."""
-        feed = cls(settings, stats, send)
+        feed = cls(settings, stats, send, shard_of)
         service.listener = feed.hear
         service.chosen = feed.chosen
         return feed
@@ -102,9 +122,25 @@ class DecisionFeed:
             size += len(some[-1][1].body)
         self._size -= size
         lines = [
-            line_of(record, at_us, self._denied if record.denied else self._allowed, self._hashed)
+            line_of(
+                record,
+                at_us,
+                self._denied if record.denied else self._allowed,
+                self._hashed,
+                self._circumstances(record),
+            )
             for at_us, record in some
         ]
         data = "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
         if not self._send(data, len(lines)):
             self._stats.decision_log["dropped_unsent"] += len(lines)
+
+    def _circumstances(self, record: DecisionRecord) -> Circumstances:
+        peer = request_id = trace_id = shard = ""
+        if record.caller is not None:
+            peer, headers = record.caller.peer, record.caller.headers
+            if headers:
+                request_id, trace_id = request_id_of(headers), parent_of(headers).trace_id
+        if record.hit is not None:
+            shard = self._shard_of(record.hit)
+        return Circumstances(peer, request_id, trace_id, self._store, shard)

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from ratelimit_service.runtime.channel import (
 )
 from ratelimit_service.runtime.deciding import deciding
 from ratelimit_service.runtime.process import collect, run, spare_the_old
-from ratelimit_service.service import Headers, Refusal, Service
+from ratelimit_service.service import CallOrigin, Refusal, Service
 from ratelimit_service.settings import Settings
 from ratelimit_service.transport.h2 import H2Server
 from ratelimit_service.transport.tls import TLS
@@ -90,6 +90,8 @@ class _Worker:
         self._told: asyncio.Future[tuple[Phase, int]] = self._loop.create_future()
         """How to end, and how long it may take."""
         self._service: Service | None = None
+        self._flush_decisions: Callable[[], None] = _nothing
+        """Sends the lines of the decision log that still wait."""
         self._server: H2Server | None = None
         self._tls: TLS | None = None
         self._asked = False
@@ -141,9 +143,9 @@ class _Worker:
                 from ratelimit_service.runtime.decision_feed import DecisionFeed  # noqa: PLC0415
 
                 feed = DecisionFeed.attach(
-                    settings, here.service, self._stats, self._send_decisions
+                    settings, here.service, self._stats, self._send_decisions, here.shard_of
                 )
-                stack.callback(feed.flush)
+                self._flush_decisions = feed.flush
             self._server = server = H2Server(
                 settings.grpc,
                 here.service,
@@ -172,6 +174,7 @@ class _Worker:
             await server.stop(grace_us)
             for task in beating:
                 task.cancel()
+            self._flush_decisions()  # before the last report, which says what was dropped of it
             await self._report()
         await self._channel.flushed()
 
@@ -193,11 +196,11 @@ class _Worker:
             self._do(self._report(payload))
         elif kind == MessageKind.DECIDE:
             self._do(self._decide(payload[:4], payload[4:]))
-        elif kind == MessageKind.DECIDE_TRACED:
+        elif kind == MessageKind.DECIDE_FOR:
             number, size = payload[:4], int.from_bytes(payload[4:8], "big")
-            told = json.loads(payload[8 : 8 + size])
+            peer, told = json.loads(payload[8 : 8 + size])
             headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in told]
-            self._do(self._decide(number, payload[8 + size :], [headers]))
+            self._do(self._decide(number, payload[8 + size :], [CallOrigin(peer, headers)]))
 
     def _renew(self, tls: TLS | None) -> None:
         self._tls = tls
@@ -254,10 +257,10 @@ class _Worker:
             self._ruled.set()
 
     async def _decide(
-        self, number: bytes, body: bytes, headers: Sequence[Headers] | None = None
+        self, number: bytes, body: bytes, callers: Sequence[CallOrigin] | None = None
     ) -> None:
         if self._service is not None:
-            (answer,) = await self._service.decide([body], headers=headers)
+            (answer,) = await self._service.decide([body], callers=callers)
             code, said = (
                 (answer.code, answer.message.encode())
                 if isinstance(answer, Refusal)
@@ -329,6 +332,10 @@ class _Worker:
         if not task.cancelled() and (error := task.exception()):
             log.critical("a fault of this worker: please report this", exc_info=error)
             os._exit(1)  # the supervisor starts another
+
+
+def _nothing() -> None:
+    """Where no decision log is written."""
 
 
 def _resident_bytes() -> int:

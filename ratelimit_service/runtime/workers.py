@@ -26,7 +26,7 @@ from ratelimit_service.rules.records import packed
 from ratelimit_service.rules.rulebook import Rulebook, Tallied
 from ratelimit_service.runtime.channel import BEAT_SECONDS, MessageKind, send_connection
 from ratelimit_service.runtime.worker_process import SLACK_SECONDS, Inherited, WorkerProcess
-from ratelimit_service.service import Answer, Headers, Refusal
+from ratelimit_service.service import Answer, CallOrigin, Refusal
 from ratelimit_service.settings import Settings
 from ratelimit_service.text import count
 from ratelimit_service.transport.tls import TLS
@@ -248,10 +248,10 @@ class Workers:
                 worker.send(MessageKind.TLS, pickle.dumps(tls))
 
     async def decide(
-        self, bodies: Sequence[bytes], *, headers: Sequence[Headers] | None = None
+        self, bodies: Sequence[bytes], *, callers: Sequence[CallOrigin] | None = None
     ) -> list[Answer]:
         """Does what `Service.decide` does, in one of the workers."""
-        each: Sequence[Headers | None] = headers or [None] * len(bodies)
+        each: Sequence[CallOrigin | None] = callers or [None] * len(bodies)
         return [await self._decide(*pair) for pair in zip(bodies, each, strict=True)]
 
     async def collect(self) -> None:
@@ -283,7 +283,7 @@ class Workers:
         """What `/processes` shows of every worker."""
         return [worker.told() for worker in self._all]
 
-    async def _decide(self, body: bytes, headers: Headers | None) -> Answer:
+    async def _decide(self, body: bytes, caller: CallOrigin | None) -> Answer:
         serving = [worker for worker in self._all if worker.serves]
         if not serving:
             return Refusal(StatusCode.UNAVAILABLE, "no worker serves: see the log")
@@ -291,13 +291,14 @@ class Workers:
         number = self._next_number()
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         worker.asked[number] = answer
-        if headers is None or worker.version != __version__:
+        if caller is None or worker.version != __version__:
             worker.send(MessageKind.DECIDE, number + body)
         else:
-            told = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
-            text = json.dumps(told).encode()
+            pairs = caller.headers
+            told = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in pairs]
+            text = json.dumps([caller.peer, told]).encode()
             size = len(text).to_bytes(4, "big")
-            worker.send(MessageKind.DECIDE_TRACED, number + size + text + body)
+            worker.send(MessageKind.DECIDE_FOR, number + size + text + body)
         try:
             async with asyncio.timeout(_DECIDE_SECONDS):
                 return await answer

@@ -2,18 +2,21 @@
 
 from ratelimit_service.limiter import DecidedBy
 from ratelimit_service.service.at_hand import Ready
+from ratelimit_service.service.callers import CALLER_HEADERS, REQUEST_ID, CallOrigin, Headers
 from ratelimit_service.service.patience import counted_until
 from ratelimit_service.service.records import Chosen, DecisionRecord, Listener
 from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.service.service import Service
-from ratelimit_service.service.tracer import TRACE_HEADERS, Headers, Traced, Tracer
+from ratelimit_service.service.tracer import Traced, Tracer
 from ratelimit_service.stores import AT_ONCE, NEVER
 
 __all__ = [
     "AT_ONCE",
+    "CALLER_HEADERS",
     "NEVER",
-    "TRACE_HEADERS",
+    "REQUEST_ID",
     "Answer",
+    "CallOrigin",
     "Chosen",
     "DecidedBy",
     "DecisionRecord",

@@ -31,6 +31,7 @@ from ratelimit_service.service.records import DecisionRecord
 __all__ = [
     "DECISION_SCHEMA",
     "BadDecisionError",
+    "Circumstances",
     "HashValue",
     "LoggedDecision",
     "NothingAskedError",
@@ -79,6 +80,23 @@ class LoggedDecision(NamedTuple):
         return str(self.fields.get("code", ""))
 
 
+class Circumstances(NamedTuple):
+    """What is known of a decision beside what was asked and decided; "" where it is not.
+
+    `caller` is the address at the other end, `store` the kind of store, and `shard` the server that
+    has the counter.
+    """
+
+    caller: str = ""
+    request_id: str = ""
+    trace_id: str = ""
+    store: str = ""
+    shard: str = ""
+
+
+_NO_CIRCUMSTANCES: Final = Circumstances()
+
+
 def hashed_value(key: bytes, value: str) -> str:
     """A value as who has the key can find it again, and nobody can read it."""
     digest = hmac.digest(key, value.encode("utf-8", "surrogatepass"), "sha256").hex()
@@ -90,6 +108,7 @@ def line_of(
     at_us: int,
     sample: float = 1.0,
     hashed: HashValue | None = None,
+    circumstances: Circumstances = _NO_CIRCUMSTANCES,
 ) -> str:
     """A decision at this moment as a line, without its end. Fields without a value are left out.
 
@@ -108,6 +127,17 @@ def line_of(
             parts.append(f'"reset_seconds":{outcome.reset_us / SECOND_US}')
             if outcome.over and not record.denied:
                 parts.append('"shadowed":true')
+    caller, request_id, trace_id, store, shard = circumstances
+    if store and record.hit is not None:
+        parts.append(_place(store, shard))
+    if record.took_us >= 0:
+        parts.append(f'"duration_seconds":{record.took_us / SECOND_US}')
+    if caller:
+        parts.append(f'"caller":{_json(caller if hashed is None else hashed(caller))}')
+    if request_id:
+        parts.append(f'"request_id":{_json(request_id)}')
+    if trace_id:
+        parts.append(f'"trace_id":{_json(trace_id)}')
     if record.times != 1:
         parts.append(f'"times":{record.times}')
     if sample != 1:
@@ -147,6 +177,12 @@ def _decider(rule: str, source: str, limit: Limit | None, hashed: HashValue | No
     if limit is not None:
         told += f',"limit":{_json(_limit(limit))}'
     return told
+
+
+@lru_cache(1024)
+def _place(store: str, shard: str) -> str:
+    """The fields that say where the counter is."""
+    return f'"store":{_json(store)}' + (f',"shard":{_json(shard)}' if shard else "")
 
 
 def _hashed_path(path: str, hashed: HashValue) -> str:

@@ -9,6 +9,7 @@ from ratelimit_service.limiter import DecidedBy, ground_of
 from ratelimit_service.model import Hit, Limit, Outcome
 from ratelimit_service.rules.paths import Source
 from ratelimit_service.service.asked import Asked
+from ratelimit_service.service.callers import CallOrigin
 from ratelimit_service.service.refusal import Answer
 from ratelimit_service.stores import Settled, Verdict
 
@@ -22,7 +23,8 @@ class DecisionRecord(NamedTuple):
     path, empty for a limit that the caller brought) are what decided: the limit that denied, else
     the one of which the fewest hits are left. `outcome` is the count there, None without one, and
     `hit` what was charged. `descriptor` is the place of the one that this is about, and `source`
-    where the rule stands. It stands for so many equal decisions (`times`).
+    where the rule stands. It stands for so many equal decisions (`times`). `caller` is who
+    asked, None if nobody has looked, and `took_us` how long the answer took, -1 if that is unknown.
     """
 
     body: bytes
@@ -36,6 +38,8 @@ class DecisionRecord(NamedTuple):
     descriptor: int = -1
     source: Source | None = None
     times: int = 1
+    caller: CallOrigin | None = None
+    took_us: int = -1
 
     @property
     def denied(self) -> bool:
@@ -55,12 +59,19 @@ def is_denied(answer: Answer, verdict: Verdict | None) -> bool:
     return not isinstance(answer, bytes) or (verdict is not None and not verdict.passes)
 
 
-def record(body: bytes, asked: Asked | Answer, settled: Settled, answer: Answer) -> DecisionRecord:
+def record(
+    body: bytes,
+    asked: Asked | Answer,
+    settled: Settled,
+    answer: Answer,
+    caller: CallOrigin | None = None,
+    took_us: int = -1,
+) -> DecisionRecord:
     """The record of a request with what it came to."""
     if not isinstance(asked, Asked):
         # Answered before it was planned: by policy, for lack of time, or refused.
         by = DecidedBy.POLICY if isinstance(asked, bytes) else DecidedBy.NOTHING
-        return DecisionRecord(body, answer, None, by)
+        return DecisionRecord(body, answer, None, by, caller=caller, took_us=took_us)
     found = ground_of(asked.plans, settled)
     declared = found.rule.declared if found.rule is not None else None
     return DecisionRecord(
@@ -74,4 +85,6 @@ def record(body: bytes, asked: Asked | Answer, settled: Settled, answer: Answer)
         found.hit,
         found.descriptor,
         None if declared is None else declared.source,
+        caller=caller,
+        took_us=took_us,
     )

@@ -18,13 +18,14 @@ from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.answering import Answering
 from ratelimit_service.service.asked import Asked, leased
 from ratelimit_service.service.at_hand import AtHand, Ready
+from ratelimit_service.service.callers import CallOrigin
 from ratelimit_service.service.decisions import DecisionLog
 from ratelimit_service.service.faults import Faults
 from ratelimit_service.service.planning import Planning
 from ratelimit_service.service.rare_log import RareLog
 from ratelimit_service.service.records import Chosen, DecisionRecord, Listener, is_denied, record
 from ratelimit_service.service.refusal import Answer, Refusal
-from ratelimit_service.service.tracer import Headers, Traced, Tracer
+from ratelimit_service.service.tracer import Traced, Tracer
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import (
     AT_ONCE,
@@ -77,7 +78,7 @@ class Service:
         self,
         bodies: Sequence[bytes],
         deadline_us: int = NEVER,
-        headers: Sequence[Headers] | None = None,
+        callers: Sequence[CallOrigin] | None = None,
     ) -> list[Answer]:
         """As `submit`, for callers that wait."""
         future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
@@ -86,7 +87,7 @@ class Service:
             if not future.done():  # as it is once its waiter was cancelled
                 future.set_result(answers)
 
-        self.submit(bodies, answered, lambda _: not future.done(), deadline_us, headers)
+        self.submit(bodies, answered, lambda _: not future.done(), deadline_us, callers)
         return await future
 
     def submit(
@@ -95,7 +96,7 @@ class Service:
         done: Callable[[list[Answer]], None],
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        headers: Sequence[Headers] | None = None,
+        callers: Sequence[CallOrigin] | None = None,
     ) -> None:
         """Answers serialized RateLimitRequests: `done` gets the answers in their order.
 
@@ -103,15 +104,15 @@ class Service:
         settled atomically by itself, all against the same rules. A request that is not `wanted`
         any more when its turn comes to be sent to the store is not charged, nor is one after the
         deadline, which is by `clock.elapsed_us` (`counted_until`). With the deadline `AT_ONCE` a
-        request is decided without waiting for a store. `headers` are those of each call that say
-        which trace it belongs to, None where nobody has looked.
+        request is decided without waiting for a store. `callers` have made the calls, None where
+        nobody has looked (`wants_callers`).
         """
         if self._decisions is not None:
             done = self._decisions.before(done, bodies)
-        batch = _Batch(done, bodies, elapsed_us())
+        batch = _Batch(done, bodies, elapsed_us(), callers)
         try:
-            if headers is not None and self.tracer is not None:
-                batch.traced = self.tracer.choose(headers)
+            if callers is not None and self.tracer is not None and self.tracer.open:
+                batch.traced = self.tracer.choose(callers)
             snapshot = self._snapshot()
             if snapshot.times is not None:
                 snapshot = at_moment(snapshot, self._clock())
@@ -141,6 +142,11 @@ class Service:
         except Exception as error:
             self._fail(batch, error)
 
+    @property
+    def wants_callers(self) -> bool:
+        """Whether somebody wants to know just now who makes calls: a listener, or a tracer."""
+        return self.listener is not None or (self.tracer is not None and self.tracer.open)
+
     def bug(self, error: Exception) -> Refusal:
         """Counts and logs a fault of ours; returns what its request is answered."""
         return self._faults.request(error)
@@ -155,7 +161,8 @@ class Service:
             answers = [
                 answering.answer(one, each) for one, each in zip(batch.asked, found, strict=True)
             ]
-            self._stats.latency.add(elapsed_us() - batch.started_us, batch.size)
+            took_us = elapsed_us() - batch.started_us
+            self._stats.latency.add(took_us, batch.size)
             if batch.hurried:
                 for place, body in enumerate(batch.bodies):
                     self._keep_at_hand(body, batch.asked[place], found[place], answers[place])
@@ -163,49 +170,72 @@ class Service:
             self._fail(batch, error)
         else:
             self._tell(batch, answers)
-            if self.listener is not None:
-                self._record(batch, found, answers, self.listener)
-            if batch.traced:
-                self._trace(batch, found, answers)
+            if self.listener is not None or batch.traced:
+                self._record(batch, found, answers, took_us)
 
     def _record(
         self,
         batch: _Batch,
-        found: Sequence[Settled],
+        found: Sequence[Settled] | None,
         answers: Sequence[Answer],
-        listener: Listener,
+        took_us: int,
     ) -> None:
-        """Tells the listener of a batch; what fails there costs nobody an answer."""
+        """Tells who listens of a batch, and who traces of the calls that were chosen.
+
+        Nothing was found after a fault. What fails here costs nobody an answer.
+        """
         try:
-            chosen = self.chosen
-            records = []
-            for place, answer in enumerate(answers):
-                asked, settled = batch.asked[place], found[place]
-                verdict = settled.verdict if isinstance(asked, Asked) else None
-                if chosen is None or chosen(is_denied(answer, verdict)):
-                    records.append(record(batch.bodies[place], asked, settled, answer))
-            if records:
-                listener(records)
+            if self.listener is not None:
+                records = [
+                    self._record_of(batch, found, answers, place, took_us)
+                    for place in self._chosen(batch, found, answers)
+                ]
+                if records:
+                    self.listener(records)
         except Exception as error:
             self._faults.note("a listener failed with decisions", error)
-
-    def _trace(
-        self, batch: _Batch, found: Sequence[Settled] | None, answers: Sequence[Answer]
-    ) -> None:
-        """Tells the tracer of the calls that it has chosen; nothing was found after a fault."""
         tracer = self.tracer
         if tracer is None:
             return
-        took_us = elapsed_us() - batch.started_us
         try:
             for traced in batch.traced:
-                place = traced.place
-                asked = batch.asked[place] if place < len(batch.asked) else answers[place]
-                settled = BROKEN if found is None else found[place]
-                told = record(batch.bodies[place], asked, settled, answers[place])
-                tracer.decided(traced, told, took_us)
+                told = self._record_of(batch, found, answers, traced.place, took_us)
+                tracer.decided(traced, told)
         except Exception as error:
             self._faults.note("spans of calls could not be made", error)
+
+    def _chosen(
+        self, batch: _Batch, found: Sequence[Settled] | None, answers: Sequence[Answer]
+    ) -> Sequence[int]:
+        """The places of those decisions of which the listener wants to hear."""
+        chosen = self.chosen
+        if chosen is None:
+            return range(len(answers))
+        places = []
+        for place, answer in enumerate(answers):
+            planned = found is not None and isinstance(batch.asked[place], Asked)
+            verdict = found[place].verdict if planned and found is not None else None
+            if chosen(is_denied(answer, verdict)):
+                places.append(place)
+        return places
+
+    def _record_of(
+        self,
+        batch: _Batch,
+        found: Sequence[Settled] | None,
+        answers: Sequence[Answer],
+        place: int,
+        took_us: int,
+    ) -> DecisionRecord:
+        answer = answers[place]
+        asked = batch.asked[place] if place < len(batch.asked) else answer
+        settled = BROKEN
+        if found is not None:
+            settled = found[place]
+        elif isinstance(asked, Asked) and not asked.hits:
+            settled = asked.settled
+        caller = None if batch.callers is None else batch.callers[place]
+        return record(batch.bodies[place], asked, settled, answer, caller, took_us)
 
     def _keep_at_hand(
         self, body: bytes, asked: Asked | Answer, settled: Settled, answer: Answer
@@ -252,8 +282,8 @@ class Service:
         ]
         answers += [self.bug(error) for _ in range(batch.size - len(answers))]
         self._tell(batch, answers)
-        if batch.traced:
-            self._trace(batch, None, answers)
+        if self.listener is not None or batch.traced:
+            self._record(batch, None, answers, elapsed_us() - batch.started_us)
 
     def _tell(self, batch: _Batch, answers: list[Answer]) -> None:
         batch.finished = True
@@ -269,6 +299,7 @@ class _Batch:
     __slots__ = (
         "asked",
         "bodies",
+        "callers",
         "done",
         "finished",
         "hurried",
@@ -279,10 +310,15 @@ class _Batch:
     )
 
     def __init__(
-        self, done: Callable[[list[Answer]], None], bodies: Sequence[bytes], started_us: int
+        self,
+        done: Callable[[list[Answer]], None],
+        bodies: Sequence[bytes],
+        started_us: int,
+        callers: Sequence[CallOrigin] | None,
     ) -> None:
         self.done = done
         self.bodies = bodies
+        self.callers = callers
         self.size = len(bodies)
         self.started_us = started_us
         self.asked: Sequence[Asked | Answer] = ()

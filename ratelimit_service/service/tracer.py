@@ -6,28 +6,12 @@ What must not live here: what a trace is, and who gets it (`telemetry`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from ratelimit_service.service.callers import CallOrigin
 from ratelimit_service.service.records import DecisionRecord
 
-__all__ = ["TRACE_HEADERS", "Headers", "Traced", "Tracer"]
-
-Headers = Sequence[tuple[bytes, bytes]]
-"""Those headers of a call that say to which trace it belongs: names in small letters, and values.
-"""
-
-TRACE_HEADERS: Final = frozenset(
-    {
-        b"traceparent",
-        b"tracestate",
-        b"b3",
-        b"x-b3-traceid",
-        b"x-b3-spanid",
-        b"x-b3-sampled",
-        b"x-b3-flags",
-    }
-)
-"""W3C's Trace Context, and B3 with one header or several."""
+__all__ = ["Traced", "Tracer"]
 
 
 class Traced(NamedTuple):
@@ -42,10 +26,10 @@ class Tracer(Protocol):
 
     @property
     def open(self) -> bool:
-        """Whether it may want a call just now; else nobody need read headers for it."""
+        """Whether it may want a call just now; else nobody need look at callers for it."""
 
-    def choose(self, headers: Sequence[Headers]) -> Sequence[Traced]:
-        """Which calls of a batch, by their headers, become spans."""
+    def choose(self, callers: Sequence[CallOrigin]) -> Sequence[Traced]:
+        """Which calls of a batch, by their callers' headers, become spans."""
 
-    def decided(self, traced: Traced, record: DecisionRecord, took_us: int) -> None:
-        """Hears of one of them after it was answered, which took so long. It must not wait."""
+    def decided(self, traced: Traced, record: DecisionRecord) -> None:
+        """Hears of one of them after it was answered. It must not wait."""

@@ -1,4 +1,4 @@
-"""To which trace a call belongs, by its headers: W3C's Trace Context, or B3 of either kind.
+"""What a call's headers name: its trace, by W3C's Trace Context or B3 of either kind, and its id.
 
 https://www.w3.org/TR/trace-context/ and https://github.com/openzipkin/b3-propagation
 """
@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from ratelimit_service.service import Headers
+from ratelimit_service.service import REQUEST_ID, Headers
 
-__all__ = ["Parent", "parent_of"]
+__all__ = ["Parent", "parent_of", "request_id_of"]
 
 
 class Parent(NamedTuple):
@@ -38,6 +38,9 @@ _SAMPLED: Final = {"1": True, "true": True, "d": True, "0": False, "false": Fals
 _MOST_STATE: Final = 512
 """Characters of a `tracestate` that are kept, as W3C demands."""
 
+_MOST_REQUEST_ID: Final = 128
+"""Characters of a request's id that are kept."""
+
 
 def parent_of(headers: Headers) -> Parent:
     """The caller's span; one without ids if there is none, or none that can be read."""
@@ -47,6 +50,14 @@ def parent_of(headers: Headers) -> Parent:
         text = value.decode("latin-1").strip()
         told[key] = f"{told[key]},{text}" if key == "tracestate" and key in told else text
     return _by_w3c(told) or _by_b3(told) or _by_many_b3(told)
+
+
+def request_id_of(headers: Headers) -> str:
+    """What the caller calls its request (`x-request-id`), cut if it is long; "" if it does not."""
+    for name, value in headers:
+        if name == REQUEST_ID:
+            return value[:_MOST_REQUEST_ID].decode("latin-1").strip()
+    return ""
 
 
 def _by_w3c(told: Mapping[str, str]) -> Parent | None:

@@ -16,7 +16,7 @@ from ratelimit_service import wire
 from ratelimit_service.clock import now_us
 from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.model import Code, Descriptor, Hit
-from ratelimit_service.service import DecisionRecord, Headers, Refusal, Traced
+from ratelimit_service.service import CallOrigin, DecisionRecord, Refusal, Traced
 from ratelimit_service.settings import Settings
 from ratelimit_service.telemetry.budget import Budget
 from ratelimit_service.telemetry.parents import Parent, parent_of
@@ -60,11 +60,11 @@ class Spans:
         """Whether there may be more spans in this second."""
         return self._budget.room > 0
 
-    def choose(self, headers: Sequence[Headers]) -> Sequence[Traced]:
+    def choose(self, callers: Sequence[CallOrigin]) -> Sequence[Traced]:
         """The sampled ones, as far as there may be more spans in this second."""
         chosen = []
-        for place, each in enumerate(headers):
-            parent = parent_of(each)
+        for place, each in enumerate(callers):
+            parent = parent_of(each.headers)
             if self._is_sampled(parent) and self._budget.take(1):
                 chosen.append(Traced(place, parent))
         return chosen
@@ -74,7 +74,7 @@ class Spans:
             return parent.sampled
         return random.random() < self._ratio  # noqa: S311 -- no secret
 
-    def decided(self, traced: Traced, record: DecisionRecord, took_us: int) -> None:
+    def decided(self, traced: Traced, record: DecisionRecord) -> None:
         """Makes the span, which is sent in a moment."""
         assert isinstance(traced.parent, Parent)  # noqa: S101 -- what `choose` gave
         end_us = now_us()
@@ -84,7 +84,7 @@ class Spans:
                 "trace": traced.parent.trace_id,
                 "parent": traced.parent.span_id,
                 "state": traced.parent.state,
-                "start_us": end_us - took_us,
+                "start_us": end_us - max(0, record.took_us),
                 "end_us": end_us,
                 "attributes": attributes,
                 "error": error,

@@ -10,19 +10,20 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 
-from ratelimit_service.accepting import Guests
+from ratelimit_service.accepting import Guests, unmapped
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import BadRequestError, TransportError
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
 from ratelimit_service.service import (
+    CALLER_HEADERS,
     NEVER,
-    TRACE_HEADERS,
     Answer,
-    Headers,
+    CallOrigin,
     Refusal,
     Service,
     counted_until,
@@ -143,9 +144,8 @@ class GrpcioServer:
         deadline_us = NEVER
         if seconds is not None:
             deadline_us = counted_until(elapsed_us(), int(seconds * 1_000_000))
-        tracer = self._service.tracer
-        traces = [_traces(context)] if tracer is not None and tracer.open else None
-        (answer,) = await self._service.decide([body], deadline_us, traces)
+        callers = [_caller(context)] if self._service.wants_callers else None
+        (answer,) = await self._service.decide([body], deadline_us, callers)
         return await _answered(answer, context)
 
     async def _check(self, message: bytes, context: _Context) -> bytes:
@@ -166,13 +166,15 @@ class GrpcioServer:
                 await context.abort(_CODES[error.code], str(error))
 
 
-def _traces(context: _Context) -> Headers:
-    """The headers of a call that say which trace it belongs to."""
+def _caller(context: _Context) -> CallOrigin:
+    """Who made a call. grpcio writes addresses as `ipv4:HOST:PORT` and `ipv6:%5BHOST%5D:PORT`."""
+    kind, _, address = unquote(context.peer()).partition(":")
+    peer = address.rpartition(":")[0].strip("[]") if kind in {"ipv4", "ipv6"} else ""
     pairs = (
         (name.encode(), value if isinstance(value, bytes) else value.encode())
         for name, value in context.invocation_metadata() or ()
     )
-    return [pair for pair in pairs if pair[0] in TRACE_HEADERS]
+    return CallOrigin(unmapped(peer), [pair for pair in pairs if pair[0] in CALLER_HEADERS])
 
 
 def _heard(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

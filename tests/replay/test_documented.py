@@ -13,7 +13,7 @@ from ratelimit_service.replay.findings import NEAR
 from ratelimit_service.replay.recorded import moment_us
 from ratelimit_service.replay.use import SAMPLE, TOP_NAMES
 from ratelimit_service.service import DecisionRecord
-from ratelimit_service.service.decision_line import line_of, read_line
+from ratelimit_service.service.decision_line import Circumstances, line_of, read_line
 from tests.replay.playing import run
 from tests.service.asking import Asking
 
@@ -79,7 +79,8 @@ descriptors:
         await asking.ask("seen=bob")
     await asking.service.decide([b"\xff"])
     heard[-1] = heard[-1]._replace(times=2)
-    lines = [json.loads(line_of(each, 0, 0.5, str.upper)) for each in heard]
+    around = Circumstances("10.0.0.7", "an-id", "0af7", "redis", "there:6379")
+    lines = [json.loads(line_of(each, 0, 0.5, str.upper, around)) for each in heard]
 
     documented = set(re.findall(r"^\| `(\w+)` \|", DECISION_LOG, re.MULTILINE))
     assert {field for line in lines for field in line} == documented - {"hits"}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import resource
+import signal
 import socket
 import sys
 import threading
@@ -23,10 +25,11 @@ from ratelimit_service.health import Health
 from ratelimit_service.limiter import DecidedBy
 from ratelimit_service.model import FailurePolicy, Request
 from ratelimit_service.observer import Stats
+from ratelimit_service.replay.denials import decisions_about
 from ratelimit_service.runtime import decision_log
 from ratelimit_service.runtime.decision_feed import DecisionFeed
 from ratelimit_service.runtime.decision_log import DecisionLogFile, DecisionLogWriter
-from ratelimit_service.service import AT_ONCE, DecisionRecord
+from ratelimit_service.service import AT_ONCE, CallOrigin, DecisionRecord
 from ratelimit_service.service.decision_key import hash_of
 from ratelimit_service.service.decision_line import hashed_value
 from ratelimit_service.settings import Settings
@@ -62,7 +65,7 @@ class Feeding:
         self.room = True
         set_up = Settings(decision_log="x", **settings)
         service, stats = self.asking.service, self.asking.stats
-        self.feed = DecisionFeed.attach(set_up, service, stats, self.send)
+        self.feed = DecisionFeed.attach(set_up, service, stats, self.send, lambda _: "there:6379")
 
     def send(self, data: bytes, lines: int) -> bool:
         assert data.count(b"\n") == lines
@@ -90,6 +93,51 @@ async def test_every_decision_is_a_line(tmp_path: Path) -> None:
     assert [line["code"] for line in feeding.lines] == ["OK", "OVER_LIMIT", "INVALID_ARGUMENT"]
     assert feeding.lines[1]["descriptors"] == [{"entries": [["user", "bob"]]}]
     assert feeding.lines[1]["rule"] == "user"
+
+
+async def test_lines_say_who_asked_and_where_it_was_counted(tmp_path: Path) -> None:
+    """A line has the caller's address, the ids of its request and trace, the shard and the time."""
+    feeding = Feeding(tmp_path, store="redis://there")
+    body = wire.encode_request(Request("edge", (descriptor("user=bob"),)))
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    headers = [(b"x-request-id", b"7" * 300), (b"b3", f"{trace}-b7ad6b7169203331".encode())]
+    await feeding.asking.service.decide([body], callers=[CallOrigin("10.0.0.7", headers)])
+    await feeding.asking.service.decide([body], callers=[CallOrigin("")])
+    await feeding.asking.service.decide([b"\xff"])
+
+    told, silent, unreadable = feeding.lines
+    assert (told["caller"], told["request_id"]) == ("10.0.0.7", "7" * 128)
+    assert (told["trace_id"], told["store"], told["shard"]) == (trace, "redis", "there:6379")
+    assert 0 <= told["duration_seconds"] < 10
+    assert not {"caller", "request_id", "trace_id"} & silent.keys()
+    assert not {"store", "shard"} & unreadable.keys()
+
+
+async def test_callers_are_hashed(tmp_path: Path) -> None:
+    """In a hashed log no address of a caller can be read."""
+    (tmp_path / "key").write_text("0123456789abcdef\n")
+    feeding = Feeding(tmp_path, decision_log_key_file=str(tmp_path / "key"))
+    await feeding.asking.service.decide([b"\xff"], callers=[CallOrigin("10.0.0.7")])
+
+    (line,) = feeding.lines
+    assert line["caller"] == hashed_value(b"0123456789abcdef", "10.0.0.7")
+
+
+async def test_lines_without_a_caller_are_read_as_well(tmp_path: Path) -> None:
+    """Lines of the first version, which say less, are read as those of now are."""
+    old = (
+        '{"v":1,"time":"2026-11-22T14:03:07.120000Z","domain":"edge","descriptors":[{"entries":'
+        '[["user","bob"]]}],"code":"OVER_LIMIT","by":"count","descriptor":0,"rule":"user","limit":'
+        '{"requests_per_unit":1,"unit":"day"},"used":1,"remaining":0,"reset_seconds":5.0}'
+    )
+    feeding = Feeding(tmp_path)
+    body = wire.encode_request(Request("edge", (descriptor("user=bob"),)))
+    await feeding.asking.service.decide([body], callers=[CallOrigin("10.0.0.7")])
+    path = tmp_path / "log"
+    path.write_text("\n".join([old, *map(json.dumps, feeding.lines)]))
+
+    found, _ = decisions_about([str(path)], "edge", descriptor("user=bob").entries, None)
+    assert sorted(each.code for each in found) == ["OK", "OVER_LIMIT"]
 
 
 async def test_lines_go_out_by_themselves(tmp_path: Path) -> None:
@@ -492,7 +540,7 @@ def _failed(writer: DecisionLogWriter) -> bool:
 
 
 def test_workers_write_one_log(start: Start, own_redis: RedisServer, tmp_path: Path) -> None:
-    """All workers' decisions stand in one log soon after, and are counted in metrics."""
+    """All workers' decisions stand in one log soon after, and none is lost by a restart."""
     path = tmp_path / "decisions.jsonl"
     service = start("--store", own_redis.url, "--workers", "2", "--decision-log", str(path))
     with Client(service.address) as client:
@@ -506,4 +554,16 @@ def test_workers_write_one_log(start: Start, own_redis: RedisServer, tmp_path: P
     wait_until(lambda: len(lines()) == 4, "the decisions to be written")
     assert [line["code"] for line in lines()] == ["OK", "OK", "OVER_LIMIT", "OVER_LIMIT"]
     assert [line["used"] for line in lines()] == [1, 2, 2, 2]
-    assert "ratelimit_decision_log_records_total" in service.get("/metrics").text
+    assert {line["caller"] for line in lines()} == {"127.0.0.1"}
+    assert {line["shard"] for line in lines()} == {f"127.0.0.1:{own_redis.port}"}
+
+    with Client(service.address) as client:
+        for _ in range(3):
+            client.should_rate_limit(Request("edge", (descriptor("user=bob"),)), 10_000_000)
+        service.signal(signal.SIGUSR2)
+        wait_until(lambda: "restarted: version" in service.log, "the restart")
+    wait_until(lambda: len(lines()) == 7, "the decisions from before the restart")
+    counted = re.findall(
+        r'log_records_total{outcome="(\w+)"} ([1-9]\S*)', service.get("/metrics").text
+    )
+    assert counted == [("written", "7.0")]

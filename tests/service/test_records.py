@@ -93,5 +93,21 @@ async def test_listener_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert "no disk" in caplog.text
 
 
+async def test_decisions_that_a_fault_has_ended(tmp_path: Path) -> None:
+    """Who listens hears also of requests that a fault of ours has refused."""
+
+    class Broken(Away):
+        def charge(self, *_: object, **__: object) -> None:
+            raise KeyError("a fault of the store")
+
+    asking, heard = listened(tmp_path, Broken())
+    await asking.answer(_request("user=bob"))
+    await asking.answer(_request("free=a"))
+
+    refused, free = heard
+    assert isinstance(refused.answer, Refusal)
+    assert (refused.denied, free.denied) == (True, False)
+
+
 def _request(text: str) -> Request:
     return Request("edge", (descriptor(text),))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_service.service import TRACE_HEADERS
+from ratelimit_service.service import CALLER_HEADERS
 from ratelimit_service.telemetry.parents import Parent, parent_of
 
 TRACE, SHORT, SPAN = "0af7651916cd43dd8448eb211c80319c", "8448eb211c80319c", "b7ad6b7169203331"
@@ -61,7 +61,7 @@ def test_parents(headers: dict[str, str], parent: Parent) -> None:
     assert parent_of([(name.encode(), text.encode()) for name, text in headers.items()]) == parent
 
 
-@given(st.lists(st.tuples(st.sampled_from(sorted(TRACE_HEADERS)), st.binary(max_size=80))))
+@given(st.lists(st.tuples(st.sampled_from(sorted(CALLER_HEADERS)), st.binary(max_size=80))))
 def test_any_bytes_are_read(headers: list[tuple[bytes, bytes]]) -> None:
     """Whatever callers send, ids are hexadecimal or missing, both of them or neither."""
     parent = parent_of(headers)

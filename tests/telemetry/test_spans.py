@@ -12,7 +12,7 @@ import pytest
 
 from ratelimit_service.health import Health, Phase
 from ratelimit_service.model import Request
-from ratelimit_service.service import Headers
+from ratelimit_service.service import CallOrigin, Headers
 from ratelimit_service.settings import Settings
 from ratelimit_service.telemetry.otlp import Otlp
 from ratelimit_service.telemetry.spans import Spans
@@ -47,7 +47,7 @@ class Traced:
     async def ask(self, *headers: Headers, body: bytes = BODY) -> list[dict[str, object]]:
         """Asks once for each of these; the spans of that."""
         for each in headers:
-            await self.asking.service.decide([body], headers=[each])
+            await self.asking.service.decide([body], callers=[CallOrigin("", each)])
         self.spans.flush()
         sent, self.sent = self.sent, []
         return sent

@@ -13,7 +13,9 @@ from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Health
 from ratelimit_service.model import Code, FailurePolicy, Hit, Outcome, Request
 from ratelimit_service.observer import Stats
+from ratelimit_service.service import DecisionRecord
 from ratelimit_service.service.at_hand import AtHand, Ready
+from ratelimit_service.settings import Settings
 from ratelimit_service.stores import AT_ONCE, DROPPED, NEVER, Done, Outcomes, Wanted, always, judge
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.redis import RedisStore
@@ -22,6 +24,7 @@ from ratelimit_service.transport.h2.calls import METHODS, ServiceCalls
 from ratelimit_service.transport.h2.frames import PREFACE, ErrorCode, FrameType
 from ratelimit_service.transport.h2.overload import PATIENCE_US, Backlog, Fate, Overload
 from ratelimit_service.transport.h2.protocol import Http2Protocol
+from ratelimit_service.transport.h2.server import H2Server
 from ratelimit_service.transport.health import HealthService
 from tests.servers.redis import RedisServer
 from tests.service.asking import Asking, Away, Timed, descriptor
@@ -428,3 +431,20 @@ async def test_a_call_after_a_pause_and_a_silence_is_fresh(tmp_path: Path) -> No
 
     assert FrameType.DATA in ends.wire.kinds()
     assert not ends.stats.overloaded
+
+
+async def test_answers_at_hand_are_counted_at_the_end(tmp_path: Path) -> None:
+    """What was answered at hand just before the server stops is counted and told as well."""
+    closed = Settings(failure_policy=FailurePolicy.CLOSED)
+    asking = Asking(tmp_path, RULES, store=Away(), settings=closed)
+    server = H2Server("127.0.0.1:0", asking.service, Health(), stats=asking.stats)
+    await server.start()
+    body = wire.encode_request(Request("edge", (descriptor("user=bob"),)))
+    heard: list[DecisionRecord] = []
+    asking.service.listener = heard.extend
+    await asking.service.decide([body], AT_ONCE)
+    asking.service.at_hand.answers(0)[body].times += 7
+    await server.stop(0)
+
+    assert [each.times for each in heard] == [1, 7]
+    assert asking.stats.overloaded["hurried"] == 7

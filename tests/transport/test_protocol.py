@@ -38,7 +38,7 @@ class Calls:
 
     def forget(self, protocol: Http2Protocol) -> None: ...
 
-    traced = False
+    wants_callers = False
 
     def haste(self, protocol: Http2Protocol) -> None: ...
 

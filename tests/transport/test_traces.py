@@ -11,7 +11,7 @@ import pytest
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Health, Phase
 from ratelimit_service.model import Code, Request
-from ratelimit_service.service import DecidedBy, DecisionRecord, Headers, Traced
+from ratelimit_service.service import CallOrigin, DecidedBy, DecisionRecord, Headers, Traced
 from ratelimit_service.transport.h2.connection import Calls
 from ratelimit_service.transport.transports import TRANSPORTS
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
@@ -31,19 +31,19 @@ class Keeping:
         self.heard: list[tuple[Headers, DecisionRecord]] = []
         self.took_us: list[int] = []
 
-    def choose(self, headers: Sequence[Headers]) -> Sequence[Traced]:
-        return [Traced(place, each) for place, each in enumerate(headers)]
+    def choose(self, callers: Sequence[CallOrigin]) -> Sequence[Traced]:
+        return [Traced(place, list(each.headers)) for place, each in enumerate(callers)]
 
-    def decided(self, traced: Traced, record: DecisionRecord, took_us: int) -> None:
+    def decided(self, traced: Traced, record: DecisionRecord) -> None:
         assert isinstance(traced.parent, list)
         self.heard.append((traced.parent, record))
-        self.took_us.append(took_us)
+        self.took_us.append(record.took_us)
 
 
 class Failing(Keeping):
     """Fails where it is told."""
 
-    def decided(self, traced: Traced, record: DecisionRecord, took_us: int) -> None:
+    def decided(self, traced: Traced, record: DecisionRecord) -> None:
         raise KeyError("a fault of the tracer")
 
 
@@ -103,6 +103,29 @@ async def test_closed_tracer_hears_nothing(
     ]
 
 
+async def test_listener_hears_who_called(
+    server: tuple[Asking, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]],
+) -> None:
+    """Who listens hears from which address a call came, what it calls itself, and its duration."""
+    asking, call = server
+    heard: list[DecisionRecord] = []
+    asking.service.listener = heard.extend
+    began_us = elapsed_us()
+    for number in range(3):
+        await call(BODY, metadata=[("x-request-id", f"id-{number}"), ("traceparent", PARENT)])
+    await call(BODY)
+
+    callers = [each.caller for each in heard if each.caller is not None]
+    assert [each.peer for each in callers] == ["127.0.0.1"] * 4
+    assert [dict(each.headers).get(b"x-request-id") for each in callers] == [
+        b"id-0",
+        b"id-1",
+        b"id-2",
+        None,
+    ]
+    assert all(0 <= each.took_us <= elapsed_us() - began_us for each in heard)
+
+
 async def test_fault_of_a_tracer_costs_no_answer(
     server: tuple[Asking, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]],
 ) -> None:
@@ -133,15 +156,15 @@ def traces(client: Client, data: bytes) -> list[Headers]:
     found: list[Headers] = []
     for event in client.connection.receive(data):
         assert isinstance(event, Calls)
-        assert event.traces is not None
-        found += event.traces
+        assert event.callers is not None
+        found += [list(each.headers) for each in event.callers]
     return found
 
 
 def test_parents_are_read_with_and_without_a_table() -> None:
     """A parent is read from Huffman-coded values, from the client's table, and without one."""
     client = Client()
-    client.connection.traced = True
+    client.connection.wants_callers = True
     extra = [("traceparent", PARENT.format(7)), ("x-b3-sampled", "1")]
     told = [(name.encode(), value.encode()) for name, value in extra]
     with_table = [client.headers(extra) + client.data() for _ in range(3)]
@@ -157,7 +180,7 @@ def test_calls_of_one_read_keep_their_order() -> None:
     """Calls of which only some are asked for their trace are not mixed up."""
     client = Client()
     client.settle()
-    client.connection.traced = True
+    client.connection.wants_callers = True
     data = b""
     for number in range(20):
         extra = [("traceparent", PARENT.format(number))] if number % 3 else []
@@ -166,8 +189,9 @@ def test_calls_of_one_read_keep_their_order() -> None:
     told: dict[bytes, Headers] = {}
     for event in client.connection.receive(data):
         assert isinstance(event, Calls)
-        assert event.traces is not None
-        told |= dict(zip(event.messages, event.traces, strict=True))
+        assert event.callers is not None
+        headers = [list(each.headers) for each in event.callers]
+        told |= dict(zip(event.messages, headers, strict=True))
     assert told == {
         b"%d" % number: [(b"traceparent", PARENT.format(number).encode())] if number % 3 else []
         for number in range(20)

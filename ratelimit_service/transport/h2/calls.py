@@ -70,10 +70,9 @@ class ServiceCalls:
             self._cancel(protocol, event)
 
     @property
-    def traced(self) -> bool:
-        """Whether somebody asks just now to which traces calls belong."""
-        tracer = self._service.tracer
-        return tracer is not None and tracer.open
+    def wants_callers(self) -> bool:
+        """Whether somebody asks just now who makes calls."""
+        return self._service.wants_callers
 
     def haste(self, protocol: Http2Protocol) -> Haste | None:
         """What a connection may do by itself with its next piece, if its calls have waited."""
@@ -135,7 +134,7 @@ class ServiceCalls:
             partial(_decided, self._service, protocol, stream_ids),
             partial(_wanted, connection, stream_ids),
             deadline_us,
-            calls.traces,
+            calls.callers,
         )
 
     def _call(self, protocol: Http2Protocol, path: bytes, stream_id: int, message: bytes) -> None:
@@ -206,7 +205,7 @@ def _streams(event: Event) -> list[int]:
 def _still_open(protocol: Http2Protocol, calls: Calls) -> Calls:
     """The calls without those that the same read has also cancelled."""
     connection = protocol.connection
-    ids, messages, traces = calls.stream_ids, calls.messages, calls.traces
+    ids, messages, callers = calls.stream_ids, calls.messages, calls.callers
     still = [place for place, stream_id in enumerate(ids) if connection.is_open(stream_id)]
     if len(still) == len(ids):
         return calls
@@ -214,5 +213,5 @@ def _still_open(protocol: Http2Protocol, calls: Calls) -> Calls:
         calls.head,
         [ids[place] for place in still],
         [messages[place] for place in still],
-        None if traces is None else [traces[place] for place in still],
+        None if callers is None else [callers[place] for place in still],
     )

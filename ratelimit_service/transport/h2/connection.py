@@ -19,6 +19,7 @@ import struct
 import sys
 from typing import Final
 
+from ratelimit_service.service import CallOrigin
 from ratelimit_service.transport.h2 import runs
 from ratelimit_service.transport.h2.account import ConnectionFaultError, Memory, expect
 from ratelimit_service.transport.h2.costs import (
@@ -278,7 +279,8 @@ class Connection(Incoming):
             or len(self._streams) >= MAX_STREAMS
         ):
             return 0
-        head = self._headers.recall(data[start:stop])
+        block = data[start:stop]
+        head = self._headers.recall(block)
         if head is None or not head.plain or head.path not in self._unary:
             return 0
         message = data[stop + 9 + PREFIX_BYTES : end]
@@ -289,8 +291,10 @@ class Connection(Incoming):
         self._last_stream_id = stream_id
         self._streams[stream_id] = None
         self._consume(length)
-        trace = self._headers.traces(data[start:stop]) if self.traced else None
-        self._call(head, stream_id, message, events, trace)
+        caller: CallOrigin | None = None
+        if self.wants_callers:
+            caller = CallOrigin.with_block(self.peer, block, self._headers.caller_headers)
+        self._call(head, stream_id, message, events, caller)
         return end
 
     def _refuse_run(self, haste: Haste, data: bytes, start: int, stop: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ratelimit_service.service import Headers
+from ratelimit_service.service import CallOrigin
 from ratelimit_service.transport.h2.headers import Head
 
 __all__ = ["Calls", "Cancelled", "Ended", "Event", "Message"]
@@ -15,13 +15,13 @@ __all__ = ["Calls", "Cancelled", "Ended", "Event", "Message"]
 class Calls:
     """Complete unary calls with the same headers; each with its one message.
 
-    `traces` are the headers of each that say which trace it belongs to; None if nobody asks.
+    `callers` are who made each of them; None if nobody asks.
     """
 
     head: Head
     stream_ids: list[int]
     messages: list[bytes]
-    traces: list[Headers] | None = None
+    callers: list[CallOrigin] | None = None
 
 
 class Message(NamedTuple):

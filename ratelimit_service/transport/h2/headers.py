@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from ratelimit_service.service import TRACE_HEADERS, Headers
+from ratelimit_service.service import CALLER_HEADERS, Headers
 from ratelimit_service.transport.h2.fields import WANTED, BlockError, Field, FieldReader
 
 __all__ = ["ENCODINGS", "BlockError", "Head", "HeaderReader", "literal"]
@@ -22,6 +22,7 @@ ENCODINGS: Final = frozenset({b"", b"identity", b"gzip"})
 
 _MAX_REMEMBERED: Final = 1_024
 _MAX_LEARNT_BYTES: Final = 1_024
+_MAX_NAMELESS: Final = 16
 
 _PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
 _REQUIRED: Final = frozenset({b":method", b":scheme", b":path"})
@@ -134,8 +135,10 @@ class HeaderReader:
         self._heads = HeaderReader.remembered
         self.cost_us = 0
         """What the last block that was read has cost."""
-        self._traces: FieldReader | None = None
-        """What reads the headers of traces in blocks that depend on no other."""
+        self._callers: FieldReader | None = None
+        """What reads what is told of callers, in blocks that depend on no other."""
+        self._nameless: set[bytes] = set()
+        """Blocks that tell nothing of their caller; most clients send the same ones again."""
 
     def without_table(self) -> None:
         """Hears that the client has acknowledged that it should use no table.
@@ -156,28 +159,35 @@ class HeaderReader:
         self.cost_us = 0
         return self.recall(block) or self._read(block)
 
-    def read_traced(self, block: bytes) -> tuple[Head, Headers]:
-        """As `read`, and also the headers that say which trace the call belongs to.
+    def read_with_caller(self, block: bytes) -> tuple[Head, Headers]:
+        """As `read`, and also the headers that tell something of the caller.
 
         Where a block depends on the client's table both can be read only together.
         """
         if self._independent:
-            return self.read(block), self.traces(block)
+            return self.read(block), self.caller_headers(block)
         reader = self._fields
-        reader.wanted = _TRACED
+        reader.wanted = _WITH_CALLER
         try:
             fields = reader.read(block)
         finally:
             reader.wanted = WANTED
-        return self._head_of(block, fields), _of_traces(fields)
+        return self._head_of(block, fields), _of_caller(fields)
 
-    def traces(self, block: bytes) -> Headers:
-        """The headers that say which trace a call belongs to, of a block that has been recalled."""
-        if self._traces is None:
-            self._traces = FieldReader(TRACE_HEADERS)
-            self._traces.table_bytes = 0
-            self._traces.seal()
-        return _of_traces(self._traces.read(block))
+    def caller_headers(self, block: bytes) -> Headers:
+        """The headers that tell something of the caller, of a block that has been recalled."""
+        if block in self._nameless:
+            return ()
+        if self._callers is None:
+            self._callers = FieldReader(CALLER_HEADERS)
+            self._callers.table_bytes = 0
+            self._callers.seal()
+        found = _of_caller(self._callers.read(block))
+        if not found and len(block) <= _MAX_LEARNT_BYTES:
+            if len(self._nameless) >= _MAX_NAMELESS:
+                self._nameless.clear()
+            self._nameless.add(block)
+        return found
 
     def _read(self, block: bytes) -> Head:
         return self._head_of(block, self._fields.read(block))
@@ -220,11 +230,11 @@ def _length(number: int) -> bytes:
 
 _OVERSIZED: Final = Head(oversized=True)
 
-_TRACED: Final = WANTED | TRACE_HEADERS
+_WITH_CALLER: Final = WANTED | CALLER_HEADERS
 
 
-def _of_traces(fields: Sequence[Field]) -> Headers:
-    return [(field.name, field.value) for field in fields if field.name in TRACE_HEADERS]
+def _of_caller(fields: Sequence[Field]) -> Headers:
+    return [(field.name, field.value) for field in fields if field.name in CALLER_HEADERS]
 
 
 def _judged(fields: Iterable[tuple[bytes, bytes]]) -> Head:

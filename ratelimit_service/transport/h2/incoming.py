@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from ratelimit_service.errors import BadRequestError, StatusCode
-from ratelimit_service.service import Headers
+from ratelimit_service.service import CallOrigin
 from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.account import ConnectionFaultError, Memory, expect
 from ratelimit_service.transport.h2.control import Control
@@ -61,8 +61,10 @@ class Incoming(Control):
 
     def __init__(self, methods: Methods, memory: Memory) -> None:
         super().__init__(methods, memory)
-        self.traced = False
-        """Whether somebody asks to which traces calls belong."""
+        self.wants_callers = False
+        """Whether somebody asks who makes calls."""
+        self.peer = ""
+        """The address of the client; "" for a Unix socket."""
         self._second = 0
         """How often `tick` was called."""
         self._block: list[bytes] | None = None
@@ -117,10 +119,11 @@ class Incoming(Control):
             self._open(stream_id, self._block_flags, b"".join(block), events)
 
     def _open(self, stream_id: int, flags: int, block: bytes, events: list[Event]) -> None:
-        trace: Headers | None = None
+        caller: CallOrigin | None = None
         try:
-            if self.traced:
-                head, trace = self._headers.read_traced(block)
+            if self.wants_callers:
+                head, headers = self._headers.read_with_caller(block)
+                caller = CallOrigin(self.peer, headers)
             else:
                 head = self._headers.read(block)
         except BlockError as error:
@@ -149,7 +152,7 @@ class Incoming(Control):
             self._reset(stream_id, ErrorCode.PROTOCOL_ERROR, RESET_US + cost_us)
         else:
             stream = Stream(head, self._methods)
-            stream.cost_us, stream.trace = cost_us, trace
+            stream.cost_us, stream.caller = cost_us, caller
             self._begin(stream_id, stream, flags, head, events)
 
     def _begin(
@@ -246,7 +249,7 @@ class Incoming(Control):
             message = bytes(stream.body[PREFIX_BYTES:])
             stream.readable = Readable.ENOUGH
             self._let_go(stream)
-            self._call(stream.head, stream_id, message, events, stream.trace)
+            self._call(stream.head, stream_id, message, events, stream.caller)
 
     def _end(self, stream_id: int, stream: Stream, events: list[Event]) -> None:
         """Hands on a unary call, or the end of a stream's messages: the client has sent all."""
@@ -271,7 +274,7 @@ class Incoming(Control):
             self.finish(stream_id, error.code, str(error))
             return
         self._let_go(stream)
-        self._call(stream.head, stream_id, message, events, stream.trace)
+        self._call(stream.head, stream_id, message, events, stream.caller)
 
     def _let_go(self, stream: Stream) -> None:
         """Forgets a body that is handed on."""
@@ -320,21 +323,22 @@ class Incoming(Control):
         stream_id: int,
         message: bytes,
         events: list[Event],
-        trace: Headers | None,
+        caller: CallOrigin | None,
     ) -> None:
         """Hands on a complete unary call, together with those just before it if it can be."""
         last = events[-1] if events else None
-        if isinstance(last, Calls) and last.head is head and trace is None and last.traces is None:
-            last.stream_ids.append(stream_id)
-            last.messages.append(message)
-        elif trace is None:
-            events.append(Calls(head, [stream_id], [message]))
-        elif isinstance(last, Calls) and last.head is head and last.traces is not None:
-            last.stream_ids.append(stream_id)
-            last.messages.append(message)
-            last.traces.append(trace)
-        else:
-            events.append(Calls(head, [stream_id], [message], [trace]))
+        if isinstance(last, Calls) and last.head is head:
+            if caller is None and last.callers is None:
+                last.stream_ids.append(stream_id)
+                last.messages.append(message)
+                return
+            if caller is not None and last.callers is not None:
+                last.stream_ids.append(stream_id)
+                last.messages.append(message)
+                last.callers.append(caller)
+                return
+        callers = None if caller is None else [caller]
+        events.append(Calls(head, [stream_id], [message], callers))
 
     # Ends
 

@@ -37,8 +37,8 @@ class CallHandler(Protocol):
         """Hears that the connection is gone: nothing can be answered any more."""
 
     @property
-    def traced(self) -> bool:
-        """Whether somebody asks to which traces calls belong."""
+    def wants_callers(self) -> bool:
+        """Whether somebody asks who makes calls."""
 
     def haste(self, protocol: Http2Protocol) -> Haste | None:
         """What the connection may do by itself with its next piece of bytes."""
@@ -133,7 +133,7 @@ class Http2Protocol(asyncio.Protocol):
                 self.arrived_us = self._inbox[0][0]
             fresh = now_us - self.arrived_us <= FRESH_US
             connection.haste = haste = None if fresh else self._calls.haste(self)
-            connection.traced = self._calls.traced
+            connection.wants_callers = self._calls.wants_callers
             refusing = haste is not None and haste.refusing
             piece = self._late_piece() if refusing else self._next_piece(_PIECE_BYTES)
             events = connection.receive(piece, _PIECE_CALLS)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ratelimit_service import listening
-from ratelimit_service.accepting import Acceptor, Guests
+from ratelimit_service.accepting import Acceptor, Guests, peer_of
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
 from ratelimit_service.service import Service
@@ -118,6 +118,7 @@ class H2Server:
             return
         closed = partial(self._disconnected, gone)
         protocol = Http2Protocol(self._calls, self._methods, self._turns, closed, self._memory)
+        protocol.connection.peer = peer_of(connection)
         self._memory.connections += 1
         if self._stopping:
             protocol.connection.shut_down()
@@ -149,6 +150,7 @@ class H2Server:
                 for protocol in list(self._protocols):
                     protocol.abort()
         self._looking.cancel()
+        self._calls.look()  # what was answered since the last look is counted, too
 
     def _accepted(self, connection: socket.socket, peer: str) -> None:
         refused = self._guests.admit(peer)

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from ratelimit_service.service import Headers
+from ratelimit_service.service import CallOrigin
 from ratelimit_service.transport.h2.frames import FrameType
 from ratelimit_service.transport.h2.headers import ENCODINGS, Head
 from ratelimit_service.transport.h2.limits import STREAM_WINDOW
@@ -51,6 +51,7 @@ class Stream:
         "answered",
         "asking",
         "body",
+        "caller",
         "cost_us",
         "credit",
         "ended",
@@ -61,7 +62,6 @@ class Stream:
         "received",
         "since",
         "streaming",
-        "trace",
         "waiting",
     )
 
@@ -79,8 +79,8 @@ class Stream:
         """Whether one of its messages has been handed on and is not answered yet."""
         self.streaming = head.path in methods.streaming
         self.readable = _readable(head, methods)
-        self.trace: Headers | None = None
-        """Its headers that say which trace it belongs to, if somebody asks."""
+        self.caller: CallOrigin | None = None
+        """Who made the call, if somebody asks."""
         self.credit = 0
         """How much larger its send window is than that of all new streams."""
         self.receive_window = STREAM_WINDOW
