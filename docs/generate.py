@@ -19,6 +19,8 @@ from pathlib import Path
 
 from draw import drawings
 
+from ratelimit_service.cli.main import ratelimit
+from ratelimit_service.cli.manual import Described, describe
 from ratelimit_service.metrics import CATALOGUE, MetricKind
 from ratelimit_service.rules.json_schema import json_schema
 from ratelimit_service.rules.language import AT_TOP, IN_ANSWER, IN_LIMIT, RuleKey, on_descriptor
@@ -37,6 +39,11 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
 def code(text: str) -> str:
     """Text as code; nothing if there is none."""
     return f"`{text}`" if text else ""
+
+
+def cell(text: str) -> str:
+    """Text for a cell of a table."""
+    return text.replace("|", "\\|").replace("  ", " ")
 
 
 def of_settings() -> Iterator[str]:
@@ -117,6 +124,30 @@ def of_keys(keys: Iterable[RuleKey]) -> Iterator[str]:
     )
 
 
+def of_commands() -> Iterator[str]:
+    """Every command: how it is called, what it does, its flags."""
+    for command in describe(ratelimit, "ratelimit"):
+        yield f"## {command.name}\n"
+        yield f"    {command.usage}\n"
+        for paragraph in command.paragraphs:
+            yield f"{paragraph}\n"
+        if command.example:
+            yield f"    $ {command.example}\n"
+        yield from of_flags(command)
+
+
+def of_flags(command: Described) -> Iterator[str]:
+    """The flags of one command; those that are settings have a page of their own."""
+    *settings_of_it, last = command.sections
+    if settings_of_it:
+        yield "Every [setting](settings.md) is a flag. These are none:\n"
+    yield from table(
+        ("flag", "meaning"),
+        ((code(cell(flag)), cell(meaning)) for flag, meaning in last.flags),
+    )
+    yield ""
+
+
 SCHEMAS = (
     DOCS / "rules.schema.json",
     DOCS.parent / "ratelimit_service" / "rules" / "rules.schema.json",
@@ -135,6 +166,7 @@ TABLES: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
     "keys on a descriptor": ("rules.md", lambda: of_keys(on_descriptor())),
     "keys in rate_limit": ("rules.md", lambda: of_keys(IN_LIMIT)),
     "keys in answer": ("rules.md", lambda: of_keys(IN_ANSWER)),
+    "commands": ("cli.md", of_commands),
 }
 """By the name of a table: its document, and its lines."""
 

@@ -12,6 +12,7 @@ import sys
 import click
 
 from ratelimit_service import __version__, compiled
+from ratelimit_service.cli.completion import completion
 from ratelimit_service.cli.demo import demo
 from ratelimit_service.cli.diff import diff
 from ratelimit_service.cli.explain import explain
@@ -19,6 +20,7 @@ from ratelimit_service.cli.health import health
 from ratelimit_service.cli.hit import hit
 from ratelimit_service.cli.init import init
 from ratelimit_service.cli.lint import lint
+from ratelimit_service.cli.man import man
 from ratelimit_service.cli.replay import replay
 from ratelimit_service.cli.restart import restart
 from ratelimit_service.cli.say import fail, mistake
@@ -28,7 +30,7 @@ from ratelimit_service.cli.test import test
 from ratelimit_service.cli.why import why
 from ratelimit_service.errors import RateLimitError
 
-__all__ = ["main"]
+__all__ = ["main", "ratelimit"]
 
 
 def main() -> None:
@@ -82,5 +84,7 @@ for _command in (
     why,
     schema,
     hit,
+    completion,
+    man,
 ):
     ratelimit.add_command(_command)
