@@ -26,7 +26,7 @@ from ratelimit_service.slices import stepwise
 from ratelimit_service.wire import decode_decision
 from ratelimit_service.wire.json import decision_to_json, request_from_json
 
-__all__ = ["Admin"]
+__all__ = ["HttpPort"]
 
 _MAX_BODY_BYTES = 1 << 17
 """JSON is wordier than protobuf; the message itself is held to its own bound, half of this."""
@@ -50,7 +50,7 @@ class Decide(Protocol):
         """As `Service.decide`."""
 
 
-class Admin(Port):
+class HttpPort(Port):
     """Serves `/json`, probes, `/metrics`, `/rlconfig` and `/processes`."""
 
     def __init__(

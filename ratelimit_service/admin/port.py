@@ -60,13 +60,15 @@ class Port:
         *,
         probes: Collection[str] = (),
         most_bytes: int = 0,
+        flag: str = "--http-hosts",
     ) -> None:
         """`hosts` are public names of the service, as the setting has them.
 
         `closed` counts connections that were closed for their client. `probes` are paths that are
-        answered under any name. A request's body has at most `most_bytes`.
+        answered under any name. A request's body has at most `most_bytes`. `flag` is the setting's.
         """
         self._hosts = frozenset(name.strip().lower() for name in hosts.split(",") if name.strip())
+        self._flag = flag
         self._closed = closed
         self._probes = frozenset(probes)
         self.app = web.Application(client_max_size=most_bytes, middlewares=[self._at_the_door])
@@ -168,7 +170,7 @@ class Port:
         try:
             host = request.headers.get("Host", "")
             if request.path not in self._probes and not is_ours(host, self._hosts):
-                why = f"{shown(host)} is no known name of this service: see --http-hosts"
+                why = f"{shown(host)} is no known name of this service: see {self._flag}"
                 return refused(421, why)
             return await handler(request)
         finally:

@@ -8,13 +8,14 @@ from contextlib import AsyncExitStack
 
 from ratelimit_service import __version__, compiled, listening
 from ratelimit_service.accepting import Guests
-from ratelimit_service.admin import Admin
+from ratelimit_service.admin import Here, HttpPort, Operating
 from ratelimit_service.health import Health, Phase
 from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.sources import source_of
 from ratelimit_service.rules.watch import watched
+from ratelimit_service.runtime.admin_port import AdminPort, check_admin_free
 from ratelimit_service.runtime.announcement import announce
 from ratelimit_service.runtime.certificates import Certificates
 from ratelimit_service.runtime.deciding import deciding
@@ -37,6 +38,7 @@ async def serve_alone(settings: Settings) -> int:
     certificates = Certificates(settings, health, stats)
     listening.check_free(settings.http, "HTTP")
     listening.check_free(settings.grpc, "gRPC")
+    check_admin_free(settings)
     check_free(settings)
     source = source_of(settings)
     rules = Rules(
@@ -75,7 +77,7 @@ async def serve_alone(settings: Settings) -> int:
         )
         sources = Sources(stats, health, lambda: rules.snapshot, here.live_counters)
         metrics = Metrics(sources)
-        admin = Admin(
+        http_port = HttpPort(
             settings,
             here.service.decide,
             health,
@@ -84,24 +86,37 @@ async def serve_alone(settings: Settings) -> int:
             metrics.render,
             _processes,
         )
-        stack.push_async_callback(admin.close)
+        stack.push_async_callback(http_port.close)
+        admin = AdminPort(
+            Operating(
+                settings,
+                lambda: rules.snapshot,
+                stats,
+                health,
+                Here(here),
+                sources,
+                _nothing_to_collect,
+                _processes,
+            )
+        )
         signals = Signals(rules.reload, _cannot_restart)
         http = listening.listen(settings.http, "HTTP")
-        await admin.start(http, certificates.http)
+        await http_port.start(http, certificates.http)
         exporting = Exporting(
             settings, sources, lambda: rules.snapshot, stats.http_closed, _nothing_to_collect, otlp
         )
         await stack.enter_async_context(exporting.running())
+        await stack.enter_async_context(admin.running())
         await stack.enter_async_context(watched(rules))
         if not (rules.begun or settings.start_without_rules):
             await signals.or_ended(rules.begin())
             if signals.told_to_end:
                 return 0
         grpc_port = await grpc_server.start()
-        await stack.enter_async_context(certificates.watched(grpc_server.renew, admin.renew))
+        await stack.enter_async_context(certificates.watched(grpc_server.renew, http_port.renew))
         collect()
         health.enter(Phase.SERVING)
-        announce(settings, rules.snapshot, grpc_port, listening.port_of(http), 0)
+        announce(settings, rules.snapshot, grpc_port, listening.port_of(http), 0, admin.told)
         await signals.ended()
 
         log.info("draining, for at most %g s", settings.grace_us / 1_000_000)

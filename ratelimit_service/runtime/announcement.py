@@ -19,13 +19,22 @@ log = logging.getLogger(__name__)
 
 
 def announce(
-    settings: Settings, snapshot: Snapshot, grpc_port: int, http_port: int, workers: int
+    settings: Settings,
+    snapshot: Snapshot,
+    grpc_port: int,
+    http_port: int,
+    workers: int,
+    admin: str = "",
 ) -> None:
-    """Prints the text; `workers` is 0 if one process does everything."""
+    """Prints the text; `workers` is 0 if one process does everything.
+
+    `admin` is where the admin listener is, and for whom; empty if there is none.
+    """
     at = f"port {grpc_port}" if grpc_port else settings.grpc
     many = f" with {workers} worker{'' if workers == 1 else 's'}" if workers else ""
     lines = [
         f"ratelimit serves gRPC on {at} and HTTP on port {http_port}{many}",
+        *([f"admin on {admin}"] if admin else []),
         f"counters in {redacted(settings.store)}"
         + (f", of seconds in {redacted(settings.second_store)}" if settings.second_store else ""),
         f"rules from {settings.rules}: "

@@ -74,6 +74,10 @@ class MessageKind(IntEnum):
     """As DECIDE; before the request stands in JSON who made it, and before this its length."""
     DECISIONS = 18
     """From a worker: lines of the decision log."""
+    ASK = 19
+    """To a worker: a number, and a question of the admin listener (`service.questions`)."""
+    TOLD = 20
+    """From a worker: the number of an ASK, and the answer."""
 
 
 Received = Callable[[int, bytes], None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ratelimit_service.errors import SettingsError
@@ -13,22 +12,14 @@ from ratelimit_service.model import Hit
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service import Service
+from ratelimit_service.service.questions import Deciding
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Store
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
 
-__all__ = ["Deciding", "deciding", "open_store"]
-
-
-@dataclass(frozen=True, slots=True)
-class Deciding:
-    """A service, and what else is known of its store (`Opened`)."""
-
-    service: Service
-    live_counters: Callable[[], int] | None
-    shard_of: Callable[[Hit], str]
+__all__ = ["deciding", "open_store"]
 
 
 class Opened(NamedTuple):
@@ -51,7 +42,16 @@ async def deciding(
     store, live_counters, shard_of = open_store(settings, stats, health)
     try:
         await store.start()
-        yield Deciding(Service(snapshot, store, settings, stats), live_counters, shard_of)
+        yield Deciding(
+            settings,
+            Service(snapshot, store, settings, stats),
+            store,
+            snapshot,
+            stats,
+            health,
+            live_counters,
+            shard_of,
+        )
     finally:
         await store.close()
 

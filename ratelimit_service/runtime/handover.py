@@ -29,6 +29,8 @@ class Handover(TypedDict):
     counts: Counts
     pages: NotRequired[dict[str, list[int]]]
     """Those of other ports, by the address that was asked for. Older versions leave none."""
+    admin: NotRequired[list[int]]
+    """That of the admin listener. Older versions leave none."""
     rules: NotRequired[dict[str, str] | None]
     """What was last accepted of a source that sends rules, by name; None if they are read anew."""
     restarts: int
@@ -47,6 +49,7 @@ def become_successor(handover: Handover) -> None:
     Signals must be held before, or one might come when nobody handles it.
     """
     pages = [each for ports in handover.get("pages", {}).values() for each in ports]
+    pages += handover.get("admin", [])
     for descriptor in (*handover["grpc"], *handover["http"], *pages):
         os.set_inheritable(descriptor, True)
     memory = _memory()

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 
 from ratelimit_service import __version__, compiled, listening
 from ratelimit_service.accepting import Acceptor, Guests
-from ratelimit_service.admin import Admin
+from ratelimit_service.admin import HttpPort, Operating
 from ratelimit_service.errors import TransportError
 from ratelimit_service.health import Health, Phase
 from ratelimit_service.metrics import Metrics, Sources
@@ -25,6 +25,7 @@ from ratelimit_service.rules.source import Left
 from ratelimit_service.rules.sources import source_of
 from ratelimit_service.rules.watch import watched
 from ratelimit_service.runtime import handover
+from ratelimit_service.runtime.admin_port import AdminPort, check_admin_free
 from ratelimit_service.runtime.announcement import announce
 from ratelimit_service.runtime.certificates import Certificates
 from ratelimit_service.runtime.channel import sockets
@@ -97,7 +98,19 @@ class _Supervisor:
             lambda: self._rules.snapshot,
             workers=self._workers.figures,
         )
-        self._admin = self._new_admin()
+        self._http_port = self._new_http_port()
+        self._admin = AdminPort(
+            Operating(
+                settings,
+                lambda: self._rules.snapshot,
+                self._stats,
+                self._health,
+                self._workers,
+                self._sources,
+                self._workers.collect,
+                self._told,
+            )
+        )
         self._exporting = Exporting(
             settings,
             self._sources,
@@ -129,15 +142,18 @@ class _Supervisor:
                 await self._resume(former)
             elif not await self._start(stack):
                 return 0
-            if not self._admin.serves:
+            if not self._http_port.serves:
                 await self._serve_http(stack)
             await stack.enter_async_context(self._exporting.running())
+            await stack.enter_async_context(self._admin.running())
             self._health.enter(Phase.SERVING)
             self._workers_changed()
             replacing = None
             if former is None:
                 ports = listening.port_of(self._grpc), listening.port_of(self._http)
-                announce(self._settings, self._rules.snapshot, *ports, self._count)
+                announce(
+                    self._settings, self._rules.snapshot, *ports, self._count, self._admin.told
+                )
             else:
                 replacing = self._loop.create_task(self._replace_workers())
             await self._signals.ended()
@@ -162,6 +178,7 @@ class _Supervisor:
         await open_store(self._settings, Stats(), Health()).store.close()
         listening.check_free(self._settings.http, "HTTP")
         listening.check_free(self._settings.grpc, "gRPC")
+        check_admin_free(self._settings)
         check_free(self._settings)
         await self._load_rules()
         if not (self._rules.begun or self._settings.start_without_rules):
@@ -186,11 +203,11 @@ class _Supervisor:
 
     async def _serve_http(self, stack: AsyncExitStack) -> None:
         """Answers on the HTTP port, and follows the rules' changes."""
-        stack.push_async_callback(self._admin.close)
-        await self._admin.start(self._http, self._certificates.http)
+        stack.push_async_callback(self._http_port.close)
+        await self._http_port.start(self._http, self._certificates.http)
         await stack.enter_async_context(watched(self._rules))
         await stack.enter_async_context(
-            self._certificates.watched(self._workers.tell_tls, self._admin.renew)
+            self._certificates.watched(self._workers.tell_tls, self._http_port.renew)
         )
 
     async def _resume(self, former: Handover) -> None:
@@ -198,6 +215,7 @@ class _Supervisor:
         self._restarting, self._restarts = True, former["restarts"]
         self._http, self._grpc = map(sockets, (former["http"], former["grpc"]))
         self._exporting.inherit(former.get("pages", {}))
+        self._admin.inherit(former.get("admin", []))
         await self._workers.adopt(former["workers"])
         self._workers_changed()
         await self._load_rules(former.get("rules"))
@@ -264,9 +282,10 @@ class _Supervisor:
             self._restarting = False
             return
         self._stays.clear()
-        listeners = [each.dup() for each in self._http]  # the admin closes those that it has
-        pages = self._exporting.leave()
-        await self._admin.close()
+        listeners = [each.dup() for each in self._http]  # the port closes those that it has
+        pages, admin = self._exporting.leave(), self._admin.leave()
+        await self._http_port.close()
+        await self._admin.stop()  # while workers still answer its questions
         self._stop_accepting()
         log.info("restarting")
         workers = await self._workers.hand_over()
@@ -285,6 +304,7 @@ class _Supervisor:
                 pages={
                     address: [each.fileno() for each in some] for address, some in pages.items()
                 },
+                admin=[each.fileno() for each in admin],
                 workers=workers,
                 counts=counts,
                 rules=None if rules is None else dict(rules),
@@ -321,14 +341,14 @@ class _Supervisor:
 
     # HTTP
 
-    def _new_admin(self) -> Admin:
+    def _new_http_port(self) -> HttpPort:
         metrics = Metrics(self._sources)
 
         def render(accept: str) -> tuple[str, AsyncIterator[bytes]]:
             content_type, pages = metrics.render(accept)
             return content_type, self._collected(pages)
 
-        return Admin(
+        return HttpPort(
             self._settings,
             self._workers.decide,
             self._health,

@@ -38,7 +38,8 @@ from ratelimit_service.runtime.channel import (
 )
 from ratelimit_service.runtime.deciding import deciding
 from ratelimit_service.runtime.process import collect, run, spare_the_old
-from ratelimit_service.service import CallOrigin, Refusal, Service
+from ratelimit_service.service import CallOrigin, Refusal
+from ratelimit_service.service.questions import Deciding, answered
 from ratelimit_service.settings import Settings
 from ratelimit_service.transport.h2 import H2Server
 from ratelimit_service.transport.tls import TLS
@@ -89,7 +90,7 @@ class _Worker:
         self._ruled = asyncio.Event()
         self._told: asyncio.Future[tuple[Phase, int]] = self._loop.create_future()
         """How to end, and how long it may take."""
-        self._service: Service | None = None
+        self._deciding: Deciding | None = None
         self._flush_decisions: Callable[[], None] = _nothing
         """Sends the lines of the decision log that still wait."""
         self._server: H2Server | None = None
@@ -129,14 +130,14 @@ class _Worker:
             here = await stack.enter_async_context(
                 deciding(settings, lambda: self._book.snapshot, self._stats, self._health)
             )
-            self._service = here.service
+            self._deciding = here
             if settings.otel_traces:
                 # Imported only here: who sends no spans should not have it in memory.
                 from ratelimit_service.telemetry.spans import Spans  # noqa: PLC0415
 
                 send = partial(self._channel.send, MessageKind.SPANS)
                 spans = Spans(settings, send, here.shard_of)
-                self._service.tracer = spans
+                here.service.tracer = spans
                 stack.callback(spans.flush)
             if settings.decision_log:
                 # Imported only here: who writes no log should not have it in memory.
@@ -196,6 +197,8 @@ class _Worker:
             self._do(self._report(payload))
         elif kind == MessageKind.DECIDE:
             self._do(self._decide(payload[:4], payload[4:]))
+        elif kind == MessageKind.ASK:
+            self._do(self._tell_answer(payload[:4], payload[4:]))
         elif kind == MessageKind.DECIDE_FOR:
             number, size = payload[:4], int.from_bytes(payload[4:8], "big")
             peer, told = json.loads(payload[8 : 8 + size])
@@ -259,14 +262,18 @@ class _Worker:
     async def _decide(
         self, number: bytes, body: bytes, callers: Sequence[CallOrigin] | None = None
     ) -> None:
-        if self._service is not None:
-            (answer,) = await self._service.decide([body], callers=callers)
+        if self._deciding is not None:
+            (answer,) = await self._deciding.service.decide([body], callers=callers)
             code, said = (
                 (answer.code, answer.message.encode())
                 if isinstance(answer, Refusal)
                 else (0, answer)
             )
             self._channel.send(MessageKind.DECIDED, number + bytes([code]) + said)
+
+    async def _tell_answer(self, number: bytes, question: bytes) -> None:
+        if self._deciding is not None:
+            self._channel.send(MessageKind.TOLD, number + await answered(self._deciding, question))
 
     # What we say
 

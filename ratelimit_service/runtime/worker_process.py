@@ -18,6 +18,7 @@ from ratelimit_service.errors import RateLimitError, StatusCode
 from ratelimit_service.runtime.channel import Channel, MessageKind, Received, sockets
 from ratelimit_service.runtime.signals import NOT_FOR_WORKERS
 from ratelimit_service.service import Answer, Refusal
+from ratelimit_service.service.questions import unanswered
 
 __all__ = ["SLACK_SECONDS", "Inherited", "WorkerProcess"]
 
@@ -83,6 +84,8 @@ class WorkerProcess:
         """Who waits for its counts, by the number of the request."""
         self.asked: dict[bytes, asyncio.Future[Answer]] = {}
         """The requests that it was asked to decide, by number."""
+        self.questions: dict[bytes, asyncio.Future[bytes]] = {}
+        """The questions that it was asked, by number."""
 
     @classmethod
     def spawn(cls, number: int) -> WorkerProcess:
@@ -192,6 +195,22 @@ class WorkerProcess:
         if self._channel is not None:
             self._channel.send(kind, payload)
 
+    def answered(self, kind: int, payload: bytes) -> None:
+        """Gives its answer to who waits for it, if anybody still does."""
+        number, said = payload[:4], payload[4:]
+        if kind == MessageKind.REPORTED:
+            if number in self.reports:
+                self.reports[number].set()
+        elif kind == MessageKind.DECIDED:
+            answer = self.asked.get(number)
+            if answer is not None and not answer.done():
+                code, said = said[0], said[1:]
+                answer.set_result(Refusal(StatusCode(code), said.decode()) if code else said)
+        elif kind == MessageKind.TOLD:
+            told = self.questions.get(number)
+            if told is not None and not told.done():
+                told.set_result(said)
+
     def leave(self, grace_us: int, *, draining: bool) -> None:
         """Tells it to finish and end."""
         self.leaving = True
@@ -250,6 +269,9 @@ class WorkerProcess:
         for answer in self.asked.values():
             if not answer.done():
                 answer.set_result(gone)
+        for told in self.questions.values():
+            if not told.done():
+                told.set_result(unanswered(gone.message, StatusCode.UNAVAILABLE))
         for report in self.reports.values():
             report.set()
         self.failure = self.failure or f"a worker ended before it served: {how}"

@@ -27,6 +27,7 @@ from ratelimit_service.rules.rulebook import Rulebook, Tallied
 from ratelimit_service.runtime.channel import BEAT_SECONDS, MessageKind, send_connection
 from ratelimit_service.runtime.worker_process import SLACK_SECONDS, Inherited, WorkerProcess
 from ratelimit_service.service import Answer, CallOrigin, Refusal
+from ratelimit_service.service.questions import unanswered
 from ratelimit_service.settings import Settings
 from ratelimit_service.text import count
 from ratelimit_service.transport.tls import TLS
@@ -50,6 +51,7 @@ _YOUNG_SECONDS = 3.0
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 _REPORT_SECONDS = 1.0
 _DECIDE_SECONDS = 30.0
+_ASK_SECONDS = 10.0
 
 
 class Counts(TypedDict, total=False):
@@ -254,6 +256,38 @@ class Workers:
         each: Sequence[CallOrigin | None] = callers or [None] * len(bodies)
         return [await self._decide(*pair) for pair in zip(bodies, each, strict=True)]
 
+    async def ask(self, question: bytes) -> bytes:
+        """The answer of one worker that is well to a question of the admin listener."""
+        able = [worker for worker in self._all if worker.serves and worker.version == __version__]
+        if not able:
+            return unanswered("no worker serves: see the log", StatusCode.UNAVAILABLE)
+        return await self._ask(min(able, key=lambda worker: worker.silent), question)
+
+    async def ask_all(self, question: bytes) -> list[bytes]:
+        """The answers of all workers; one that does not answer says so, unless it has ended."""
+        able = [
+            worker
+            for worker in self._all
+            if worker.ready.is_set() and not worker.lost.is_set() and worker.version == __version__
+        ]
+        answers = await asyncio.gather(*(self._ask(worker, question) for worker in able))
+        pairs = zip(able, answers, strict=True)
+        return [answer for worker, answer in pairs if not worker.ended.is_set()]
+
+    async def _ask(self, worker: WorkerProcess, question: bytes) -> bytes:
+        number = self._next_number()
+        told: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        worker.questions[number] = told
+        worker.send(MessageKind.ASK, number + question)
+        try:
+            async with asyncio.timeout(_ASK_SECONDS):
+                return await told
+        except TimeoutError:
+            why = f"worker {worker.number} did not answer within {_ASK_SECONDS:g} s: see the log"
+            return unanswered(why, StatusCode.UNAVAILABLE)
+        finally:
+            worker.questions.pop(number, None)
+
     async def collect(self) -> None:
         """Has all workers report their counts until now; waits for a second at most."""
         number = self._next_number()
@@ -420,14 +454,8 @@ class Workers:
             self._hear_beat(worker, json.loads(payload))
         elif kind == MessageKind.COUNTS:
             self.add_counts(json.loads(payload))
-        elif kind == MessageKind.REPORTED:
-            if payload in worker.reports:
-                worker.reports[payload].set()
-        elif kind == MessageKind.DECIDED:
-            answer = worker.asked.get(payload[:4])
-            if answer is not None and not answer.done():
-                code, said = payload[4], payload[5:]
-                answer.set_result(Refusal(StatusCode(code), said.decode()) if code else said)
+        elif kind in {MessageKind.REPORTED, MessageKind.DECIDED, MessageKind.TOLD}:
+            worker.answered(kind, payload)
         elif kind == MessageKind.SPANS:
             self._spans(payload)
         elif kind == MessageKind.DECISIONS:

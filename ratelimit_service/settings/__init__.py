@@ -15,9 +15,17 @@ from ratelimit_service.settings.environment import (
 from ratelimit_service.settings.reference import REFERENCE, Treatment, Variable
 from ratelimit_service.settings.setting import Setting
 from ratelimit_service.settings.translation import from_reference
-from ratelimit_service.settings.values import duration_text, parse_duration, split_pairs
+from ratelimit_service.settings.values import (
+    ADMIN_ADDRESS_BY_DEFAULT,
+    DEFAULT_ADMIN,
+    duration_text,
+    parse_duration,
+    split_pairs,
+)
 
 __all__ = [
+    "ADMIN_ADDRESS_BY_DEFAULT",
+    "DEFAULT_ADMIN",
     "HANDOVER",
     "REFERENCE",
     "Setting",

@@ -13,7 +13,10 @@ from ratelimit_service.model import Body, FailurePolicy, HeaderSet
 from ratelimit_service.settings.setting import Group, Setting, declared_in
 from ratelimit_service.settings.values import (
     ADDRESS,
+    ADMIN_ADDRESS,
+    ADMIN_ADDRESS_BY_DEFAULT,
     COUNT,
+    DEFAULT_ADMIN,
     DURATION,
     FAILURE_POLICY,
     FILE,
@@ -47,6 +50,7 @@ _ANSWERS = Group("Answers")
 _GRPC = Group("gRPC")
 _TLS = Group("TLS on the gRPC port")
 _HTTP = Group("HTTP")
+_ADMIN = Group("Admin listener")
 _EXPORTS = Group("Debug port, and metrics elsewhere than at /metrics")
 _OTEL = Group("OpenTelemetry")
 _DECISION_LOG = Group("Decision log")
@@ -244,6 +248,20 @@ class Settings:
         "A PEM file: the certificate of the HTTP port, with its chain. Without it no TLS.",
     )
     http_tls_key: str = _HTTP.setting("", FILE, "A PEM file: its key.")
+
+    admin: str = _ADMIN.setting(
+        DEFAULT_ADMIN,
+        ADMIN_ADDRESS,
+        "Where those who run the service see and change what it does; unix:PATH for a Unix "
+        f"socket, none for nowhere. The default is {ADMIN_ADDRESS_BY_DEFAULT}; if that is taken, "
+        "the service runs on without.",
+    )
+    admin_hosts: str = _ADMIN.setting(
+        "",
+        NAMES,
+        "Public names by which they reach it, beside addresses and names of a private network; "
+        "* for any.",
+    )
 
     debug: str = _EXPORTS.setting(
         "",

@@ -13,7 +13,10 @@ from ratelimit_service.settings.addresses import split_address, unix_path
 
 __all__ = [
     "ADDRESS",
+    "ADMIN_ADDRESS",
+    "ADMIN_ADDRESS_BY_DEFAULT",
     "COUNT",
+    "DEFAULT_ADMIN",
     "DURATION",
     "FAILURE_POLICY",
     "FILE",
@@ -119,6 +122,13 @@ def _address(text: str) -> str:
 
 def _address_or_nothing(text: str) -> str:
     return _address(text) if text else ""
+
+
+def _admin_address(text: str) -> str:
+    """Empty for none."""
+    if text in {"", "none"}:
+        return ""
+    return text if text == DEFAULT_ADMIN else _grpc_address(text)
 
 
 def _grpc_address(text: str) -> str:
@@ -245,7 +255,12 @@ def is_on(environ: Mapping[str, str], name: str) -> bool:
     return _switch(checked(name, environ.get(name) or "false", _switch))
 
 
+DEFAULT_ADMIN = "default"
+"""The value of an admin address that nobody has asked for: it stands for the one below."""
+ADMIN_ADDRESS_BY_DEFAULT = "127.0.0.1:8082"
+
 ADDRESS = ValueType("HOST:PORT", _address)
+ADMIN_ADDRESS = ValueType("HOST:PORT", _admin_address, lambda text: text or "none")
 OPTIONAL_ADDRESS = ValueType("HOST:PORT", _address_or_nothing)
 """Empty for none."""
 COUNT = ValueType("N", _count)

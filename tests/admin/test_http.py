@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ratelimit_service import listening
-from ratelimit_service.admin import Admin
+from ratelimit_service.admin import HttpPort
 from ratelimit_service.errors import TransportError
 from ratelimit_service.health import Phase
 from ratelimit_service.metrics import Metrics, Sources
@@ -38,7 +38,7 @@ class Site:
         metrics = Metrics(
             Sources(asking.stats, asking.health, lambda: asking.rules.snapshot, lambda: 7)
         )
-        self.admin = Admin(
+        self.admin = HttpPort(
             settings,
             asking.service.decide,
             asking.health,

@@ -252,8 +252,13 @@ def test_a_misspelt_name_is_one_line(rules: Path) -> None:
 
 def test_port_in_use(rules: Path, service: ServiceProcess) -> None:
     """A port that is taken is told with the flag that names another."""
-    for flag, port in (("--grpc", service.grpc_port), ("--http", service.http_port)):
-        addresses = {"--grpc": "127.0.0.1:0", "--http": "127.0.0.1:0", flag: f"127.0.0.1:{port}"}
+    ports = {
+        "--grpc": service.grpc_port,
+        "--http": service.http_port,
+        "--admin": service.admin_port,
+    }
+    for flag, port in ports.items():
+        addresses = dict.fromkeys(ports, "127.0.0.1:0") | {flag: f"127.0.0.1:{port}"}
         flags = [word for pair in addresses.items() for word in pair]
 
         ran = Ran("serve", "--rules", str(rules), *flags)

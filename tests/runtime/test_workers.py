@@ -429,8 +429,9 @@ def test_rolling_restart(two: ServiceProcess) -> None:
     """All workers are replaced under load, no call fails, counts go on, the pid stays."""
     before = processes(two)
     assert before["pid"] == two.pid
-    with Load(two) as load:
-        wait_until(lambda: load.calls > 100, "calls")
+    admin = f"http://127.0.0.1:{two.admin_port}/processes"
+    with Load(two) as load, Reader(admin) as reader:
+        wait_until(lambda: load.calls > 100 and reader.pages > 2, "calls")
 
         restarts = [restart(two) for _ in range(2)]
 
@@ -441,6 +442,9 @@ def test_rolling_restart(two: ServiceProcess) -> None:
         assert len(replaced) == 2
         assert last == f"restarted: version {__version__}"
     assert load.failures == []
+    assert reader.failures == []
+    told = json.loads(two.admin("/processes").text)["deciding"]
+    assert sorted(each["pid"] for each in told) == sorted(pids(two))
     assert after["pid"] == before["pid"]
     assert after["restarts"] == 2
     assert not set(pids(two)) & {worker["pid"] for worker in before["workers"]}

@@ -46,8 +46,10 @@ class ServiceProcess:
     ) -> None:
         self.grpc_port = free_port()
         self.http_port = free_port()
+        self.admin_port = free_port()
         command = [COMMAND, "serve", "--grpc", f"127.0.0.1:{self.grpc_port}"]
-        command += ["--http", f"127.0.0.1:{self.http_port}", "--store-timeout", "5s", *flags]
+        command += ["--http", f"127.0.0.1:{self.http_port}", "--store-timeout", "5s"]
+        command += ["--admin", f"127.0.0.1:{self.admin_port}", *flags]
         merged = {**os.environ, **environment} if environment else None
         self._process = Process(command, directory / f"service-{self.grpc_port}.log", merged)
 
@@ -73,6 +75,10 @@ class ServiceProcess:
 
     def get(self, path: str) -> HTTPAnswer:
         return http(f"http://127.0.0.1:{self.http_port}{path}")
+
+    def admin(self, path: str) -> HTTPAnswer:
+        """What the admin listener says."""
+        return http(f"http://127.0.0.1:{self.admin_port}{path}")
 
     def decide(self, domain: str, hits: int = 1, /, **entries: str) -> HTTPAnswer:
         """One decision over /json."""

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from ratelimit_service import listening
-from ratelimit_service.admin import Admin
+from ratelimit_service.admin import HttpPort
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.health import Health
 from ratelimit_service.metrics import Metrics, Sources
@@ -212,7 +212,7 @@ async def test_json_goes_on(asking: Asking, broken: Broken, seam: str) -> None:
     metrics = Metrics(
         Sources(asking.stats, asking.health, lambda: asking.rules.snapshot, lambda: 0)
     )
-    admin = Admin(
+    admin = HttpPort(
         asking.settings,
         asking.service.decide,
         asking.health,

@@ -1,0 +1,26 @@
+"""`/processes` and `/health`: what runs, and how well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ratelimit_service.admin.route import AdminRequest, Operating, Route
+
+__all__ = ["routes"]
+
+
+def routes(operating: Operating) -> Iterator[Route]:
+    """The routes of this file."""
+
+    async def processes(_: AdminRequest) -> object:
+        return {
+            "supervisor": operating.processes(),
+            "deciding": await operating.ask_all("process"),
+        }
+
+    async def health(_: AdminRequest) -> object:
+        found = operating.health
+        return {"serving": found.serving, "phase": found.phase, "faults": found.faults}
+
+    yield Route("GET", "/processes", "the processes, and what each holds", processes)
+    yield Route("GET", "/health", "whether requests are served, and what is degraded", health)

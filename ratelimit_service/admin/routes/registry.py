@@ -1,0 +1,21 @@
+"""All routes of the admin listener: a line for each file here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ratelimit_service.admin.route import Operating, Route
+from ratelimit_service.admin.routes import processes, rules
+
+__all__ = ["routes"]
+
+_GROUPS = (
+    processes.routes,
+    rules.routes,
+)
+
+
+def routes(operating: Operating) -> Iterator[Route]:
+    """Every route."""
+    for group in _GROUPS:
+        yield from group(operating)

@@ -1,0 +1,99 @@
+"""The admin listener's port: opened, served, and left to the next program."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Sequence
+
+from ratelimit_service import listening
+from ratelimit_service.admin import AdminListener, Operating
+from ratelimit_service.errors import TransportError
+from ratelimit_service.runtime.channel import sockets
+from ratelimit_service.runtime.signals import log
+from ratelimit_service.settings import ADMIN_ADDRESS_BY_DEFAULT, DEFAULT_ADMIN, Settings
+
+__all__ = ["AdminPort", "check_admin_free"]
+
+_KIND = "admin"
+
+
+def check_admin_free(settings: Settings) -> None:
+    """Raises TransportError if an address that was asked for cannot be opened; opens none."""
+    if settings.admin not in {"", DEFAULT_ADMIN}:
+        listening.check_free(settings.admin, _KIND)
+
+
+class AdminPort:
+    """The port where the settings say; it is open from `start` to `stop`."""
+
+    def __init__(self, operating: Operating) -> None:
+        self._settings = operating.settings
+        self._listener = AdminListener(operating)
+        self._sockets: list[socket.socket] = []
+        """What listens: of the former program until `start`, then our own."""
+        self._left = False
+
+    def inherit(self, former: Sequence[int]) -> None:
+        """Takes over the port that a former program of this process has left open."""
+        self._sockets = sockets(former)
+
+    def leave(self) -> list[socket.socket]:
+        """The port for the next program. It stays open when this one stops."""
+        self._left = True
+        return [each.dup() for each in self._sockets]
+
+    async def start(self) -> None:
+        """Opens the port and answers there.
+
+        If the default is taken, the log says so. Raises TransportError if an address that was
+        asked for is.
+        """
+        inherited, self._sockets = self._sockets, []
+        if not self._settings.admin:
+            for each in inherited:
+                each.close()
+            return
+        self._sockets = inherited or self._opened()
+        if self._sockets:
+            await self._listener.start(self._sockets)
+
+    async def stop(self) -> None:
+        """Closes the port. A second call does nothing."""
+        listened, self._sockets = self._sockets, []
+        if listened:
+            if not self._left:
+                listening.unlink(listened)
+            await self._listener.close()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """From start to stop."""
+        await self.start()
+        try:
+            yield
+        finally:
+            await self.stop()
+
+    @property
+    def told(self) -> str:
+        """Where it is and for whom, for the announcement; empty if it is not open."""
+        if not self._sockets:
+            return ""
+        port = listening.port_of(self._sockets)
+        at = f"{self._address.rpartition(':')[0]}:{port}" if port else self._address
+        return f"{at}, for callers on this machine"
+
+    @property
+    def _address(self) -> str:
+        asked = self._settings.admin
+        return ADMIN_ADDRESS_BY_DEFAULT if asked == DEFAULT_ADMIN else asked
+
+    def _opened(self) -> list[socket.socket]:
+        try:
+            return listening.listen(self._address, _KIND)
+        except TransportError as error:
+            if self._settings.admin != DEFAULT_ADMIN:
+                raise
+            log.warning("the service runs without an admin listener: %s", error)
+            return []

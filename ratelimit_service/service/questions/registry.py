@@ -1,0 +1,12 @@
+"""All questions, by name: a file each."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ratelimit_service.service.questions import process
+from ratelimit_service.service.questions.question import Question
+
+__all__ = ["QUESTIONS"]
+
+QUESTIONS: Final[dict[str, Question]] = {each.name: each for each in (process.QUESTION,)}

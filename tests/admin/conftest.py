@@ -1,0 +1,111 @@
+"""An admin listener over a service in the test's own process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service import listening
+from ratelimit_service.admin import AdminListener, Here, Operating
+from ratelimit_service.health import Phase
+from ratelimit_service.metrics import Sources
+from ratelimit_service.service.questions import Deciding
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores import Store
+from ratelimit_service.stores.memory import MemoryStore
+from tests.servers.service import HTTPAnswer, http
+from tests.service.asking import Asking
+
+RULES = """
+domain: edge
+descriptors:
+  - {key: user, rate_limit: {unit: day, requests_per_unit: 2}}
+"""
+
+
+class AdminSite:
+    """A running admin listener; `asking` is the service that it is of."""
+
+    def __init__(self, directory: Path, settings: Settings, rules: str, at: str) -> None:
+        self.asking = asking = Asking(directory, rules, settings=settings)
+        self._at = at
+        self.operating = Operating(
+            settings,
+            lambda: asking.rules.snapshot,
+            asking.stats,
+            asking.health,
+            Here(self._deciding(asking)),
+            Sources(asking.stats, asking.health, lambda: asking.rules.snapshot),
+            _nothing,
+            lambda: {"pid": 7, "workers": []},
+        )
+        self.listener = AdminListener(self.operating)
+
+    def _deciding(self, asking: Asking) -> Deciding:
+        store: Store = MemoryStore(1_000, asking.stats, asking.health, asking.clock)
+        asking.service = asking.served_by(store, asking.settings)
+        return Deciding(
+            asking.settings,
+            asking.service,
+            store,
+            lambda: asking.rules.snapshot,
+            asking.stats,
+            asking.health,
+            lambda: 0,
+            lambda _: "",
+        )
+
+    async def start(self) -> None:
+        sockets = listening.listen(self._at, "admin")
+        self.port = listening.port_of(sockets)
+        await self.listener.start(sockets)
+        self.asking.health.enter(Phase.SERVING)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def ask(self, path: str, body: object = None, **headers: str) -> HTTPAnswer:
+        """GET, or POST if there is a body; `X_Name="a"` is the header `X-Name: a`."""
+        named = {key.replace("_", "-"): value for key, value in headers.items()}
+        return await asyncio.to_thread(http, f"{self.url}{path}", body, named)
+
+    async def told(self, path: str, body: object = None, **headers: str) -> object:
+        """What was answered, if that is 200."""
+        answer = await self.ask(path, body, **headers)
+        assert answer.status == 200, answer.text
+        found: object = json.loads(answer.text)
+        return found
+
+
+async def _nothing() -> None: ...
+
+
+StartSite = Callable[..., Awaitable[AdminSite]]
+
+
+@pytest.fixture
+async def start_site(tmp_path: Path) -> AsyncIterator[StartSite]:
+    """Starts listeners with settings."""
+    async with AsyncExitStack() as stack:
+
+        async def start(
+            settings: Settings | None = None, rules: str = RULES, at: str = "127.0.0.1:0"
+        ) -> AdminSite:
+            site = AdminSite(tmp_path, settings or Settings(), rules, at)
+            await site.start()
+            stack.push_async_callback(site.listener.close)
+            return site
+
+        yield start
+
+
+@pytest.fixture
+async def admin(start_site: StartSite) -> AdminSite:
+    """A listener with settings as they are by default."""
+    return await start_site()
