@@ -11,7 +11,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 COMPILED = """
-    clock observer
+    clock observer sketches
     model/request model/hit model/step model/algorithm model/decision model/limit
     model/network model/schedule
     algorithms/*
@@ -22,7 +22,7 @@ COMPILED = """
     stores/redis/give_back stores/redis/debts
     stores/redis/server stores/redis/batches stores/redis/shard stores/redis/connection
     stores/redis/store
-    limiter/compiled limiter/compiler limiter/plan limiter/statuses
+    limiter/callers limiter/compiled limiter/compiler limiter/plan limiter/statuses
     limiter/additions/* limiter/answer limiter/tally
     wire/request wire/response
     service/refusal service/faults service/asked service/memo service/planning

@@ -2,6 +2,7 @@
 
 from ratelimit_service.limiter.additions import Said, Told, say
 from ratelimit_service.limiter.answer import Plain, answer, plain
+from ratelimit_service.limiter.callers import RuleCallers, Seen, TopCallers
 from ratelimit_service.limiter.compiled import CompiledRule, Plan
 from ratelimit_service.limiter.ground import DecidedBy, Ground, ground_of
 from ratelimit_service.limiter.plan import LEASE_BYTES, Planner, PlanTemplate, unasked
@@ -16,8 +17,11 @@ __all__ = [
     "Plan",
     "PlanTemplate",
     "Planner",
+    "RuleCallers",
     "Said",
+    "Seen",
     "Told",
+    "TopCallers",
     "answer",
     "ground_of",
     "plain",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ratelimit_service.algorithms import denying
+from ratelimit_service.limiter.callers import TopCallers
 from ratelimit_service.limiter.compiled import Kind, Plan
 from ratelimit_service.limiter.statuses import Shown, by_policy, shown
 from ratelimit_service.model import Outcome
@@ -15,16 +16,25 @@ from ratelimit_service.stores import Settled, Verdict
 __all__ = ["tally", "tally_plain", "tally_within"]
 
 
-def tally_within(plans: Sequence[Plan], outcomes: Sequence[Outcome]) -> None:
+def tally_within(
+    plans: Sequence[Plan], outcomes: Sequence[Outcome], callers: TopCallers | None = None
+) -> None:
     """The short way for usual descriptors of which none was over."""
-    for place, (rule, addend, _) in enumerate(plans):
+    for place, planned in enumerate(plans):
+        rule, addend, _ = planned
         tally = rule.tally
         if tally is not None:
             tally.hits += addend
             tally.within += addend
             remaining = outcomes[place][1]
             if remaining < rule.near_remaining:
-                tally.near += min(addend, rule.near_remaining - remaining)
+                near = min(addend, rule.near_remaining - remaining)
+                tally.near += near
+                if callers is not None:
+                    callers.skip -= 1
+                    if callers.skip < 0:
+                        limit = rule.limits[0]
+                        callers.near(planned, limit[0], limit[1].limit, near, remaining)
 
 
 def tally_plain(
@@ -32,6 +42,7 @@ def tally_plain(
     settled: Settled,
     stats: Stats,
     times: int = 1,
+    callers: TopCallers | None = None,
 ) -> None:
     """The short way of `tally`, for usual descriptors; adds so many such requests."""
     outcomes, verdict, _, _ = settled
@@ -44,7 +55,7 @@ def tally_plain(
             spoken = Shown(rule.limits[0], outcome) if outcome is not None else None
             if times > 1:
                 planned = planned._replace(addend=planned.addend * times)  # noqa: PLW2901
-            _add(planned, spoken, rule.tally)
+            _add(planned, spoken, rule.tally, callers)
 
 
 def tally(
@@ -53,6 +64,7 @@ def tally(
     verdict: Verdict,
     stats: Stats,
     settings: Settings,
+    callers: TopCallers | None = None,
 ) -> None:
     """Adds an answered request to its rules' tallies and the process's stats."""
     stats.decisions["ok" if verdict.passes else "over_limit"] += 1
@@ -65,7 +77,7 @@ def tally(
             stats.not_addresses += 1
         spoken = shown(planned, each)
         if rule.tally is not None:
-            _add(planned, spoken, rule.tally)
+            _add(planned, spoken, rule.tally, callers)
         if by_policy(planned, spoken):
             stats.policy_decisions[rule.policy] += 1
         if spoken is not None and not planned.refund:
@@ -74,8 +86,11 @@ def tally(
         stats.global_shadow_mode += 1
 
 
-def _add(planned: Plan, spoken: Shown | None, tally: Tally) -> None:
-    """Adds one descriptor to a tally; several limits count as the one that speaks for them."""
+def _add(planned: Plan, spoken: Shown | None, tally: Tally, callers: TopCallers | None) -> None:
+    """Adds one descriptor to a tally, and to its rule's callers if it was over or near.
+
+    Several limits count as the one that speaks for them.
+    """
     rule, hits, _ = planned
     if rule.kind is Kind.UNLIMITED:
         tally.hits += hits
@@ -96,11 +111,20 @@ def _add(planned: Plan, spoken: Shown | None, tally: Tally) -> None:
         tally.over += hits - room
         before = limit - outcome.remaining
         tally.near += room and limit - max(compiled.near_limit, before)
+        if callers is not None and hits > room:
+            callers.skip -= 1
+            if callers.skip < 0:
+                callers.over(planned, compiled.limit, limit, hits - room)
         if rule.declared and rule.declared.shadow_mode:
             tally.shadow += hits - room
     elif outcome.charged < hits:
         tally.uncharged += hits
     else:
         tally.within += hits
-        above = limit - outcome.remaining - compiled.near_limit
-        tally.near += max(0, min(hits, above))
+        near = min(hits, limit - outcome.remaining - compiled.near_limit)
+        if near > 0:
+            tally.near += near
+            if callers is not None:
+                callers.skip -= 1
+                if callers.skip < 0:
+                    callers.near(planned, compiled.limit, limit, near, outcome.remaining)

@@ -18,8 +18,8 @@ from ratelimit_service.replay.report import (
     RuleReport,
     moment,
 )
-from ratelimit_service.replay.sketches import Frequent
 from ratelimit_service.replay.text import changed, headline, part, suggested
+from ratelimit_service.sketches import Frequent
 from ratelimit_service.text import printable
 
 __all__ = ["page_of"]

@@ -14,7 +14,7 @@ from ratelimit_service.limiter import CompiledRule, Plan, unasked
 from ratelimit_service.limiter.compiled import Kind
 from ratelimit_service.model import MINUTE_US, Code, Descriptor, Hit, Mode, Request
 from ratelimit_service.replay.recorded import Recorded
-from ratelimit_service.replay.sketches import CallerSample, TopNames, place_of
+from ratelimit_service.replay.sketches import CallerSample, place_of
 from ratelimit_service.replay.timeline import Timeline
 from ratelimit_service.replay.use import SAMPLE, TOP_NAMES, Caller, RuleUse
 from ratelimit_service.rules.explain import limit_text
@@ -23,6 +23,7 @@ from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.simulation.world import World
+from ratelimit_service.sketches import TopNames
 from ratelimit_service.stores import Settled, Verdict
 
 __all__ = ["MAX_COUNTERS", "Replay", "SideChanges", "Trace"]
@@ -226,7 +227,7 @@ class SideChanges:
 
     def __init__(self) -> None:
         self.requests = 0
-        self.names = TopNames(TOP_NAMES)
+        self.names = TopNames[str](TOP_NAMES)
         self.callers = CallerSample[str](SAMPLE)
 
     def note(self, met: _Met | None) -> None:

@@ -15,10 +15,10 @@ from ratelimit_service.limiter.compiled import Kind
 from ratelimit_service.model import Mode
 from ratelimit_service.replay.findings import Finding, Suggestion, findings_of, suggestions
 from ratelimit_service.replay.play import Replay, SideChanges, Trace
-from ratelimit_service.replay.sketches import Frequent, TopNames
 from ratelimit_service.replay.timeline import Span, Timeline
 from ratelimit_service.replay.use import LimitUse, RuleUse
 from ratelimit_service.rules.explain import limit_text
+from ratelimit_service.sketches import Frequent, TopNames
 
 __all__ = [
     "DEMAND_BOUNDS",
@@ -318,7 +318,7 @@ def _changed(use: RuleUse) -> ChangeReport:
     return ChangeReport(use.changed.total, use.changed_callers.distinct(), _top(use.changed))
 
 
-def _top(names: TopNames) -> tuple[Frequent, ...]:
+def _top(names: TopNames[str]) -> tuple[Frequent, ...]:
     return tuple(names.top(_TOP))
 
 

@@ -1,6 +1,7 @@
-"""What is known of callers, however many there are, in bounded memory.
+"""A sample of callers, however many there are, in bounded memory.
 
-What must not live here: what a caller is, and what is noted of one (`use`).
+What must not live here: what a caller is, what is noted of one (`use`), and which came most often
+(`ratelimit_service.sketches`).
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, TypeVar
 
-__all__ = ["CallerSample", "Frequent", "TopNames", "place_of"]
+__all__ = ["CallerSample", "place_of"]
 
 _T = TypeVar("_T")
 
@@ -71,58 +72,3 @@ class CallerSample(Generic[_T]):
         if self.exact:
             return len(self._kept)
         return len(self._kept) * _PLACES // self._bound
-
-
-class Frequent(NamedTuple):
-    """A name, and how often it came: at most `times`, and at least `times - error`."""
-
-    name: str
-    times: int
-    error: int
-
-
-class TopNames:
-    """The names that come most often, by the Space-Saving algorithm (Metwally et al., 2005).
-
-    It holds `most` names. After N additions no count is more than N / most too high, and every
-    name that came more often than that is in it. Up to `most` different names it is exact.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._counts: dict[str, tuple[int, int]] = {}
-        self._by_count: dict[int, dict[str, None]] = {}
-        """The names of each count; those that came last stand last."""
-        self._least = 0
-        self.total = 0
-        """How many additions there were."""
-
-    def add(self, name: str) -> None:
-        """Counts a name once more."""
-        self.total += 1
-        known = self._counts.get(name)
-        if known is not None:
-            count, error = known
-            self._leave(name, count)
-        elif len(self._counts) < self._most:
-            count = error = 0
-        else:
-            count = error = self._least
-            gone = next(iter(self._by_count[count]))
-            del self._counts[gone]
-            self._leave(gone, count)
-        self._counts[name] = count + 1, error
-        self._by_count.setdefault(count + 1, {})[name] = None
-        if count + 1 < self._least or self._least not in self._by_count:
-            self._least = count + 1
-
-    def _leave(self, name: str, count: int) -> None:
-        names = self._by_count[count]
-        del names[name]
-        if not names:
-            del self._by_count[count]
-
-    def top(self, number: int) -> list[Frequent]:
-        """The most frequent, in order; those of the same count by name."""
-        known = [Frequent(name, *counts) for name, counts in self._counts.items()]
-        return heapq.nsmallest(number, known, key=lambda each: (-each.times, each.name))

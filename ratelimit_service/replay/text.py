@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ratelimit_service.replay.report import ChangeReport, LimitReport, Report, RuleReport
-from ratelimit_service.replay.sketches import Frequent
+from ratelimit_service.sketches import Frequent
 
 __all__ = ["frequent", "headline", "lines_of", "part", "suggested"]
 

@@ -11,8 +11,9 @@ from typing import Final
 from ratelimit_service.algorithms import ALGORITHMS, capacity_of, spec_of
 from ratelimit_service.limiter import CompiledRule
 from ratelimit_service.model import CounterSpec, Hit, Limit, Outcome, State
-from ratelimit_service.replay.sketches import CallerSample, TopNames
+from ratelimit_service.replay.sketches import CallerSample
 from ratelimit_service.replay.timeline import Timeline
+from ratelimit_service.sketches import TopNames
 
 __all__ = ["SAMPLE", "TOP_NAMES", "Caller", "LimitUse", "RuleUse"]
 
@@ -103,10 +104,10 @@ class RuleUse:
         self.held_back = 0
         """It had room, but another rule denied the request."""
         self.callers = CallerSample[Caller](SAMPLE)
-        self.deniers = TopNames(TOP_NAMES)
+        self.deniers = TopNames[str](TOP_NAMES)
         """Who was denied or, by a shadow, would have been."""
         self.timeline = Timeline()
-        self.changed = TopNames(TOP_NAMES)
+        self.changed = TopNames[str](TOP_NAMES)
         """Who changes side where this rule decides."""
         self.changed_callers = CallerSample[str](SAMPLE)
 

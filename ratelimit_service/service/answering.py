@@ -49,6 +49,8 @@ class Answering:
         self._stats = stats
         self._faults = faults
         self._rare_log = rare_log
+        self.callers: limiter.TopCallers | None = None
+        """Who hears of callers that are over or near their limits."""
 
     def answer(self, asked: Asked | Answer, settled: Settled) -> Answer:
         """Answers one request and tallies it; what was answered without a plan stays so."""
@@ -64,7 +66,7 @@ class Answering:
                     answer += wire.encode_additions(
                         said.response_headers, said.request_headers, said.body, said.metadata
                     )
-                limiter.tally_within(asked.plans, within)
+                limiter.tally_within(asked.plans, within, self.callers)
                 self._stats.decisions["ok"] += 1
                 return answer
             refusal = _REFUSED.get(verdict)
@@ -80,7 +82,7 @@ class Answering:
                 asked.request, asked.plans, each, settled, self._settings, asked.lease
             )
             answer = wire.encode_decision(decision)
-            limiter.tally(asked.plans, each, verdict, self._stats, self._settings)
+            limiter.tally(asked.plans, each, verdict, self._stats, self._settings, self.callers)
             if decision.metadata and "by_policy" in decision.metadata:
                 self._rare_log.by_policy()
         except Exception as error:
@@ -118,7 +120,7 @@ class Answering:
         answer = wire.encode_plain(
             verdict.passes, found.statuses, limits, outcomes, found.by_policy, additions
         )
-        limiter.tally_plain(asked.plans, settled, self._stats)
+        limiter.tally_plain(asked.plans, settled, self._stats, 1, self.callers)
         if found.by_policy:
             self._rare_log.by_policy()
         return answer

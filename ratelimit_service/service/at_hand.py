@@ -41,10 +41,17 @@ class AtHand:
     """Answers by the bytes of their requests."""
 
     def __init__(
-        self, stats: Stats, tell: Callable[[DecisionRecord, int], None] | None = None
+        self,
+        stats: Stats,
+        tell: Callable[[DecisionRecord, int], None] | None = None,
+        callers: limiter.TopCallers | None = None,
     ) -> None:
-        """`tell` hears how often an answer was given, if that has a record."""
+        """`tell` hears how often an answer was given, if that has a record.
+
+        `callers` are those of all rules, to which who was over is added.
+        """
         self._tell = tell
+        self._callers = callers
         self._stats = stats
         self._answers: dict[bytes, Ready] = {}
         self._since_us = 0
@@ -69,9 +76,12 @@ class AtHand:
         return given
 
     def _tally(self) -> None:
-        for ready in self._answers.values():
+        callers = self._callers
+        for body, ready in self._answers.items():
             if ready.times:
-                limiter.tally_plain(ready.plans, ready.settled, self._stats, ready.times)
+                limiter.tally_plain(ready.plans, ready.settled, self._stats, ready.times, callers)
+                if callers is not None and callers.unnamed:
+                    callers.name(body, ready.plans)
                 self._stats.latency.add(0, ready.times)
                 self._given += ready.times
                 if ready.record is not None and self._tell is not None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ratelimit_service.clock import Clock, elapsed_us, now_us
+from ratelimit_service.limiter import TopCallers
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Snapshot
@@ -64,7 +65,10 @@ class Service:
         rare_log = RareLog()
         self._planning = Planning(settings, stats, self._faults, rare_log)
         self._answering = Answering(settings, stats, self._faults, rare_log)
-        self.at_hand = AtHand(stats, self._tell_at_hand)
+        self.callers = None if settings.no_callers else TopCallers()
+        """Who is over, near or busy, for whoever takes it every few seconds."""
+        self._answering.callers = self.callers
+        self.at_hand = AtHand(stats, self._tell_at_hand, self.callers)
         """Answers for when there is no time."""
         self._decisions = DecisionLog.if_wanted()
         self.listener: Listener | None = None
@@ -170,8 +174,31 @@ class Service:
             self._fail(batch, error)
         else:
             self._tell(batch, answers)
+            callers = self.callers
+            if callers is not None:
+                callers.until -= batch.size
+                if callers.until < 0 or callers.unnamed:
+                    self._note_callers(batch, callers)
             if self.listener is not None or batch.traced:
                 self._record(batch, found, answers, took_us)
+
+    def _note_callers(self, batch: _Batch, callers: TopCallers) -> None:
+        """Adds those of a batch that are of the sample, and says who has no name yet."""
+        try:
+            place = batch.size + callers.until
+            while place < batch.size:
+                asked = batch.asked[place]
+                place += callers.sample(asked.plans if isinstance(asked, Asked) else ())
+            callers.until = place - batch.size
+            if callers.unnamed:
+                for place, asked in enumerate(batch.asked):
+                    if isinstance(asked, Asked):
+                        callers.name(batch.bodies[place], asked.plans)
+                callers.unnamed.clear()
+        except Exception as error:
+            callers.until = 0
+            callers.unnamed.clear()
+            self._faults.note("callers could not be noted", error)
 
     def _record(
         self,

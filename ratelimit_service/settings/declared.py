@@ -144,6 +144,11 @@ class Settings:
         RATIO,
         "The share of a limit above which hits count as near it.",
     )
+    no_callers: bool = _DECISIONS.setting(
+        False,
+        SWITCH,
+        "Do not keep in mind which callers are over or near their limits (ratelimit top).",
+    )
 
     headers: str = _ANSWERS.setting(
         "none",

@@ -21,6 +21,8 @@ __all__ = [
     "SLOTS",
     "CounterNames",
     "KeyStem",
+    "entries_of",
+    "is_digest",
     "partition_of",
     "slot_of",
     "slot_of_tag",
@@ -37,6 +39,7 @@ _crc32: Final = crc32
 """A name of ours, which a compiler need not look up."""
 
 _DIGEST_BYTES: Final = 21
+_DIGEST_AT: Final = -(_DIGEST_BYTES * 4 // 3) - 1
 
 
 class CounterNames:
@@ -152,6 +155,34 @@ def slot_of(key: bytes) -> int:
 def slot_of_tag(tag: bytes) -> int:
     """The slot of all keys with this tag: CRC-16/XMODEM modulo 16,384."""
     return crc_hqx(tag, 0) & SLOTS - 1
+
+
+def is_digest(key: bytes) -> bool:
+    """Whether a key may stand for entries too long to be in it; `entries_of` knows for certain."""
+    return key[_DIGEST_AT : _DIGEST_AT + 1] == b"#"
+
+
+def entries_of(key: bytes, domain: str) -> list[tuple[str, str]] | None:
+    """What a counter of this domain counts; None if its key has only a digest of that.
+
+    A value that stands for several is shown as it is counted: a pattern, a network, or behind an
+    empty key the name of a pool.
+    """
+    name = domain.encode("utf-8", "surrogatepass")
+    begin = b":%d:%b" % (len(domain), name)
+    at = key.find(begin)
+    if at < 0:
+        return None
+    rest = key[at + len(begin) :].decode("utf-8", "replace")
+    parts: list[str] = []
+    while rest:
+        length, colon, rest = rest.partition(":")
+        if not (colon and length.isdecimal()):
+            return None
+        size = int(length)
+        parts.append(rest[:size])
+        rest = rest[size + len(parts) % 2 :]  # behind a key stands how its value is meant
+    return list(zip(parts[::2], parts[1::2], strict=True)) if len(parts) % 2 == 0 else None
 
 
 def _grouped(

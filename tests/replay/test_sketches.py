@@ -7,8 +7,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_service.replay.sketches import CallerSample, TopNames, place_of
+from ratelimit_service.replay.sketches import CallerSample, place_of
 from ratelimit_service.replay.timeline import MOST_SPANS, Timeline
+from ratelimit_service.sketches import TopNames
 
 names = st.lists(st.sampled_from("abcdefghijkl"), max_size=200)
 
@@ -19,7 +20,7 @@ def test_top_names_are_off_by_no_more_than_they_say(added: list[str], most: int)
 
     Every name that came more often than that is known.
     """
-    counted, top = Counter(added), TopNames(most)
+    counted, top = Counter(added), TopNames[str](most)
     for name in added:
         top.add(name)
 
@@ -36,7 +37,7 @@ def test_top_names_are_off_by_no_more_than_they_say(added: list[str], most: int)
 @given(names)
 def test_top_names_are_exact_while_there_are_few(added: list[str]) -> None:
     """With room for every name the counts are those of the names, in order."""
-    top = TopNames(12)
+    top = TopNames[str](12)
     for name in added:
         top.add(name)
 

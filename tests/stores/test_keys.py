@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ratelimit_service.algorithms import ALGORITHMS, DEFAULT, spec_of
 from ratelimit_service.model import SECOND_US, Anchor, Calendar, CounterSpec, Limit, Unit
-from ratelimit_service.stores.keys import CounterNames
+from ratelimit_service.stores.keys import CounterNames, entries_of, is_digest
 
 TEXT = st.text("0123:=~#{}ab*\x00é", max_size=6) | st.text(max_size=120)
 IDENTITY = st.lists(st.tuples(TEXT, TEXT, st.booleans()), max_size=4)
@@ -30,6 +30,18 @@ def test_no_two_counters_share_a_key(
 ) -> None:
     """Keys are equal exactly when domain, typed entries and window are."""
     assert (key_of(one) == key_of(other)) == (one == other)
+
+
+@given(COUNTED)
+def test_keys_tell_what_they_count(counted: tuple[str, list[tuple[str, str, bool]], int]) -> None:
+    """A key that is no digest says its entries again, however they are written."""
+    domain, identity, _ = counted
+    key = key_of(counted)
+    found = entries_of(key, domain)
+    if found is None:
+        assert is_digest(key)
+    else:
+        assert found == [(name, value) for name, value, _ in identity]
 
 
 @given(TEXT, st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4), TEXT)

@@ -1,0 +1,198 @@
+"""Who was over, near, or busy: for each rule the callers with the most hits, in bounded memory.
+
+The hot path adds to it. Somebody takes what was added every few seconds, so all of this is of a
+short stretch of time. Of such a stretch the first outcomes that are over or near are all looked at,
+and the first requests. What comes beyond is a sample, in which each stands for those that were
+passed over: it costs too much to look at everything under load. What must not live here: what is
+made of it, and for how long it is kept (`service.limited`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import randrange
+from typing import Final, NamedTuple
+
+from ratelimit_service.limiter.compiled import Plan
+from ratelimit_service.model import Limit
+from ratelimit_service.rules.tree import Rule
+from ratelimit_service.sketches import TopNames
+from ratelimit_service.stores.keys import is_digest
+
+__all__ = ["MOST_CALLERS", "MOST_RULES", "RuleCallers", "Seen", "TopCallers", "room_for"]
+
+MOST_CALLERS: Final = 32
+"""For each rule so many callers of each kind are told for certain."""
+
+MOST_RULES: Final = 512
+"""Of so many rules at a time. The callers of others are not looked at."""
+
+_LEAST_CALLERS: Final = 4
+_ROOM: Final = MOST_RULES * _LEAST_CALLERS
+"""Callers of one kind, of all rules together. Where many rules are busy each has fewer."""
+
+_MOST_NOTES: Final = 8
+"""So many times the callers of one kind have notes. More than six times cannot be known."""
+
+_MOST_BYTES: Final = 1 << 20
+"""Bytes of requests that are kept for the names of callers."""
+
+_EXACT: Final = 2_000
+"""So many outcomes that are over or near, and so many requests, are looked at before it samples."""
+
+_GAP: Final = 64
+"""From then on one of so many, on average."""
+
+
+def room_for(rules: int) -> int:
+    """How many callers of one kind each of so many rules may have."""
+    return max(_LEAST_CALLERS, min(MOST_CALLERS, _ROOM // max(1, rules)))
+
+
+class Seen(NamedTuple):
+    """A limit, and how many hits of it remained when its caller was last seen."""
+
+    limit: Limit
+    capacity: int
+    remaining: int
+
+
+class RuleCallers:
+    """The callers of one rule, by the keys of their counters of its first limit."""
+
+    __slots__ = ("hits", "near", "notes", "over")
+
+    def __init__(self, most: int) -> None:
+        self.over: TopNames[bytes] = TopNames(most)
+        self.near: TopNames[bytes] = TopNames(most)
+        self.hits: TopNames[bytes] = TopNames(most)
+        self.notes: dict[bytes, Seen] = {}
+
+    def forget(self) -> None:
+        """Drops the notes of who is not among the most any more."""
+        over, near, hits = self.over.counts, self.near.counts, self.hits.counts
+        self.notes = {
+            key: seen
+            for key, seen in self.notes.items()
+            if key in over or key in near or key in hits
+        }
+
+
+class TopCallers:
+    """The callers of all rules of this process, since they were last taken."""
+
+    def __init__(self) -> None:
+        self.rules: dict[Rule, RuleCallers] = {}
+        self.left_out = 0
+        """Hits that were not looked at, since there was no room for their rules."""
+        self.skip = 0
+        """So many outcomes that are over or near are passed over: who has one takes one off, and
+        tells it if that is below 0."""
+        self.until = 0
+        """So many requests are passed over, in the same way."""
+        self.unnamed: set[bytes] = set()
+        """Keys of the batch at hand that do not tell what they count, since they are digests."""
+        self.bodies: dict[bytes, tuple[bytes, int]] = {}
+        """For these a request that charges them, and the place of its descriptor."""
+        self._bytes = 0
+        self._outcomes = self._requests = _EXACT
+        """So many are still to be looked at one by one."""
+        self._outcome_weight = self._request_weight = 1
+        """The next one that is looked at stands for so many."""
+        self._most = MOST_CALLERS
+
+    def clear(self) -> None:
+        """Begins another stretch of time, with nobody in it."""
+        self.rules, self.bodies, self.left_out = {}, {}, 0
+        self._bytes, self._most = 0, MOST_CALLERS
+        self._outcomes = self._requests = _EXACT
+
+    def over(self, planned: Plan, limit: Limit, capacity: int, hits: int) -> None:
+        """Adds hits that were over their limit, if `skip` is below 0."""
+        hits *= self._next_outcome()
+        found = self._of(planned.rule.declared, hits)
+        if found is not None:
+            key = planned.hits[0][0]
+            found.over.add(key, hits)
+            self._note(found, key, Seen(limit, capacity, 0))
+
+    def near(self, planned: Plan, limit: Limit, capacity: int, hits: int, remaining: int) -> None:
+        """Adds hits that passed, but were near their limit, if `skip` is below 0."""
+        hits *= self._next_outcome()
+        found = self._of(planned.rule.declared, hits)
+        if found is not None:
+            key = planned.hits[0][0]
+            found.near.add(key, hits)
+            self._note(found, key, Seen(limit, capacity, remaining))
+
+    def sample(self, plans: Sequence[Plan]) -> int:
+        """Adds a request of the sample; returns how far it is to the next one."""
+        weight = self._request_weight
+        for rule, addend, charged in plans:
+            if charged and not charged[0].refund:
+                hits = addend * weight
+                found = self._of(rule.declared, hits)
+                if found is not None:
+                    key = charged[0].key
+                    found.hits.add(key, hits)
+                    if key not in found.notes:
+                        limit = rule.limits[0]
+                        self._note(found, key, Seen(limit.limit, limit.spec.limit, -1))
+        if self._requests:
+            self._requests -= 1
+            self._request_weight = 1
+            return 1
+        self._request_weight = _GAP
+        return randrange(1, 2 * _GAP)  # noqa: S311 -- no secret
+
+    def name(self, body: bytes, plans: Sequence[Plan]) -> None:
+        """Hears of a request that may charge counters which are still `unnamed`."""
+        for place, planned in enumerate(plans):
+            if planned.hits and planned.hits[0].key in self.unnamed:
+                key = planned.hits[0].key
+                self.unnamed.discard(key)
+                if self._bytes + len(body) <= _MOST_BYTES:
+                    self._bytes += len(body)
+                    self.bodies[key] = body, place
+
+    def _next_outcome(self) -> int:
+        """For how many this outcome stands; says how many are passed over before the next."""
+        weight = self._outcome_weight
+        if self._outcomes:
+            self._outcomes -= 1
+            self._outcome_weight = 1
+            self.skip = 0
+        else:
+            self._outcome_weight = _GAP
+            self.skip = randrange(2 * _GAP - 1)  # noqa: S311 -- no secret
+        return weight
+
+    def _note(self, found: RuleCallers, key: bytes, seen: Seen) -> None:
+        """Notes how a caller stands."""
+        notes = found.notes
+        if key not in notes and is_digest(key) and key not in self.bodies:
+            self.unnamed.add(key)
+        notes[key] = seen
+        if len(notes) > _MOST_NOTES * found.over.most:
+            found.forget()
+
+    def _of(self, rule: Rule | None, hits: int) -> RuleCallers | None:
+        """The callers of a rule; None if there is no room for it.
+
+        A limit that a caller brings is no rule's.
+        """
+        if rule is None:
+            return None
+        found = self.rules.get(rule)
+        if found is None:
+            rules = len(self.rules)
+            if rules >= MOST_RULES:
+                self.left_out += hits
+                return None
+            most = room_for(rules + 1)
+            if most < self._most:
+                self._most = most
+                for each in self.rules.values():
+                    each.over.most = each.near.most = each.hits.most = most
+            found = self.rules[rule] = RuleCallers(most)
+        return found
