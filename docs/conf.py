@@ -27,7 +27,16 @@ SOURCE = PROJECT["urls"]["Source"]
 NAVIGATION = {
     "Start here": ["tutorial"],
     "How to": ["policies", "testing-rules", "shipping-rules", "replay", "migration"],
-    "Reference": ["rules", "algorithms", "settings", "cli", "metrics", "decision-log", "xds"],
+    "Reference": [
+        "rules",
+        "algorithms",
+        "settings",
+        "cli",
+        "metrics",
+        "decision-log",
+        "overrides",
+        "xds",
+    ],
     "Operate": ["operations", "kubernetes", "redis", "traces"],
     "Inside": ["architecture", "benchmarks", "clients", "changelog"],
 }

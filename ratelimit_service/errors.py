@@ -11,6 +11,7 @@ from enum import IntEnum
 
 __all__ = [
     "BadRequestError",
+    "OverrideError",
     "PolicyError",
     "RateLimitError",
     "RulesError",
@@ -66,6 +67,10 @@ class BadRequestError(RateLimitError):
         super().__init__(message)
         self.reason = reason
         self.code = code
+
+
+class OverrideError(RateLimitError):
+    """An override that cannot be read, or cannot be made."""
 
 
 class PolicyError(RateLimitError):

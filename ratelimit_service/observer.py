@@ -188,6 +188,8 @@ class Stats:
         """Requests answered with an error, by reason."""
         self.policy_decisions: Counter[str] = Counter()
         """Statuses decided by failure policy instead of count, by policy."""
+        self.override_decisions: Counter[str] = Counter()
+        """Descriptors for which an override took part, by its kind."""
         self.store_errors: Counter[str] = Counter()
         """Hits that a store gave no answer for, by reason."""
         self.overloaded: Counter[str] = Counter()
@@ -285,4 +287,5 @@ _LABELLED: Final[tuple[str, ...]] = (
     "paused_reads",
     "tls_reloads",
     "decision_log",
+    "override_decisions",
 )

@@ -5,27 +5,34 @@ from ratelimit_service.limiter.answer import Plain, answer, plain
 from ratelimit_service.limiter.callers import RuleCallers, Seen, TopCallers
 from ratelimit_service.limiter.compiled import CompiledRule, Plan
 from ratelimit_service.limiter.ground import DecidedBy, Ground, ground_of
+from ratelimit_service.limiter.overrides import DomainOverrides, Ruling, ruling_of
 from ratelimit_service.limiter.plan import LEASE_BYTES, Planner, PlanTemplate, unasked
+from ratelimit_service.limiter.steer import SteeredPlans, steer
 from ratelimit_service.limiter.tally import tally, tally_plain, tally_within
 
 __all__ = [
     "LEASE_BYTES",
     "CompiledRule",
     "DecidedBy",
+    "DomainOverrides",
     "Ground",
     "Plain",
     "Plan",
     "PlanTemplate",
     "Planner",
     "RuleCallers",
+    "Ruling",
     "Said",
     "Seen",
+    "SteeredPlans",
     "Told",
     "TopCallers",
     "answer",
     "ground_of",
     "plain",
+    "ruling_of",
     "say",
+    "steer",
     "tally",
     "tally_plain",
     "tally_within",

@@ -55,6 +55,7 @@ def answer(
     said = say(says, Told(request, plans, outcomes, settled, settings, lease))
     said.metadata |= _limits(plans, outcomes)
     said.metadata |= _by_policies(plans, spoken)
+    said.metadata |= _by_overrides(plans)
     return Decision(
         Code.OK if settled.verdict.passes else Code.OVER_LIMIT,
         statuses,
@@ -109,6 +110,16 @@ def _by_policies(plans: Sequence[Plan], spoken: Sequence[Shown | None]) -> dict[
         if by_policy(planned, one)
     ]
     return {"by_policy": listed} if listed else {}
+
+
+def _by_overrides(plans: Sequence[Plan]) -> dict[str, object]:
+    """Which overrides of an operator took part, and for which descriptors."""
+    listed = [
+        {"descriptor": index, "kind": str(override.kind), "id": override.id}
+        for index, planned in enumerate(plans)
+        for override in planned.rule.overrides
+    ]
+    return {"by_override": listed} if listed else {}
 
 
 def _limits(

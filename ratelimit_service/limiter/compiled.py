@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from ratelimit_service.model import CounterSpec, FailurePolicy, Hit, Limit, Mode
+from ratelimit_service.model import CounterSpec, FailurePolicy, Hit, Limit, Mode, Override
 from ratelimit_service.observer import Tally
 from ratelimit_service.rules.tree import Rule
 from ratelimit_service.stores.keys import CounterNames
@@ -28,6 +28,8 @@ class Kind(Enum):
     """A limit applies: the store's outcome decides."""
     UNSERVED = auto()
     """The domain's rules never loaded: the failure policy decides."""
+    BANNED = auto()
+    """An override denies it, and nothing is counted."""
 
 
 class CompiledLimit(NamedTuple):
@@ -76,6 +78,8 @@ class CompiledRule:
     """Whether a limit of it groups the addresses of the rule's own entry."""
     stray: bool = False
     """Whether this is of descriptors with a value that is to be grouped and is no address."""
+    overrides: tuple[Override, ...] = ()
+    """What an operator has decided that makes it differ from the rule."""
 
 
 class Plan(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from ratelimit_service.limiter.compiled import CompiledRule, Plan
+from ratelimit_service.limiter.compiled import CompiledRule, Kind, Plan
 from ratelimit_service.model import Hit, Limit, Outcome
 from ratelimit_service.stores import Settled, Verdict
 
@@ -22,6 +22,8 @@ class DecidedBy(StrEnum):
     """A failure policy; `local` counts in this process alone."""
     LOCAL_CACHE = "local_cache"
     """A limit that is known to be over, without asking the store."""
+    OVERRIDE = "override"
+    """A ban or an exemption of an operator, without asking the store."""
     NOTHING = "nothing"
     """No limit applied, or the request was refused before it was counted."""
 
@@ -30,7 +32,7 @@ class Ground(NamedTuple):
     """What decided a request. Where no limit did, there is nothing but `by`.
 
     `descriptor` is the place of the one that this is about. `outcome` is the count there, None
-    without one.
+    without one. The `rule` also says which overrides took part.
     """
 
     by: DecidedBy
@@ -44,7 +46,13 @@ class Ground(NamedTuple):
 def ground_of(plans: Sequence[Plan], settled: Settled) -> Ground:
     """What decided a request with these plans."""
     outcomes, verdict, place, cached = settled
+    for descriptor, planned in enumerate(plans):
+        if planned.rule.kind is Kind.BANNED and not verdict.passes:
+            return Ground(DecidedBy.OVERRIDE, descriptor, planned.rule)
     if not outcomes:
+        for descriptor, planned in enumerate(plans):
+            if planned.rule.overrides and verdict is Verdict.ADMITTED:
+                return Ground(DecidedBy.OVERRIDE, descriptor, planned.rule)
         by_policy = verdict in (Verdict.DENIED, Verdict.FAILED)
         return Ground(DecidedBy.POLICY if by_policy else DecidedBy.NOTHING)
     if place < 0:

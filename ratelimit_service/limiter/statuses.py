@@ -59,6 +59,8 @@ def _status(planned: Plan, spoken: Shown | None) -> Status:
         return Status(Code.OK)
     if rule.kind is Kind.UNLIMITED:
         return Status(Code.OK, remaining=MAX_ADDEND)
+    if rule.kind is Kind.BANNED:
+        return Status(Code.OVER_LIMIT)
     if spoken is None:
         return Status(_by_policy(planned))
     outcome = spoken.outcome

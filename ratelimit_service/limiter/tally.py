@@ -71,6 +71,8 @@ def tally(
     declared = []  # what the rules alone say, without the global shadow mode
     for planned, each in zip(plans, outcomes, strict=True):
         rule = planned.rule
+        for override in rule.overrides:
+            stats.override_decisions[override.kind] += 1
         if rule.kind is Kind.NO_RULE:
             continue
         if rule.stray:
@@ -92,9 +94,10 @@ def _add(planned: Plan, spoken: Shown | None, tally: Tally, callers: TopCallers 
     Several limits count as the one that speaks for them.
     """
     rule, hits, _ = planned
-    if rule.kind is Kind.UNLIMITED:
+    if rule.kind is Kind.UNLIMITED or rule.kind is Kind.BANNED:
         tally.hits += hits
-        tally.within += hits
+        tally.within += hits if rule.kind is Kind.UNLIMITED else 0
+        tally.over += hits if rule.kind is Kind.BANNED else 0
         return
     if spoken is not None and planned.refund:
         tally.refunded += spoken.outcome.charged

@@ -13,6 +13,13 @@ from ratelimit_service.model.decision import Code, Decision, Header, Status, who
 from ratelimit_service.model.hit import Hit, Mode, Outcome, outcome_of
 from ratelimit_service.model.limit import MAX_ADDEND, MAX_EXACT, FailurePolicy, Limit
 from ratelimit_service.model.network import Grouping, IPAddress, Network, address_of
+from ratelimit_service.model.override import (
+    MAX_OVERRIDES,
+    Override,
+    OverrideKind,
+    moment_of,
+    read_override,
+)
 from ratelimit_service.model.parameter import Contradiction, Parameter, Takes
 from ratelimit_service.model.request import Descriptor, Entry, Request
 from ratelimit_service.model.schedule import DAY_MINUTES, DAYS, MINUTE_US, Schedule
@@ -24,6 +31,7 @@ __all__ = [
     "DAY_MINUTES",
     "MAX_ADDEND",
     "MAX_EXACT",
+    "MAX_OVERRIDES",
     "MINUTE_US",
     "PLACEHOLDERS",
     "SECOND_US",
@@ -51,6 +59,8 @@ __all__ = [
     "Mode",
     "Network",
     "Outcome",
+    "Override",
+    "OverrideKind",
     "Parameter",
     "Periods",
     "Receipt",
@@ -62,7 +72,9 @@ __all__ = [
     "Takes",
     "Unit",
     "address_of",
+    "moment_of",
     "outcome_of",
+    "read_override",
     "step",
     "unknown_placeholder",
     "whole_seconds",

@@ -9,7 +9,7 @@ import datetime
 import glob
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -171,6 +171,8 @@ def _denied(decision: LoggedDecision) -> bool:
 
 
 def _reset_us(decision: LoggedDecision) -> int:
+    if decision.fields.get("by") == "override":
+        return _MOST_RESET_SECONDS * SECOND_US  # until it is taken away
     reset = decision.fields.get("reset_seconds", 0)
     if not isinstance(reset, (int, float)) or not 0 <= reset <= _MOST_RESET_SECONDS:
         return 0
@@ -185,9 +187,12 @@ def sentence(denial: Denial, entries: Sequence[Entry]) -> str:
     if decision.code != "OVER_LIMIT":
         said = f"answered {decision.code} at {at}: {_WHY.get(str(fields.get('by')), 'refused')}"
     elif "limit" not in fields:
-        said = f"denied at {at}: {_WHY.get(str(fields.get('by')), 'no limit decided')}"
+        why = _overridden(fields) or _WHY.get(str(fields.get("by")), "no limit decided")
+        said = f"denied at {at}: {why}"
     else:
         said = f"denied at {at} by {_rule(decision, entries)}: {_count(decision)}"
+        if overridden := _overridden(fields):
+            said += f", {overridden}"
     if further:
         verb = f"{further} further denial{'' if further == 1 else 's'}"
         said += f"; {verb} until {_clock(last_us)}"
@@ -198,6 +203,17 @@ _WHY: Final = {
     "policy": "the failure policy decided, because the store gave no answer in time",
     "nothing": "the request was refused before it was counted",
 }
+
+
+def _overridden(fields: Mapping[str, object]) -> str:
+    """Which overrides took part, in words; empty if none did."""
+    overrides = fields.get("overrides")
+    told = []
+    for each in overrides if isinstance(overrides, list) else []:
+        if isinstance(each, dict):
+            reason = f": {each['reason']}" if "reason" in each else ""
+            told.append(f"{each.get('kind')} {each.get('id')}{reason}")
+    return printable(f"by override ({'; '.join(told)})") if told else ""
 
 
 def _rule(decision: LoggedDecision, entries: Sequence[Entry]) -> str:

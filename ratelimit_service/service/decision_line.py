@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import hmac
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +22,7 @@ from ratelimit_service.model import (
     Descriptor,
     Entry,
     Limit,
+    Override,
     Request,
     Unit,
 )
@@ -118,26 +119,20 @@ def line_of(
     asked = _remembered if len(body) <= _MOST_REMEMBERED else _asked
     parts = [f'{{"v":{DECISION_SCHEMA},"time":"{_time(at_us)}",{asked(body, hashed)}']
     parts.append(f'"code":"{_code(record)}","by":"{record.by}"')
-    if record.limit is not None:
+    if record.overrides:
+        parts.append(f'"overrides":{_json([_override(each) for each in record.overrides])}')
+    if record.limit is not None or record.overrides:
         parts.append(f'"descriptor":{record.descriptor}{_decided_by(record, hashed)}')
+    if record.limit is not None:
         outcome = record.outcome
         if outcome is not None and record.hit is not None:
-            used = record.hit.spec.limit - outcome.remaining
+            # Granted hits remain beside the limit's own.
+            used = max(0, record.hit.spec.limit - outcome.remaining)
             parts.append(f'"used":{used},"remaining":{outcome.remaining}')
             parts.append(f'"reset_seconds":{outcome.reset_us / SECOND_US}')
             if outcome.over and not record.denied:
                 parts.append('"shadowed":true')
-    caller, request_id, trace_id, store, shard = circumstances
-    if store and record.hit is not None:
-        parts.append(_place(store, shard))
-    if record.took_us >= 0:
-        parts.append(f'"duration_seconds":{record.took_us / SECOND_US}')
-    if caller:
-        parts.append(f'"caller":{_json(caller if hashed is None else hashed(caller))}')
-    if request_id:
-        parts.append(f'"request_id":{_json(request_id)}')
-    if trace_id:
-        parts.append(f'"trace_id":{_json(trace_id)}')
+    parts += _circumstances(record, hashed, circumstances)
     if record.times != 1:
         parts.append(f'"times":{record.times}')
     if sample != 1:
@@ -242,6 +237,30 @@ def _descriptor(descriptor: Descriptor, hashed: HashValue | None) -> dict[str, o
         told["refund"] = True
     if descriptor.limit is not None:
         told["limit"] = _limit(descriptor.limit)
+    return told
+
+
+def _circumstances(
+    record: DecisionRecord, hashed: HashValue | None, circumstances: Circumstances
+) -> Iterator[str]:
+    """The fields that say who asked, how long it took, and where it was counted."""
+    caller, request_id, trace_id, store, shard = circumstances
+    if store and record.hit is not None:
+        yield _place(store, shard)
+    if record.took_us >= 0:
+        yield f'"duration_seconds":{record.took_us / SECOND_US}'
+    if caller:
+        yield f'"caller":{_json(caller if hashed is None else hashed(caller))}'
+    if request_id:
+        yield f'"request_id":{_json(request_id)}'
+    if trace_id:
+        yield f'"trace_id":{_json(trace_id)}'
+
+
+def _override(override: Override) -> dict[str, object]:
+    told: dict[str, object] = {"id": override.id, "kind": str(override.kind)}
+    if override.reason:
+        told["reason"] = override.reason
     return told
 
 

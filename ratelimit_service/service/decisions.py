@@ -74,7 +74,10 @@ def _line(body: bytes, answer: Answer) -> str:
         return f"refused, {answer.code.name}: {asked}: {_text(answer.message)}"
     decision = wire.decode_decision(answer)
     pairs = list(zip(descriptors, decision.statuses, strict=True))
-    by_policy = ", by failure policy" if "by_policy" in (decision.metadata or {}) else ""
+    metadata = decision.metadata or {}
+    by_policy = ", by failure policy" if "by_policy" in metadata else ""
+    if isinstance(overrides := metadata.get("by_override"), list):
+        by_policy += ", by " + ", ".join(f"{each['kind']} {each['id']}" for each in overrides)
     told = "; ".join(_told(*pair) for pair in pairs[:_MOST_DESCRIPTORS])
     more = f"; and {len(pairs) - _MOST_DESCRIPTORS} more" if len(pairs) > _MOST_DESCRIPTORS else ""
     return f"decided {decision.code.name}{by_policy}: {asked}: {told}{more}"

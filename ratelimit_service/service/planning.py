@@ -10,7 +10,7 @@ from typing import Final
 
 from ratelimit_service import limiter, wire
 from ratelimit_service.errors import BadRequestError
-from ratelimit_service.limiter import Plan, PlanTemplate
+from ratelimit_service.limiter import Plan, PlanTemplate, SteeredPlans
 from ratelimit_service.model import FailurePolicy, Hit, Request
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.tree import Domain, Snapshot
@@ -68,6 +68,21 @@ class Planning:
             return Refusal(error.code, str(error))
         except Exception as error:
             return self._faults.request(error)
+
+    def plans(self, request: Request, snapshot: Snapshot) -> Sequence[Plan]:
+        """The plan of each descriptor, by the rules alone."""
+        return self._planner.plan(request, snapshot)
+
+    def asked(self, steered: SteeredPlans, request: Request) -> Asked:
+        """What is asked of the store for a request whose plans overrides have changed."""
+        plans = steered.plans
+        says, leasing = 0, False
+        for planned in plans:
+            says |= planned.rule.says
+            leasing = leasing or (planned.rule.leasing and not planned.refund)
+        self.leases = self.leases or leasing
+        told = request if self._planner.needs_request else None
+        return Asked(plans, steered.hits, None, says, told, leasing, steered.settled)
 
     def ask_in_haste(self, body: bytes, snapshot: Snapshot) -> Asked | Answer:
         """As `ask`, for a request that there is no time for: it is answered without a plan.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ratelimit_service.limiter import DecidedBy, ground_of
-from ratelimit_service.model import Hit, Limit, Outcome
+from ratelimit_service.model import Hit, Limit, Outcome, Override
 from ratelimit_service.rules.paths import Source
 from ratelimit_service.service.asked import Asked
 from ratelimit_service.service.callers import CallOrigin
@@ -25,6 +25,7 @@ class DecisionRecord(NamedTuple):
     `hit` what was charged. `descriptor` is the place of the one that this is about, and `source`
     where the rule stands. It stands for so many equal decisions (`times`). `caller` is who
     asked, None if nobody has looked, and `took_us` how long the answer took, -1 if that is unknown.
+    `overrides` are those of an operator that took part.
     """
 
     body: bytes
@@ -40,6 +41,7 @@ class DecisionRecord(NamedTuple):
     times: int = 1
     caller: CallOrigin | None = None
     took_us: int = -1
+    overrides: tuple[Override, ...] = ()
 
     @property
     def denied(self) -> bool:
@@ -87,4 +89,5 @@ def record(
         None if declared is None else declared.source,
         caller=caller,
         took_us=took_us,
+        overrides=() if found.rule is None else found.rule.overrides,
     )

@@ -26,6 +26,7 @@ from ratelimit_service.service.planning import Planning
 from ratelimit_service.service.rare_log import RareLog
 from ratelimit_service.service.records import Chosen, DecisionRecord, Listener, is_denied, record
 from ratelimit_service.service.refusal import Answer, Refusal
+from ratelimit_service.service.steering import Steering
 from ratelimit_service.service.tracer import Traced, Tracer
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import (
@@ -64,6 +65,8 @@ class Service:
         self._faults = Faults(stats)
         rare_log = RareLog()
         self._planning = Planning(settings, stats, self._faults, rare_log)
+        self.steering = Steering(settings, store, self._planning)
+        """The overrides that are in force here."""
         self._answering = Answering(settings, stats, self._faults, rare_log)
         self.callers = None if settings.no_callers else TopCallers()
         """Who is over, near or busy, for whoever takes it every few seconds."""
@@ -125,7 +128,13 @@ class Service:
             remembered = planning.requests.get
             hurried = deadline_us == AT_ONCE and self.waits
             ask = planning.ask_in_haste if hurried else planning.ask
-            asked = [remembered(body, number) or ask(body, snapshot) for body in bodies]
+            steered = None
+            if self.steering.active:
+                asked, steered = self.steering.steer(
+                    bodies, snapshot, self._clock(), planning.ask, hurried
+                )
+            else:
+                asked = [remembered(body, number) or ask(body, snapshot) for body in bodies]
             if planning.leases:
                 asked = [
                     leased(one) if isinstance(one, Asked) and one.leasing else one for one in asked
@@ -140,7 +149,10 @@ class Service:
                 wanted = partial(wanted_at, wanted, places)
             if charged:
                 settled = partial(self._settled, batch)
-                self._store.charge(charged, settled, wanted, deadline_us)
+                if steered is None:
+                    self._store.charge(charged, settled, wanted, deadline_us)
+                else:
+                    self.steering.charge(asked, steered, settled, wanted, deadline_us)
             else:
                 self._settled(batch, [])
         except Exception as error:

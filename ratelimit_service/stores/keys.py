@@ -22,6 +22,7 @@ __all__ = [
     "CounterNames",
     "KeyStem",
     "entries_of",
+    "grant_key",
     "is_digest",
     "partition_of",
     "slot_of",
@@ -140,6 +141,18 @@ class KeyStem:
 
 
 _LENGTHS: Final = [b"%d:" % length for length in range(_MAX_BYTES)]
+
+
+def grant_key(key: bytes, grant: str) -> bytes:
+    """The counter of what a grant has given in the stead of the counter `key`.
+
+    It has the same tag, so both lie together. No algorithm's letter is a plus sign.
+    """
+    return key[:_TAG_BYTES] + b"+" + grant.encode() + key[_TAG_BYTES:]
+
+
+_TAG_BYTES: Final = 10
+"""A tag with its braces."""
 
 
 def partition_of(key: bytes) -> int:

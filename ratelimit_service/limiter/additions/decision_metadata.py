@@ -33,14 +33,14 @@ class DecisionMetadata:
         return bool(limits)
 
     def add(self, told: Told, said: Said) -> None:
-        """Says nothing if no limit decided."""
+        """Says nothing if neither a limit nor an override decided."""
         found = ground_of(told.plans, told.settled)
-        if found.rule is not None and found.limit is not None:
+        if found.rule is not None:
             declared = found.rule.declared
             said.metadata["decided"] = {
                 "by": str(found.by),
                 "descriptor": found.descriptor,
-                "limit": policy_name(found.limit),
+                "limit": policy_name(found.limit) if found.limit is not None else "",
                 "rule": declared.path if declared is not None else "",
                 "shadow": found.rule.hit_mode is Mode.SHADOW,
                 "denied": not told.passes,

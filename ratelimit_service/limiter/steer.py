@@ -1,0 +1,253 @@
+"""What overrides make of the plans of a request. Pure: no clock, no store.
+
+A plan that overrides have touched has a compiled rule of its own, which is never usual, so it
+takes the long ways. Grants have counters of their own beside the limits'; who charges them before
+the limits is `service.granting`. What must not live here: which overrides a descriptor meets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from ratelimit_service.algorithms import ALGORITHMS, capacity_of, soft_of, spec_of
+from ratelimit_service.limiter.compiled import CompiledLimit, CompiledRule, Kind, Plan
+from ratelimit_service.limiter.near import near_threshold
+from ratelimit_service.limiter.overrides import Ruling, ruling_of
+from ratelimit_service.limiter.plan import unasked
+from ratelimit_service.model import (
+    SECOND_US,
+    Anchor,
+    Calendar,
+    CounterSpec,
+    Hit,
+    Limit,
+    Mode,
+    Override,
+    Unit,
+)
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores import Settled, Verdict
+from ratelimit_service.stores.keys import grant_key
+
+__all__ = ["SteeredPlans", "steer"]
+
+_WHOLE_PPM: Final = 1_000_000
+_NEVER_US: Final = 1 << 62
+_BANNED: Final = Settled((), Verdict.DENIED)
+
+
+class SteeredPlans(NamedTuple):
+    """The plans of a request whose descriptors meet overrides.
+
+    `hits` are those of all plans, and `grants` has for each of them the hits on grants that are
+    tried first. A `banned` request is denied whatever its hits come to, which are refunds. All
+    this holds before `until_us`. `settled` is what the request comes to if it has no hits.
+    """
+
+    plans: Sequence[Plan]
+    hits: Sequence[Hit]
+    grants: Sequence[Sequence[Hit]]
+    banned: bool
+    until_us: int
+    settled: Settled
+
+
+class _Steered(NamedTuple):
+    """One plan, with the grants of each of its hits."""
+
+    plan: Plan
+    grants: Sequence[Sequence[Hit]]
+    until_us: int
+
+
+def steer(
+    plans: Sequence[Plan], meetings: Sequence[Sequence[Override]], now_us: int, settings: Settings
+) -> SteeredPlans:
+    """Applies to each plan the overrides that its descriptor meets now, in their order."""
+    steered = [
+        _steered(planned, meeting, now_us, settings) if meeting else _untouched(planned)
+        for planned, meeting in zip(plans, meetings, strict=True)
+    ]
+    banned = not settings.shadow_mode and any(
+        each.plan.rule.kind is Kind.BANNED for each in steered
+    )
+    if banned:
+        steered = [_beside_ban(each) for each in steered]
+    elif any(_passes_quota(each) for each in steered):
+        steered = [_without_quota(each) for each in steered]
+    found = [each.plan for each in steered]
+    hits = [hit for planned in found for hit in planned.hits]
+    return SteeredPlans(
+        found,
+        hits,
+        [grants for each in steered for grants in each.grants],
+        banned,
+        min([each.until_us for each in steered], default=_NEVER_US),
+        _BANNED if banned else unasked(found),
+    )
+
+
+def _untouched(planned: Plan) -> _Steered:
+    return _Steered(planned, [()] * len(planned.hits), _NEVER_US)
+
+
+def _steered(
+    planned: Plan, meeting: Sequence[Override], now_us: int, settings: Settings
+) -> _Steered:
+    rule = planned.rule
+    until_us = min([each.until_us for each in meeting if each.until_us is not None] or [_NEVER_US])
+    whole = ruling_of(meeting)
+    rulings = [ruling_of(meeting, each.limit.name) for each in rule.limits] or [whole]
+    ban = next((ruling for ruling in rulings if ruling.ban is not None), None)
+    if ban is not None and not planned.refund:
+        banned = _rule(rule, Kind.BANNED, (), ban.applied)
+        return _Steered(Plan(banned, planned.addend), (), until_us)
+    limits: list[CompiledLimit] = []
+    hits: list[Hit] = []
+    grants: list[Sequence[Hit]] = []
+    applied: list[Override] = []
+    for compiled, hit, found in zip(rule.limits, planned.hits, rulings, strict=False):
+        ruling = _in_force(found, compiled.limit, now_us)
+        applied += [each for each in ruling.applied if each not in applied]
+        if ruling.exempt is not None:
+            if planned.refund:  # what was never counted is not given back, but leases are
+                limits.append(compiled)
+                hits.append(hit if hit.spec.algorithm.leases else hit._replace(addend=0))
+                grants.append(())
+            continue
+        given = [(each, _grant_end(compiled.limit, each)) for each in ruling.grants]
+        until_us = min([until_us, *[end_us for _, end_us in given]])
+        leased = compiled.spec.algorithm.leases
+        more = sum([each.number for each, _ in given]) if leased else 0
+        changed = _changed(compiled, ruling, more, settings)
+        limits.append(changed)
+        hits.append(hit._replace(spec=changed.spec, joined=hit.joined and bool(hits)))
+        grants.append(
+            ()
+            if leased or planned.refund
+            else [_grant_hit(hit, each, end_us) for each, end_us in given]
+        )
+    if not rule.limits and whole.exempt is not None:
+        applied.append(whole.exempt)
+    kind = rule.kind
+    if not limits and (kind is Kind.COUNTED or (kind is Kind.UNSERVED and whole.exempt)):
+        kind = Kind.UNLIMITED
+    changed_rule = _rule(rule, kind, tuple(limits), tuple(applied))
+    return _Steered(Plan(changed_rule, planned.addend, tuple(hits)), grants, until_us)
+
+
+def _rule(
+    rule: CompiledRule, kind: Kind, limits: tuple[CompiledLimit, ...], applied: tuple[Override, ...]
+) -> CompiledRule:
+    """The rule as overrides leave it; it takes the long ways."""
+    return CompiledRule(
+        kind,
+        rule.declared,
+        limits,
+        rule.mode,
+        rule.hit_mode,
+        rule.policy,
+        rule.tally,
+        limits[0].near_remaining if limits else 0,
+        rule.independent,
+        False,
+        rule.says,
+        any(each.spec.algorithm.leases for each in limits),
+        rule.groups,
+        rule.stray,
+        applied,
+    )
+
+
+def _changed(
+    compiled: CompiledLimit, ruling: Ruling, more: int, settings: Settings
+) -> CompiledLimit:
+    """The limit with another number, on the same counter; as it is if no override has one."""
+    if ruling.limit is None and not more:
+        return compiled
+    old = compiled.limit
+    number = old.requests_per_unit if ruling.limit is None else ruling.limit.number
+    most = ALGORITHMS[old.algorithm].most * _WHOLE_PPM // (_WHOLE_PPM + old.soft_ppm)
+    number = min(number + more, most)
+    burst = old.burst
+    if burst is not None:  # a bucket grows and shrinks with its rate
+        burst = min(most, -(-burst * number // max(1, old.requests_per_unit)))
+    # The counter of a pool holds what all of its limits have counted.
+    reserved = max(0, old.reserved + old.requests_per_unit - number) if old.pool else old.reserved
+    limit = old._replace(requests_per_unit=number, burst=burst, reserved=reserved)
+    spec = _spec(limit)
+    near_limit = near_threshold(capacity_of(limit), settings.near_limit_ratio)
+    return compiled._replace(
+        limit=limit,
+        spec=spec,
+        soft=soft_of(limit),
+        near_limit=near_limit,
+        near_remaining=spec.limit - near_limit,
+    )
+
+
+def _in_force(ruling: Ruling, limit: Limit, now_us: int) -> Ruling:
+    """The ruling without the grants that have ended for this limit."""
+    grants = tuple(each for each in ruling.grants if now_us < _grant_end(limit, each))
+    return ruling._replace(grants=grants)
+
+
+def _grant_end(limit: Limit, grant: Override) -> int:
+    """When a grant's hits are gone for this limit: with the window in which it was made.
+
+    Where windows have no common beginning that is a window's length after it was made.
+    """
+    made_us = grant.made_us
+    if isinstance(limit.anchor, Calendar):
+        _, _, end_us, _ = limit.anchor.periods(made_us).at(made_us)
+    elif limit.anchor is Anchor.CLOCK and ALGORITHMS[limit.algorithm].adds:
+        end_us = (made_us // limit.window_us + 1) * limit.window_us
+    else:
+        end_us = made_us + limit.window_us
+    return end_us if grant.until_us is None else min(end_us, grant.until_us)
+
+
+def _grant_hit(hit: Hit, grant: Override, end_us: int) -> Hit:
+    """What is charged on a grant in a limit's stead: a counter of its own, beside the limit's.
+
+    Its window is as long as the grant, and begins with the first hit: so it outlasts the grant.
+    """
+    seconds = -(-(end_us - grant.made_us) // SECOND_US)
+    limit = Limit(grant.number, Unit.SECOND, seconds, anchor=Anchor.FIRST_HIT)
+    return Hit(grant_key(hit.key, grant.id), _spec(limit), hit.addend, policy=hit.policy)
+
+
+@lru_cache(4096)
+def _spec(limit: Limit) -> CounterSpec:
+    """One for all counters of equal limits, since stores remember specs by identity."""
+    return spec_of(limit)
+
+
+def _beside_ban(steered: _Steered) -> _Steered:
+    """A descriptor of a banned request: nothing of it is counted, but refunds are given back."""
+    planned, _, until_us = steered
+    if planned.rule.kind is Kind.BANNED or planned.refund:
+        return steered
+    rule = _rule(planned.rule, Kind.NO_RULE, (), planned.rule.overrides)
+    return _Steered(Plan(rule, planned.addend), (), until_us)
+
+
+def _passes_quota(steered: _Steered) -> bool:
+    """Whether a quota passes without being counted by its own limits."""
+    planned, _, _ = steered
+    return (
+        planned.rule.mode is Mode.QUOTA
+        and planned.rule.kind is Kind.UNLIMITED
+        and not planned.refund
+    )
+
+
+def _without_quota(steered: _Steered) -> _Steered:
+    """With one quota that passes, the others of a request cannot deny."""
+    planned, grants, until_us = steered
+    if planned.rule.mode is not Mode.QUOTA:
+        return steered
+    hits = tuple(hit._replace(mode=Mode.SHADOW, joined=False) for hit in planned.hits)
+    return _Steered(planned._replace(hits=hits), grants, until_us)

@@ -1,0 +1,230 @@
+"""What an operator decides for some callers, in place of the rules: an override.
+
+Which overrides take a descriptor, and which of them come first, is in `limiter/steer`; where they
+are kept is in `stores`. What must not live here: rules, plans, stores.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from ratelimit_service.errors import OverrideError
+from ratelimit_service.model.limit import MAX_ADDEND
+from ratelimit_service.model.request import Entry
+from ratelimit_service.model.unit import SECOND_US
+
+__all__ = [
+    "FORMAT",
+    "MAX_OVERRIDES",
+    "Override",
+    "OverrideKind",
+    "moment_of",
+    "read_override",
+]
+
+MAX_OVERRIDES: Final = 10_000
+"""How many there may be at a time."""
+
+FORMAT: Final = 1
+"""The version of what `Override.fields` says."""
+
+_PAIR: Final = 2
+_MOST_ENTRIES: Final = 32
+_MOST_CHARACTERS: Final = 1_024
+"""Of one key, value or name."""
+
+_MOST_REASON: Final = 500
+_LONGEST_US: Final = 10 * 365 * 86_400 * SECOND_US
+
+
+class OverrideKind(StrEnum):
+    """What an override does, those that come first before the others."""
+
+    BAN = "ban"
+    """Who meets it is denied, and nothing is counted."""
+    EXEMPT = "exempt"
+    """Who meets it passes, and nothing is counted."""
+    LIMIT = "limit"
+    """Another number of requests holds; what was counted stays."""
+    GRANT = "grant"
+    """So many hits more pass, before any are counted by the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One override.
+
+    It takes descriptors of its `domain` with these keys, in this order, and no others. Each `*`
+    in a value stands for any characters or none. `number` is what a `limit` allows in a window, or
+    how many hits a `grant` gives to each caller; else 0. With `limit` only the limits of that name
+    are meant. It ends at `until_us`, if that is not None. Times are in microseconds.
+    """
+
+    id: str
+    kind: OverrideKind
+    domain: str
+    entries: tuple[Entry, ...]
+    made_us: int
+    number: int = 0
+    limit: str = ""
+    until_us: int | None = None
+    reason: str = ""
+    who: str = ""
+
+    @property
+    def exact(self) -> bool:
+        """Whether it takes one descriptor only."""
+        return not any("*" in entry.value for entry in self.entries)
+
+    def holds(self, now_us: int) -> bool:
+        """Whether it has not ended."""
+        return self.until_us is None or now_us < self.until_us
+
+    def fields(self) -> dict[str, object]:
+        """As JSON has it; `read_override` reads it again."""
+        told: dict[str, object] = {
+            "v": FORMAT,
+            "id": self.id,
+            "kind": str(self.kind),
+            "domain": self.domain,
+            "entries": [list(entry) for entry in self.entries],
+            "made": _text_of(self.made_us),
+        }
+        if self.kind in _NUMBERS:
+            told[_NUMBERS[self.kind]] = self.number
+        if self.until_us is not None:
+            told["until"] = _text_of(self.until_us)
+        for name in ("limit", "reason", "who"):
+            if value := getattr(self, name):
+                told[name] = value
+        return told
+
+
+_NUMBERS: Final[Mapping[OverrideKind, str]] = {
+    OverrideKind.LIMIT: "requests",
+    OverrideKind.GRANT: "hits",
+}
+"""What the number of a kind is called; the others have none."""
+
+_KNOWN: Final = frozenset(
+    (
+        "v",
+        "id",
+        "kind",
+        "domain",
+        "entries",
+        "made",
+        "requests",
+        "hits",
+        "until",
+        "limit",
+        "reason",
+        "who",
+    )
+)
+
+
+def read_override(fields: Mapping[str, object]) -> Override:
+    """Reads what `Override.fields` says. Raises OverrideError."""
+    if fields.get("v") != FORMAT:
+        raise OverrideError(f'its format ("v") is not {FORMAT}: another version wrote it')
+    for name in fields:
+        if name not in _KNOWN:
+            raise OverrideError(f"an override has no field {name!r}")
+    try:
+        kind = OverrideKind(str(fields.get("kind")))
+    except ValueError as error:
+        raise OverrideError(f"kind must be one of {', '.join(OverrideKind)}") from error
+    until = fields.get("until")
+    override = Override(
+        _text(fields, "id"),
+        kind,
+        _text(fields, "domain"),
+        _entries(fields.get("entries")),
+        moment_of(fields.get("made")),
+        _number(kind, fields),
+        _text(fields, "limit"),
+        None if until is None else moment_of(until),
+        _text(fields, "reason", _MOST_REASON),
+        _text(fields, "who"),
+    )
+    if not override.id or not override.domain:
+        raise OverrideError(f"{'domain' if override.id else 'id'} is missing")
+    if override.until_us is not None and override.until_us - override.made_us > _LONGEST_US:
+        raise OverrideError("it ends in more than ten years: leave its end out if it is to stay")
+    return override
+
+
+def moment_of(value: object) -> int:
+    """A moment as `fields` writes it, in microseconds. Raises OverrideError."""
+    try:
+        moment = datetime.datetime.fromisoformat(str(value))
+    except ValueError as error:
+        raise OverrideError(f"{value!r} is no time: write 2026-07-01T14:00:00Z") from error
+    if moment.tzinfo is None:
+        raise OverrideError(f"{value!r} does not name its zone: write a Z behind it for UTC")
+    since = moment - _EPOCH
+    return (since.days * 86_400 + since.seconds) * SECOND_US + since.microseconds
+
+
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def _text_of(at_us: int) -> str:
+    moment = _EPOCH + datetime.timedelta(microseconds=at_us)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _text(fields: Mapping[str, object], name: str, most: int = _MOST_CHARACTERS) -> str:
+    value = fields.get(name, "")
+    if not isinstance(value, str):
+        raise OverrideError(f"{name} must be text")
+    return _fit(name, value, most)
+
+
+def _fit(name: str, value: str, most: int = _MOST_CHARACTERS) -> str:
+    if len(value) > most:
+        raise OverrideError(f"{name} has {len(value)} characters, and may have {most}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise OverrideError(f"{name} is no UTF-8") from error
+    return value
+
+
+def _entries(value: object) -> tuple[Entry, ...]:
+    if not isinstance(value, list) or not 0 < len(value) <= _MOST_ENTRIES:
+        raise OverrideError(
+            f"entries must be a list of 1 to {_MOST_ENTRIES} pairs of key and value"
+        )
+    entries = []
+    for pair in value:
+        if not (
+            isinstance(pair, list) and len(pair) == 2 and all(isinstance(x, str) for x in pair)
+        ):
+            raise OverrideError("each of the entries must be a pair of texts: key and value")
+        key, text = pair
+        if not key:
+            raise OverrideError("a key of the entries is empty")
+        entries.append(Entry(_fit("a key", key), _fit("a value", text)))
+    return tuple(entries)
+
+
+def _number(kind: OverrideKind, fields: Mapping[str, object]) -> int:
+    for each, name in _NUMBERS.items():
+        if each is not kind and name in fields:
+            raise OverrideError(f"{name} belongs to {each}, not to {kind}")
+    if kind not in _NUMBERS:
+        return 0
+    name = _NUMBERS[kind]
+    number = fields.get(name)
+    least = 1 if kind is OverrideKind.GRANT else 0
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise OverrideError(f"{kind} needs {name}: a whole number")
+    if not least <= number <= MAX_ADDEND:
+        raise OverrideError(f"{name} must be from {least} to {MAX_ADDEND}, not {number}")
+    return number

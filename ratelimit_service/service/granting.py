@@ -1,0 +1,275 @@
+"""Charges requests whose callers have grants: extra hits, which are spent before the limits' own.
+
+A hit of such a request is charged on a grant's counter first. If there is no room the whole request
+is charged again, with the next grant or the limit itself in its place; a request that does not pass
+has charged nothing, so no hit counts twice. What must not live here: which grants there are
+(`limiter.steer`), and how hits are counted (`stores`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from ratelimit_service.bugs import Bugs
+from ratelimit_service.clock import Clock, elapsed_us
+from ratelimit_service.model import MAX_ADDEND, SECOND_US, Hit, Mode, Outcome
+from ratelimit_service.stores import BROKEN, Done, Settled, Store, Verdict, Wanted, wanted_at
+
+__all__ = ["Granting", "Wish"]
+
+_MOST_SPENT: Final = 10_000
+"""So many grants are remembered to be spent."""
+
+_SPENT_US: Final = 60 * SECOND_US
+"""For so long, so that nothing is lost if the counter of one is reset."""
+
+
+class Wish:
+    """A request that is to be charged: its hits, and for each the hits on grants before it.
+
+    A `banned` one is denied whatever becomes of its hits, which are refunds.
+    """
+
+    __slots__ = ("banned", "grants", "hits")
+
+    def __init__(
+        self, hits: Sequence[Hit], grants: Sequence[Sequence[Hit]] = (), *, banned: bool = False
+    ) -> None:
+        self.hits = hits
+        self.grants = grants
+        self.banned = banned
+
+
+class Granting:
+    """Charges a store, grants first."""
+
+    def __init__(self, store: Store, clock: Clock = elapsed_us) -> None:
+        self._store = store
+        self._clock = clock
+        self._bugs = Bugs()
+        self._spent: dict[bytes, int] = {}
+        """Grants' counters on which there was no room for a single hit, and until when that is
+        remembered; the oldest first."""
+
+    def charge(self, wishes: Sequence[Wish], done: Done, wanted: Wanted, deadline_us: int) -> None:
+        """As `Store.charge`. Each call to the store is settled atomically."""
+        now_us = self._clock()
+        tries = [
+            _Try(place, wish, self._unspent(wish, now_us)) for place, wish in enumerate(wishes)
+        ]
+        _Charging(self, tries, done, wanted, deadline_us).go_on(tries)
+
+    def ask(self, tries: Sequence[_Try], done: Done, wanted: Wanted, deadline_us: int) -> None:
+        """Has the store settle what is to be tried next."""
+        places = [each.place for each in tries]
+        self._store.charge(
+            [each.hits for each in tries], done, _WantedAt(wanted, places).wanted, deadline_us
+        )
+
+    def spent(self, key: bytes) -> None:
+        """Remembers that nothing is left of a grant."""
+        self._spent.pop(key, None)
+        self._spent[key] = self._clock() + _SPENT_US
+        while len(self._spent) > _MOST_SPENT:
+            del self._spent[next(iter(self._spent))]
+
+    def note(self, error: Exception) -> None:
+        """Logs a fault of ours."""
+        self._bugs.note("a grant could not be tried", error)
+
+    def _unspent(self, wish: Wish, now_us: int) -> list[list[Hit]]:
+        """The grants of each hit that may have something left."""
+        if not self._spent:
+            return [list(each) for each in wish.grants]
+        return [
+            [hit for hit in each if self._spent.get(hit.key, 0) <= now_us] for each in wish.grants
+        ]
+
+
+class _WantedAt:
+    """`wanted` for some of the places."""
+
+    def __init__(self, wanted: Wanted, places: Sequence[int]) -> None:
+        self._wanted = wanted
+        self._places = places
+
+    def wanted(self, place: int) -> bool:
+        """Whether its caller still waits."""
+        return wanted_at(self._wanted, self._places, place)
+
+
+class _Charging:
+    """One batch: its requests are tried until each has passed, or has no grant left."""
+
+    def __init__(
+        self,
+        granting: Granting,
+        tries: Sequence[_Try],
+        done: Done,
+        wanted: Wanted,
+        deadline_us: int,
+    ) -> None:
+        self._granting = granting
+        self._tries = tries
+        self._done = done
+        self._wanted = wanted
+        self._deadline_us = deadline_us
+        self._asking: Sequence[_Try] = ()
+
+    def go_on(self, tries: Sequence[_Try]) -> None:
+        self._asking = tries
+        self._granting.ask(tries, self._settled, self._wanted, self._deadline_us)
+
+    def _settled(self, found: list[Settled]) -> None:
+        again = []
+        for each, settled in zip(self._asking, found, strict=True):
+            try:
+                if each.settled(settled, self._granting):
+                    again.append(each)
+            except Exception as error:
+                self._granting.note(error)
+                each.result = BROKEN
+        if again:
+            self.go_on(again)
+        else:
+            self._done([each.result for each in self._tries])
+
+
+class _Try:
+    """A request, and what was charged for it last."""
+
+    def __init__(self, place: int, wish: Wish, grants: list[list[Hit]]) -> None:
+        self.place = place
+        self._wish = wish
+        self._grants = grants
+        """Those that are left to be tried, for each hit."""
+        self._refunded: dict[int, Outcome | None] = {}
+        """What became of the refunds, by their places: they count at the first try."""
+        self._final = False
+        """Whether the next answer stands."""
+        self.result = BROKEN
+        self.hits: Sequence[Hit] = ()
+        self._of: list[int] = []
+        """The places in the wish of the hits that are charged."""
+        self._peeks: dict[int, int] = {}
+        """Where the limits' own counters are looked at, by places in the wish."""
+        self._prepare()
+
+    def settled(self, found: Settled, granting: Granting) -> bool:
+        """Takes what the store says; returns whether it is to be asked again."""
+        if not any(self._grants) and not self._refunded:
+            self.result = self._banned(found)
+            return False
+        if not found.outcomes:
+            self.result = found
+            return False
+        spent = self._spent(found, granting)
+        self._keep_refunds(found)
+        if not found.verdict.passes and not self._final:
+            if spent:
+                for place in spent:
+                    del self._grants[place][0]
+                self._prepare()
+                return True
+            if found.verdict is Verdict.DENIED and any(hit.count_denied for hit in self._wish.hits):
+                self._final = True
+                self._prepare()
+                return True
+        self.result = self._banned(self._mapped(found))
+        return False
+
+    def _spent(self, found: Settled, granting: Granting) -> list[int]:
+        """The places whose grants had no room."""
+        spent = []
+        keys = Counter([hit.key for hit in self.hits])
+        for at, place in enumerate(self._of):
+            outcome = found.outcomes[at]
+            if self._on_grant(place) and outcome is not None and outcome.over:
+                spent.append(place)
+                key = self.hits[at].key
+                # Another hit of the request may have been there before it.
+                if not (outcome.remaining or outcome.local) and keys[key] == 1:
+                    granting.spent(key)
+        return spent
+
+    def _keep_refunds(self, found: Settled) -> None:
+        for at, place in enumerate(self._of):
+            if self._wish.hits[place].refund:
+                self._refunded[place] = found.outcomes[at]
+
+    def _on_grant(self, place: int) -> bool:
+        return bool(self._grants) and bool(self._grants[place])
+
+    def _prepare(self) -> None:
+        """Puts together what is charged next.
+
+        Grants are enforced, so that a request passes only if they have room. With grants nothing
+        that is denied is counted, since the request may be charged again. The limits that grants
+        stand for are only looked at, for what remains.
+        """
+        wish, hits, peeks = self._wish, [], []
+        self._of = []
+        granted = any(self._grants)
+        passes_quota = granted and self._passes_quota()
+        led = False
+        for place, hit in enumerate(wish.hits):
+            if not hit.joined:
+                led = False
+            if place in self._refunded:
+                continue
+            self._of.append(place)
+            if self._on_grant(place):
+                hits.append(self._grants[place][0])
+                peeks.append(place)
+                continue
+            own = hit._replace(joined=hit.joined and led)
+            if granted and not self._final:
+                own = own._replace(count_denied=False)
+            if passes_quota and hit.mode is Mode.QUOTA:
+                own = own._replace(mode=Mode.SHADOW, joined=False)
+            hits.append(own)
+            led = True
+        self._peeks = {}
+        for place in peeks:
+            self._peeks[place] = len(hits)
+            hits.append(
+                wish.hits[place]._replace(
+                    addend=0, mode=Mode.SHADOW, count_denied=False, joined=False
+                )
+            )
+        self.hits = hits
+
+    def _passes_quota(self) -> bool:
+        """Whether all limits of one quota are on grants: then the others cannot deny."""
+        descriptor = True
+        for place, hit in enumerate(self._wish.hits):
+            if not hit.joined:
+                if place and descriptor:
+                    return True
+                descriptor = hit.mode is Mode.QUOTA and not hit.refund
+            descriptor = descriptor and self._on_grant(place)
+        return descriptor
+
+    def _mapped(self, found: Settled) -> Settled:
+        """The result with one outcome for each hit of the wish."""
+        outcomes: list[Outcome | None] = [
+            self._refunded.get(place) for place in range(len(self._wish.hits))
+        ]
+        for at, place in enumerate(self._of):
+            outcome = found.outcomes[at]
+            peek = found.outcomes[self._peeks[place]] if place in self._peeks else None
+            if outcome is not None and peek is not None:
+                outcome = outcome._replace(
+                    remaining=min(MAX_ADDEND, outcome.remaining + peek.remaining),
+                    reset_us=peek.reset_us if not outcome.over else outcome.reset_us,
+                )
+            outcomes[place] = outcome
+        by = self._of[found.by] if 0 <= found.by < len(self._of) else -1
+        return Settled(outcomes, found.verdict, by, found.cached)
+
+    def _banned(self, found: Settled) -> Settled:
+        if self._wish.banned and found.verdict.passes:
+            return Settled(found.outcomes, Verdict.DENIED)
+        return found

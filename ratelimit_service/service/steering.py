@@ -1,0 +1,179 @@
+"""Overrides in the way of a request: which are in force here, and what they make of its plan.
+
+A plan of the rules is remembered as ever. Where overrides are in force a request of their domain
+is looked up here as well, by its bytes: so a change of overrides costs the plans of the rules
+nothing, and of what is remembered here only that of the same domain. What must not live here: where
+overrides are kept (`stores`), and what they make of a plan (`limiter.steer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from typing import Final, NamedTuple
+
+from ratelimit_service import limiter, wire
+from ratelimit_service.errors import BadRequestError
+from ratelimit_service.limiter import DomainOverrides
+from ratelimit_service.model import Hit, Override, Request
+from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.service.asked import Asked
+from ratelimit_service.service.granting import Granting, Wish
+from ratelimit_service.service.memo import Memo
+from ratelimit_service.service.planning import Planning
+from ratelimit_service.service.refusal import Answer
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores import Done, Store, Wanted
+
+__all__ = ["Steered", "Steering"]
+
+_REMEMBERED: Final = 1 << 14
+_NEVER_US: Final = 1 << 62
+
+
+class Steered(NamedTuple):
+    """A request with its overrides, from `since_us` until before `until_us`.
+
+    Without `asked` no override takes any of its descriptors.
+    """
+
+    since_us: int
+    until_us: int
+    asked: Asked | None = None
+    grants: Sequence[Sequence[Hit]] = ()
+    banned: bool = False
+
+
+class _Domain:
+    """The overrides of a domain that are in force here."""
+
+    def __init__(self) -> None:
+        self.overrides = DomainOverrides()
+        self.number = 0
+        """Under which its requests are remembered."""
+        self.snapshot = 0
+        """The rules for which the number holds."""
+
+
+class Steering:
+    """The overrides that this process knows."""
+
+    def __init__(self, settings: Settings, store: Store, planning: Planning) -> None:
+        self.active = 0
+        """How many there are: decisions pay nothing else while this is 0."""
+        self._settings = settings
+        self._store = store
+        self._planning = planning
+        self._granting = Granting(store)
+        self._domains: dict[str, _Domain] = {}
+        self._numbers = count(1)
+        self._memo: Memo[Steered] | None = None
+
+    def add(self, overrides: Iterable[Override]) -> None:
+        """Puts these in force, from the next decision on."""
+        for override in overrides:
+            domain = self._domains.setdefault(override.domain, _Domain())
+            domain.overrides.add(override)
+            domain.number = next(self._numbers)
+            self.active += 1
+
+    def remove(self, overrides: Iterable[Override]) -> None:
+        """Takes these, which were added before, out of force."""
+        for override in overrides:
+            domain = self._domains[override.domain]
+            domain.overrides.remove(override)
+            domain.number = next(self._numbers)
+            self.active -= 1
+            if not domain.overrides.known:
+                del self._domains[override.domain]
+
+    def meeting(self, domain: str, request: Request, now_us: int) -> list[list[Override]]:
+        """For each descriptor the overrides that take it now, the first one first."""
+        known = self._domains.get(domain)
+        return [
+            known.overrides.meeting(each.entries, now_us) if known else []
+            for each in request.descriptors
+        ]
+
+    def steer(
+        self,
+        bodies: Sequence[bytes],
+        snapshot: Snapshot,
+        now_us: int,
+        ask: Callable[[bytes, Snapshot], Asked | Answer],
+        hurried: bool,
+    ) -> tuple[list[Asked | Answer], list[Steered | None]]:
+        """Plans requests with their overrides; `ask` plans by the rules alone.
+
+        None in place of those that no override has touched. Those that are hurried are answered
+        without a plan only if their domain has no overrides.
+        """
+        planned: list[Asked | Answer] = []
+        touched: list[Steered | None] = []
+        requests = self._planning.requests
+        for body in bodies:
+            domain = self._domain(body)
+            plan = self._planning.ask_in_haste if hurried and domain is None else ask
+            asked = requests.get(body, snapshot.number) or plan(body, snapshot)
+            steered = None
+            if domain is not None and isinstance(asked, Asked):
+                steered = self._steered(body, domain, snapshot, now_us)
+            if steered is None or steered.asked is None:
+                planned.append(asked)
+                touched.append(None)
+            else:
+                planned.append(steered.asked)
+                touched.append(steered)
+        return planned, touched
+
+    def charge(
+        self,
+        asked: Sequence[Asked | Answer],
+        touched: Sequence[Steered | None],
+        done: Done,
+        wanted: Wanted,
+        deadline_us: int,
+    ) -> None:
+        """Has the store charge those requests that have hits."""
+        wishes = []
+        for one, steered in zip(asked, touched, strict=True):
+            if isinstance(one, Asked) and one.hits:
+                if steered is None:
+                    wishes.append(Wish(one.hits))
+                else:
+                    wishes.append(Wish(one.hits, steered.grants, banned=steered.banned))
+        if any(wish.grants or wish.banned for wish in wishes):
+            self._granting.charge(wishes, done, wanted, deadline_us)
+        else:
+            self._store.charge([wish.hits for wish in wishes], done, wanted, deadline_us)
+
+    def _domain(self, body: bytes) -> _Domain | None:
+        split = wire.split_request(body)
+        try:
+            name = split.domain if split is not None else wire.decode_request(body).domain
+        except (BadRequestError, UnicodeDecodeError):
+            return None  # it is refused
+        return self._domains.get(name)
+
+    def _steered(self, body: bytes, domain: _Domain, snapshot: Snapshot, now_us: int) -> Steered:
+        if domain.snapshot != snapshot.number:
+            domain.snapshot = snapshot.number
+            domain.number = next(self._numbers)
+        memo = self._memo
+        if memo is None:
+            memo = self._memo = Memo[Steered](_REMEMBERED)
+        known = memo.get(body, domain.number)
+        if known is not None and known.since_us <= now_us < known.until_us:
+            return known
+        request = wire.decode_request(body)
+        meetings = [domain.overrides.meeting(each.entries, now_us) for each in request.descriptors]
+        steered = Steered(now_us, _NEVER_US)
+        if any(meetings):
+            found = limiter.steer(
+                self._planning.plans(request, snapshot), meetings, now_us, self._settings
+            )
+            asked = self._planning.asked(found, request)
+            grants = found.grants if any(found.grants) else ()
+            steered = Steered(now_us, found.until_us, asked, grants, found.banned)
+        memo.put(body, domain.number, steered)
+        return steered

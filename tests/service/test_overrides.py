@@ -1,0 +1,480 @@
+"""Overrides in decisions, held against a model of the order that docs/overrides.md states."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from ratelimit_service import wire
+from ratelimit_service.algorithms import ALGORITHMS
+from ratelimit_service.model import (
+    SECOND_US,
+    Code,
+    Decision,
+    Entry,
+    FailurePolicy,
+    Hit,
+    Outcome,
+    Override,
+    OverrideKind,
+    Request,
+    read_override,
+)
+from ratelimit_service.service import DecisionRecord
+from ratelimit_service.service.decision_line import line_of
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores import Outcomes
+from tests.service.asking import Asking, Away, descriptor
+from tests.stores.cases import T
+
+RULES = """
+domain: edge
+descriptors:
+  - key: user
+    rate_limit: {unit: minute, requests_per_unit: 2}
+  - key: plan
+    rate_limits:
+      - {name: short, unit: minute, requests_per_unit: 2}
+      - {name: long, unit: hour, requests_per_unit: 5}
+  - key: free
+    rate_limit: {unlimited: true}
+"""
+
+BAN, EXEMPT, LIMIT, GRANT = OverrideKind
+NUMBER = iter(range(1_000_000))
+
+
+def override(
+    kind: OverrideKind,
+    text: str = "user=bob",
+    number: int = 0,
+    *,
+    limit: str = "",
+    until_us: int | None = None,
+    made_us: int = T,
+    domain: str = "edge",
+) -> Override:
+    return Override(
+        f"{next(NUMBER):08x}",
+        kind,
+        domain,
+        descriptor(text).entries,
+        made_us,
+        number,
+        limit,
+        until_us,
+        "because",
+        "ops",
+    )
+
+
+@pytest.fixture
+def asking(tmp_path: Path) -> Asking:
+    return Asking(tmp_path, RULES)
+
+
+async def passes(asking: Asking, text: str = "user=bob", hits: int = 0) -> bool:
+    return (await asking.ask(text, hits=hits)).code is Code.OK
+
+
+async def passed(asking: Asking, times: int, text: str = "user=bob") -> int:
+    """How many of so many requests pass."""
+    return sum([await passes(asking, text) for _ in range(times)])
+
+
+def test_an_override_reads_as_it_was_written() -> None:
+    """What an override says of itself in JSON is read back as the same override."""
+    for kind, number in ((BAN, 0), (EXEMPT, 0), (LIMIT, 0), (LIMIT, 9), (GRANT, 7)):
+        for until_us in (None, T + 1):
+            one = override(kind, "user=b*,ip=10.0.0.1", number, limit="x", until_us=until_us)
+            assert read_override(one.fields()) == one
+
+
+async def test_a_ban_denies_and_charges_nothing(asking: Asking) -> None:
+    """Who is banned is denied; when the ban goes, all of the limit is there."""
+    ban = override(BAN)
+    asking.service.steering.add([ban])
+
+    assert await passed(asking, 5) == 0
+    assert await passes(asking, "user=alice")
+
+    asking.service.steering.remove([ban])
+    assert await passed(asking, 3) == 2
+
+
+async def test_a_ban_denies_the_whole_request_and_charges_nobody(asking: Asking) -> None:
+    """Beside a banned descriptor nothing of the request is counted."""
+    asking.service.steering.add([override(BAN)])
+    for _ in range(3):
+        assert (await asking.ask("user=alice", "user=bob")).code is Code.OVER_LIMIT
+
+    assert await passed(asking, 3, "user=alice") == 2
+
+
+async def test_refunds_beside_a_ban_count(asking: Asking) -> None:
+    """Hits that a banned request gives back are given back, and it is denied all the same."""
+    assert await passed(asking, 3, "user=alice") == 2
+    asking.service.steering.add([override(BAN)])
+
+    back = descriptor("user=alice", refund=True)
+    assert (await asking.ask(back, "user=bob")).code is Code.OVER_LIMIT
+    assert await passed(asking, 3, "user=alice") == 1
+
+
+@pytest.mark.parametrize("text", ["free=x", "nobody=x", "user=bob"])
+async def test_a_ban_needs_no_rule(asking: Asking, text: str) -> None:
+    """A ban holds for descriptors that no rule limits, and in domains without rules."""
+    asking.service.steering.add([override(BAN, text), override(BAN, text, domain="other")])
+
+    assert not await passes(asking, text)
+    assert (await asking.ask(text, domain="other")).code is Code.OVER_LIMIT
+    assert (await asking.ask(text, domain="third")).code is Code.OK
+
+
+async def test_the_exempt_pass_uncharged(asking: Asking) -> None:
+    """Who is exempt passes, and is not counted; others in the request still are."""
+    exempt = override(EXEMPT)
+    asking.service.steering.add([exempt])
+
+    assert await passed(asking, 9) == 9
+    decisions = [await asking.ask("user=bob", "user=alice") for _ in range(3)]
+    assert [each.code for each in decisions] == [Code.OK, Code.OK, Code.OVER_LIMIT]
+
+    asking.service.steering.remove([exempt])
+    assert await passed(asking, 3) == 2
+
+
+async def test_a_limit_counts_on(asking: Asking) -> None:
+    """Another number holds for what was counted before, and the old one for what came since."""
+    assert await passes(asking)
+    limit = override(LIMIT, number=5)
+    asking.service.steering.add([limit])
+    decision = await asking.ask("user=bob")
+    status = decision.statuses[0]
+    assert status.limit is not None
+    assert (status.limit.requests_per_unit, status.remaining) == (5, 3)
+    assert await passed(asking, 5) == 3
+
+    asking.service.steering.remove([limit])
+    assert await passed(asking, 3) == 0
+
+
+async def test_grants_are_spent_first_and_go_with_the_window(asking: Asking) -> None:
+    """Extra hits pass before the limit's own are charged, and end with the window."""
+    grant = override(GRANT, number=3)
+    asking.service.steering.add([grant])
+
+    assert [(await asking.ask("user=bob")).statuses[0].remaining for _ in range(5)] == [
+        4,
+        3,
+        2,
+        1,
+        0,
+    ]
+    assert not await passes(asking)
+    asking.now_us += 60 * SECOND_US
+    assert await passed(asking, 5) == 2
+
+
+async def test_what_a_grant_has_given_is_not_charged(asking: Asking) -> None:
+    """Hits that a grant gave leave the limit as it was, also when the grant is taken away."""
+    grant = override(GRANT, number=3)
+    asking.service.steering.add([grant])
+    assert await passed(asking, 2) == 2
+
+    asking.service.steering.remove([grant])
+    assert await passed(asking, 5) == 2
+
+
+async def test_grants_of_one_caller_add_up(asking: Asking) -> None:
+    """Two grants give what both of them have."""
+    asking.service.steering.add([override(GRANT, number=3), override(GRANT, number=2)])
+
+    assert await passed(asking, 10) == 7
+
+
+async def test_hits_come_from_a_grant_or_from_the_limit(asking: Asking) -> None:
+    """Several hits are taken from a grant together, or not at all."""
+    asking.service.steering.add([override(GRANT, number=3)])
+
+    assert await passes(asking, hits=2)  # 1 is left of the grant
+    assert await passes(asking, hits=2)  # the limit's own
+    assert await passes(asking)
+    assert not await passes(asking)
+
+
+async def test_a_denied_request_spends_no_grant(asking: Asking) -> None:
+    """Where another descriptor denies the request, a grant keeps what it has."""
+    assert await passed(asking, 2, "user=alice") == 2
+    asking.service.steering.add([override(GRANT, number=1)])
+    for _ in range(3):
+        assert (await asking.ask("user=bob", "user=alice")).code is Code.OVER_LIMIT
+
+    assert await passed(asking, 5) == 3
+
+
+async def test_the_same_descriptor_twice_spends_a_grant_twice(asking: Asking) -> None:
+    """Two hits of one request on a grant of one: one is given, the other is the limit's."""
+    asking.service.steering.add([override(GRANT, number=1)])
+
+    assert (await asking.ask("user=bob", "user=bob")).code is Code.OK
+    assert await passed(asking, 5) == 1
+
+
+async def test_one_of_several_limits_can_be_meant(asking: Asking) -> None:
+    """With a limit's name an override is about that limit; the others hold as ever."""
+    asking.service.steering.add([override(EXEMPT, "plan=a", limit="short")])
+    assert await passed(asking, 9, "plan=a") == 5
+
+    asking.service.steering.add([override(GRANT, "plan=b", 2, limit="short")])
+    assert await passed(asking, 9, "plan=b") == 4
+
+    asking.service.steering.add([override(BAN, "plan=c", limit="other")])
+    assert await passed(asking, 9, "plan=c") == 2
+
+    asking.service.steering.add([override(BAN, "plan=d", limit="long")])
+    assert await passed(asking, 9, "plan=d") == 0
+
+
+async def test_an_override_ends_at_its_moment(asking: Asking) -> None:
+    """An override holds up to the microsecond before it ends, and not a moment longer."""
+    asking.service.steering.add([override(BAN, until_us=T + 1_000), override(EXEMPT)])
+    for at_us, code in ((0, False), (999, False), (1_000, True), (999, False), (1_001, True)):
+        asking.now_us = T + at_us
+        assert [await passes(asking) for _ in range(3)] == [code] * 3
+
+
+async def test_overrides_come_before_the_failure_policy(tmp_path: Path) -> None:
+    """While the store is away bans deny, and who is exempt passes, whatever the policy says."""
+    asking = Asking(
+        tmp_path, RULES, settings=Settings(failure_policy=FailurePolicy.CLOSED), store=Away()
+    )
+    asking.service.steering.add([override(EXEMPT), override(BAN, "user=eve")])
+
+    assert await passes(asking)
+    assert not await passes(asking, "user=alice")
+    assert not await passes(asking, "user=eve")
+
+
+async def test_answers_say_which_override_took_part(asking: Asking) -> None:
+    """Dynamic metadata names the overrides of each descriptor, and metrics count them by kind."""
+    ban, exempt = override(BAN), override(EXEMPT, "user=alice")
+    asking.service.steering.add([ban, exempt])
+    decision = await asking.ask("user=alice", "user=bob")
+
+    assert decision.metadata == {
+        "by_override": [
+            {"descriptor": 0, "kind": "exempt", "id": exempt.id},
+            {"descriptor": 1, "kind": "ban", "id": ban.id},
+        ]
+    }
+    assert asking.stats.override_decisions == {"ban": 1, "exempt": 1}
+
+
+async def test_records_name_overrides(asking: Asking) -> None:
+    """Who listens hears which override denied a request or let it through, and its rule."""
+    heard: list[DecisionRecord] = []
+    asking.service.listener = heard.extend
+    ban, exempt = override(BAN), override(EXEMPT, "user=alice")
+    limit = override(LIMIT, "user=eve", 1)
+    asking.service.steering.add([ban, exempt, limit])
+    for name in ("bob", "alice", "eve", "eve"):
+        await asking.ask(f"user={name}")
+
+    assert [each.by for each in heard] == ["override", "override", "count", "count"]
+    assert [each.overrides for each in heard] == [(ban,), (exempt,), (limit,), (limit,)]
+    assert [each.rule for each in heard] == ["user"] * 4
+    line = json.loads(line_of(heard[0], T))
+    assert (line["code"], line["by"], line["rule"]) == ("OVER_LIMIT", "override", "user")
+    assert line["overrides"] == [{"id": ban.id, "kind": "ban", "reason": "because"}]
+
+
+# The model
+
+
+class Model:
+    """What docs/overrides.md says, in a few lines; limits are fixed windows of the clock."""
+
+    LIMITS: ClassVar = {
+        "user": {"": (60, 2)},
+        "plan": {"short": (60, 2), "long": (3_600, 5)},
+        "free": {},
+    }
+    KINDS: ClassVar = [BAN, EXEMPT, LIMIT, GRANT]
+
+    def __init__(self) -> None:
+        self.overrides: list[Override] = []
+        self.counts: dict[tuple[object, ...], int] = {}
+
+    def meant(self, entry: Entry, limit: str, now_us: int) -> list[Override]:
+        found = [
+            each
+            for each in self.overrides
+            if each.entries[0].key == entry.key
+            and fnmatchcase(entry.value, each.entries[0].value)
+            and each.limit in {"", limit}
+            and (each.until_us is None or now_us < each.until_us)
+        ]
+        return sorted(
+            found,
+            key=lambda each: (
+                "*" in each.entries[0].value,
+                self.KINDS.index(each.kind),
+                not each.limit,
+                -each.made_us,
+                each.id,
+            ),
+        )
+
+    def passes(self, entries: list[Entry], now_us: int) -> bool:
+        counts = self.counts.copy()
+        for entry in entries:
+            limits = self.LIMITS[entry.key]
+            for name, (seconds, number) in (limits or {"": (1, 1 << 40)}).items():
+                found = self.meant(entry, name, now_us)
+                first = found[0].kind if found else None
+                if first is BAN:
+                    return False
+                if first is EXEMPT or not limits:
+                    continue
+                window = now_us // (seconds * SECOND_US)
+                numbers = [each.number for each in found if each.kind is LIMIT]
+                charged: list[tuple[tuple[object, ...], int]] = [
+                    ((each.id, entry, name), each.number)
+                    for each in found
+                    if each.kind is GRANT and each.made_us // (seconds * SECOND_US) == window
+                ]
+                charged.append(((entry, name, window), (numbers or [number])[0]))
+                room = [key for key, most in charged if counts.get(key, 0) < most]
+                if not room:
+                    return False
+                counts[room[0]] = counts.get(room[0], 0) + 1
+        self.counts = counts
+        return True
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_decisions_are_as_the_stated_order_says(tmp_path: Path, seed: int) -> None:
+    """Whatever overrides come, go and end, remembered plans decide as the order says."""
+    chance = random.Random(seed)
+    asking, model = Asking(tmp_path, RULES), Model()
+    values = {"user": ["bob", "al"], "plan": ["a", "ab"], "free": ["x"]}
+    for _ in range(200):
+        asking.now_us += chance.choice([0, 1, 1, 7_000_000, 61_000_000])
+        dice = chance.random()
+        if dice < 0.12:
+            key = chance.choice(list(values))
+            value = chance.choice([*values[key], "*", "a*"])
+            one = override(
+                chance.choice(Model.KINDS),
+                f"{key}={value}",
+                chance.randint(1, 4),
+                limit=chance.choice(["", "", "short", "long"]),
+                until_us=chance.choice([None, asking.now_us + chance.choice([2, 30_000_000])]),
+                made_us=asking.now_us,
+            )
+            model.overrides.append(one)
+            asking.service.steering.add([one])
+        elif dice < 0.2 and model.overrides:
+            gone = model.overrides.pop(chance.randrange(len(model.overrides)))
+            asking.service.steering.remove([gone])
+        else:
+            keys = chance.choices(list(values), k=chance.choice([1, 1, 2]))
+            entries = [Entry(key, chance.choice(values[key])) for key in keys]
+            decision: Decision = await asking.ask(*(f"{key}={value}" for key, value in entries))
+            told = f"{entries} {model.overrides} at {asking.now_us}"
+            assert (decision.code is Code.OK) == model.passes(entries, asking.now_us), told
+
+
+class Roomy(Away):
+    """A store in which every hit finds all of its limit left."""
+
+    def outcomes(self, hits: Sequence[Hit]) -> Outcomes:
+        return [Outcome(False, hit.spec.limit, 1, 1) for hit in hits]
+
+
+async def test_what_is_remembered_is_as_what_is_planned_anew(tmp_path: Path) -> None:
+    """While overrides come and go, who remembers plans answers as who has just started."""
+    chance = random.Random(7)
+    asking, known = Asking(tmp_path, RULES), list[Override]()
+    remembers = asking.served_by(Roomy(), asking.settings)
+    for _ in range(60):
+        asking.now_us += chance.choice([0, 0, 0, 1_000_000])
+        if chance.random() < 0.15:
+            kind, until_us = chance.choice(Model.KINDS), asking.now_us + 5_000_000
+            text = chance.choice(["user=*", "user=bob", "plan=*"])
+            known.append(override(kind, text, 1, until_us=until_us))
+            remembers.steering.add(known[-1:])
+        elif known and chance.random() < 0.1:
+            remembers.steering.remove([known.pop(0)])
+        fresh = asking.served_by(Roomy(), asking.settings)
+        fresh.steering.add(known)
+        texts = chance.choices(["user=bob", "user=al", "plan=a", "nobody=x"], k=2)
+        body = wire.encode_request(Request("edge", tuple(map(descriptor, texts))))
+        for _ in range(3):
+            assert await remembers.decide([body]) == await fresh.decide([body])
+
+
+ALGORITHM_RULES = """
+domain: edge
+descriptors:
+  - key: user
+    rate_limit: {{unit: minute, requests_per_unit: 2, algorithm: {algorithm}}}
+"""
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+async def test_limits_and_grants_hold_for_every_algorithm(tmp_path: Path, algorithm: str) -> None:
+    """Another number, also 0, and extra hits hold whatever counts."""
+    asking = Asking(tmp_path, ALGORITHM_RULES.format(algorithm=algorithm))
+    asking.service.steering.add(
+        [
+            override(LIMIT, "user=more", 5),
+            override(LIMIT, "user=none", 0),
+            override(GRANT, "user=given", 3),
+            override(GRANT, "user=both", 3),
+            override(LIMIT, "user=both", 4),
+        ]
+    )
+
+    found = {each: await passed(asking, 9, f"user={each}") for each in ("more", "none", "given")}
+    assert found == {"more": 5, "none": 0, "given": 5}
+    assert await passed(asking, 9, "user=both") == 7
+
+
+DENIED_COUNT_RULES = """
+domain: edge
+descriptors:
+  - key: user
+    rate_limit: {unit: minute, requests_per_unit: 2, count_denied: true}
+  - key: soft
+    shadow_mode: true
+    rate_limit: {unit: minute, requests_per_unit: 2}
+"""
+
+
+async def test_denied_hits_count_once_beside_a_grant(tmp_path: Path) -> None:
+    """Where denied hits count, they count once, however often grants are tried."""
+    asking = Asking(tmp_path, DENIED_COUNT_RULES)
+    asking.service.steering.add([override(GRANT, "user=bob", 2), override(GRANT, "user=bob", 1)])
+
+    assert await passed(asking, 7) == 5
+    counted = asking.rules.snapshot.domains["edge"].rules
+    assert {rule.path: rule.tallies.of().over for rule in counted}["user"] == 2
+    assert (await asking.ask(descriptor("user=bob", addend=0))).statuses[0].remaining == 0
+
+
+async def test_a_shadow_is_counted_once_a_grant_is_spent(tmp_path: Path) -> None:
+    """In shadow mode hits pass in any case: first the grant's, then the limit's are counted."""
+    asking = Asking(tmp_path, DENIED_COUNT_RULES)
+    asking.service.steering.add([override(GRANT, "soft=bob", 2)])
+
+    remaining = [(await asking.ask("soft=bob")).statuses[0].remaining for _ in range(4)]
+    assert remaining == [3, 2, 1, 0]
+    assert await passed(asking, 3, "soft=bob") == 3
