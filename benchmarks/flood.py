@@ -5,10 +5,10 @@ Open loop: calls go out when they are due, whatever the server does. One that is
 socket takes no more, or no stream or window is free) never is. Every answer is looked at:
 counted, denied, by failure policy, refused for want of time, or failed, in time or late.
 
-Calls go out in batches of one connection, whose frames are made before; only the numbers of
-streams are written into them. So one core can ask for ten times what another can answer. Run
-by `overload.py` as a process of its own: prints `started` and when by the monotonic clock, in
-the end one line of JSON.
+Each connection makes a few calls before the load begins. Calls go out in batches of one connection,
+whose frames are made before; only the numbers of streams are written into them. So one core can ask
+for ten times what another can answer. Run by `overload.py` as a process of its own: prints
+`started` and when by the monotonic clock, in the end one line of JSON.
 """
 
 from __future__ import annotations
@@ -119,6 +119,10 @@ class Tally:
     def add(self, fate: str, due: float, count: int) -> None:
         self.counts[fate][self.slice(due)] += count
 
+    def clear(self) -> None:
+        for counts in self.counts.values():
+            counts[:] = [0] * self._slices
+
     def held_up(self, now: float, seconds: float) -> None:
         at = self.slice(now)
         self.lag[at] = max(self.lag[at], seconds)
@@ -176,6 +180,13 @@ class Asking(asyncio.Protocol):
         sent = 0 if self._waiting else self._send(due, self._size)
         if sent < self._size:
             self._waiting.append((due, self._size - sent))
+
+    async def warm_up(self) -> None:
+        """Makes calls, so that client and server have settled all that comes with the first one."""
+        for _ in range(2):
+            self.offer(time.perf_counter())
+            while self._pending and not self.lost:
+                await asyncio.sleep(TICK_SECONDS)
 
     def _send(self, due: float, count: int) -> int:
         """Sends as many of a batch's calls as may be sent now; returns how many."""
@@ -357,6 +368,9 @@ async def flood(arguments: argparse.Namespace) -> dict[str, object]:
         return asking
 
     clients = [await connect() for _ in range(arguments.connections)]
+    for client in clients:
+        await client.warm_up()
+    tally.clear()
     gc.collect()
     gc.disable()  # its pauses would be counted as the server's
     tally.start = before = due = time.perf_counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,9 +26,10 @@ from ratelimit_service.transport.h2.frames import PREFACE, ErrorCode, FrameType
 from ratelimit_service.transport.h2.overload import PATIENCE_US, Backlog, Fate, Overload
 from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.transport.h2.server import H2Server
+from ratelimit_service.transport.h2.turns import Turns
 from ratelimit_service.transport.health import HealthService
 from tests.servers.redis import RedisServer
-from tests.service.asking import Asking, Away, Timed, descriptor
+from tests.service.asking import Asking, Away, Busy, Timed, descriptor
 from tests.stores.cases import hearing, hit
 from tests.transport.test_h2 import Client
 from tests.transport.test_protocol import Wire, held_back
@@ -297,22 +299,156 @@ async def test_refusing_costs_next_to_nothing(tmp_path: Path) -> None:
 
 
 async def test_what_comes_behind_late_calls_is_counted(tmp_path: Path) -> None:
-    """Of what was read at different times only that is refused which has waited too long."""
+    """Of what was read at different times only that is refused which has waited too long.
+
+    The later the oldest is, the less of the newest is counted.
+    """
     store = Timed()
     ends = Ends(Asking(tmp_path, RULES, store=store))
     ends.settle()
     store.deadlines_us.clear()
-    for waited_us in (900_000, 800_000, 150_000, 50_000, 0):
+    now_us, inbox = elapsed_us(), ends.protocol._inbox
+    for place, waited_us in enumerate((800_000, 700_000, 150_000, 50_000, 0)):
         ends.protocol.data_received(b"".join(ends.frames("1S") for _ in range(10)))
-        arrived_us, data = ends.protocol._inbox[-1]
-        ends.protocol._inbox[-1] = (arrived_us - waited_us, data)
+        inbox[place] = (now_us - waited_us, inbox[place][1])
 
-    ends.turn()
+    while ends.protocol.handle_piece(now_us):
+        pass
+    ends.turns._finish_turn([ends.protocol])
 
     kinds = ends.wire.kinds()
     assert kinds.count(FrameType.RST_STREAM) == 30
     assert kinds.count(FrameType.DATA) == 20
     assert all(deadline_us > AT_ONCE for deadline_us in store.deadlines_us)
+
+
+def test_the_later_one_is_the_less_is_counted() -> None:
+    """Behind a late call the newest are counted, in inverse proportion to its lateness."""
+    backlog = Backlog()
+    newest_us = []
+    for waited_us in (4_000, 8_000, 16_000, 200_000):
+        backlog.fate(waited_us, ENVOYS_US)
+        newest_us.append(1_000_000 - backlog.caught_up_us(1_000_000))
+
+    assert newest_us == [4_000, 2_000, 1_000, 1_000]
+
+
+async def test_who_has_gone_is_not_refused(tmp_path: Path) -> None:
+    """Calls too late for a refusal get none; who has not taken his back a second later gets one."""
+    ends = Ends(Asking(tmp_path, RULES, store=Timed()))
+    ends.settle()
+    first = ends.client.stream_id + 2
+    data = b"".join(ends.frames("1S") for _ in range(3))
+
+    assert ends.receive(data, waited_us=900_000) == []
+    assert ends.receive(frames.rst_stream(first, ErrorCode.CANCEL)) == []
+    ends.protocol.connection.tick()
+    assert ends.receive(frames.rst_stream(first + 2, ErrorCode.CANCEL)) == []
+    ends.protocol.connection.tick()
+    ends.protocol.flush()
+
+    assert ends.wire.written[9 - 4 : 9] == (first + 4).to_bytes(4, "big")
+    assert ends.wire.kinds() == [FrameType.RST_STREAM]
+    ends.protocol.connection.tick()
+    assert ends.protocol.connection.take_output() == b""
+
+
+async def test_calls_of_many_connections_are_decided_together(tmp_path: Path) -> None:
+    """What comes in one turn, on whichever connections, is one batch for the store."""
+    store = Timed()
+    asking = Asking(tmp_path, RULES, store=store)
+    several = [Ends(asking) for _ in range(5)]
+    for ends in several:
+        ends.calls, ends.turns = several[0].calls, several[0].turns
+        ends.protocol._calls, ends.protocol._turns = ends.calls, ends.turns
+        ends.settle()
+    store.deadlines_us.clear()
+
+    now_us = elapsed_us()
+    for ends in several:
+        ends.wire.kinds()
+        ends.protocol.data_received(ends.frames("1S"))
+        ends.protocol.handle_piece(now_us)
+    several[0].turns._finish_turn([ends.protocol for ends in several])
+
+    assert len(store.deadlines_us) == 1
+    assert [ends.wire.kinds().count(FrameType.DATA) for ends in several] == [1] * 5
+
+
+async def test_time_in_the_store_counts(tmp_path: Path) -> None:
+    """While an older call waits long for the store, one that has waited for us is not counted."""
+    store = Busy()
+    ends = Ends(Asking(tmp_path, RULES, store=store))
+    ends.client.encoder.header_table_size = 0
+    ends.receive(ends.frames("1S"))
+    (oldest,) = ends.calls._pending._since_us
+    ends.overload.hurried(4_000)
+
+    ends.calls._pending._since_us[oldest] -= 450_000
+    assert FrameType.RST_STREAM in ends.receive(ends.frames("1S"), waited_us=100_000)
+    assert FrameType.RST_STREAM not in ends.receive(ends.frames("1S"))
+    store.go_on()
+    assert FrameType.RST_STREAM not in ends.receive(ends.frames("1S"), waited_us=100_000)
+
+
+async def test_late_clients_are_read_from_when_it_is_their_turn(tmp_path: Path) -> None:
+    """The loop does not read from a client that is late while others wait, but its turns do.
+
+    Once nothing has come, or what comes is not late, the loop reads again.
+    """
+    ends = Ends(Asking(tmp_path, RULES, store=Timed()))
+    ends.settle()
+    other = Http2Protocol(ends.calls, METHODS, ends.turns, lambda _: None)
+    there, here = socket.socketpair()
+    with there, here:
+        here.setblocking(False)
+        ends.protocol.draw_from(here)
+        ends.overload.hurried(4_000)
+        other.data_received(b"PRI")
+
+        ends.protocol.data_received(ends.frames("1S"))
+        arrived_us, data = ends.protocol._inbox[0]
+        ends.protocol._inbox[0] = (arrived_us - 800_000, data)
+        now_us = elapsed_us()
+        assert ends.protocol.handle_piece(now_us)
+        assert not ends.wire.reading
+
+        there.send(ends.frames("1S") + ends.frames("1S"))
+        assert ends.protocol.handle_piece(now_us + 800_000)
+        assert ends.calls._haste.refused > 1
+        there.send(ends.frames("1S"))
+        assert not ends.protocol.handle_piece(now_us + 900_000)
+        assert ends.wire.reading
+
+        ends.protocol.data_received(ends.frames("1S"))
+        ends.protocol._inbox[0] = (now_us, ends.protocol._inbox[0][1])
+        assert ends.protocol.handle_piece(now_us + 800_000)
+        assert not ends.protocol.handle_piece(now_us + 1_600_000)
+        assert ends.wire.reading
+    ends.turn()
+
+
+async def test_bytes_may_have_come_while_the_loop_was_busy() -> None:
+    """What is read between two turns is taken to have come in the middle of a round of the loop."""
+    turns = Turns()
+    assert turns.came_us(5_000) == 5_000
+
+    turns._scheduled, turns._before_us, turns._ended_us = True, 10_000, 17_000
+    assert turns.came_us(18_000) == 14_000
+
+
+def test_of_late_reads_a_share_is_counted() -> None:
+    """The square of the ratio of 40 % of the patience to the time between two reads is counted.
+
+    Few bytes are counted all or not at all, many by what came last.
+    """
+    backlog = Backlog()
+    backlog.fate(0, ENVOYS_US)
+
+    assert backlog.chosen(4_000, 1_000, 8_192) == (False, 1_000)
+    few = [backlog.chosen(12_800, 1_024, 8_192)[0] for _ in range(64)]
+    assert few.count(True) == 25
+    assert backlog.chosen(16_000, 40_000, 8_192) == (False, 10_000)
 
 
 async def test_other_calls_are_not_refused_along(tmp_path: Path) -> None:

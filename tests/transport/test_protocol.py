@@ -63,6 +63,9 @@ class Wire(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += data
 
+    def is_closing(self) -> bool:
+        return self.closed
+
     def close(self) -> None:
         self.closed = True
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import Final
 
 from ratelimit_service.errors import BadRequestError
-from ratelimit_service.service import AT_ONCE, NEVER, Answer, Refusal, Service, counted_until
+from ratelimit_service.service import AT_ONCE, NEVER, Refusal, Service, counted_until
 from ratelimit_service.transport.h2.connection import (
     Calls,
     Cancelled,
-    Connection,
     Ended,
     Event,
     Message,
     Methods,
 )
-from ratelimit_service.transport.h2.overload import Fate, Haste, Overload
+from ratelimit_service.transport.h2.gathered import Gathered, Pending
+from ratelimit_service.transport.h2.overload import FRESH_US, Fate, Haste, Overload, too_slow
 from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.transport.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.transport.reflection import REFLECTION_PATHS, reflect
@@ -28,6 +27,9 @@ __all__ = ["METHODS", "METHODS_UNREFLECTED", "ServiceCalls"]
 _DECIDE: Final = f"/{SERVICE}/{METHOD}".encode()
 _CHECK: Final = f"/{HEALTH_SERVICE}/Check".encode()
 _WATCH: Final = f"/{HEALTH_SERVICE}/Watch".encode()
+
+_ENOUGH: Final = 16
+"""So many calls are a batch of their own: others would hardly make them cheaper."""
 
 METHODS: Final = Methods(frozenset({_DECIDE, _CHECK, _WATCH}), REFLECTION_PATHS)
 METHODS_UNREFLECTED: Final = Methods(METHODS.unary, frozenset())
@@ -41,6 +43,11 @@ class ServiceCalls:
         self._health = health
         self._overload = overload
         self._haste = Haste(_DECIDE)
+        self._gathered: dict[tuple[bool, int, bool], Gathered] = {}
+        """The calls of this turn that are to be decided, by what they have in common: whether there
+        is no time to count them, about how long their callers wait, and whether nobody asks who
+        they are."""
+        self._pending = Pending()
         self._watches: dict[tuple[Http2Protocol, int], asyncio.Task[None]] = {}
 
     def handle(self, protocol: Http2Protocol, events: list[Event]) -> None:
@@ -80,17 +87,25 @@ class ServiceCalls:
         fate = self._fate(protocol, timeout_us)
         if fate is Fate.COUNTED:
             return None
-        self._overload.hurried(haste.given)
-        haste.given = 0
         haste.timeout_us = timeout_us
         haste.refusing = fate is Fate.REFUSED
-        haste.answers = self._service.at_hand.answers(protocol.now_us)
+        haste.gone_percent = protocol.backlog.gone_percent(protocol.spread_us)
+        if haste.given:
+            self._overload.hurried(haste.given)
+            haste.given = 0
+        if not haste.refusing:
+            haste.answers = self._service.at_hand.answers(protocol.now_us)
         return haste
 
     def _fate(self, protocol: Http2Protocol, timeout_us: int | None) -> Fate:
         """What becomes of the calls that are handled now, whose callers wait for `timeout_us`."""
-        waited_us = protocol.now_us - protocol.arrived_us
+        waited_us, arrived_us = protocol.waited_us, protocol.arrived_us
         fate = protocol.backlog.fate(waited_us, timeout_us)
+        if fate is Fate.COUNTED and protocol.now_us - arrived_us > FRESH_US:
+            # Where calls wait for us and for the store, both must leave time for an answer.
+            store_us = self._pending.oldest_us(protocol.now_us)
+            if too_slow(protocol.now_us - arrived_us + store_us, timeout_us):
+                fate = Fate.HURRIED
         if fate is Fate.HURRIED and timeout_us is None:
             return fate if self._service.waits else Fate.COUNTED
         if fate is Fate.HURRIED and not (self._service.waits and self._overload.may_hurry):
@@ -129,13 +144,24 @@ class ServiceCalls:
             self._overload.hurried(len(stream_ids))
             deadline_us = AT_ONCE
 
-        self._service.submit(
-            calls.messages,
-            partial(_decided, self._service, protocol, stream_ids),
-            partial(_wanted, connection, stream_ids),
-            deadline_us,
-            calls.callers,
-        )
+        if len(stream_ids) >= _ENOUGH:
+            alone = Gathered(self._pending)
+            alone.add(protocol, calls, deadline_us)
+            alone.submit(self._service)
+            return
+        patience = -1 if timeout_us is None else timeout_us.bit_length()
+        key = deadline_us == AT_ONCE, patience, calls.callers is None
+        gathered = self._gathered.get(key)
+        if gathered is None:
+            gathered = self._gathered[key] = Gathered(self._pending)
+        gathered.add(protocol, calls, deadline_us)
+        protocol.at_end_of_turn(self._submit, len(stream_ids))
+
+    def _submit(self) -> None:
+        """Has all calls of a turn decided."""
+        batches, self._gathered = self._gathered, {}
+        for gathered in batches.values():
+            gathered.submit(self._service)
 
     def _call(self, protocol: Http2Protocol, path: bytes, stream_id: int, message: bytes) -> None:
         connection = protocol.connection
@@ -172,29 +198,6 @@ class ServiceCalls:
         task = self._watches.get((protocol, event.stream_id))
         if task is not None:
             task.cancel()
-
-
-# No closures: compiled, each would be a cycle, and the collector would have to find them.
-
-
-def _wanted(connection: Connection, stream_ids: list[int], place: int) -> bool:
-    return connection.is_open(stream_ids[place])
-
-
-def _decided(
-    service: Service, protocol: Http2Protocol, stream_ids: list[int], answers: list[Answer]
-) -> None:
-    connection = protocol.connection
-    for place, answer in enumerate(answers):
-        try:
-            if isinstance(answer, bytes):
-                connection.answer(stream_ids[place], answer)
-            else:
-                connection.finish(stream_ids[place], answer.code, answer.message)
-        except Exception as error:
-            refusal = service.bug(error)
-            connection.finish(stream_ids[place], refusal.code, refusal.message)
-    protocol.flush_soon()
 
 
 def _streams(event: Event) -> list[int]:

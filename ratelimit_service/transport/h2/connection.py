@@ -86,6 +86,10 @@ class Connection(Incoming):
         self._unary = methods.unary
         self.haste: Haste | None = None
         """What may be done with the calls of the next piece if there is no time for them."""
+        self._unanswered: set[int] = set()
+        """Calls that came too late even for a refusal: their callers will take them back."""
+        self._unanswered_for_long: set[int] = set()
+        """The same of the second before."""
         self._data = b""
         self._at = 0
         """The offset in the data at which the first unhandled frame begins."""
@@ -126,6 +130,9 @@ class Connection(Incoming):
             self._asked_to_settle = second
         if self._unfinished:
             self._end_slow_calls(second)
+        if self._unanswered_for_long:
+            self._output.append(runs.refusals(sorted(self._unanswered_for_long)))
+        self._unanswered_for_long, self._unanswered = self._unanswered, set()
         if not self._life.settled:
             return
         if second - self._asked_to_settle > ACK_SECONDS:
@@ -255,7 +262,7 @@ class Connection(Incoming):
         """
         haste = self.haste
         if haste is not None and haste.refusing:
-            after = self._refuse_run(haste, data, start, stop)
+            after = self._refuse_run(haste, data, start, stop, events)
             if after:
                 return after
         if len(data) < stop + _MESSAGE_HEAD_BYTES:
@@ -297,7 +304,9 @@ class Connection(Incoming):
         self._call(head, stream_id, message, events, caller)
         return end
 
-    def _refuse_run(self, haste: Haste, data: bytes, start: int, stop: int) -> int:
+    def _refuse_run(
+        self, haste: Haste, data: bytes, start: int, stop: int, events: list[Event]
+    ) -> int:
         """Refuses a run of calls that there is no time for.
 
         The header block of the first is `data[start:stop]`. Returns where the last one ends.
@@ -309,15 +318,44 @@ class Connection(Incoming):
         head = self._headers.recall(block)
         if head is None or not haste.concerns(head):
             return 0
-        first = start - 9
-        end, streams = runs.calls(data, first, block, self._last_stream_id)
+        at, streams = self._pass_calls(data, start - 9, block)
         if not streams:
             return 0
-        self._last_stream_id = streams[-1]
-        self._consume(end - first - len(streams) * (18 + len(block)))
-        self._turn_away(streams)
         haste.refused += len(streams)
-        return end
+        gone: set[int] = set()
+        while _is_reset(data, at):
+            # Clients take calls back between others. Who has done so needs no refusal.
+            end, taken_back = runs.resets(data, at)
+            if not taken_back:
+                break
+            self._reset_all(taken_back, events)
+            gone.update(taken_back)
+            at, more = self._pass_calls(data, end, block)
+            streams += more
+            haste.refused += len(more)
+        if haste.gone_percent:
+            first = len(streams) * haste.gone_percent // 100
+            self._unanswered.update(streams[:first])
+            self._unanswered -= gone
+            streams = streams[first:]
+        if gone:
+            streams = [each for each in streams if each not in gone]
+        if streams:
+            self._output.append(runs.refusals(streams))
+        return at
+
+    def _pass_calls(self, data: bytes, at: int, block: bytes) -> tuple[int, list[int]]:
+        """Passes a run of calls that are not handed on; returns where it ends, and its streams.
+
+        The fault is ours, so later frames of the client on these streams cost it as little as if
+        they had been answered.
+        """
+        end, streams = runs.calls(data, at, block, self._last_stream_id)
+        if streams:
+            self._last_stream_id = streams[-1]
+            self._consume(end - at - len(streams) * (18 + len(block)))
+            self._credit(len(streams))
+        return end, streams
 
     def _reset_run(self, data: bytes, start: int, events: list[Event]) -> int:
         """Handles a run of resets.
@@ -327,6 +365,11 @@ class Connection(Incoming):
         end, stream_ids = runs.resets(data, start)
         if not stream_ids:
             return 0
+        self._reset_all(stream_ids, events)
+        return end
+
+    def _reset_all(self, stream_ids: list[int], events: list[Event]) -> None:
+        """Takes the client's resets of these streams."""
         expect(
             min(stream_ids) > 0 and max(stream_ids) <= self._last_stream_id,
             "RST_STREAM on an idle stream",
@@ -335,8 +378,10 @@ class Connection(Incoming):
         if not self._streams.keys().isdisjoint(stream_ids):
             for stream_id in stream_ids:
                 cost_us += self._withdraw(stream_id, events)
+        if self._unanswered or self._unanswered_for_long:
+            self._unanswered.difference_update(stream_ids)
+            self._unanswered_for_long.difference_update(stream_ids)
         self._spend(cost_us, "resets")
-        return end
 
     def _done_in_haste(self, haste: Haste, head: Head, stream_id: int, message: bytes) -> bool:
         """Ends a call that there is no time for, if its answer is at hand."""
@@ -348,6 +393,11 @@ class Connection(Incoming):
         ready.times += 1
         haste.given += 1
         return True
+
+
+def _is_reset(data: bytes, at: int) -> bool:
+    """Whether an RST_STREAM frame begins there."""
+    return at + 3 < len(data) and data[at + 3] == RST_STREAM
 
 
 def _ends_within(data: bytes, at: int) -> bool:

@@ -20,7 +20,7 @@ from ratelimit_service.observer import Stats
 from ratelimit_service.service import Ready
 from ratelimit_service.transport.h2.headers import Head
 
-__all__ = ["FRESH_US", "PATIENCE_US", "Backlog", "Fate", "Haste", "Overload"]
+__all__ = ["FRESH_US", "PATIENCE_US", "Backlog", "Fate", "Haste", "Overload", "too_slow"]
 
 PATIENCE_US: Final = 15_000
 """How long a caller is assumed to wait if it does not say so (`grpc-timeout`)."""
@@ -29,12 +29,28 @@ FRESH_US: Final = 500
 """A call that has waited for less is counted, whoever made it."""
 
 _LATE: Final = 20
-_CAUGHT_UP: Final = 10
-"""Parts of a caller's patience, in percent. A call that has waited for longer than the first is not
-counted, nor are those read with it that have waited for longer than the second."""
+"""The part of a caller's patience, in percent, after which a call is not counted."""
+
+_NEWEST: Final = 5
+"""Calls are counted that have waited for no longer than this part, however late others are."""
+
+_TIMELY: Final = 65
+"""Calls that have waited for no longer than this part can be answered in time, if they are chosen
+to be counted."""
+
+_IN_STORE: Final = 50
+"""The part of a caller's patience that its call may wait for us, and the oldest in the store."""
+
+_SHARED: Final = 40
+"""Once a client is read from as seldom as this part of its callers' patience, a share is counted of
+what has come in between: the square of this part to the time."""
 
 _GIVEN_UP: Final = 75
 """The same share for calls that are so late that even an answer by policy would be too late."""
+
+_GONE: Final = 85
+"""The same share for calls that a refusal cannot reach in time either. These are not answered:
+their callers take them back. Who has not done so after a second is refused then."""
 
 _HURRIED_COST: Final = 8
 _MOST_SAVED: Final = 4_000
@@ -55,12 +71,21 @@ class Fate(IntEnum):
     """Its caller is told at once that there is no time."""
 
 
+def too_slow(us: int, timeout_us: int | None) -> bool:
+    """Whether a call that has waited so long for us and for the store together would be late."""
+    return 100 * us > (PATIENCE_US if timeout_us is None else timeout_us) * _IN_STORE
+
+
 class Backlog:
     """How long one connection's callers wait; each has its own, so that others do not suffer."""
 
-    __slots__ = ("timeout_us",)
+    __slots__ = ("_earned_bytes", "timeout_us", "waited_us")
 
     def __init__(self) -> None:
+        self._earned_bytes = 0
+        """How many of the late bytes may be counted next."""
+        self.waited_us = 0
+        """How long the last calls had waited when they were looked at."""
         self.timeout_us: int | None = None
         """How long the callers of the last calls wait; None if they do not say."""
 
@@ -69,7 +94,7 @@ class Backlog:
 
         Their callers wait `timeout_us` in all, None if they do not say: these are never refused.
         """
-        self.timeout_us = timeout_us
+        self.timeout_us, self.waited_us = timeout_us, waited_us
         percent, patience_us = 100 * waited_us, PATIENCE_US if timeout_us is None else timeout_us
         if percent <= patience_us * _LATE:
             return Fate.COUNTED
@@ -78,9 +103,47 @@ class Backlog:
         return Fate.REFUSED
 
     def caught_up_us(self, now_us: int) -> int:
-        """Calls that came before this time are given up with a late one; newer ones are counted."""
+        """Calls that came before this time are given up with a late one; newer ones are counted.
+
+        The later the oldest call is, the fewer of the newest are counted. So under a lasting
+        overload just as many are as leave time to refuse the others before their callers go.
+        """
         patience_us = PATIENCE_US if self.timeout_us is None else self.timeout_us
-        return now_us - patience_us * _CAUGHT_UP // 100
+        late_us = patience_us * _LATE // 100
+        newest_us = late_us * late_us // max(self.waited_us, late_us, 1)
+        return now_us - max(newest_us, patience_us * _NEWEST // 100)
+
+    def gone_percent(self, spread_us: int) -> int:
+        """The share of the calls just looked at that nobody waits for any more, in percent.
+
+        They have come within `spread_us`.
+        """
+        if self.timeout_us is None:
+            return 0
+        overdue_us = self.waited_us - self.timeout_us * _GONE // 100
+        return max(0, min(100, 100 * overdue_us // max(spread_us, 1)))
+
+    def chosen(self, since_us: int, size: int, most: int) -> tuple[bool, int]:
+        """Which of so many bytes shall be counted that have come in the last `since_us`.
+
+        Either all, at most `most`, although some may have come long ago, or so many of the newest.
+        A share is counted that falls with the time between two reads, so that there is time for
+        the others. With few bytes in a read it is saved up until it is worth a batch.
+        """
+        patience_us = PATIENCE_US if self.timeout_us is None else self.timeout_us
+        late_us = patience_us * _LATE // 100
+        if since_us <= late_us:
+            return False, size
+        share_us = patience_us * _SHARED // 100
+        self._earned_bytes += size * share_us // since_us * share_us // since_us
+        if since_us <= patience_us * _TIMELY // 100 and size <= most:
+            if self._earned_bytes < size:
+                return False, 0
+            self._earned_bytes = min(self._earned_bytes - size, most)
+            return True, size
+        newest = min(self._earned_bytes, size * late_us // since_us)
+        self._earned_bytes = min(self._earned_bytes - newest, most)
+        return False, newest
 
 
 class Haste:
@@ -90,13 +153,16 @@ class Haste:
     hand, by the calls' messages; with `refusing` there is not even time for these.
     """
 
-    __slots__ = ("answers", "given", "path", "refused", "refusing", "timeout_us")
+    __slots__ = ("answers", "given", "gone_percent", "path", "refused", "refusing", "timeout_us")
 
     def __init__(self, path: bytes) -> None:
         self.path = path
         self.timeout_us: int | None = None
         self.answers: dict[bytes, Ready] = {}
         self.refusing = False
+        self.gone_percent = 0
+        """The share of the refused calls, those that came first, whose callers are gone before a
+        refusal could reach them."""
         self.given = 0
         """How many calls were given an answer at hand since this was last counted."""
         self.refused = 0

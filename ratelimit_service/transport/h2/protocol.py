@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol, cast
@@ -25,6 +26,9 @@ __all__ = ["CallHandler", "Http2Protocol"]
 _PIECE_CALLS: Final = 32
 _PIECE_BYTES: Final = 8_192
 """So many calls or frames, or so many bytes, are handled before it is another client's turn."""
+
+_DRAWN_BYTES: Final = 65_536
+"""So much is read at once in a turn."""
 
 
 class CallHandler(Protocol):
@@ -83,11 +87,21 @@ class Http2Protocol(asyncio.Protocol):
         """The earliest time, by `elapsed_us`, at which the piece in hand can have come."""
         self.now_us = 0
         """When that piece began to be handled."""
+        self.waited_us = self.spread_us = 0
+        """How long the calls of that piece have waited for it, 0 if they are counted anyhow, and
+        within which time they have come."""
         self.backlog = Backlog()
         self.used_us = 0
         """How much time the client's bytes have taken, for `turns` to compare."""
         self.dear = False
         """Whether the next piece may take long, also for `turns`."""
+        self._socket: socket.socket | None = None
+        """What the transport reads, if its bytes are HTTP/2 and nothing else."""
+        self._drawing = self._chosen = False
+        """Whether that is read in turns, and not by the loop, and whether what was read then is to
+        be counted although it may have waited for long."""
+        self._drawn_us = 0
+        """When it was last read then: what is read next has come later."""
         self._transport: asyncio.Transport | None = None
         self._flushing = False
         self._writing_paused = self._reading_paused = False
@@ -112,7 +126,8 @@ class Http2Protocol(asyncio.Protocol):
         """Called by asyncio: takes the bytes in, to be handled when it is this client's turn."""
         self._heard_at = self._loop.time()
         self._pinged_at = None
-        now_us = arrived_us = elapsed_us()
+        now_us = elapsed_us()
+        arrived_us = self._turns.came_us(now_us)
         if self._unread_since_us:  # bytes read after a pause may have come at its beginning
             arrived_us, self._unread_since_us = self._unread_since_us, 0
         self._inbox.append((arrived_us, data))
@@ -125,31 +140,110 @@ class Http2Protocol(asyncio.Protocol):
 
     def handle_piece(self, now_us: int) -> bool:
         """Handles some of what was read; returns whether there is more, and it may be handled."""
-        connection = self.connection
+        connection, late = self.connection, False
         self._handled = self._flushing = True  # the turn ends with a write: none need be asked for
         try:
             self.now_us = now_us
-            if self._inbox and not self._more:
-                self.arrived_us = self._inbox[0][0]
-            fresh = now_us - self.arrived_us <= FRESH_US
-            connection.haste = haste = None if fresh else self._calls.haste(self)
-            connection.wants_callers = self._calls.wants_callers
-            refusing = haste is not None and haste.refusing
-            piece = self._late_piece() if refusing else self._next_piece(_PIECE_BYTES)
-            events = connection.receive(piece, _PIECE_CALLS)
-            if events:
-                self._calls.handle(self, events)
+            if not self._drawing or self._inbox or self._more or self._draw(now_us):
+                # What is late is done with first. What has come behind it is fresh, and comes next.
+                late = again = self._handle_some(now_us, refusing=False)
+                if again and self._inbox and not self._more:
+                    again = self._handle_some(now_us, refusing=True)
+                    if again and self._inbox and not self._more:
+                        self._handle_some(now_us, refusing=True)
         except Exception as error:  # where the next frame begins is unknown now
             self._calls.failed(error)
             connection.abandon(ErrorCode.INTERNAL_ERROR, "the service failed: see its log")
         if connection.closing:
             self._forget_inbox()
-        self._more = connection.has_more
+            self._more = False
         self.dear = connection.may_be_dear
         self._waiting = (bool(self._inbox) or self._more) and not self._writing_paused
         if not self._waiting:
+            self._chosen = False
+            if late and not self._writing_paused and (self._drawing or self._start_drawing(now_us)):
+                self._waiting = True
+                return True
+            self._stop_drawing()
             self._resume_reading()
         return self._waiting
+
+    def draw_from(self, its_socket: socket.socket) -> None:
+        """Gives the socket that the transport reads, so that this can read by itself."""
+        self._socket = its_socket
+
+    def _start_drawing(self, now_us: int) -> bool:
+        """Reads by itself from now on, if that can be; each visit of a turn begins with a read.
+
+        The loop would read whenever something comes, which under an overload of many connections is
+        a few calls at a time, and long before their turn.
+        """
+        transport = self._transport
+        if self._socket is None or transport is None or not self._turns.busy:
+            return False
+        if self.connection.closing or transport.is_closing():
+            return False
+        transport.pause_reading()
+        self._drawing, self._drawn_us = True, now_us
+        return True
+
+    def _stop_drawing(self) -> None:
+        """Has the loop read again, which also finds out if the client has gone."""
+        if self._drawing:
+            self._drawing, self.spread_us = False, 0
+            transport = self._transport
+            if transport is not None and not transport.is_closing() and not self._reading_paused:
+                transport.resume_reading()
+
+    def _draw(self, now_us: int) -> bool:
+        """Reads what has come since the last read; returns whether anything has."""
+        try:
+            data = self._socket.recv(_DRAWN_BYTES) if self._socket is not None else b""
+        except OSError:  # nothing has come, or the loop will find the fault
+            return False
+        if not data:
+            return False
+        self._heard_at = self._loop.time()
+        self._pinged_at = None
+        since_us, self._drawn_us = self._drawn_us, now_us
+        self._chosen, fresh_bytes = self.backlog.chosen(now_us - since_us, len(data), _PIECE_BYTES)
+        self._inbox_bytes += len(data)
+        self.spread_us = now_us - since_us
+        late_bytes = len(data) - fresh_bytes
+        if self._chosen or not fresh_bytes or not late_bytes:
+            self._inbox.append((since_us, data))
+            return True
+        # What comes last in the bytes has come last: they are taken to have come evenly.
+        self._inbox.append((since_us, data[:late_bytes]))
+        newest_us = (now_us - since_us) * fresh_bytes // len(data)
+        self._inbox.append((now_us - newest_us, data[late_bytes:]))
+        return True
+
+    def _handle_some(self, now_us: int, *, refusing: bool) -> bool:
+        """Handles the next bytes; returns whether their calls are late. Then more may be handled.
+
+        With `refusing` late calls are refused, also if there were time to decide them by policy.
+        """
+        connection = self.connection
+        if self._inbox and not self._more:
+            self.arrived_us = self._inbox[0][0]
+        self.waited_us = 0 if self._chosen else now_us - self.arrived_us
+        fresh = self.waited_us <= FRESH_US
+        connection.haste = haste = None if fresh else self._calls.haste(self)
+        if haste is not None and refusing:
+            haste.refusing = True
+        refused = haste is not None and haste.refusing
+        piece = self._late_piece() if refused else self._next_piece(_PIECE_BYTES)
+        connection.wants_callers = self._calls.wants_callers
+        events = connection.receive(piece, _PIECE_CALLS)
+        if events:
+            self._calls.handle(self, events)
+        self._more = connection.has_more
+        return haste is not None and not connection.closing
+
+    def at_end_of_turn(self, finish: Callable[[], None], calls: int) -> None:
+        """Has `finish` called once at the end of this turn, as `Turns.later` says."""
+        self._turns.later(finish, calls)
 
     def end_turn(self) -> None:
         """Writes the answers to the pieces of this turn."""
@@ -170,9 +264,14 @@ class Http2Protocol(asyncio.Protocol):
             return b""
         caught_up_us = self.backlog.caught_up_us(self.now_us)
         piece = self._next_piece(INBOX_BYTES)
-        while self._inbox and self._inbox[0][0] < caught_up_us and len(piece) < INBOX_BYTES:
-            piece += self._next_piece(INBOX_BYTES)
-        return piece
+        inbox, size = self._inbox, len(piece)
+        if not inbox or inbox[0][0] >= caught_up_us or size >= INBOX_BYTES:
+            return piece
+        pieces = [piece]
+        while inbox and inbox[0][0] < caught_up_us and size < INBOX_BYTES:
+            pieces.append(self._next_piece(INBOX_BYTES))
+            size += len(pieces[-1])
+        return b"".join(pieces)
 
     def _next_piece(self, size: int) -> bytes:
         """Takes the next bytes; none while the connection still has complete frames to handle."""

@@ -44,6 +44,13 @@ _match_resets: Final = re.compile(
 _reset_streams: Final = struct.Struct(f">5xI{RST_STREAM_BYTES}x").iter_unpack
 
 _REFUSAL: Final = rst_stream(0, ErrorCode.ENHANCE_YOUR_CALM)
+_REFUSAL_HEAD: Final = _REFUSAL[:5]
+_REFUSAL_END: Final = _REFUSAL[9:]
+_refusal: Final = struct.Struct(">5sI4s").pack
+
+_FEW: Final = 12
+"""So many refusals are sooner made one by one."""
+
 _STREAM_AT: Final = 5
 """The offset in a frame at which its stream's number stands."""
 
@@ -148,6 +155,8 @@ def resets(data: bytes, start: int) -> tuple[int, list[int]]:
 
 def refusals(streams: Sequence[int]) -> bytes:
     """RST_STREAM frames that tell callers to calm down."""
+    if len(streams) < _FEW:
+        return b"".join([_refusal(_REFUSAL_HEAD, stream, _REFUSAL_END) for stream in streams])
     made, numbers = bytearray(_REFUSAL * len(streams)), _four_bytes_each(streams)
     for place in range(4):
         made[_STREAM_AT + place :: len(_REFUSAL)] = numbers[place::4]

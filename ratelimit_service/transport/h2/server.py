@@ -167,6 +167,7 @@ class H2Server:
     async def _adopt(self, protocol: Http2Protocol, connection: socket.socket) -> None:
         try:
             if self._context is None:
+                protocol.draw_from(connection)
                 await self._loop.connect_accepted_socket(lambda: protocol, connection)
             else:
                 seconds = HANDSHAKE_SECONDS

@@ -6,13 +6,16 @@ always of the connection that has used the least time. A connection that comes b
 starts from the least that any waiting one has used, so that nobody can save time up. (Linux' CFS
 shares out processors this way.) So clients that send much, or expensive frames, hold up neither the
 others nor the replies of a store, however many clients they are. A piece that may take long is the
-only one of its turn. What must not live here: bytes, and how they are handled.
+only one of its turn. What small pieces of a turn ask for is decided together at its end
+(`Turns.later`), since many small batches cost several times what a large one does. What must not
+live here: bytes, and how they are handled.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from ratelimit_service.clock import elapsed_us
@@ -49,6 +52,10 @@ class Waiting(Protocol):
         """Ends, because one of the two above has raised. It gets no more turns."""
 
 
+_GUESSED_US: Final = 10
+"""How long what is left for a turn's end takes for each call, as long as nothing is known."""
+
+
 class Turns:
     """The connections of one event loop that have bytes to be handled."""
 
@@ -63,8 +70,38 @@ class Turns:
         self._scheduled = False
         self._ended_us = 0
         """When something was last handled, by `elapsed_us`."""
+        self._before_us = 0
+        """When the turn before that had ended."""
         self._lately_us = 0
         """How much time went to pieces handled at once, less what was made good since."""
+        self._finish: Callable[[], None] | None = None
+        """Does what was left for the end of this turn."""
+        self._later_calls = 0
+        """For how many calls that is."""
+        self._call_us = _GUESSED_US
+        """How long it takes for a call, as it took lately."""
+
+    def came_us(self, now_us: int) -> int:
+        """When bytes have come, on average, that the loop has just read.
+
+        Between two turns the loop does not wait. So what it reads may have come at any time since
+        its last round, which began when the turn before the last had ended.
+        """
+        return (now_us + self._before_us) // 2 if self._scheduled and self._before_us else now_us
+
+    @property
+    def busy(self) -> bool:
+        """Whether any connection waits for its turn."""
+        return bool(self._waiting)
+
+    def later(self, finish: Callable[[], None], calls: int) -> None:
+        """Has `finish` called once at the end of this turn, for so many calls of this piece.
+
+        All who ask for it in one turn ask for the same. A turn ends as soon as there is as much to
+        finish as fits into its time. `finish` raises nothing.
+        """
+        self._finish = finish
+        self._later_calls += calls
 
     def add(self, waiting: Waiting, now_us: int) -> None:
         """Takes in a connection that is not waiting already.
@@ -93,9 +130,9 @@ class Turns:
         more = False
         try:
             more = waiting.handle_piece(now_us)
-            waiting.end_turn()
         except Exception as error:
             waiting.fail(error)
+        self._finish_turn([waiting])
         self._ended_us = elapsed_us()
         took_us = self._ended_us - now_us
         waiting.used_us += took_us
@@ -112,25 +149,39 @@ class Turns:
         now = elapsed_us()
         until = now + TURN_US
         handled: list[Waiting] = []
-        while waiting and now < until and not (handled and waiting[0][2].dear):
+        while waiting and not (handled and waiting[0][2].dear):
+            if now + self._later_calls * self._call_us >= until:
+                break
             first = heapq.heappop(waiting)[2]
             self._least_us = max(self._least_us, first.used_us)
             handled.append(first)
-            more = False
+            more, before = False, self._later_calls
             try:
                 more = first.handle_piece(now)
             except Exception as error:  # its fault must not cost others their turn
                 first.fail(error)
             started, now = now, elapsed_us()
-            first.used_us += now - started
+            first.used_us += now - started + (self._later_calls - before) * self._call_us
             if more:
                 self._push(first)
+        self._finish_turn(handled)
+        now = elapsed_us()
+        self._before_us, self._ended_us = self._ended_us, now
+        self._scheduled = bool(waiting)
+        if waiting:
+            self._loop.call_soon(self._turn)
+
+    def _finish_turn(self, handled: Sequence[Waiting]) -> None:
+        """Does what was left for the end of the turn, and writes."""
+        finish, calls = self._finish, self._later_calls
+        if finish is not None and calls:
+            self._finish, self._later_calls = None, 0
+            started = elapsed_us()
+            finish()
+            took_us = (elapsed_us() - started) // calls
+            self._call_us = max(1, (3 * self._call_us + took_us) // 4)
         for each in handled:
             try:
                 each.end_turn()
             except Exception as error:
                 each.fail(error)
-        self._ended_us = now
-        self._scheduled = bool(waiting)
-        if waiting:
-            self._loop.call_soon(self._turn)
