@@ -42,7 +42,7 @@ class Pending:
 class Gathered:
     """A batch of calls whose callers wait about equally long, in the order of their handling."""
 
-    __slots__ = ("_deadline_us", "_messages", "_parts", "_pending", "_starts", "_callers")
+    __slots__ = ("_callers", "_deadline_us", "_messages", "_parts", "_pending", "_starts")
 
     def __init__(self, pending: Pending) -> None:
         self._pending = pending
