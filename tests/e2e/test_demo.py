@@ -1,19 +1,29 @@
-"""`ratelimit demo`: a service and an Envoy to try limits with."""
+"""`ratelimit demo`: a service and an Envoy to try limits with, as docs/tutorial.md does."""
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.cli.inside import Inside
 from tests.e2e.conftest import need_envoy
 from tests.servers.process import Process, free_port, listens, wait_until
 from tests.servers.service import http
 
+TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
+ANY_PATH = "                        - match: {prefix: /}\n"
+
 
 def test_demo(tmp_path: Path) -> None:
-    """It limits a user through Envoy, takes a changed rule at once, and ends both on SIGTERM."""
+    """It limits a user through Envoy, takes a changed rule at once, and ends both on SIGTERM.
+
+    Started again it keeps what was changed: the route and the rule of docs/tutorial.md hold.
+    """
     need_envoy()
     port, grpc, http_port = free_port(), free_port(), free_port()
     words = [sys.executable, "-m", "ratelimit_service", "demo", str(tmp_path / "d")]
@@ -34,6 +44,38 @@ def test_demo(tmp_path: Path) -> None:
     demo.signal(signal.SIGTERM)
     assert demo.wait() == 0
     assert not any(map(listens, (port, grpc, http_port)))
+
+    rule, route = re.findall(r"```yaml\n(.*?)```", TUTORIAL.read_text(), re.DOTALL)
+    rules.write_text(rules.read_text() + rule)
+    config = tmp_path / "d" / "envoy.yaml"
+    config.write_text(config.read_text().replace(ANY_PATH, route + ANY_PATH, 1))
+    again = Process(words, tmp_path / "again.log")
+    again.spawn()
+    again.wait_ready(lambda: "Ctrl-C ends both" in again.log)
+    login = f"http://127.0.0.1:{port}/login"
+    assert [http(login).status for _ in range(4)].count(429) in {0, 1}  # a minute may end
+    wait_until(lambda: http(login).status == 429, "the fourth request of a minute to be denied")
+    assert http(f"http://127.0.0.1:{port}/", headers={"x-user": "bob"}).status == 200
+
+    again.signal(signal.SIGTERM)
+    assert again.wait() == 0
+
+
+def test_configuration_with_other_ports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A configuration that is kept, and has other ports than those asked for, is not started."""
+    need_envoy()
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "envoy.yaml").write_text("port_value: 100001}")
+    ports = [f"--{name}={free_port()}" for name in ("port", "grpc", "http")]
+
+    said = Inside(monkeypatch, capsys)("demo", tmp_path / "d", *ports)
+
+    assert said.code == 2
+    assert "envoy.yaml does not have port" in said.err
+    assert "name the one that it has with --port, or delete the file" in said.err
 
 
 def test_port_that_is_taken(tmp_path: Path) -> None:
