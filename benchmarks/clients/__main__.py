@@ -4,7 +4,7 @@
 
 Builds the clients that this machine has the tools for, names what is missing, and lets each of them
 call in every scenario over both transports. Prints a table; fails if an answer is another call's,
-or if a call fails that should not. docs/clients.md tells the method.
+or if a call fails that should not. docs/real-clients.md tells the method.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the clients in Python have in common. docs/clients.md says what is given and printed."""
+"""What the clients in Python have in common. docs/real-clients.md has what is given and printed."""
 
 from __future__ import annotations
 

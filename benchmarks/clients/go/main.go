@@ -1,4 +1,4 @@
-// client ADDRESS NAME=NUMBER...: calls the service with grpc-go. docs/clients.md says what the
+// client ADDRESS NAME=NUMBER...: calls the service with grpc-go. docs/real-clients.md says what the
 // names mean and what is printed. Messages are bytes here, so no .proto is needed.
 package main
 

@@ -1,5 +1,5 @@
 // node client.js DIRECTORY ADDRESS NAME=NUMBER...: calls the service with @grpc/grpc-js, which is
-// below DIRECTORY. docs/clients.md says what the names mean and what is printed. Messages are
+// below DIRECTORY. docs/real-clients.md says what the names mean and what is printed. Messages are
 // bytes here, so no .proto is needed.
 const http2 = require("http2");
 

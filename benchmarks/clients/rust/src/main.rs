@@ -1,4 +1,4 @@
-//! client ADDRESS NAME=NUMBER...: calls the service with tonic. docs/clients.md says what the names
+//! client ADDRESS NAME=NUMBER...: calls the service with tonic. docs/real-clients.md says what the names
 //! mean and what is printed. Messages are bytes here, so no .proto is needed.
 
 use std::collections::{BTreeMap, HashMap};

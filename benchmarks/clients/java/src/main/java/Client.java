@@ -31,7 +31,7 @@ import java.util.concurrent.atomic.AtomicLong;
 import java.util.stream.Collectors;
 
 /**
- * Client netty|okhttp ADDRESS NAME=NUMBER...: calls the service with grpc-java. docs/clients.md
+ * Client netty|okhttp ADDRESS NAME=NUMBER...: calls the service with grpc-java. docs/real-clients.md
  * says what the names mean and what is printed. Messages are bytes here, so no .proto is needed.
  */
 public final class Client {
