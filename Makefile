@@ -165,11 +165,13 @@ $(COMPILED)/.compiled: $(SOURCES) pyproject.toml requirements-compile.txt
 	@touch $@
 	@$(COMPILED)/bin/ratelimit --version
 
-$(VENV)/.developing: $(VENV)/.installed requirements-dev.txt
+$(VENV)/.developing: $(VENV)/.installed requirements-dev.txt client/pyproject.toml
 	@echo "installing what lint and tests need into $(VENV)"
 	@$(LOCKED) requirements-dev.txt
 	@# xds-protos brings old copies of OpenTelemetry's files along, and puts them in their place.
 	@awk '/^opentelemetry-proto==/ {found = 1} found {print} found && !/\\$$/ {exit}' \
 		requirements.txt >$(VENV)/opentelemetry-proto.txt
 	@$(LOCKED) $(VENV)/opentelemetry-proto.txt --force-reinstall --no-deps
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+		--editable ./client
 	@touch $@

@@ -38,7 +38,7 @@ NAVIGATION = {
         "xds",
     ],
     "Operate": ["operations", "kubernetes", "redis", "traces"],
-    "Inside": ["architecture", "benchmarks", "clients", "changelog"],
+    "Inside": ["architecture", "benchmarks", "real-clients", "changelog"],
 }
 """The pages of each part, in the order in which they are read. Others stand under `More`."""
 

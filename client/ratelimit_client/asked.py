@@ -1,0 +1,57 @@
+"""Requests from what people write: mappings, keywords, and functions of a call's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ratelimit_client.errors import BadRequestError
+from ratelimit_client.model import Descriptor, Entries, Request, Value
+
+__all__ = ["Computed", "Cost", "Described", "computed", "request_of", "reserving"]
+
+Described = Descriptor | Entries
+"""A descriptor, or just its entries."""
+
+Computed = Value | Callable[..., Value]
+"""A value, or a function that makes it of the arguments of a decorated function."""
+
+Cost = int | Callable[..., int]
+"""The same for a cost."""
+
+
+def request_of(
+    domain: str, descriptors: tuple[Described, ...], entries: Entries, cost: int
+) -> Request:
+    """The descriptors that are given, and one more of the keywords."""
+    found = [each if isinstance(each, Descriptor) else Descriptor.of(each) for each in descriptors]
+    if entries:
+        found.append(Descriptor.of(entries))
+    return Request(domain, tuple(found), cost)
+
+
+def reserving(request: Request) -> Request:
+    """The same. Raises BadRequestError if nothing in it can be settled."""
+    if all(each.cost is not None for each in request.descriptors):
+        raise BadRequestError(
+            "every descriptor has a cost of its own: a budget settles those that have none"
+        )
+    return request
+
+
+def computed(
+    descriptors: tuple[Mapping[str, Computed], ...],
+    entries: Mapping[str, Computed],
+    cost: Cost,
+    arguments: tuple[object, ...],
+    keywords: Mapping[str, object],
+) -> tuple[tuple[Entries, ...], int]:
+    """The entries of each descriptor, and the cost, for one call of a decorated function."""
+    every = (*descriptors, entries) if entries else descriptors
+    found = tuple(
+        {
+            key: value(*arguments, **keywords) if callable(value) else value
+            for key, value in each.items()
+        }
+        for each in every
+    )
+    return found, cost(*arguments, **keywords) if callable(cost) else cost

@@ -1,0 +1,56 @@
+"""Requests that were denied a moment ago, so that the service need not be asked again."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import replace
+
+from ratelimit_client.model import Decision, Reason, Request
+
+__all__ = ["Denials"]
+
+_MOST_SECONDS = 5.0
+"""A denial is forgotten after this, so that a limit that was raised soon counts."""
+
+_ROUNDED_SECONDS = 1.0
+"""The service rounds waits up to whole seconds, so that the window may end this much earlier."""
+
+
+class Denials:
+    """A bounded table: the denials that were used longest ago make room. Threads may share it."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._found: OrderedDict[Request, tuple[float, float, Decision]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, request: Request, now: float) -> Decision | None:
+        """The denial of exactly this request, if it must still hold."""
+        with self._lock:
+            found = self._found.get(request)
+            if found is None:
+                return None
+            asked_at, until, decision = found
+            if now >= until:
+                del self._found[request]
+                return None
+            self._found.move_to_end(request)
+        return replace(decision, reason=Reason.KNOWN_DENIAL, age=now - asked_at)
+
+    def put(self, request: Request, decision: Decision, asked_at: float) -> None:
+        """Remembers a denial until its window may be over. What no count denied is not kept."""
+        wait = decision.retry_after
+        if decision.reason is not Reason.OVER_LIMIT or wait is None or wait <= _ROUNDED_SECONDS:
+            return
+        until = asked_at + min(wait - _ROUNDED_SECONDS, _MOST_SECONDS)
+        with self._lock:
+            self._found[request] = asked_at, until, decision
+            self._found.move_to_end(request)
+            if len(self._found) > self._most:
+                self._found.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forgets all, since hits were given back."""
+        with self._lock:
+            self._found.clear()

@@ -1,0 +1,209 @@
+"""What a limiter does, once for sync and async: generators that say what to ask and how to wait.
+
+Each yields steps and is sent their answers; an `UnavailableError` of a call is thrown into it.
+Nothing here does I/O, sleeps or knows an event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from ratelimit_client.denials import Denials
+from ratelimit_client.errors import UnavailableError
+from ratelimit_client.model import Decision, Reason, Request
+
+__all__ = ["Ask", "Asking", "OnFailure", "Sleep", "Step", "Steps"]
+
+log = logging.getLogger("ratelimit_client")
+
+OnFailure = Literal["open", "closed", "raise"]
+"""What decides when the service gives no answer."""
+
+_PAUSE_SECONDS = 0.02
+"""The first pause before something is tried again; each further one is twice as long."""
+
+_LONGEST_PAUSE_SECONDS = 2.0
+_SPREAD = 0.1
+"""Who waits comes back up to this much later, so that not all come back in one moment."""
+
+_GIVE_BACK_ATTEMPTS = 3
+_LEAST_SECONDS = 0.001
+_LOG_SECONDS = 10.0
+_FILL_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Sends a request. The answer is awaited for so many seconds."""
+
+    request: Request
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Does nothing for so many seconds."""
+
+    seconds: float
+
+
+Step = Ask | Sleep
+T = TypeVar("T")
+Steps = Generator[Step, Decision | None, T]
+
+
+class Asking:
+    """How a limiter asks, waits, tries again, and decides where there is no answer."""
+
+    def __init__(
+        self,
+        deadline: float,
+        on_failure: OnFailure,
+        attempts: int,
+        remember_denials: int,
+        now: Callable[[], float],
+    ) -> None:
+        """`now` is a clock in seconds that never steps back."""
+        if not deadline > 0:
+            raise ValueError(f"deadline is {deadline}: give seconds above 0")
+        if on_failure not in {"open", "closed", "raise"}:
+            raise ValueError(f"on_failure is {on_failure!r}: allowed are open, closed and raise")
+        if attempts < 1:
+            raise ValueError(f"attempts is {attempts}: give 1 or more")
+        if remember_denials < 0:
+            raise ValueError(f"remember_denials is {remember_denials}: give 0 or more")
+        self._deadline = deadline
+        self._on_failure = on_failure
+        self._attempts = attempts
+        self._denials = Denials(remember_denials) if remember_denials else None
+        self._now = now
+        self._lock = threading.Lock()
+        self._logged_at: float | None = None
+        self._unlogged = 0
+
+    def check(self, request: Request) -> Steps[Decision]:
+        """Asks once, unless the denial is known."""
+        asked_at = self._now()
+        known = self._denials.get(request, asked_at) if self._denials else None
+        if known is not None:  # itself it is false
+            return known
+        decision = yield from self.ask(request)
+        if self._denials and not decision.allowed and decision.counted:
+            self._denials.put(request, decision, asked_at)
+        return decision
+
+    def ask(self, request: Request) -> Steps[Decision]:
+        """Asks the service in any case; `on_failure` decides where it gives no answer."""
+        try:
+            return (yield from self._ask(request, self._attempts, again=False))
+        except UnavailableError as error:
+            if self._on_failure == "raise":
+                raise
+            self._say(str(error))
+            allowed = self._on_failure == "open"
+            return Decision(allowed, Reason.UNAVAILABLE, detail=str(error))
+
+    def wait(self, request: Request, at_most: float) -> Steps[Decision]:
+        """Asks until the request may go, or would have to wait for longer."""
+        until, attempt = self._now() + at_most, 0
+        while True:
+            decision = yield from self.check(request)
+            if decision.allowed:
+                if decision.delay:
+                    yield Sleep(decision.delay)
+                return decision
+            attempt += 1
+            wait = decision.retry_after
+            pause = _backoff(attempt) if wait is None else _later(wait)
+            if self._now() + pause > until:
+                return decision
+            yield Sleep(pause)
+
+    def refund(self, request: Request) -> Steps[Decision]:
+        """Gives hits back."""
+        if self._denials:
+            self._denials.clear()
+        return (yield from self.ask(request.given_back()))
+
+    def settle(
+        self, request: Request, reserved: int, actual: int, decision: Decision
+    ) -> Steps[Decision]:
+        """Charges what was used beyond what is reserved, or gives back what was not used.
+
+        Where there is no room for all of it, what is left of the limit is charged. `decision` is
+        that of the reservation, and the answer if nothing is left to do.
+        """
+        if actual == reserved:
+            return decision
+        if actual < reserved:
+            return (yield from self.refund(request.costing(reserved - actual)))
+        extra = actual - reserved
+        charged = yield from self.ask(request.costing(extra))
+        for _ in range(_FILL_ATTEMPTS):
+            if charged.allowed or not charged.counted:
+                break
+            look = yield from self.ask(request.costing(0))
+            room = min(look.remaining or 0, extra) if look.allowed else 0
+            if not room or (yield from self.ask(request.costing(room))).allowed:
+                break
+        return charged
+
+    def give_back(self, request: Request, lease: str) -> Steps[None]:
+        """Gives a lease back. If that fails it ends by itself, with its window.
+
+        To try again does no harm: a lease that is not there gives back nothing.
+        """
+        if self._denials:
+            self._denials.clear()
+        try:
+            yield from self._ask(request.given_back(lease), _GIVE_BACK_ATTEMPTS, again=True)
+        except UnavailableError as error:
+            self._say(f"a lease was not given back and ends with its window: {error}")
+
+    def _ask(self, request: Request, attempts: int, *, again: bool) -> Steps[Decision]:
+        """Asks until there is an answer. What may have been counted is sent `again` if it may."""
+        until, attempt = self._now() + self._deadline, 1
+        while True:
+            try:
+                answer = yield Ask(request, max(_LEAST_SECONDS, until - self._now()))
+            except UnavailableError as error:
+                wait = error.retry_after
+                pause = _backoff(attempt) if wait is None else _later(wait)
+                resumed = self._now() + pause
+                if again and not error.retriable:  # it has used up its time
+                    until = resumed + self._deadline
+                if attempt >= attempts or resumed >= until or not (again or error.retriable):
+                    raise
+            else:
+                if answer is not None:
+                    return answer
+                raise RuntimeError("a call ended without an answer and without an error")
+            attempt += 1
+            yield Sleep(pause)
+
+    def _say(self, message: str) -> None:
+        """Logs a failure, unless others have just been logged."""
+        with self._lock:
+            now = self._now()
+            if self._logged_at is not None and now - self._logged_at < _LOG_SECONDS:
+                self._unlogged += 1
+                return
+            before, self._unlogged, self._logged_at = self._unlogged, 0, now
+        others = f" ({before} more since the last line)" if before else ""
+        log.warning("%s%s", message, others)
+
+
+def _backoff(attempt: int) -> float:
+    """A pause with jitter, for what nobody has set a time for."""
+    longest = min(_LONGEST_PAUSE_SECONDS, _PAUSE_SECONDS * (1 << min(attempt - 1, 10)))
+    return longest * random.uniform(0.5, 1.0)  # noqa: S311
+
+
+def _later(wait: float) -> float:
+    """Not before the wait is over, and not all at once."""
+    return wait + random.uniform(0, max(_PAUSE_SECONDS, _SPREAD * wait))  # noqa: S311

@@ -1,0 +1,88 @@
+"""What carries requests to a service, and what of it an address asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ratelimit_client.errors import LimiterError, MissingExtraError
+from ratelimit_client.model import Decision, Request
+
+__all__ = ["TLS", "AsyncTransport", "SyncTransport", "async_transport", "sync_transport"]
+
+
+@dataclass(frozen=True, slots=True)
+class TLS:
+    """PEM files: the authorities that vouch for the service, and our own certificate and key."""
+
+    ca: str | Path | None = None
+    cert: str | Path | None = None
+    key: str | Path | None = None
+
+    def contents(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """Authorities, key and certificate. Raises LimiterError for what cannot be read."""
+        try:
+            ca, key, cert = (
+                Path(path).read_bytes() if path else None for path in (self.ca, self.key, self.cert)
+            )
+        except OSError as error:
+            raise LimiterError(f"{error.filename} cannot be read: {error.strerror}") from error
+        return ca, key, cert
+
+
+class AsyncTransport(Protocol):
+    """Asks a service from an event loop."""
+
+    async def ask(self, request: Request, seconds: float) -> Decision:
+        """The answer, within so many seconds.
+
+        Raises UnavailableError if there is none, BadRequestError if the service refuses it.
+        """
+
+    async def close(self) -> None:
+        """Closes its connections."""
+
+
+class SyncTransport(Protocol):
+    """Asks a service and blocks. Threads share one."""
+
+    def ask(self, request: Request, seconds: float) -> Decision:
+        """As `AsyncTransport.ask`."""
+
+    def close(self) -> None:
+        """Closes its connections."""
+
+
+def async_transport(address: str, tls: TLS | None) -> AsyncTransport:
+    """Speaks gRPC for `HOST:PORT` and `unix:PATH`, HTTP for a URL. Raises MissingExtraError."""
+    if _is_url(address):
+        try:
+            from ratelimit_client.http_calls import AsyncHttpCalls  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(f"an address such as {address}", "http") from error
+        return AsyncHttpCalls(address, tls)
+    try:
+        from ratelimit_client.grpc_calls import AsyncGrpcCalls  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(f"an address such as {address}", "grpc") from error
+    return AsyncGrpcCalls(address, tls)
+
+
+def sync_transport(address: str, tls: TLS | None) -> SyncTransport:
+    """As `async_transport`."""
+    if _is_url(address):
+        try:
+            from ratelimit_client.http_calls import SyncHttpCalls  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(f"an address such as {address}", "http") from error
+        return SyncHttpCalls(address, tls)
+    try:
+        from ratelimit_client.grpc_calls import SyncGrpcCalls  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(f"an address such as {address}", "grpc") from error
+    return SyncGrpcCalls(address, tls)
+
+
+def _is_url(address: str) -> bool:
+    return address.startswith(("http://", "https://"))

@@ -1,0 +1,230 @@
+"""What goes over real sockets: gRPC and HTTP, sync and async, against the service."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from ratelimit_client import (
+    BadRequestError,
+    Decision,
+    Descriptor,
+    Limit,
+    Limiter,
+    Reason,
+    SyncLimiter,
+    UnavailableError,
+    Unit,
+)
+from ratelimit_client.steps import OnFailure
+from tests.ratelimit_client.live import Live
+from tests.servers.process import free_port
+
+PATIENCE = 30.0
+numbers = itertools.count()
+
+
+@pytest.fixture(params=["grpc", "http"])
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def name() -> str:
+    """A value that no other test asks about."""
+    return f"caller {next(numbers)}"
+
+
+def connect(live: Live, way: str) -> Limiter:
+    return Limiter(live.addresses[way], domain="api", deadline=PATIENCE, on_failure="raise")
+
+
+@pytest.fixture
+def blocking(live: Live, way: str) -> Iterator[SyncLimiter]:
+    address = live.addresses[way]
+    with SyncLimiter(address, domain="api", deadline=PATIENCE, on_failure="raise") as limiter:
+        yield limiter
+
+
+async def test_check(live: Live, way: str, name: str) -> None:
+    """A decision has the limit, what is left of it, and of a denial when to come back."""
+    async with connect(live, way) as limiter:
+        first = await limiter.check(user=name, cost=2)
+        over = await limiter.check(user=name, cost=2)
+        last = await limiter.check(user=name)
+
+    assert (first.allowed, first.remaining, first.retry_after) == (True, 1, None)
+    assert first.limit == Limit(3, Unit.MINUTE, 1, "per-user")
+    assert (over.allowed, over.reason, over.remaining) == (False, Reason.OVER_LIMIT, 0)
+    assert over.retry_after is not None
+    assert 0 < over.retry_after <= 60
+    assert (last.allowed, last.remaining) == (True, 0)
+    assert [bool(each) for each in (first, over, last)] == [True, False, True]
+
+
+async def test_several_descriptors(live: Live, way: str, name: str) -> None:
+    """Descriptors of one check pass together or not at all, each with a cost of its own."""
+    async with connect(live, way) as limiter:
+        both = [
+            await limiter.check({"team": name}, Descriptor.of({"user": name}, cost=2))
+            for _ in range(2)
+        ]
+        team = await limiter.check(team=name, cost=0)
+
+    assert [each.allowed for each in both] == [True, False]
+    assert [each.allowed for each in both[1].statuses] == [True, False]
+    assert team.remaining == 4
+
+
+async def test_look_charge_and_refund(live: Live, way: str, name: str) -> None:
+    """A cost of 0 counts nothing, a charge counts, and a refund gives back."""
+    async with connect(live, way) as limiter:
+        looks = [await limiter.check(user=name, cost=0) for _ in range(5)]
+        await limiter.charge(user=name, cost=3)
+        over = await limiter.check(user=name)
+        await limiter.refund(user=name, cost=2)
+        left = await limiter.check(user=name, cost=0)
+
+    assert {each.remaining for each in looks} == {3}
+    assert not over.allowed
+    assert left.remaining == 2
+
+
+async def test_no_rule_and_own_limit(live: Live, way: str, name: str) -> None:
+    """Where no rule is, nothing is limited, unless the descriptor brings a limit."""
+    own = Descriptor.of({"nothing": name}, limit=Limit(1, Unit.WEEK, 2))
+    async with connect(live, way) as limiter:
+        free = await limiter.check(nothing=name)
+        limited = [await limiter.check(own) for _ in range(2)]
+
+    assert (free.allowed, free.reason, free.limit) == (True, Reason.NO_LIMIT, None)
+    assert [each.allowed for each in limited] == [True, False]
+    assert limited[0].limit == Limit(1, Unit.WEEK, 2)
+
+
+async def test_leases(live: Live, way: str, name: str) -> None:
+    """A place is held within its block only."""
+    async with connect(live, way) as limiter:
+        async with limiter.lease(slot=name), limiter.lease(slot=name):
+            full = await limiter.check(slot=name, cost=0)
+            denied = await limiter.check(slot=name)
+        after = await limiter.check(slot=name, cost=0)
+
+    assert (full.remaining, denied.allowed, after.remaining) == (0, False, 2)
+
+
+async def test_headers_and_body(live: Live, way: str, name: str) -> None:
+    """A decision brings what the rule has callers told."""
+    async with connect(live, way) as limiter:
+        passed, denied = [await limiter.check(login=name) for _ in range(2)]
+
+    assert dict(passed.headers)["RateLimit-Policy"] == '"sign-in";q=1;w=60'
+    assert b"Too many attempts." in denied.body
+    assert denied.metadata["decided"] == {
+        "by": "count",
+        "denied": True,
+        "descriptor": 0,
+        "limit": "sign-in",
+        "rule": "login",
+        "shadow": False,
+    }
+
+
+def test_sync(blocking: SyncLimiter, name: str) -> None:
+    """Without asyncio everything is the same: checks, refunds, leases and budgets."""
+    assert blocking.check(user=name, cost=3).remaining == 0
+    assert not blocking.check(user=name)
+    blocking.refund(user=name, cost=3)
+    with blocking.reserve(tokens=name, cost=600) as budget:
+        budget.spend(150)
+    with blocking.lease(slot=name):
+        held = blocking.check(slot=name, cost=0)
+
+    left = [blocking.check({key: name}, cost=0).remaining for key in ("user", "tokens", "slot")]
+    assert (held.remaining, left) == (1, [3, 850, 2])
+
+
+def test_many_threads(blocking: SyncLimiter, name: str) -> None:
+    """Threads that share a limiter get no more than the limit together."""
+
+    async def all_at_once() -> list[Decision]:
+        calls = [asyncio.to_thread(blocking.check, team=name) for _ in range(16)]
+        return await asyncio.gather(*calls)
+
+    assert sum(each.allowed for each in asyncio.run(all_at_once())) == 5
+
+
+def test_one_limiter_on_two_loops(live: Live, way: str, name: str) -> None:
+    """A limiter goes on when another event loop asks."""
+    limiter = connect(live, way)
+
+    async def ask() -> int | None:
+        try:
+            return (await limiter.check(team=name)).remaining
+        finally:
+            await limiter.close()
+
+    assert [asyncio.run(ask()) for _ in range(2)] == [4, 3]
+
+
+async def test_refused(live: Live, way: str, name: str) -> None:
+    """What the service refuses is raised whatever `on_failure` says, since it would never pass."""
+    async with Limiter(live.addresses[way], domain="api", deadline=PATIENCE) as limiter:
+        with pytest.raises(BadRequestError, match="at most 256 are allowed"):
+            await limiter.check(*[{"user": name}] * 257)
+
+
+@pytest.mark.parametrize(("on_failure", "allowed"), [("open", True), ("closed", False)])
+async def test_nobody_answers(
+    way: str, on_failure: OnFailure, allowed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`on_failure` decides where no service is, and the log says so once."""
+    address = {"grpc": "127.0.0.1:{}", "http": "http://127.0.0.1:{}"}[way].format(free_port())
+    caplog.set_level(logging.WARNING, "ratelimit_client")
+
+    async with Limiter(address, domain="api", deadline=PATIENCE, on_failure=on_failure) as limiter:
+        decisions = [await limiter.check(user="a") for _ in range(3)]
+    with SyncLimiter(address, domain="api", deadline=PATIENCE, on_failure=on_failure) as blocking:
+        decisions.append(blocking.check(user="a"))
+
+    assert [each.allowed for each in decisions] == [allowed] * 4
+    assert {each.reason for each in decisions} == {Reason.UNAVAILABLE}
+    assert len(caplog.messages) == 2
+    assert "no service answers at" in caplog.messages[0]
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """The port of what takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+async def test_deadline(silent: int, way: str) -> None:
+    """A call ends with its deadline, and is not sent again: it may have been counted."""
+    address = {"grpc": f"127.0.0.1:{silent}", "http": f"http://127.0.0.1:{silent}"}[way]
+
+    async with Limiter(address, domain="api", deadline=0.05, on_failure="raise") as limiter:
+        with pytest.raises(UnavailableError) as raised:
+            await limiter.check(user="a")
+    with (
+        SyncLimiter(address, domain="api", deadline=0.05, on_failure="raise") as blocking,
+        pytest.raises(UnavailableError),
+    ):
+        blocking.check(user="a")
+
+    assert not raised.value.retriable
+
+
+async def test_another_server(live: Live) -> None:
+    """A server that is something else is told to be no rate limit service."""
+    address = f"http://127.0.0.1:{live.http_port}/metrics/json"
+
+    async with Limiter(address, domain="api", deadline=PATIENCE, on_failure="raise") as limiter:
+        with pytest.raises(UnavailableError, match="answers 404"):
+            await limiter.check(user="a")

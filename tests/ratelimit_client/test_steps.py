@@ -1,0 +1,457 @@
+"""What a limiter does by itself, with the real rules on a clock that stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from ratelimit_client import (
+    BadRequestError,
+    Decision,
+    DeniedError,
+    Descriptor,
+    Limiter,
+    Reason,
+    SyncLimiter,
+    UnavailableError,
+)
+from ratelimit_client.model import Request
+from ratelimit_client.steps import OnFailure
+from ratelimit_client.testing import VirtualClock, VirtualLimiter, VirtualSyncLimiter
+from ratelimit_client.virtual import Virtual
+from tests.ratelimit_client.conftest import RULES
+
+
+class Broken:
+    """The service behind a line that breaks as the test says."""
+
+    def __init__(self, *errors: UnavailableError | None) -> None:
+        self.clock = VirtualClock()
+        self._service = Virtual(RULES, lambda: self.clock.now_us)
+        self._errors = list(errors)
+        self.asked: list[Request] = []
+        self.hung = asyncio.Event()
+        self.hangs: Callable[[Request], bool] = lambda _: False
+
+    async def ask(self, request: Request, seconds: float) -> Decision:
+        assert seconds > 0
+        self.asked.append(request)
+        if self.hangs(request):
+            self.hung.set()
+            await asyncio.Event().wait()
+        if self._errors and (error := self._errors.pop(0)):
+            raise error
+        await asyncio.sleep(0)
+        return self._service.answer(request)
+
+    async def close(self) -> None: ...
+
+    def limiter(
+        self, *, attempts: int = 2, on_failure: OnFailure = "raise", remember_denials: int = 0
+    ) -> Limiter:
+        return Limiter(
+            "",
+            domain="api",
+            deadline=0.5,
+            attempts=attempts,
+            on_failure=on_failure,
+            remember_denials=remember_denials,
+            transport=self,
+            clock=self.clock,
+        )
+
+
+def virtual(**options: int) -> VirtualLimiter:
+    return VirtualLimiter(RULES, domain="api", **options)  # type: ignore[arg-type]
+
+
+UNSENT = UnavailableError("no connection", retriable=True)
+LOST = UnavailableError("no answer in time")
+
+
+async def test_tries_again_what_was_never_sent() -> None:
+    """What was certainly not counted is sent again, after a pause, until the attempts are used."""
+    line = Broken(UNSENT, UNSENT)
+    assert (await line.limiter(attempts=3).check(user="a")).remaining == 2
+    assert len(line.asked) == 3
+    assert 0.02 < line.clock.now() < 0.1
+
+    line = Broken(UNSENT, UNSENT)
+    with pytest.raises(UnavailableError):
+        await line.limiter(attempts=2).check(user="a")
+
+
+async def test_does_not_try_again_what_may_have_been_counted() -> None:
+    """A call without an answer is not sent again: it would be counted twice."""
+    line = Broken(LOST)
+
+    with pytest.raises(UnavailableError):
+        await line.limiter(attempts=9).check(user="a")
+
+    assert len(line.asked) == 1
+
+
+async def test_honours_retry_after() -> None:
+    """A call is sent again no sooner than the answer says, and not at all beyond the deadline."""
+    soon = UnavailableError("busy", retriable=True, retry_after=0.3)
+    line = Broken(soon)
+    assert (await line.limiter().check(user="a")).allowed
+    assert 0.3 <= line.clock.now() < 0.4
+
+    late = UnavailableError("busy", retriable=True, retry_after=1.0)
+    line = Broken(late)
+    with pytest.raises(UnavailableError):
+        await line.limiter(attempts=9).check(user="a")
+    assert len(line.asked) == 1
+
+
+async def test_waits_for_its_turn() -> None:
+    """Who waits passes when the window is over, a little later, and never more than the limit."""
+    limiter = virtual()
+    at = []
+    for _ in range(7):
+        assert (await limiter.wait(user="a", at_most=100)).allowed
+        at.append(limiter.clock.now())
+
+    assert at[:3] == [0, 0, 0]
+    assert all(60 <= moment <= 66 for moment in at[3:6])
+    assert 120 <= at[6] <= 132
+
+
+async def test_waits_no_longer_than_it_may() -> None:
+    """Who would have to wait for longer is denied at once, and nothing is counted."""
+    limiter = virtual()
+    await limiter.check(user="a", cost=3)
+
+    decision = await limiter.wait(user="a", at_most=59)
+
+    assert not decision.allowed
+    assert limiter.clock.now() == 0
+
+
+async def test_waits_for_its_place_in_a_queue() -> None:
+    """Who is admitted to a queue waits as long as the queue says."""
+    limiter = virtual()
+    at = []
+    for _ in range(4):
+        await limiter.wait(queue="a", at_most=0)
+        at.append(limiter.clock.now())
+    assert at == [0, 1, 2, 3]
+
+    together = await asyncio.gather(*[virtual_check(limiter) for _ in range(3)])
+    assert [each.delay for each in together] == [1, 2, 3]
+
+
+async def virtual_check(limiter: Limiter) -> Decision:
+    return await limiter.check(queue="a")
+
+
+async def test_waits_while_nobody_answers() -> None:
+    """Who is denied because the service is away asks again, with pauses that grow."""
+    line = Broken(*[LOST] * 6)
+
+    decision = await line.limiter(on_failure="closed").wait(user="a", at_most=10)
+
+    assert (decision.allowed, len(line.asked)) == (True, 7)
+    assert 0.3 < line.clock.now() < 2
+
+
+async def test_known_denials_end_with_their_window() -> None:
+    """With denials remembered every answer is the one that the service would give."""
+    chance = random.Random(1)
+    asking, remembering = virtual(), virtual(remember_denials=3)
+    known = 0
+    for _ in range(700):
+        key, cost = f"u{chance.randrange(6)}", chance.randrange(4)
+        answers = [await each.check(user=key, cost=cost) for each in (asking, remembering)]
+        assert answers[0].allowed == answers[1].allowed
+        if answers[1].reason is Reason.KNOWN_DENIAL:
+            known += 1
+            wait, remembered = answers[0].retry_after, answers[1].retry_after
+            assert wait is not None
+            assert remembered is not None
+            assert abs(wait - remembered) <= 1
+        if chance.random() < 0.2:
+            passed = chance.choice([0.1, 0.5, 1.0, 7.3])
+            asking.clock.advance(passed)
+            remembering.clock.advance(passed)
+    assert known > 30
+
+
+async def test_known_denials_are_forgotten() -> None:
+    """A refund, a lease that is given back and five seconds each end what is remembered."""
+    line = Broken()
+    limiter = line.limiter(remember_denials=9)
+    await limiter.check(user="a", cost=3)
+    asked = []
+    for step in ("", "", "refund", "", "lease", "", "five seconds", ""):
+        if step == "refund":
+            await limiter.refund(user="b")
+        if step == "lease":
+            await (await limiter.lease(slot="b")).release()
+        if step == "five seconds":
+            line.clock.advance(5)
+        before = len(line.asked)
+        assert not await limiter.check(user="a")
+        asked.append(len(line.asked) - before)
+
+    assert asked == [1, 0, 1, 0, 1, 0, 1, 0]
+
+
+async def test_charges_go_past_known_denials() -> None:
+    """What is charged afterwards is counted, although the last look was denied."""
+    line = Broken()
+    limiter = line.limiter(remember_denials=9)
+    await limiter.charge(spent="a", cost=1001)
+    assert not await limiter.check(spent="a", cost=0)
+
+    await limiter.charge(spent="a", cost=500)
+    await limiter.refund(spent="a", cost=501)
+
+    assert (await limiter.check(spent="a", cost=0)).remaining == 0
+    await limiter.refund(spent="a", cost=1)
+    assert (await limiter.check(spent="a", cost=0)).remaining == 1
+
+
+async def test_lease_is_given_back_by_cancelled_tasks() -> None:
+    """A task that is cancelled gives its place back, also if it is cancelled while doing so."""
+    line = Broken()
+    limiter = line.limiter()
+    inside = asyncio.Event()
+
+    async def work() -> None:
+        async with limiter.lease(slot="a"):
+            inside.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await inside.wait()
+    task.cancel()
+    await asyncio.sleep(0)  # it is about to give back
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    while len(line.asked) < 2:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    assert (await limiter.check(slot="a", cost=0)).remaining == 2
+
+
+async def test_lease_is_given_back_in_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    """Giving back is tried again, since that cannot give back too much; a failure is logged."""
+    line = Broken(None, LOST, UNSENT)
+    limiter = line.limiter()
+    async with limiter.lease(slot="a", cost=2):
+        pass
+    assert (await limiter.check(slot="a", cost=0)).remaining == 2
+
+    line = Broken(None, LOST, LOST, LOST)
+    caplog.set_level(logging.WARNING, "ratelimit_client")
+    async with line.limiter().lease(slot="a"):
+        pass
+    assert len(line.asked) == 4
+    assert "ends with its window" in caplog.text
+
+
+async def test_denied_lease() -> None:
+    """A block whose place is taken is not entered."""
+    limiter = virtual()
+    first, second = await limiter.lease(slot="a"), await limiter.lease(slot="a")
+    with pytest.raises(DeniedError) as raised:
+        async with limiter.lease(slot="a"):
+            raise AssertionError
+
+    assert raised.value.decision.reason is Reason.OVER_LIMIT
+    for lease in (first, second, second):
+        await lease.release()
+    assert (await limiter.check(slot="a", cost=0)).remaining == 2
+
+
+async def test_lease_beside_other_limits() -> None:
+    """A block gives its place back, and nothing of the limits beside it."""
+    limiter = virtual()
+    async with limiter.lease({"slot": "a"}, {"user": "a"}):
+        pass
+
+    assert (await limiter.check(slot="a", cost=0)).remaining == 2
+    assert (await limiter.check(user="a", cost=0)).remaining == 2
+
+
+async def test_lease_without_an_answer() -> None:
+    """Who was let in because the service is away gives nothing back."""
+    line = Broken(LOST)
+    async with line.limiter(on_failure="open").lease(slot="a") as lease:
+        assert lease.decision.reason is Reason.UNAVAILABLE
+    assert len(line.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("reserved", "actual", "left"),
+    [(400, 150, 850), (400, 400, 600), (400, 900, 100), (400, 1500, 0), (0, 300, 700)],
+)
+async def test_budget(reserved: int, actual: int, left: int) -> None:
+    """What is settled is what was used, or all that is left of the limit."""
+    limiter = virtual()
+    async with limiter.reserve(tokens="a", cost=reserved) as budget:
+        assert (await limiter.check(tokens="a", cost=0)).remaining == 1000 - reserved
+        budget.spend(100)
+        budget.spend(actual - 100)
+
+    assert (await limiter.check(tokens="a", cost=0)).remaining == left
+
+
+async def test_budget_that_is_settled_by_hand() -> None:
+    """Each settling says what was used in all, and charges the difference."""
+    limiter = virtual()
+    budget = await limiter.reserve({"tokens": "a"}, Descriptor.of({"user": "a"}, cost=1), cost=500)
+    left = []
+    for actual in (700, 700, 200, 0):
+        assert (await budget.settle(actual)).allowed
+        left.append((await limiter.check(tokens="a", cost=0)).remaining)
+
+    assert left == [300, 300, 800, 1000]
+    assert (await limiter.check(user="a", cost=0)).remaining == 2
+    denied = await (await limiter.reserve(tokens="a", cost=900)).settle(1100)
+    assert not denied.allowed
+
+
+async def test_budget_of_rules_that_count_denied() -> None:
+    """With a cost of 0 it looks, and what was used is charged even beyond the limit."""
+    limiter = virtual()
+    async with limiter.reserve(spent="a", cost=0) as budget:
+        budget.spend(1200)
+
+    with pytest.raises(DeniedError):
+        await limiter.reserve(spent="a", cost=0)
+    await limiter.refund(spent="a", cost=199)
+    assert not await limiter.check(spent="a", cost=0)
+    await limiter.refund(spent="a", cost=1)
+    assert await limiter.check(spent="a", cost=0)
+
+
+async def test_budget_that_nobody_settled() -> None:
+    """A block that fails, or is cancelled, is charged what it told, else what was reserved."""
+    limiter = virtual()
+
+    async def work(spent: int) -> None:
+        async with limiter.reserve(tokens="a", cost=100) as budget:
+            if spent:
+                budget.spend(spent)
+            raise asyncio.CancelledError
+
+    for spent, left in ((0, 900), (30, 870)):
+        with pytest.raises(asyncio.CancelledError):
+            await work(spent)
+        assert (await limiter.check(tokens="a", cost=0)).remaining == left
+
+
+async def test_budget_that_was_not_counted() -> None:
+    """What was reserved while the service was away is charged whole, and not given back."""
+    line = Broken(LOST)
+    limiter = line.limiter(on_failure="open")
+    async with limiter.reserve(tokens="a", cost=500) as budget:
+        budget.spend(120)
+
+    assert (await limiter.check(tokens="a", cost=0)).remaining == 880
+
+
+def test_budget_of_nothing() -> None:
+    """A budget whose descriptors all have a cost of their own has nothing to settle."""
+    with pytest.raises(BadRequestError, match="has a cost of its own"):
+        virtual().reserve(Descriptor.of({"tokens": "a"}, cost=1), cost=5)
+
+
+async def test_decorated() -> None:
+    """A decorated function runs as often as its arguments' limit allows."""
+    limiter = virtual()
+
+    @limiter.limited(user=lambda name, **_: name, cost=lambda _, size=1: size)
+    async def work(name: str, size: int = 1) -> str:
+        return name * size
+
+    assert await work("a", size=2) == "aa"
+    with pytest.raises(DeniedError, match="try again in 60 s"):
+        await work("a", size=2)
+    assert [await work(each) for each in "ab"] == ["a", "b"]
+    with pytest.raises(TypeError, match="use SyncLimiter"):
+        limiter.limited(user="a")(len)  # type: ignore[arg-type]
+
+
+def test_decorated_without_asyncio() -> None:
+    """The same for functions that block."""
+    limiter = VirtualSyncLimiter(RULES, domain="api")
+
+    @limiter.limited({"user": lambda name: name}, team="red")
+    def work(name: str) -> str:
+        return name
+
+    assert [work("a") for _ in range(3)] == ["a"] * 3
+    with pytest.raises(DeniedError):
+        work("a")
+    assert limiter.check(team="red", cost=0).remaining == 2
+
+    async def other() -> None: ...
+
+    with pytest.raises(TypeError, match="use Limiter"):
+        limiter.limited(user="a")(other)
+
+
+def test_sync_waits_and_settles() -> None:
+    """What waits, settles and gives back does the same without asyncio."""
+    limiter = VirtualSyncLimiter(RULES, domain="api")
+    for _ in range(4):
+        assert limiter.wait(user="a", at_most=100).allowed
+    assert 60 <= limiter.clock.now() <= 66
+
+    limiter.reserve(tokens="a", cost=10).settle(1500)
+    assert limiter.check(tokens="a", cost=0).remaining == 0
+    with limiter.lease(slot="a", cost=2), pytest.raises(DeniedError):
+        limiter.lease(slot="a")
+    assert limiter.check(slot="a", cost=0).remaining == 2
+
+
+def test_virtual_time(tmp_path: Path) -> None:
+    """The clock of a test begins when it says: calendars go by it. Rules may be a file."""
+    file = tmp_path / "api.yaml"
+    file.write_text(
+        "domain: api\n"
+        "descriptors: [{key: a, rate_limit: {unit: month, per: calendar, requests_per_unit: 1}}]"
+    )
+    start = datetime(2028, 2, 28, 12, tzinfo=UTC)
+    limiter = VirtualSyncLimiter(file, domain="api", start=start)
+
+    assert limiter.check(a="x").allowed
+    assert limiter.check(a="x").retry_after == 36 * 3600
+    limiter.clock.advance(36 * 3600)
+    assert limiter.check(a="x").allowed
+    with pytest.raises(ValueError, match="cannot go back"):
+        limiter.clock.advance(-1)
+
+
+def test_rules_with_problems() -> None:
+    """Rules that the service would refuse are refused, with the line and what is allowed."""
+    with pytest.raises(ValueError, match=r"rules.yaml:2:.*'requests' is no key"):
+        VirtualLimiter("domain: api\ndescriptors: [{key: a, rate_limit: {requests: 1}}]", domain="")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"deadline": 0}, "deadline is 0"),
+        ({"on_failure": "ask"}, "allowed are open, closed and raise"),
+        ({"attempts": 0}, "attempts is 0"),
+        ({"remember_denials": -1}, "remember_denials is -1"),
+    ],
+)
+def test_numbers_that_make_no_sense(options: dict[str, object], message: str) -> None:
+    """A limiter cannot be made with them; the error says what is allowed."""
+    for kind in (Limiter, SyncLimiter):
+        with pytest.raises(ValueError, match=message):
+            kind("localhost:1", domain="api", **options)  # type: ignore[arg-type]
