@@ -71,7 +71,8 @@ class Health:
     def degrade(self, component: str, reason: str) -> None:
         """Records that a component is degraded; logs it when it was well before."""
         if component not in self._faults:
-            log.log(self._level, "degraded: %s: %s", component, reason)
+            fields = {"component": component, "reason": reason}
+            log.log(self._level, "degraded: %s: %s", component, reason, extra={"fields": fields})
             self._faults[component] = reason
             self._tell()
         else:
@@ -80,7 +81,8 @@ class Health:
     def recover(self, component: str) -> None:
         """Records that a component is well again; logs it when it was degraded."""
         if self._faults.pop(component, None) is not None:
-            log.log(self._level, "recovered: %s", component)
+            fields = {"component": component}
+            log.log(self._level, "recovered: %s", component, extra={"fields": fields})
             self._tell()
 
     def hold(self, component: str, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 from ratelimit_service.comparison.changes import Callers, Change, ChangeKind, Detail
 from ratelimit_service.comparison.compare import compare
+from ratelimit_service.comparison.reloads import difference
 from ratelimit_service.comparison.sides import ComparedRules, SideError, read_sides
 
 __all__ = [
@@ -12,5 +13,6 @@ __all__ = [
     "Detail",
     "SideError",
     "compare",
+    "difference",
     "read_sides",
 ]

@@ -21,7 +21,7 @@ class Kind(Enum):
     """How a descriptor is to be answered."""
 
     NO_RULE = auto()
-    """No rule matches, or another rule of the request replaces it: allowed."""
+    """No rule matches, which is tallied, or another rule of the request replaces it: allowed."""
     UNLIMITED = auto()
     """An unlimited rule matches: allowed, and tallied."""
     COUNTED = auto()

@@ -31,7 +31,7 @@ class Compiler:
         self.additions = wanted(settings)
         """What answers may say beside their statuses."""
         self.no_rule = CompiledRule(Kind.NO_RULE, says=self._says(None, ()))
-        """For descriptors that meet no rule, or whose rule is replaced by another."""
+        """For descriptors of unknown domains, and those whose rule is replaced by another."""
         self._snapshot = 0
         self._minute = 0
         self._rules: dict[object, CompiledRule] = {}
@@ -88,6 +88,15 @@ class Compiler:
                 True,
             )
             self._rules[rule.tally, True] = compiled
+        return compiled
+
+    def unmatched(self, domain: Domain) -> CompiledRule:
+        """For descriptors that no rule of the domain matches."""
+        tally = domain.unmatched.of()
+        compiled = self._rules.get(tally)
+        if compiled is None:
+            compiled = CompiledRule(Kind.NO_RULE, tally=tally, says=self.no_rule.says)
+            self._rules[tally] = compiled
         return compiled
 
     def override(self, domain: Domain, limit: Limit) -> CompiledRule:

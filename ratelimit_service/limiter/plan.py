@@ -110,7 +110,7 @@ class Planner:
         found = match(domain, entries, snapshot.minute)
         met, identity, shared, _, _ = found
         if met is None:
-            return None if self._settings.quota_mode else Plan(self._compiler.no_rule)
+            return None if self._settings.quota_mode else Plan(self._compiler.unmatched(domain))
         rule = self._compiler.matched(domain, met, found)
         if not rule.independent:
             return None
@@ -152,6 +152,8 @@ class Planner:
         """The plan of a descriptor whose rule is missing or replaced. Unlimited rules stay."""
         if found.rule is not None and found.rule.unlimited:
             return Plan(self._compiler.rule(domain, found.rule, found.metric_value), addend)
+        if found.rule is None:
+            return Plan(self._compiler.unmatched(domain))
         return Plan(self._compiler.no_rule)
 
     def _matched(

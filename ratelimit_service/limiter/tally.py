@@ -74,6 +74,8 @@ def tally(
         for override in rule.overrides:
             stats.override_decisions[override.kind] += 1
         if rule.kind is Kind.NO_RULE:
+            if rule.tally is not None:
+                rule.tally.hits += 1
             continue
         if rule.stray:
             stats.not_addresses += 1

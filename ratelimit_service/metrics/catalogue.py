@@ -141,6 +141,18 @@ def _memory(reading: Reading) -> Iterable[Sample] | None:
     return None if reading.live_counters is None else (Sample((), reading.live_counters),)
 
 
+def _unmatched(reading: Reading) -> Iterator[Sample]:
+    return (Sample((each.domain,), each.descriptors) for each in reading.unmatched)
+
+
+def _loaded_at(reading: Reading) -> Iterable[Sample] | None:
+    return None if reading.loaded is None else (Sample((), reading.loaded.at_us / 1_000_000),)
+
+
+def _revision(reading: Reading) -> Iterable[Sample] | None:
+    return None if reading.loaded is None else (Sample((reading.loaded.revision,), 1),)
+
+
 def _workers(reading: Reading) -> Iterable[Sample] | None:
     return None if reading.workers is None else (Sample((), len(reading.workers)),)
 
@@ -289,6 +301,27 @@ CATALOGUE: tuple[Metric, ...] = (
         "reason",
         ("slow", "crowded", "handshake"),
         "http_closed",
+    ),
+    Metric(
+        "ratelimit_rules_loaded_timestamp_seconds",
+        MetricKind.GAUGE,
+        (),
+        "When all rules were last loaded without an error, in seconds since 1970; 0 for never.",
+        _loaded_at,
+    ),
+    Metric(
+        "ratelimit_rules_info",
+        MetricKind.GAUGE,
+        ("revision",),
+        "1; the revision is the same wherever the same rules are in force.",
+        _revision,
+    ),
+    Metric(
+        "ratelimit_unmatched_descriptors",
+        MetricKind.COUNTER,
+        ("domain",),
+        "Descriptors that no rule of their domain matches.",
+        _unmatched,
     ),
     _plain("unknown_domain", "Descriptors of domains that no rule file names.", "unknown_domains"),
     _plain(

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats, Tally
+from ratelimit_service.rules.load import Loaded
 from ratelimit_service.rules.tree import Node, Rule, Snapshot, ways
 from ratelimit_service.slices import slowly
 
-__all__ = ["OVERRIDES", "Limited", "Reading", "Series", "Sources", "WorkerFigures"]
+__all__ = ["OVERRIDES", "Limited", "Reading", "Series", "Sources", "Unmatched", "WorkerFigures"]
 
 OVERRIDES = "(override)"
 """What stands for a rule where callers bring their limits along."""
@@ -54,6 +55,13 @@ class Limited(NamedTuple):
     rule: Rule
 
 
+class Unmatched(NamedTuple):
+    """How many descriptors of a domain no rule has matched."""
+
+    domain: str
+    descriptors: int
+
+
 @dataclass(slots=True)
 class Reading:
     """All numbers at one moment, or nearly: rules are looked at one after the other."""
@@ -63,12 +71,16 @@ class Reading:
     live_counters: int | None
     workers: Sequence[WorkerFigures] | None
     series: list[Series] = field(default_factory=list)
+    loaded: Loaded | None = None
     limited: list[Limited] = field(default_factory=list)
+    unmatched: list[Unmatched] = field(default_factory=list)
 
-    def add(self, found: Series | Limited) -> None:
-        """Adds what was found of a rule."""
+    def add(self, found: Series | Limited | Unmatched) -> None:
+        """Adds what was found of a rule or a domain."""
         if isinstance(found, Series):
             self.series.append(found)
+        elif isinstance(found, Unmatched):
+            self.unmatched.append(found)
         else:
             self.limited.append(found)
 
@@ -83,16 +95,19 @@ class Sources:
         snapshot: Callable[[], Snapshot],
         live_counters: Callable[[], int] | None = None,
         workers: Callable[[], Sequence[WorkerFigures]] | None = None,
+        loaded: Callable[[], Loaded] | None = None,
     ) -> None:
         """`live_counters` is the size of an in-memory store, None where there is none.
 
         `workers` gives the figures of those that serve, None where one process does all.
+        `loaded` tells of the last load of the rules, None where nobody reads any.
         """
         self._stats = stats
         self._health = health
         self._snapshot = snapshot
         self._live_counters = live_counters
         self._workers = workers
+        self._loaded = loaded
 
     async def read(self) -> Reading:
         """A reading, with pauses for requests."""
@@ -114,9 +129,10 @@ class Sources:
             self._health,
             self._live_counters() if self._live_counters else None,
             self._workers() if self._workers else None,
+            loaded=self._loaded() if self._loaded else None,
         )
 
-    def _of_rules(self) -> Iterator[Series | Limited]:
+    def _of_rules(self) -> Iterator[Series | Limited | Unmatched]:
         for domain in self._snapshot().domains.values():
             for way in ways(domain.root.nodes):
                 rule = way[-1].rule
@@ -127,3 +143,4 @@ class Sources:
                     yield Limited(domain.name, rule)
             for value, tally in domain.overrides.items():
                 yield Series(domain.name, (), None, value, tally)
+            yield Unmatched(domain.name, domain.unmatched.of().hits)

@@ -6,6 +6,7 @@ a domain whose files contradict each other is `load`'s business.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
@@ -17,6 +18,7 @@ from ratelimit_service.rules.resource import parse_resource
 from ratelimit_service.rules.schema import RuleFile, parse
 from ratelimit_service.rules.tree import (
     OVERRIDES,
+    UNMATCHED,
     Domain,
     Level,
     Node,
@@ -47,12 +49,16 @@ class Version(NamedTuple):
 
 
 class FileReport(NamedTuple):
-    """What is to be said of a file; `bad` ones are not used."""
+    """What is to be said of a file; `bad` ones are not used.
+
+    `digest` is that of the bytes in force, "" if there are none.
+    """
 
     name: str
     domain: str
     problems: tuple[Problem, ...]
     bad: bool
+    digest: str = ""
 
 
 class Built(NamedTuple):
@@ -93,7 +99,8 @@ def build(versions: Iterable[Version], tallies: TalliesOf, *, strict: bool) -> B
             vanished.add(version.name)
         file = _parsed(version, version.newest, tallies, overlay)
         bad = fatal(file.problems)
-        reports.append(FileReport(file.name, file.domain, file.problems, bad))
+        digest = _digest(version, bad=bad)
+        reports.append(FileReport(file.name, file.domain, file.problems, bad, digest))
         if bad and version.good is not None:
             file = _parsed(version, version.good, tallies, overlay)
         elif bad:
@@ -116,13 +123,13 @@ def build(versions: Iterable[Version], tallies: TalliesOf, *, strict: bool) -> B
             contradicting.add(name)
         else:
             shard_by = next((file.shard_by.keys for file in files if file.shard_by), None)
-            overrides = tallies(name, OVERRIDES)
+            overrides, unmatched = tallies(name, OVERRIDES), tallies(name, UNMATCHED)
             policies = frozenset(node.rule.failure_policy for node in walk(nodes) if node.rule)
             times = Times()
             for node in walk(nodes):
                 times.add(node)
             domains[name] = Domain(
-                name, Level.of(nodes), overrides, shard_by, policies, times or None
+                name, Level.of(nodes), overrides, shard_by, policies, times or None, unmatched
             )
     return Built(
         tuple(reports),
@@ -142,7 +149,13 @@ def _overlay(
     bad = fatal(problems)
     if bad:
         overlay = parse_overlay(version.name, version.good)[0] if version.good else NO_OVERLAY
-    return overlay, FileReport(version.name, "", problems, bad)
+    digest = _digest(version, bad=bad)
+    return overlay, FileReport(version.name, "", problems, bad, digest)
+
+
+def _digest(version: Version, *, bad: bool) -> str:
+    used = version.good if bad else version.newest
+    return "" if used is None else hashlib.sha256(used).hexdigest()
 
 
 def _parsed(version: Version, data: bytes, tallies: TalliesOf, overlay: Overlay) -> RuleFile:

@@ -8,11 +8,14 @@ each other keeps its last good whole. What files say is `build`'s business, and 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from ratelimit_service.clock import now_us
 from ratelimit_service.errors import RulesError
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
@@ -26,11 +29,38 @@ from ratelimit_service.rules.source import FileProblems, Found, Left, RuleSource
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.text import count, printable
 
-__all__ = ["Rules"]
+__all__ = ["Loaded", "ReloadDifference", "Rules"]
 
 log = logging.getLogger(__name__)
 
 _READ_SECONDS = 30.0
+_REVISION_DIGITS = 8
+
+
+class ReloadDifference(NamedTuple):
+    """How many rules have come, gone, and become others in meaning; and some of these in words."""
+
+    added: int
+    removed: int
+    changed: int
+    examples: tuple[str, ...]
+
+
+ReloadDifferenceOf = Callable[
+    [Mapping[str, Domain], Mapping[str, Domain]], Awaitable[ReloadDifference]
+]
+"""Compares the domains of before and now, with pauses for requests."""
+
+
+class Loaded(NamedTuple):
+    """When all rules were last loaded without an error, and the revision that is in force.
+
+    The time is in microseconds since 1970, 0 for never. The revision is the same wherever the same
+    bytes are in force.
+    """
+
+    at_us: int
+    revision: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +84,21 @@ class Rules:
         health: Health,
         strict: bool = False,
         reloaded: Callable[[], Awaitable[None]] | None = None,
+        difference: ReloadDifferenceOf | None = None,
         waits: bool = False,
         needed: bool = False,
     ) -> None:
         """A path stands for the files under it.
 
         With `strict`, problems that are otherwise only warned of make a file bad. `reloaded` is
-        awaited whenever other rules have come to hold. With `waits` nothing is served before there
+        awaited whenever other rules have come to hold; `difference` tells the log what is another
+        in them. With `waits` nothing is served before there
         are rules; with `needed` health says so also when there are none any more.
         """
         self._waits = waits
         self._needed = needed
         self._reloaded = reloaded
+        self._difference = difference
         self._source = FromFiles(source) if isinstance(source, Path) else source
         self._stats = stats
         self._health = health
@@ -77,6 +110,7 @@ class Rules:
         self._reading: asyncio.Future[Found] | None = None
         self._sizes: dict[str, int] = {}
         """How many rules each domain has that is served."""
+        self._loaded = Loaded(0, "")
         self._accepted: dict[str, tuple[str, bytes]] = {}
         """Of a source that leaves it: the domain and bytes of each file that is in force."""
         self._lock = asyncio.Lock()
@@ -93,6 +127,11 @@ class Rules:
     def snapshot(self) -> Snapshot:
         """The rules that hold now."""
         return self.book.snapshot
+
+    @property
+    def loaded(self) -> Loaded:
+        """When all rules were last loaded without an error, and what is in force."""
+        return self._loaded
 
     @property
     def begun(self) -> bool:
@@ -143,15 +182,15 @@ class Rules:
                 self._note_missing(missing)
                 changed = self._changed(versions)
                 if changed or not (self.begun or missing):
-                    before = self._numbers()
                     built = await build_in_child(
                         versions, self.book.tallies_of, strict=self._strict
                     )
                     # No name for the old snapshot here, or it would outlive its last slice.
-                    await self.book.let_go(self._take_over(built, versions))
-                    self._log_reload(changed, before)
+                    old = [self._take_over(built, versions)]
                     if self._reloaded is not None:
                         await self._reloaded()
+                    await self._log_reload(old[0].domains)
+                    await self.book.let_go(old.pop())
                     self._begun.set()
                 else:
                     self._tell_health()
@@ -232,15 +271,22 @@ class Rules:
         before = {name: file.data for name, file in self._files.items()}
         return sum(now.get(name) != before.get(name) for name in now.keys() | before.keys())
 
-    def _numbers(self) -> tuple[int, int, int]:
-        """Of domains that are served, of their rules, and of problems."""
+    async def _log_reload(self, before: Mapping[str, Domain]) -> None:
+        """Says what has been loaded; `before` are the domains that held until now."""
+        rules, domains = sum(self._sizes.values()), len(self._sizes)
         problems = sum(not problem.hint for problem in self._problems())
-        return len(self._sizes), sum(self._sizes.values()), problems
-
-    def _log_reload(self, changed: int, before: tuple[int, int, int]) -> None:
-        numbers = zip(("domains", "rules", "problems"), before, self._numbers(), strict=True)
-        told = ", ".join(f"{noun} {old} -> {new}" for noun, old, new in numbers)
-        log.info("rules reloaded: files changed %d, %s", changed, told)
+        revision = self._loaded.revision
+        fields: dict[str, object] = {"rules": rules, "domains": domains, "problems": problems}
+        told = [f"{count(rules, 'rule')} in {count(domains, 'domain')}"]
+        if self._difference is not None:
+            found = await self._difference(before, self.snapshot.domains)
+            fields |= {"added": found.added, "removed": found.removed, "changed": found.changed}
+            told += _in_words(found)
+        if problems:
+            told.append(count(problems, "problem"))
+        fields["revision"] = revision
+        told.append(f"revision {revision}")
+        log.info("rules reloaded: %s", ", ".join(told), extra={"fields": fields})
 
     def _take_over(self, built: Built, versions: Sequence[Version]) -> Snapshot:
         """Lets what was built hold from now on, and says what is new of its problems.
@@ -273,7 +319,13 @@ class Rules:
         old = self.book.swap(domains, unserved, emptied=emptied)
         self._accepted = self._now_accepted(built)
         self._known = True
-        self._stats.rule_loads["error" if self._fatal_problems() else "success"] += 1
+        at_us = self._loaded.at_us
+        if self._fatal_problems():
+            self._stats.rule_loads["error"] += 1
+        else:
+            self._stats.rule_loads["success"] += 1
+            at_us = now_us()
+        self._loaded = Loaded(at_us, _revision(built.files))
         self._tell_health()
         return old
 
@@ -342,3 +394,23 @@ class Rules:
 
     def _fatal(self, problem: Problem) -> bool:
         return problem.fatal(strict=self._strict)
+
+
+def _in_words(found: ReloadDifference) -> list[str]:
+    """`1 added, 2 changed (api: user 5 → 20 per minute; …)`."""
+    told = []
+    if found.added:
+        told.append(f"{found.added} added")
+    if found.changed:
+        more = found.changed - len(found.examples)
+        examples = [*found.examples, f"and {more} more"] if more else found.examples
+        told.append(f"{found.changed} changed ({'; '.join(examples)})")
+    if found.removed:
+        told.append(f"{found.removed} removed")
+    return told or ["nothing changed in meaning"]
+
+
+def _revision(files: Iterable[FileReport]) -> str:
+    """What names the files in force, by their content alone: hosts and paths do not matter."""
+    digests = sorted(each.digest for each in files if each.digest)
+    return hashlib.sha256("".join(digests).encode()).hexdigest()[:_REVISION_DIGITS]

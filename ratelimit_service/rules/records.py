@@ -18,6 +18,7 @@ from ratelimit_service.model import FailurePolicy
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.tree import (
     OVERRIDES,
+    UNMATCHED,
     Domain,
     Level,
     LevelBuilder,
@@ -109,6 +110,7 @@ class Assembly:
                         record.shard_by,
                         frozenset(self._policies),
                         self._times or None,
+                        self._tallies(record.domain, UNMATCHED),
                     )
                     self._policies.clear()
                     self._times = Times()

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Tallies
-from ratelimit_service.rules.tree import OVERRIDES, Domain, Node, Snapshot, walk
+from ratelimit_service.rules.tree import OVERRIDES, UNMATCHED, Domain, Node, Snapshot, walk
 from ratelimit_service.slices import SLICE, slowly
 
 __all__ = ["Rulebook", "Tallied", "hold_without"]
@@ -79,7 +79,7 @@ class Rulebook:
         Tallies are kept of rules that are still there. The caller keeps no name for `old`.
         """
         now = self._snapshot.domains
-        kept = {(name, OVERRIDES) for name in now}
+        kept = {(name, path) for name in now for path in (OVERRIDES, UNMATCHED)}
         new = [node for domain in now.values() for node in domain.root.nodes]
         async for node in slowly(walk(new)):
             if node.rule:

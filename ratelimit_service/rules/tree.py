@@ -18,6 +18,7 @@ from ratelimit_service.rules.paths import Source
 
 __all__ = [
     "OVERRIDES",
+    "UNMATCHED",
     "Domain",
     "Level",
     "LevelBuilder",
@@ -36,6 +37,9 @@ __all__ = [
 
 OVERRIDES = ""
 """In place of a rule's path: the tallies of a domain's overrides."""
+
+UNMATCHED = "(unmatched)"
+"""In place of a rule's path: the tallies of a domain's descriptors that no rule matches."""
 
 TalliesOf = Callable[[str, str], Tallies]
 """Gives the tallies of a rule by domain and path."""
@@ -269,8 +273,10 @@ class Times:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Domain:
-    """One domain's tree. `overrides` tallies the limits that callers bring along.
+    """One domain's tree.
 
+    `overrides` tallies the limits that callers bring along, `unmatched` the descriptors that
+    no rule matches.
     `shard_by` are the keys of the entries that place a counter in a shard, none for the domain
     alone; None for all of a descriptor's entries.
     """
@@ -283,6 +289,7 @@ class Domain:
     """The failure policies of its rules; None stands for rules that name none."""
     times: Times | None = None
     """Where rules depend on the time."""
+    unmatched: Tallies = field(default_factory=Tallies)
 
     @property
     def rules(self) -> Iterator[Rule]:

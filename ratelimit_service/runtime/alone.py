@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from ratelimit_service import __version__, compiled, listening
 from ratelimit_service.accepting import Guests
 from ratelimit_service.admin import Here, HttpPort, Operating
+from ratelimit_service.comparison import difference
 from ratelimit_service.health import Health, Phase
 from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.observer import Stats
@@ -46,6 +47,7 @@ async def serve_alone(settings: Settings) -> int:
         stats=stats,
         health=health,
         strict=settings.strict_rules,
+        difference=difference,
         waits=not settings.start_without_rules,
         needed=settings.healthy_with_rules,
     )
@@ -75,7 +77,9 @@ async def serve_alone(settings: Settings) -> int:
             guests=Guests(settings.max_connections, settings.max_connections_per_peer),
             reflection=not settings.no_reflection,
         )
-        sources = Sources(stats, health, lambda: rules.snapshot, here.live_counters)
+        sources = Sources(
+            stats, health, lambda: rules.snapshot, here.live_counters, loaded=lambda: rules.loaded
+        )
         metrics = Metrics(sources)
         http_port = HttpPort(
             settings,

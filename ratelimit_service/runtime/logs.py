@@ -38,20 +38,21 @@ class _TextFormatter(logging.Formatter):
 
 
 class _JSONFormatter(logging.Formatter):
-    """One JSON object a line, with envoyproxy/ratelimit's names."""
+    """One JSON object a line, with envoyproxy/ratelimit's names, and what else an event tells."""
 
     def __init__(self, worker: int) -> None:
         super().__init__()
         self._worker = worker
 
     def format(self, record: logging.LogRecord) -> str:
-        line = {
+        line: dict[str, object] = {
             "@timestamp": datetime.fromtimestamp(record.created, UTC).isoformat(),
             "@message": _message(record),
             "level": record.levelname.lower(),
         }
         if self._worker:
             line["worker"] = str(self._worker)
+        line |= {name: value for name, value in _fields(record).items() if name not in line}
         if exception := _traceback(self, record):
             line["exception"] = exception
         return json.dumps(line)
@@ -61,6 +62,12 @@ def _message(record: logging.LogRecord) -> str:
     left_out: int = getattr(record, "left_out", 0)
     more = f" ({left_out} more like this were left out)" if left_out else ""
     return printable(record.getMessage()) + more
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    """What an event tells beside its sentence: who logs it gives `extra={"fields": …}`."""
+    fields = getattr(record, "fields", None)
+    return fields if isinstance(fields, dict) else {}
 
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:

@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 from ratelimit_service import __version__, compiled, listening
 from ratelimit_service.accepting import Acceptor, Guests
 from ratelimit_service.admin import HttpPort, Operating
+from ratelimit_service.comparison import difference
 from ratelimit_service.errors import TransportError
 from ratelimit_service.health import Health, Phase
 from ratelimit_service.metrics import Metrics, Sources
@@ -71,6 +72,7 @@ class _Supervisor:
             health=self._health,
             strict=settings.strict_rules,
             reloaded=self._rules_changed,
+            difference=difference,
             waits=not settings.start_without_rules,
             needed=settings.healthy_with_rules,
         )
@@ -97,6 +99,7 @@ class _Supervisor:
             self._health,
             lambda: self._rules.snapshot,
             workers=self._workers.figures,
+            loaded=lambda: self._rules.loaded,
         )
         self._http_port = self._new_http_port()
         self._admin = AdminPort(

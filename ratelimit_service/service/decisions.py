@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ratelimit_service import wire
 from ratelimit_service.clock import Clock, elapsed_us
 from ratelimit_service.errors import BadRequestError
-from ratelimit_service.model import SECOND_US, Descriptor, Status, whole_seconds
+from ratelimit_service.model import SECOND_US, Decision, Descriptor, Status, whole_seconds
 from ratelimit_service.service.refusal import Answer
 
 __all__ = ["LINES_A_SECOND", "DecisionLog"]
@@ -33,15 +33,17 @@ AnswersDone = Callable[[list[Answer]], None]
 class DecisionLog:
     """Writes a line for each decision, as long as there are few."""
 
-    def __init__(self, clock: Clock = elapsed_us) -> None:
+    def __init__(self, known: Callable[[str], bool], clock: Clock = elapsed_us) -> None:
+        """`known` says whether there are rules for a domain."""
+        self._known = known
         self._clock = clock
         self._second_us = 0
         self._written = self._left_out = 0
 
     @classmethod
-    def if_wanted(cls) -> DecisionLog | None:
+    def if_wanted(cls, known: Callable[[str], bool]) -> DecisionLog | None:
         """One if the log's level is debug, else None: then decisions cost nothing here."""
-        return cls() if log.isEnabledFor(logging.DEBUG) else None
+        return cls(known) if log.isEnabledFor(logging.DEBUG) else None
 
     def before(self, done: AnswersDone, bodies: Sequence[bytes]) -> AnswersDone:
         """What writes the answers to these requests down, and hands them on to `done`."""
@@ -57,36 +59,66 @@ class DecisionLog:
         for body, answer in zip(bodies, answers, strict=True):
             if self._written < LINES_A_SECOND:
                 self._written += 1
-                log.debug("%s", _line(body, answer))
+                line, fields = _line(body, answer, self._known)
+                log.debug("%s", line, extra={"fields": fields})
             else:
                 self._left_out += 1
 
 
-def _line(body: bytes, answer: Answer) -> str:
+def _line(
+    body: bytes, answer: Answer, known: Callable[[str], bool]
+) -> tuple[str, dict[str, object]]:
+    """A decision in words, and as fields."""
     descriptors: Sequence[Descriptor] = ()
+    fields: dict[str, object] = {}
+    why = _NO_RULE
     try:
         request = wire.decode_request(body)
     except BadRequestError:
         asked = f"a request of {len(body)} bytes that cannot be read"
     else:
         asked, descriptors = _text(request.domain), request.descriptors
+        fields["domain"] = asked
+        if not known(request.domain):
+            why = "no rules for this domain"
     if not isinstance(answer, bytes):
-        return f"refused, {answer.code.name}: {asked}: {_text(answer.message)}"
+        fields |= {"code": answer.code.name, "reason": _text(answer.message)}
+        return f"refused, {answer.code.name}: {asked}: {_text(answer.message)}", fields
     decision = wire.decode_decision(answer)
-    pairs = list(zip(descriptors, decision.statuses, strict=True))
-    metadata = decision.metadata or {}
-    by_policy = ", by failure policy" if "by_policy" in metadata else ""
-    if isinstance(overrides := metadata.get("by_override"), list):
-        by_policy += ", by " + ", ".join(f"{each['kind']} {each['id']}" for each in overrides)
-    told = "; ".join(_told(*pair) for pair in pairs[:_MOST_DESCRIPTORS])
-    more = f"; and {len(pairs) - _MOST_DESCRIPTORS} more" if len(pairs) > _MOST_DESCRIPTORS else ""
-    return f"decided {decision.code.name}{by_policy}: {asked}: {told}{more}"
+    policies, overrides = _listed(decision, "by_policy"), _listed(decision, "by_override")
+    reasons = {_place(each): f"failure policy {each['policy']}" for each in policies}
+    reasons |= {_place(each): f"{each['kind']} {each['id']}" for each in overrides}
+    told = [
+        _told(*pair, reasons.get(place, why))
+        for place, pair in enumerate(zip(descriptors, decision.statuses, strict=True))
+        if place < _MOST_DESCRIPTORS
+    ]
+    fields |= {"code": decision.code.name, "descriptors": told}
+    by = ", by failure policy" if policies else ""
+    if overrides:
+        by += ", by " + ", ".join(f"{each['kind']} {each['id']}" for each in overrides)
+    more = len(descriptors) - _MOST_DESCRIPTORS
+    rest = [f"and {more} more"] if more > 0 else []
+    return f"decided {decision.code.name}{by}: {asked}: {'; '.join([*told, *rest])}", fields
 
 
-def _told(descriptor: Descriptor, status: Status) -> str:
+_NO_RULE = "no rule matches, or another one replaces it"
+
+
+def _listed(decision: Decision, name: str) -> list[Mapping[str, object]]:
+    """What an answer's metadata list under a name, each with its descriptor's place."""
+    listed = (decision.metadata or {}).get(name)
+    return [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+
+
+def _place(listed: Mapping[str, object]) -> int:
+    return int(str(listed["descriptor"]).partition(".")[0])
+
+
+def _told(descriptor: Descriptor, status: Status, why: str) -> str:
     entries = ",".join(f"{_text(key)}={_text(value)}" for key, value in descriptor.entries)
     if status.limit is None or status.reset_us is None:
-        how = "unlimited" if status.remaining else "not counted"
+        how = "unlimited" if status.remaining else f"not counted: {why}"
     else:
         remaining = f"{status.remaining} of {status.limit.requests_per_unit} left"
         how = f"{remaining}, resets in {whole_seconds(status.reset_us)} s"

@@ -73,7 +73,7 @@ class Service:
         self._answering.callers = self.callers
         self.at_hand = AtHand(stats, self._tell_at_hand, self.callers)
         """Answers for when there is no time."""
-        self._decisions = DecisionLog.if_wanted()
+        self._decisions = DecisionLog.if_wanted(self._serves)
         self.listener: Listener | None = None
         """Who hears of decisions, if anybody does. Those `at_hand` are told a little later."""
         self.chosen: Chosen | None = None
@@ -162,6 +162,9 @@ class Service:
     def wants_callers(self) -> bool:
         """Whether somebody wants to know just now who makes calls: a listener, or a tracer."""
         return self.listener is not None or (self.tracer is not None and self.tracer.open)
+
+    def _serves(self, domain: str) -> bool:
+        return domain in self._snapshot().domains
 
     def bug(self, error: Exception) -> Refusal:
         """Counts and logs a fault of ours; returns what its request is answered."""

@@ -17,6 +17,7 @@ from ratelimit_service.admin import doors
 from ratelimit_service.health import Health
 from ratelimit_service.metrics import Metrics, Sources, WorkerFigures
 from ratelimit_service.observer import Stats
+from ratelimit_service.rules.load import Loaded
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
 from ratelimit_service.settings import REFERENCE, settings
@@ -91,8 +92,9 @@ def test_metrics() -> None:
     stats = Stats()
     stats.refusals["no_domain"] = 1
     worker = WorkerFigures(1, 0, 0, 0)
+    snapshot, loaded = Snapshot(1, {"d": domain}), Loaded(1, "5d1f02ab")
     metrics = Metrics(
-        Sources(stats, Health(), lambda: Snapshot(1, {"d": domain}), lambda: 0, lambda: [worker])
+        Sources(stats, Health(), lambda: snapshot, lambda: 0, lambda: [worker], lambda: loaded)
     )
 
     scraped = {}

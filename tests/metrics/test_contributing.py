@@ -11,7 +11,8 @@ from ratelimit_service.health import Health
 from ratelimit_service.metrics import CATALOGUE, EXPORTERS, MetricKind, Page, Sources
 from ratelimit_service.metrics import exporters as registry
 from ratelimit_service.observer import Stats
-from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.rules.load import Loaded
+from ratelimit_service.rules.tree import Domain, Level, Snapshot
 from ratelimit_service.settings import Settings
 
 TOP = Path(__file__).parents[2]
@@ -32,7 +33,8 @@ async def test_the_example_exports_every_metric() -> None:
     assert callable(exports)
     (page,) = exports(Settings(debug="127.0.0.1:0"))
     assert isinstance(page, Page)
-    sources = Sources(Stats(), Health(), lambda: Snapshot(1, {}), lambda: 7, list)
+    snapshot, loaded = Snapshot(1, {"d": Domain("d", Level.of(()))}), Loaded(1, "5d1f02ab")
+    sources = Sources(Stats(), Health(), lambda: snapshot, lambda: 7, list, lambda: loaded)
 
     written = b"".join([part async for part in page.render(await sources.read())]).decode()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
@@ -13,6 +16,7 @@ from ratelimit_service.observer import Stats
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
 from ratelimit_service.slices import SLICE
+from tests.service.asking import Asking
 
 RULES = "domain: d\ndescriptors:\n" + "".join(
     f"  - {{key: k, value: v{number}, rate_limit: {{unlimited: true}}}}\n"
@@ -68,3 +72,53 @@ descriptors:
         (("d", "two", "1", "second"), 10),
         (("d", "two", "2", "2 hours"), 100),
     ]
+
+
+async def test_descriptors_without_a_rule_are_counted_by_domain(tmp_path: Path) -> None:
+    """A descriptor that no rule of its domain matches is counted, on every way; others are not."""
+    rules = """
+domain: edge
+descriptors:
+  - {key: user, rate_limit: {name: users, unit: day, requests_per_unit: 9}}
+  - {key: free, rate_limit: {unlimited: true}}
+  - {key: vip, rate_limit: {unit: day, requests_per_unit: 9, replaces: [{name: users}]}}
+"""
+    asking = Asking(tmp_path, rules)
+    sources = Sources(asking.stats, asking.health, lambda: asking.rules.snapshot)
+    await asking.ask("none=1")
+    await asking.ask("none=1", "user=a", "none=2")
+    await asking.ask("user=a", "vip=1", "free=1")
+    await asking.ask("none=1", domain="other")
+
+    found = {family.name: family for family in Metrics(sources).collect()}
+    family = found["ratelimit_unmatched_descriptors"]
+    assert [(each.labels, each.value) for each in family.samples] == [({"domain": "edge"}, 3)]
+
+
+def test_last_load_is_told(tmp_path: Path) -> None:
+    """The time and the revision of the last good load are there; the same bytes are the same."""
+    texts = "domain: a\ndescriptors: []", "domain: b\ndescriptors: []", "domain: b"
+    asking = []
+    for number, each in enumerate([texts[:2], texts[1::-1], texts[:1]]):
+        (tmp_path / str(number)).mkdir()
+        asking.append(Asking(tmp_path / str(number), *each))
+
+    first, second, third = (each.rules.loaded for each in asking)
+    assert first.revision == second.revision != third.revision
+    rules = asking[0].rules
+    sources = Sources(Stats(), Health(), lambda: rules.snapshot, loaded=lambda: rules.loaded)
+    found = {family.name: family.samples for family in Metrics(sources).collect()}
+    (at,) = found["ratelimit_rules_loaded_timestamp_seconds"]
+    assert 0 <= time.time() - at.value < 600
+    (info,) = found["ratelimit_rules_info"]
+    assert info.labels == {"revision": first.revision}
+
+
+async def test_failed_loads_are_not_the_last_good_one(tmp_path: Path) -> None:
+    """While a file is bad the last good load is what it was."""
+    rules = Asking(tmp_path, "domain: a\ndescriptors: []").rules
+    before = rules.loaded
+    (tmp_path / "0.yaml").write_text("domain: [")
+    await rules.reload()
+
+    assert rules.loaded == before

@@ -57,6 +57,16 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(line)["@message"].endswith(HARMLESS)
 
 
+def test_json_has_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    """What an event tells beside its sentence stands in fields; these replace none of its own."""
+    logs.configure("info", "json", 2)
+
+    log.info("reloaded", extra={"fields": {"rules": 4, "level": "none", "why": EVIL}})
+
+    line = json.loads(capsys.readouterr().err)
+    assert (line["rules"], line["level"], line["why"]) == (4, "info", EVIL)
+
+
 def test_lines_are_bounded(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,7 +74,7 @@ def test_reload_on_change(start: Start, tmp_path: Path) -> None:
 def test_reload_is_logged(
     start: Start, own_redis: RedisServer, tmp_path: Path, workers: bool
 ) -> None:
-    """A reload is one line with what it has changed, in numbers; libraries log nothing."""
+    """A reload is one line with what it has changed in meaning; libraries log nothing."""
     flags = ["--store", own_redis.url, "--workers", "2"] if workers else []
     service = start(*flags, "--log-level", "debug")
     directory = tmp_path / "rules"
@@ -88,18 +88,22 @@ def test_reload_is_logged(
     (directory / "more.yaml").unlink()
     wait_until(lambda: "has vanished" in service.log, "the missing file")
     service.signal(signal.SIGHUP)  # so that its rules go as well
-    wait_until(lambda: "domains 2 -> 1" in service.log, "the second reload")
+    wait_until(lambda: "2 removed" in service.log, "the second reload")
+    (directory / "edge.yaml").write_text(RULES % 5)
+    wait_until(lambda: "1 changed" in service.log, "the third reload")
     ask(service.address, 1)
     wait_until(lambda: "decided OK" in service.log, "the decision")
 
     log = service.log
-    assert (
-        "INFO rules reloaded: files changed 1, domains 1 -> 2, rules 1 -> 3, problems 0 -> 1" in log
-    )
-    assert (
-        "INFO rules reloaded: files changed 1, domains 2 -> 1, rules 3 -> 1, problems 1 -> 0" in log
-    )
-    assert "edge: user=bob OK, 1 of 2 left" in log
+    told = re.findall(r"INFO rules reloaded: (.*), revision (\w{8})\n", log)
+    assert [each for each, _ in told] == [
+        "3 rules in 2 domains, 2 added, 1 problem",
+        "1 rule in 1 domain, 2 removed",
+        "1 rule in 1 domain, 1 changed (edge: user 2 → 5 per day)",
+    ]
+    assert len({revision for _, revision in told}) == 3
+    assert f'ratelimit_rules_info{{revision="{told[-1][1]}"}} 1.0' in service.get("/metrics").text
+    assert "edge: user=bob OK, 4 of 5 left" in log
     assert not re.search("changes? detected|Decod|Adding|hpack|rust", log)
 
 

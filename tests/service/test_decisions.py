@@ -36,7 +36,8 @@ async def test_decisions_are_written(tmp_path: Path, caplog: pytest.LogCaptureFi
 
     first, second, third, fourth = lines(caplog)
     assert first.startswith("decided OK: edge: user=bob OK, 1 of 2 left, resets in ")
-    assert first.endswith(" s; free=a OK, unlimited; none= OK, not counted")
+    uncounted = "not counted: no rule matches, or another one replaces it"
+    assert first.endswith(f" s; free=a OK, unlimited; none= OK, {uncounted}")
     assert second.startswith("decided OVER_LIMIT: edge: user=bob OVER_LIMIT, 0 of 2 left")
     assert third.startswith("refused, INVALID_ARGUMENT: a request of 6 bytes that cannot be read: ")
     assert fourth.startswith("refused, INVALID_ARGUMENT: a request of 1 bytes that cannot be read")
@@ -52,7 +53,22 @@ async def test_decisions_by_policy_are_marked(
     await asking.ask("user=bob")
 
     (line,) = lines(caplog)
-    assert line == "decided OK, by failure policy: edge: user=bob OK, not counted"
+    told = "user=bob OK, not counted: failure policy open"
+    assert line == f"decided OK, by failure policy: edge: {told}"
+
+
+async def test_unknown_domains_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A decision of a domain without rules says why nothing is counted, also as fields."""
+    caplog.set_level(logging.DEBUG)
+    asking = Asking(tmp_path, RULES)
+
+    await asking.ask("user=bob", domain="other")
+
+    told = "user=bob OK, not counted: no rules for this domain"
+    assert lines(caplog) == [f"decided OK: other: {told}"]
+    assert [vars(each)["fields"] for each in caplog.records if "fields" in vars(each)] == [
+        {"domain": "other", "code": "OK", "descriptors": [told]}
+    ]
 
 
 async def test_callers_cannot_write_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -76,7 +92,7 @@ async def test_lines_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.DEBUG)
     asking = Asking(tmp_path, RULES)
     now = [SECOND_US]
-    asking.service._decisions = DecisionLog(lambda: now[0])
+    asking.service._decisions = DecisionLog(lambda _: True, lambda: now[0])
 
     for _ in range(LINES_A_SECOND + 7):
         await asking.ask(descriptor("user=bob"))

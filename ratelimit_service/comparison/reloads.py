@@ -1,0 +1,58 @@
+"""What a reload has changed, for the log: rules that have come, gone and become others.
+
+It looks at a few rules at a time, so that no request waits for it. Which callers meet another rule
+is no part of it (`compare`): that would take too long beside requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ratelimit_service.comparison.changes import Detail
+from ratelimit_service.comparison.policies import PlacedRule, details
+from ratelimit_service.rules.load import ReloadDifference
+from ratelimit_service.rules.tree import Domain, ways
+from ratelimit_service.slices import slowly
+
+__all__ = ["difference"]
+
+_MOST_EXAMPLES = 3
+
+
+async def difference(old: Mapping[str, Domain], new: Mapping[str, Domain]) -> ReloadDifference:
+    """What is another in meaning, in numbers, with the first changes in words."""
+    added = removed = changed = 0
+    examples: list[str] = []
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) is new.get(name):
+            continue
+        before: dict[str, PlacedRule] = {}
+        async for rule in slowly(_rules(old.get(name))):
+            before[rule.rule.path] = rule
+        async for rule in slowly(_rules(new.get(name))):
+            former = before.pop(rule.rule.path, None)
+            if former is None:
+                added += 1
+            elif found := details(former, rule):
+                changed += 1
+                if len(examples) < _MOST_EXAMPLES:
+                    said = ", ".join(map(_said, found))
+                    examples.append(f"{name}: {rule.rule.path} {said}")
+        removed += len(before)
+    return ReloadDifference(added, removed, changed, tuple(examples))
+
+
+def _rules(domain: Domain | None) -> Iterator[PlacedRule]:
+    for way in ways(domain.root.nodes) if domain else ():
+        rule = way[-1].rule
+        if rule is not None:
+            yield PlacedRule(rule, way)
+
+
+def _said(detail: Detail) -> str:
+    """`5 → 20 per minute`, where only the number is another; else both sides in full."""
+    before, _, unit = detail.old.partition(" ")
+    after, _, other_unit = detail.new.partition(" ")
+    if unit and unit == other_unit and before.isdigit() and after.isdigit():
+        return f"{before} → {after} {unit}"
+    return f"{detail.old or 'nothing'} → {detail.new or 'nothing'}"
