@@ -37,7 +37,7 @@ NAVIGATION = {
         "overrides",
         "xds",
     ],
-    "Operate": ["operations", "kubernetes", "redis", "traces"],
+    "Operate": ["operations", "security", "kubernetes", "redis", "traces"],
     "Inside": ["architecture", "benchmarks", "real-clients", "changelog"],
 }
 """The pages of each part, in the order in which they are read. Others stand under `More`."""

@@ -14,6 +14,7 @@ from aiohttp import web
 from ratelimit_service.accepting import unmapped
 from ratelimit_service.admin.doors import BODY_SECONDS
 from ratelimit_service.admin.pages import rules_page
+from ratelimit_service.admin.peers import is_local
 from ratelimit_service.admin.port import Port, refused, shown, streamed
 from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.health import Health
@@ -85,7 +86,8 @@ class HttpPort(Port):
         router.add_get("/livez", self._livez)
         router.add_get("/readyz", self._readyz)
         router.add_get("/metrics", self._metrics)
-        router.add_get("/rlconfig", self._rlconfig)
+        if not settings.no_public_config:
+            router.add_get("/rlconfig", self._rlconfig)
         router.add_get("/processes", self._show_processes)
         router.add_route("*", "/{tail:.*}", self._not_found)
 
@@ -152,12 +154,15 @@ class HttpPort(Port):
     async def _rlconfig(self, request: web.Request) -> web.StreamResponse:
         return await streamed(request, *self._rules(""))
 
-    async def _show_processes(self, _: web.Request) -> web.Response:
+    async def _show_processes(self, request: web.Request) -> web.Response:
+        if not is_local(request):
+            return refused(403, "only callers on this machine may see its processes")
         return web.json_response(self._processes())
 
     async def _not_found(self, request: web.Request) -> web.Response:
         json = "" if self._settings.no_json else "/json "
-        paths = f"/healthcheck /livez /readyz {json}/metrics /rlconfig /processes"
+        rules = "" if self._settings.no_public_config else "/rlconfig "
+        paths = f"/healthcheck /livez /readyz {json}/metrics {rules}/processes"
         return web.Response(status=404, text=f"{shown(request.path)} is not here: {paths} are\n")
 
 

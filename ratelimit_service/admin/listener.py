@@ -13,11 +13,12 @@ from functools import partial
 
 from aiohttp import web
 
-from ratelimit_service.admin.access import Access
+from ratelimit_service.admin.access import Access, Refused, set_session
 from ratelimit_service.admin.doors import BODY_SECONDS
 from ratelimit_service.admin.port import Port, shown
-from ratelimit_service.admin.route import AdminRequest, Operating, Role, Route
+from ratelimit_service.admin.route import Actor, AdminRequest, Operating, Role, Route
 from ratelimit_service.admin.routes.registry import routes
+from ratelimit_service.admin.session import COOKIE, Session
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.service.questions import QuestionError
 
@@ -44,18 +45,19 @@ class AdminListener(Port):
             most_bytes=_MAX_BODY_BYTES,
             flag="--admin-hosts",
         )
-        self._access = Access()
+        self.access = Access(operating.settings, operating.health)
         self._routes = list(routes(operating))
+        self.app.router.add_get("/session", self._session)
+        self.app.router.add_post("/session", self._log_in)
+        self.app.router.add_delete("/session", self._log_out)
         for route in self._routes:
             self.app.router.add_route(route.method, route.path, partial(self._answer, route))
         self.app.router.add_route("*", "/{tail:.*}", self._not_found)
 
     async def _answer(self, route: Route, request: web.Request) -> web.StreamResponse:
-        actor = self._access.actor(request)
-        if isinstance(actor, str):
-            return _failed(403, actor)
-        if route.role is Role.WRITE and actor.role is Role.READ:
-            return _failed(403, f"{actor.name} may read, and change nothing")
+        actor = self.access.actor(request, changes=route.role is Role.WRITE)
+        if isinstance(actor, Refused):
+            return _failed(*actor)
         try:
             body = {} if route.method == "GET" else await _body(request)
             query = dict(request.query)
@@ -66,16 +68,51 @@ class AdminListener(Port):
             return found
         return _json(200, found)
 
+    async def _session(self, request: web.Request) -> web.Response:
+        """The browser's session, which begins by itself where no token is needed."""
+        actor = self.access.actor(request, changes=False)
+        if isinstance(actor, Refused):
+            return _failed(*actor)
+        session = self.access.session(request)
+        if session is None:
+            return self._begun(request, self.access.log_in(request, ""))
+        return _json(200, _told(actor, session))
+
+    async def _log_in(self, request: web.Request) -> web.Response:
+        try:
+            token = (await _body(request)).get("token", "")
+        except QuestionError as error:
+            return _failed(400, str(error))
+        return self._begun(request, self.access.log_in(request, str(token)))
+
+    async def _log_out(self, _: web.Request) -> web.Response:
+        response = _json(200, {})
+        response.del_cookie(COOKIE, path="/")
+        return response
+
+    def _begun(self, request: web.Request, begun: tuple[Actor, Session] | Refused) -> web.Response:
+        if isinstance(begun, Refused):
+            return _failed(*begun)
+        response = _json(200, _told(*begun))
+        set_session(response, request, begun[1])
+        return response
+
     async def _not_found(self, request: web.Request) -> web.Response:
-        if isinstance(why := self._access.actor(request), str):
-            return _failed(403, why)
+        actor = self.access.actor(request, changes=False)
+        if isinstance(actor, Refused):
+            return _failed(*actor)
         known = [f"{route.method} {route.path}: {route.does}" for route in self._routes]
         return _json(404, {"error": f"{shown(request.path)} is not here", "here": known})
 
 
+def _told(actor: Actor, session: Session) -> object:
+    """What a page of ours is told of its session."""
+    return {"name": actor.name, "role": actor.role, "csrf": session.csrf}
+
+
 async def _body(request: web.Request) -> Mapping[str, object]:
     """The JSON object that was sent. Raises QuestionError."""
-    if request.content_type != "application/json" and request.can_read_body:
+    if request.content_type != "application/json":
         raise QuestionError("send a JSON object as Content-Type: application/json")
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -101,5 +138,7 @@ def _json(status: int, found: object) -> web.Response:
 
 def _failed(status: int, why: str) -> web.Response:
     response = _json(status, {"error": why})
+    if status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
     response.force_close()  # a body that is not read costs nothing
     return response

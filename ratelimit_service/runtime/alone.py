@@ -110,14 +110,16 @@ async def serve_alone(settings: Settings) -> int:
             settings, sources, lambda: rules.snapshot, stats.http_closed, _nothing_to_collect, otlp
         )
         await stack.enter_async_context(exporting.running())
-        await stack.enter_async_context(admin.running())
+        await stack.enter_async_context(admin.running(certificates.admin))
         await stack.enter_async_context(watched(rules))
         if not (rules.begun or settings.start_without_rules):
             await signals.or_ended(rules.begin())
             if signals.told_to_end:
                 return 0
         grpc_port = await grpc_server.start()
-        await stack.enter_async_context(certificates.watched(grpc_server.renew, http_port.renew))
+        await stack.enter_async_context(
+            certificates.watched(grpc_server.renew, http_port.renew, admin.renew)
+        )
         collect()
         health.enter(Phase.SERVING)
         announce(settings, rules.snapshot, grpc_port, listening.port_of(http), 0, admin.told)

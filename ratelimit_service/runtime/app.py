@@ -12,6 +12,7 @@ from ratelimit_service.observer import Stats
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.sources import source_of
 from ratelimit_service.runtime import logs
+from ratelimit_service.runtime.admin_port import check_tokens
 from ratelimit_service.runtime.certificates import check_certificates
 from ratelimit_service.runtime.cpus import usable_cpus
 from ratelimit_service.runtime.deciding import open_store
@@ -57,6 +58,7 @@ def check(settings: Settings) -> None:
     workers(settings)
     check_installed(settings)
     check_certificates(settings)
+    check_tokens(settings)
     run(_check(settings))
 
 

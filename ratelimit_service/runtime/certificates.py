@@ -18,19 +18,25 @@ _Renew = Callable[[TLS], Awaitable[None]]
 
 def check_certificates(settings: Settings) -> None:
     """Raises SettingsError if the TLS files that the settings name cannot be used."""
-    for files in (TLSFiles.of_grpc(settings), TLSFiles.of_http(settings)):
+    for files in (
+        TLSFiles.of_grpc(settings),
+        TLSFiles.of_http(settings),
+        TLSFiles.of_admin(settings),
+    ):
         if files is not None:
             files.read()
 
 
 class Certificates:
-    """The certificates of the gRPC and the HTTP port; None for a port without TLS."""
+    """The certificates of the ports; None for a port without TLS."""
 
     def __init__(self, settings: Settings, health: Health, stats: Stats) -> None:
         """Reads the files. Raises SettingsError if they cannot be used."""
         grpc, http = TLSFiles.of_grpc(settings), TLSFiles.of_http(settings)
         self._grpc = grpc.renewed("tls", health, stats) if grpc else None
         self._http = http.renewed("http tls", health, stats) if http else None
+        admin = TLSFiles.of_admin(settings)
+        self._admin = admin.renewed("admin tls", health, stats) if admin else None
 
     @property
     def grpc(self) -> TLS | None:
@@ -42,11 +48,17 @@ class Certificates:
         """The TLS of the HTTP port now."""
         return self._http.value if self._http else None
 
+    @property
+    def admin(self) -> TLS | None:
+        """The TLS of the admin listener now."""
+        return self._admin.value if self._admin else None
+
     @asynccontextmanager
-    async def watched(self, grpc: _Renew, http: _Renew) -> AsyncIterator[None]:
-        """Hands changed files to the two ports, until it is left."""
+    async def watched(self, grpc: _Renew, http: _Renew, admin: _Renew) -> AsyncIterator[None]:
+        """Hands changed files to the ports, until it is left."""
         watching = []
-        for renewed, renew in ((self._grpc, grpc), (self._http, http)):
+        each = ((self._grpc, grpc), (self._http, http), (self._admin, admin))
+        for renewed, renew in each:
             if renewed is not None:
                 renewed.listen(renew)
                 watching.append(asyncio.create_task(renewed.watch()))

@@ -148,7 +148,7 @@ class _Supervisor:
             if not self._http_port.serves:
                 await self._serve_http(stack)
             await stack.enter_async_context(self._exporting.running())
-            await stack.enter_async_context(self._admin.running())
+            await stack.enter_async_context(self._admin.running(self._certificates.admin))
             self._health.enter(Phase.SERVING)
             self._workers_changed()
             replacing = None
@@ -210,7 +210,9 @@ class _Supervisor:
         await self._http_port.start(self._http, self._certificates.http)
         await stack.enter_async_context(watched(self._rules))
         await stack.enter_async_context(
-            self._certificates.watched(self._workers.tell_tls, self._http_port.renew)
+            self._certificates.watched(
+                self._workers.tell_tls, self._http_port.renew, self._admin.renew
+            )
         )
 
     async def _resume(self, former: Handover) -> None:

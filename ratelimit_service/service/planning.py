@@ -104,7 +104,14 @@ class Planning:
         return wire.encode_uncounted(count, FailurePolicy.OPEN.value)
 
     def _plan_whole(self, request: Request, split: wire.Split | None, snapshot: Snapshot) -> Asked:
-        """Plans what cannot be planned part by part; the parts may be remembered all the same."""
+        """Plans what cannot be planned part by part; the parts may be remembered all the same.
+
+        Every request with a refund is one.
+        """
+        if self._settings.no_refunds and any(each.is_negative_hits for each in request.descriptors):
+            raise BadRequestError(
+                "refund", "refunds (is_negative_hits) are not taken: this service has --no-refunds"
+            )
         plans = self._planner.plan(request, snapshot)
         asked = self._asked(plans, request if self._planner.needs_request else None)
         if request.domain not in snapshot.domains:

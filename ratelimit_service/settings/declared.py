@@ -202,6 +202,12 @@ class Settings:
     no_reflection: bool = _GRPC.setting(
         False, SWITCH, "Do not tell gRPC callers what there is to call."
     )
+    no_refunds: bool = _GRPC.setting(
+        False,
+        SWITCH,
+        "Take no refunds (is_negative_hits). Slots of a concurrency limit are then given back only "
+        "by their lease's end.",
+    )
     max_connection_age_us: int = _GRPC.setting(
         0,
         DURATION,
@@ -243,6 +249,9 @@ class Settings:
         "private network; * for any.",
     )
     no_json: bool = _HTTP.setting(False, SWITCH, "Make no decisions over HTTP: no /json.")
+    no_public_config: bool = _HTTP.setting(
+        False, SWITCH, "Show no rules there: no /rlconfig, which the admin listener has as well."
+    )
     json_refunds: bool = _HTTP.setting(
         False, SWITCH, "Take refunds over HTTP too: isNegativeHits in /json."
     )
@@ -266,6 +275,25 @@ class Settings:
         NAMES,
         "Public names by which they reach it, beside addresses and names of a private network; "
         "* for any.",
+    )
+
+    admin_token_file: str = _ADMIN.setting(
+        "",
+        FILE,
+        "A file with lines 'read TOKEN' and 'write TOKEN': who may ask. Without it only callers on "
+        "this machine may.",
+    )
+    admin_tls_cert: str = _ADMIN.setting(
+        "",
+        FILE,
+        "A PEM file: the certificate of the admin listener, with its chain. Without it no TLS.",
+    )
+    admin_tls_key: str = _ADMIN.setting("", FILE, "A PEM file: its key.")
+    admin_tls_client_ca: str = _ADMIN.setting(
+        "",
+        FILE,
+        "A PEM file: the authorities of which callers need a certificate; without a token file "
+        "it lets them in.",
     )
 
     debug: str = _EXPORTS.setting(

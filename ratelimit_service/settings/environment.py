@@ -19,8 +19,8 @@ _OURS = "RATELIMIT_"
 HANDOVER = "RATELIMIT_HANDOVER"
 """Where a process that replaces its program tells the next one what it has left; no setting."""
 
-_OTHERS = (HANDOVER, "RATELIMIT_ADDRESS")
-"""Names that no setting has: this one is for `ratelimit hit`."""
+_OTHERS = (HANDOVER, "RATELIMIT_ADDRESS", "RATELIMIT_ADMIN_TOKEN", "RATELIMIT_ADMIN_TLS_CA")
+"""Names that no setting has: these are for `ratelimit hit` and whoever asks the admin listener."""
 
 _SERVICE_LINKS = re.compile(
     r"RATELIMIT_(\w+_)?"

@@ -98,6 +98,21 @@ class TLSFiles:
         cert, key = Path(settings.http_tls_cert), Path(settings.http_tls_key)
         return cls(cert, key, flags="--http-tls", protocols=("http/1.1",))
 
+    @classmethod
+    def of_admin(cls, settings: Settings) -> TLSFiles | None:
+        """The same of the admin listener."""
+        given = (settings.admin_tls_cert, settings.admin_tls_key, settings.admin_tls_client_ca)
+        if not any(given):
+            return None
+        if not (settings.admin_tls_cert and settings.admin_tls_key):
+            raise SettingsError(
+                "TLS on the admin listener needs both --admin-tls-cert FILE and "
+                "--admin-tls-key FILE"
+            )
+        cert, key, authorities = (Path(each) if each else None for each in given)
+        assert cert is not None and key is not None  # noqa: S101, PT018 -- as was seen above
+        return cls(cert, key, authorities, flags="--admin-tls", protocols=("http/1.1",))
+
     def read(self) -> TLS:
         """What the files say now. Raises SettingsError if it cannot be used."""
         pair = f"{self.flags}-cert {self.cert} and {self.flags}-key {self.key}"

@@ -32,6 +32,7 @@ class AdminSite:
     """A running admin listener; `asking` is the service that it is of."""
 
     def __init__(self, directory: Path, settings: Settings, rules: str, at: str) -> None:
+        directory.mkdir(exist_ok=True)
         self.asking = asking = Asking(directory, rules, settings=settings)
         self._at = at
         self.operating = Operating(
@@ -97,7 +98,7 @@ async def start_site(tmp_path: Path) -> AsyncIterator[StartSite]:
         async def start(
             settings: Settings | None = None, rules: str = RULES, at: str = "127.0.0.1:0"
         ) -> AdminSite:
-            site = AdminSite(tmp_path, settings or Settings(), rules, at)
+            site = AdminSite(tmp_path / "rules", settings or Settings(), rules, at)
             await site.start()
             stack.push_async_callback(site.listener.close)
             return site

@@ -202,6 +202,30 @@ async def test_what_is_no_http(site: Site, caplog: pytest.LogCaptureFixture, dat
     assert (await site.ask("/healthcheck")).status == 200
 
 
+async def test_processes_are_for_this_machine(site: Site) -> None:
+    """Who comes through a proxy is told nothing of the processes."""
+    assert (await site.ask("/processes")).status == 200
+
+    answer = await site.ask("/processes", **{"X-Forwarded-For": "192.0.2.1"})
+
+    assert (answer.status, answer.text) == (
+        403,
+        "only callers on this machine may see its processes\n",
+    )
+
+
+async def test_rules_that_are_not_public(tmp_path: Path) -> None:
+    """With --no-public-config the port shows no rules, and names none of their paths."""
+    site = Site(tmp_path, Settings(no_public_config=True), None)
+    await site.start()
+
+    answer = await site.ask("/rlconfig")
+
+    await site.admin.close()
+    assert (answer.status, "edge" in answer.text) == (404, False)
+    assert answer.text.endswith("/json /metrics /processes are\n")
+
+
 async def test_fault_of_ours(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     """A fault of the service itself is 500, and the log has its traceback."""
     site.admin._processes = lambda: 1 // 0

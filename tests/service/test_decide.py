@@ -162,6 +162,25 @@ async def test_refund_is_ok_even_when_the_request_is_denied(asking: Ask) -> None
     assert service.tally("tenant").refunded == 2
 
 
+async def test_refunds_that_are_not_taken(tmp_path: Path) -> None:
+    """With --no-refunds a request with a refund is refused whole, also where it is known."""
+    service = Asking(tmp_path, USER, settings=Settings(no_refunds=True))
+    await service.ask("tenant=a", hits=5)
+    refund = Request("edge", (descriptor("tenant=a", addend=2, refund=True),))
+
+    answers = [await service.answer(refund) for _ in range(2)]
+    after = await service.ask("tenant=a", hits=0)
+
+    for answer in answers:
+        assert isinstance(answer, Refusal)
+        assert (answer.code, "--no-refunds" in answer.message) == (
+            StatusCode.INVALID_ARGUMENT,
+            True,
+        )
+    assert service.stats.refusals["refund"] == 2
+    assert after.statuses[0].remaining == 4
+
+
 REPLACING = """
 domain: edge
 descriptors:

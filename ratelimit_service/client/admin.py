@@ -1,0 +1,151 @@
+"""A client of the admin listener: for commands that see or change what the service does."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+from collections.abc import Mapping
+from contextlib import closing
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlencode
+
+from ratelimit_service.errors import RateLimitError, TransportError
+from ratelimit_service.settings import split_address, unix_path
+from ratelimit_service.text import reason
+
+__all__ = ["AdminClient", "AdminPlace"]
+
+_SECONDS = 15.0
+_MOST_BYTES = 1 << 24
+
+
+class AdminPlace(NamedTuple):
+    """Where the admin listener is, and what it must be shown.
+
+    `address` is HOST:PORT or unix:PATH. `tls_ca` is a PEM file: the authorities that vouch for it;
+    without it no TLS is spoken. `tls_cert` and `tls_key` are what it asks of us.
+    """
+
+    address: str
+    token: str = ""
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+
+
+class AdminClient:
+    """Asks one admin listener; every question is a connection of its own."""
+
+    def __init__(self, place: AdminPlace) -> None:
+        """Raises SettingsError for what is no address."""
+        self.place = place
+        self._path = unix_path(place.address)
+        if self._path is None:
+            split_address(place.address)
+
+    def get(self, path: str, query: Mapping[str, object] | None = None) -> object:
+        """What a route tells, as JSON has it. Raises RateLimitError."""
+        return self._asked("GET", f"{path}?{urlencode(query)}" if query else path)
+
+    def post(self, path: str, body: Mapping[str, object] | None = None) -> object:
+        """Has a route change something. Raises RateLimitError."""
+        return self._asked("POST", path, body or {})
+
+    def delete(self, path: str, body: Mapping[str, object] | None = None) -> object:
+        """Has a route remove something. Raises RateLimitError."""
+        return self._asked("DELETE", path, body or {})
+
+    def _asked(self, method: str, path: str, body: Mapping[str, object] | None = None) -> object:
+        address = self.place.address
+        headers = {"Host": "localhost"} if self._path is not None else {}
+        if self.place.token:
+            headers["Authorization"] = f"Bearer {self.place.token}"
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        sent = None if body is None else json.dumps(body).encode()
+        try:
+            with closing(self._connection()) as connection:
+                connection.request(method, path, sent, headers)
+                answer = connection.getresponse()
+                status, text = answer.status, answer.read(_MOST_BYTES)
+        except (OSError, HTTPException) as error:
+            raise TransportError(_why_not(address, error)) from error
+        try:
+            said = json.loads(text)
+        except ValueError:
+            said = None
+        if status == 200 and said is not None:
+            return said
+        raise self._refused(status, said)
+
+    def _refused(self, status: int, said: object) -> RateLimitError:
+        address = self.place.address
+        if not isinstance(said, dict) or not isinstance(said.get("error"), str):
+            return TransportError(
+                f"what answers at {address} is no admin listener: name it with --admin HOST:PORT"
+            )
+        if status == 401:
+            what = "another" if self.place.token else "one"
+            return RateLimitError(
+                f"the service at {address} asks for a token: give {what} in RATELIMIT_ADMIN_TOKEN"
+            )
+        if status == 404 and "here" in said:
+            return RateLimitError(
+                f"the service at {address} is of another version: it does not know what was asked"
+            )
+        return RateLimitError(said["error"])
+
+    def _connection(self) -> HTTPConnection:
+        if self._path is not None:
+            return _UnixConnection(self._path)
+        host, port = split_address(self.place.address)
+        if not self.place.tls_ca:
+            return HTTPConnection(host, port, timeout=_SECONDS)
+        return HTTPSConnection(host, port, timeout=_SECONDS, context=self._context())
+
+    def _context(self) -> ssl.SSLContext:
+        place = self.place
+        for path in filter(None, (place.tls_ca, place.tls_cert, place.tls_key)):
+            if not Path(path).is_file():
+                raise RateLimitError(f"{path} is no file")
+        try:
+            context = ssl.create_default_context(cafile=place.tls_ca)
+            if place.tls_cert:
+                context.load_cert_chain(place.tls_cert, place.tls_key or None)
+        except (OSError, ValueError) as error:
+            raise RateLimitError(f"the TLS files cannot be used: {error}") from error
+        return context
+
+
+class _UnixConnection(HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=_SECONDS)
+        self._path = path
+
+    def connect(self) -> None:
+        """Called by http.client."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(_SECONDS)
+        self.sock.connect(self._path)
+
+
+def _why_not(address: str, error: OSError | HTTPException) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (
+            f"no TLS with the admin listener at {address}: {error.reason or error}; its "
+            "certificate must be one of --admin-tls-ca's authorities"
+        )
+    if isinstance(error, HTTPException):
+        return (
+            f"what answers at {address} is no admin listener, or speaks TLS: name it with "
+            "--admin HOST:PORT, and its authorities with --admin-tls-ca FILE"
+        )
+    return (
+        f"no admin listener answers at {address}: {reason(error)}; start a service there with "
+        "`ratelimit serve`, or name another with --admin HOST:PORT or unix:PATH"
+    )
