@@ -1,7 +1,8 @@
 """`ratelimit serve` on an event loop that times each of its callbacks.
 
 The path of the record is the first argument, the rest goes to `ratelimit serve`. At the end
-all callbacks above a millisecond of the thread's CPU time are written, each with its cause.
+all callbacks above a millisecond of the thread's CPU time are written, each with its cause; only
+those since SIGUSR1, if that came.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import signal
 import sys
 import time
 from collections.abc import Coroutine
@@ -58,6 +60,7 @@ def main() -> None:
     record = Path(sys.argv.pop(1))
     process.uvloop = Runner  # type: ignore[attr-defined, assignment]
     MeasuredLoop.note = staticmethod(note)
+    signal.signal(signal.SIGUSR1, lambda *_: noted.clear())
     sys.argv.insert(1, "serve")
     try:
         cli.main()
