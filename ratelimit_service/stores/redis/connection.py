@@ -1,8 +1,9 @@
 """One pipelined connection to a Redis server, spoken to directly.
 
 Commands go out as they come, and replies come back in order. So a call that nobody waits for any
-more costs nothing, and the connection stays. hiredis parses the replies. What must not live here:
-scripts, retries, timeouts, what a reply means.
+more costs nothing, and the connection stays. hiredis parses the replies. They are handed on a few
+at a time: what a caller makes of one can take a millisecond. What must not live here: scripts,
+retries, timeouts, what a reply means.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from os import urandom
-from typing import cast
+from typing import Final, cast
 
 import hiredis
 
@@ -27,6 +28,13 @@ __all__ = ["Answered", "Command", "RedisConnection", "Reply", "all_read", "open_
 
 Reply = object
 """What hiredis makes of a reply: bytes, int, a list, a ReplyError; None when there was none."""
+
+_TURN_ITEMS: Final = 512
+"""How many items of replies are handed on in one turn of the loop. That is the reply to one script
+call of 128 hits, and one to two milliseconds for whoever takes it."""
+
+_REPLY_ITEMS: Final = 4
+"""What a reply counts beside the items in it."""
 
 Argument = bytes | str | int
 Command = Sequence[Argument]
@@ -50,6 +58,10 @@ class RedisConnection(asyncio.Protocol):
         """When the bytes of each pending command left; commands that have not left are missing."""
         self._leaving = 0
         """Commands written in this turn of the loop: their bytes leave at its end."""
+        self._read: deque[tuple[Answered, int, Reply]] = deque()
+        """Replies that have been read and not handed on yet: to whom, when their command left."""
+        self._telling = False
+        """Whether replies are being handed on, now or in the loop's next turn."""
         self._transport: asyncio.WriteTransport | None = None
         self._heard_at = 0.0
         self._bugs = Bugs()
@@ -76,7 +88,7 @@ class RedisConnection(asyncio.Protocol):
     def send(self, commands: Sequence[Command], answered: Sequence[Answered]) -> None:
         """Sends commands in one write; each one's reply goes to its callback, in order.
 
-        The reply is None if the connection is lost first.
+        The reply is None if the connection is lost before it is read.
         """
         if self._transport is None or self.lost.done():
             for each in answered:
@@ -120,8 +132,19 @@ class RedisConnection(asyncio.Protocol):
         """The text of an error without the password, so that it can go to the log."""
         return without(self.password, str(reply))
 
+    def when_told(self, told: Callable[[], None]) -> bool:
+        """Calls `told` once every reply that has been read until now is handed on.
+
+        Returns whether there is any; if not, `told` is not called.
+        """
+        if not self._read:
+            return False
+        self._read.append((partial(_tell_of_it, told), self.answered_left_us, None))
+        return True
+
     def distrust(self) -> None:
         """Closes the connection: a reply did not fit its call, so the next ones may not either."""
+        self._read = deque([(answered, left_us, None) for answered, left_us, _ in self._read])
         self.close("a reply was none to its command")
 
     def _ponged(self, word: bytes, ping: asyncio.Future[Reply]) -> None:
@@ -129,7 +152,7 @@ class RedisConnection(asyncio.Protocol):
             self.distrust()
 
     def close(self, reason: str = "closed") -> None:
-        """Drops the connection at once; pending calls get None."""
+        """Drops the connection at once; calls whose reply has not been read get None."""
         self._end(reason)
         if self._transport is not None:
             self._transport.abort()
@@ -140,27 +163,45 @@ class RedisConnection(asyncio.Protocol):
         self._transport = cast(asyncio.WriteTransport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Called by asyncio: hands every complete reply to the oldest call."""
+        """Called by asyncio: every complete reply belongs to the oldest call."""
         self._heard_at = self._loop.time()
         self._reader.feed(data)
         try:
             while not self.lost.done() and (reply := self._reader.gets()) is not False:
-                self._answer(reply)
+                self._take(reply)
         except hiredis.ProtocolError as error:
             self.close(f"not a Redis server: {error}")
+        self._tell_all()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio."""
         self._end(str(exc) if exc else "the server closed the connection")
 
-    def _answer(self, reply: Reply) -> None:
+    def _take(self, reply: Reply) -> None:
         if not self._calls:
             self.close("the server sent a reply to no command")
             return
         if self._leaving and not self._left:
             self._have_left()
-        self.answered_left_us = self._left.popleft()
-        self._tell(self._calls.popleft(), reply)
+        self._read.append((self._calls.popleft(), self._left.popleft(), reply))
+
+    def _tell_all(self) -> None:
+        """Hands on what has been read, in order, unless that is being done already."""
+        if not self._telling:
+            self._telling = True
+            self._tell_some()
+
+    def _tell_some(self) -> None:
+        """Hands on replies of so many items; the others wait for the loop's next turn."""
+        items = 0
+        while self._read:
+            if items >= _TURN_ITEMS:
+                self._loop.call_soon(self._tell_some)
+                return
+            answered, self.answered_left_us, reply = self._read.popleft()
+            items += _REPLY_ITEMS + len(reply) if isinstance(reply, list) else _REPLY_ITEMS
+            self._tell(answered, reply)
+        self._telling = False
 
     def _tell(self, answered: Answered, reply: Reply) -> None:
         """Hands a reply on. If its callback fails, the other replies are handed on all the same."""
@@ -175,7 +216,12 @@ class RedisConnection(asyncio.Protocol):
         self._left.clear()
         self._leaving = 0
         while self._calls:
-            self._tell(self._calls.popleft(), None)
+            self._read.append((self._calls.popleft(), self.answered_left_us, None))
+        self._tell_all()
+
+
+def _tell_of_it(told: Callable[[], None], _reply: Reply) -> None:
+    told()
 
 
 async def all_read() -> None:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from ratelimit_service.bugs import Bugs
@@ -159,6 +159,13 @@ class Server:
     def call(self, *command: str) -> asyncio.Future[Reply] | None:
         """Sends it a command; None if it is away."""
         return self.connection.call(*command) if self.connection else None
+
+    def when_told(self, told: Callable[[], None]) -> bool:
+        """Calls `told` once every reply that has been read until now is handed on.
+
+        Returns whether there is any; if not, `told` is not called.
+        """
+        return self.connection is not None and self.connection.when_told(told)
 
     def now_us(self) -> int:
         """The server's time, as far as it is known."""

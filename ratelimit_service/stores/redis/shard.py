@@ -148,6 +148,13 @@ class Shard:
         """
         return NEVER if self._server.clock else elapsed_us() + at_us - self.now_us()
 
+    def when_told(self, told: Callable[[], None]) -> bool:
+        """Calls `told` once every reply that has been read until now is handed on.
+
+        Returns whether there is any; if not, `told` is not called.
+        """
+        return self._server.when_told(told)
+
     def late(self, read_us: int) -> bool:
         """Whether the server, and not this process, keeps calls waiting for too long.
 

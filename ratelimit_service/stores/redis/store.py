@@ -9,6 +9,7 @@ import asyncio
 import heapq
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ratelimit_service.bugs import Bugs
@@ -176,7 +177,17 @@ class RedisStore:
 
     def _rung(self) -> None:
         # As in `all_read`: after two more rounds everything that had come by now has been read.
-        self._loop.call_soon(self._loop.call_soon, self._expire, elapsed_us())
+        self._loop.call_soon(self._loop.call_soon, self._all_read, elapsed_us())
+
+    def _all_read(self, read_us: int) -> None:
+        self._tell_then_expire(list(self.shards), read_us)
+
+    def _tell_then_expire(self, shards: list[Shard], read_us: int) -> None:
+        """Has all that was read from these shards handed on; then no reply is waited for longer."""
+        while shards:
+            if shards.pop().when_told(partial(self._tell_then_expire, shards, read_us)):
+                return
+        self._expire(read_us)
 
     def _expire(self, read_us: int) -> None:
         """Ends the charges whose time is over. All that had come by `read_us` has been read."""

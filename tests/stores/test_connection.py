@@ -1,0 +1,166 @@
+"""One connection to Redis: what it has read is handed on in order, and not all in one go."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import redis
+import uvloop
+
+from ratelimit_service.clock import elapsed_us
+from ratelimit_service.health import Health
+from ratelimit_service.observer import Stats
+from ratelimit_service.stores import Outcomes
+from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis.connection import RedisConnection, Reply
+from tests.servers.redis import RedisServer
+from tests.stores.cases import MINUTE, T, hearing, hit
+
+ITEMS = 2 + 4 * 128
+"""How many items the reply to a full script call has."""
+
+Ends = Callable[[RedisConnection], None]
+
+
+class Wire(asyncio.Transport):
+    """Where the bytes go: nowhere."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class Way:
+    """A connection whose server's bytes a test writes, and what it hands on."""
+
+    def __init__(self) -> None:
+        self.connection = RedisConnection()
+        self.connection.connection_made(Wire())
+        self.told: list[tuple[int, bool]] = []
+        """The numbers of calls in the order in which they were answered, and whether they were."""
+
+    def ask(self, count: int) -> None:
+        for number in range(count):
+            self.connection.send([("PING",)], [partial(self._tell, number)])
+
+    def _tell(self, number: int, reply: Reply) -> None:
+        self.told.append((number, reply is not None))
+
+    def say(self, count: int, items: int = ITEMS) -> None:
+        self.connection.data_received((b"*%d\r\n" % items + b":7\r\n" * items) * count)
+
+    async def turns(self, count: int) -> list[int]:
+        """Lets the loop turn until all is told; how many were told in each turn."""
+        found = [len(self.told)]
+        while len(self.told) < count:
+            await asyncio.sleep(0)
+            found.append(len(self.told) - sum(found))
+        return found
+
+
+async def test_many_replies_at_once() -> None:
+    """Of many large replies that come in one read each has a turn of its own, in order."""
+    way = Way()
+    way.ask(10)
+
+    way.say(10)
+
+    assert max(await way.turns(10)) == 1
+    assert way.told == [(number, True) for number in range(10)]
+
+
+async def test_small_replies() -> None:
+    """Small replies that come in one read are handed on in few turns: they share them."""
+    way = Way()
+    way.ask(128)
+
+    way.say(128, 6)
+
+    assert len(await way.turns(128)) <= 4
+    assert way.told == [(number, True) for number in range(128)]
+
+
+async def test_usual_reply() -> None:
+    """A reply that comes alone is handed on as it is read, also the largest."""
+    way = Way()
+    way.ask(1)
+
+    way.say(1)
+
+    assert way.told == [(0, True)]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda connection: connection.connection_lost(None),
+        lambda connection: connection.close("given up"),
+        lambda connection: connection.data_received(b"no reply of Redis\r\n"),
+    ],
+    ids=["lost", "closed", "damaged"],
+)
+async def test_end_with_replies_read(end: Ends) -> None:
+    """A reply that was read is handed on, though the connection ends; other calls get none."""
+    way = Way()
+    way.ask(5)
+    way.say(3)
+
+    end(way.connection)
+
+    assert max(await way.turns(5)) <= 2
+    assert way.told == [(0, True), (1, True), (2, True), (3, False), (4, False)]
+
+
+async def test_distrusted_with_replies_read() -> None:
+    """If a reply does not fit its call, none that was read behind it is believed."""
+    way = Way()
+    way.ask(3)
+    way.connection.send([("PING",)], [lambda _: way.connection.distrust()])
+    way.connection.send([("PING",)], [partial(way._tell, 3)])
+
+    way.say(5)
+
+    await way.turns(4)
+    assert way.told == [(0, True), (1, True), (2, True), (3, False)]
+
+
+def test_replies_read_in_time(redis_server: RedisServer) -> None:
+    """Replies that are read when time is over are believed, however long handing on takes."""
+    redis_server.flush()
+
+    found = uvloop.run(busy_while_replies_come(redis_server.url))
+
+    assert len(found) == 256
+    assert [None] not in found
+
+
+async def busy_while_replies_come(url: str) -> list[Outcomes]:
+    store = RedisStore(url, 20_000, Stats(), Health(), lambda: T)
+    await store.start()
+    found: list[Outcomes] = []
+    for batch in range(2):
+        hits = [[hit(key=f"{batch}-{key}", window_us=600 * MINUTE)] for key in range(128)]
+        store.charge(hits, hearing(found.extend))
+        await asyncio.sleep(0)  # sent
+    client = redis.Redis.from_url(url)
+    busy, wake = socket.socketpair()
+
+    def be_busy() -> None:
+        """Reads nothing until the replies have come and time is over; then timers ring first."""
+        asyncio.get_running_loop().remove_reader(busy)
+        until = elapsed_us() + 30_000
+        while elapsed_us() < until or not client.keys("*1-127*"):
+            client.ping()
+
+    asyncio.get_running_loop().add_reader(busy, be_busy)
+    wake.send(b"x")
+    while len(found) < 256:
+        await asyncio.sleep(0)
+    await store.close()
+    busy.close()
+    wake.close()
+    return found
