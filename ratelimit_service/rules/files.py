@@ -90,11 +90,17 @@ def _read(name: str) -> bytes:
     if not stat.S_ISREG(Path(name).stat().st_mode):  # opening a device can do something
         raise _NoRuleFileError("it is no regular file")
     descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode):
+        if not stat.S_ISREG(about.st_mode):  # it was swapped meanwhile
             raise _NoRuleFileError("it is no regular file")
-        data = file.read(MAX_FILE_BYTES + 1) if about.st_size <= MAX_FILE_BYTES else None
+        if about.st_size > MAX_FILE_BYTES:
+            data = None
+        else:
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                data = file.read(MAX_FILE_BYTES + 1)
+    finally:
+        os.close(descriptor)
     if data is None or len(data) > MAX_FILE_BYTES:
         raise _NoRuleFileError(f"it has more than {MAX_FILE_BYTES >> 20} MiB")
     return data

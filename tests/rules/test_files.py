@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -85,6 +85,35 @@ async def test_file_that_turns_into_something_else(
     await directory.reload(a=file_of("one", "z"))
     assert directory.domains == {"one": ["z"], "two": ["y"]}
     assert directory.health.faults == {}
+
+
+SWAPPED = [pipe, device, Path.mkdir]
+
+
+@pytest.mark.parametrize("make", SWAPPED, ids=lambda each: each.__name__)
+def test_file_that_is_swapped_while_it_is_opened(
+    directory: Directory, make: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was a rule file a moment ago, and is something else once open, is not read either."""
+    path = directory.write(a=file_of("one", "x")).path / "a.yaml"
+    really_open = os.open
+    opened: list[int] = []
+
+    def swapping(name: str, flags: int) -> int:
+        Path(name).unlink()
+        make(Path(name))
+        opened.append(really_open(name, flags))
+        return opened[-1]
+
+    monkeypatch.setattr(os, "open", swapping)
+
+    found = files.read_rule_files(path)
+
+    (descriptor,) = opened
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+    assert found.files == {}
+    assert found.unread == {str(path): "it is no regular file"}
 
 
 @pytest.fixture
