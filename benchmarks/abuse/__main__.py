@@ -25,7 +25,9 @@ from typing import NamedTuple
 
 import trustme
 
-from benchmarks.abuse.attacks import ATTACKS, MAX_PAGE_BYTES, TLS, Attack
+from benchmarks.abuse.attack import TLS, Attack
+from benchmarks.abuse.attacks import ATTACKS
+from benchmarks.abuse.on_http import MAX_PAGE_BYTES
 from benchmarks.run import (
     COMPILED,
     LOAD_CORE,
@@ -409,9 +411,9 @@ def programs() -> list[Program]:
 
 
 def go_ahead() -> None:
-    """Lets this session come before others', where the kernel shares out time by sessions first.
+    """Lets what runs here come first where the kernel shares out time by autogroups.
 
-    Priorities of processes say nothing to those of another session then (Linux' autogroups).
+    Priorities of processes say nothing to those of another autogroup then.
     """
     group = Path("/proc/self/autogroup")
     if AHEAD and group.exists():

@@ -1,0 +1,81 @@
+"""Attacks on the HTTP port, and on what it shows."""
+
+from __future__ import annotations
+
+import asyncio
+
+from benchmarks.abuse.attack import attack, call, request, settled
+from benchmarks.abuse.wire import Aim, Wire
+from ratelimit_service.model import Descriptor, Entry
+
+MAX_PAGE_BYTES = 16_000_000
+
+
+def post(size: int, content: bytes) -> bytes:
+    """A POST that says so many bytes, and sends these."""
+    return (
+        b"POST /json HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % size
+    ) + content
+
+
+@attack("POST /json of 1 MiB, 10 a second", connections=0)
+async def large_json(aim: Aim) -> None:
+    entry = b'{"entries":[{"key":"route","value":"checkout"}]},'
+    content = b'{"domain":"bench","descriptors":[' + entry * 21_000
+    content = content[:-1] + b"]}"
+    assert len(content) < 1 << 20
+    wires: list[Wire] = []
+    async for number in aim.due(10):
+        for _ in range(number):
+            wire = await aim.raw(http=True)
+            wire.write(post(len(content), content))
+            wires.append(wire)
+    refused = sum(b" 400 " in wire.heard or b" 413 " in wire.heard for wire in wires)
+    aim.findings.append(f"{refused} of {len(wires)} refused")
+
+
+@attack("bodies for /json that end early, 500 a second", connections=0)
+async def aborted_bodies(aim: Aim) -> None:
+    made = 0
+    async for number in aim.due(500):
+        for _ in range(number):
+            wire = await aim.raw(http=True)
+            wire.write(post(60_000, b"{" + b" " * 20_000))
+            if wire.open:
+                await asyncio.sleep(0)
+                wire.abort()
+            made += 1
+        aim.wires.clear()
+    aim.findings.append(f"{made:,} made")
+
+
+@attack("slow-loris: 300 connections, a header each second", seconds=20.0, connections=0, ends=True)
+async def slow_loris(aim: Aim) -> None:
+    for _ in range(300):
+        wire = await aim.raw(http=True)
+        wire.write(b"GET /healthcheck HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+    async for _ in aim.due(1):
+        for wire in aim.wires:
+            wire.write(b"X-Slow: yes\r\n")
+
+
+@attack("detailed_metric with values of 60 KB, 200 a second; then /metrics")
+async def detailed_metric(aim: Aim) -> None:
+    wire = await settled(aim)
+    async for number in aim.due(200):
+        if aim.left < 1.0:
+            break
+        for _ in range(number):
+            value = f"{wire.stream_id:08d}" + "x" * 60_000
+            wire.write(call(wire.next_stream(), request(Descriptor((Entry("detail", value),)))))
+        await wire.written()
+        if not wire.open:
+            wire = await settled(aim)
+    page = await aim.raw(http=True)
+    page.write(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+    while page.open and aim.left > -5:
+        await asyncio.sleep(0.01)
+    aim.findings.append(f"a page of {page.taken / 1e6:.1f} MB")
+    if page.taken > MAX_PAGE_BYTES:
+        aim.faults.append("a page without bound")
