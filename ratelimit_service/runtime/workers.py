@@ -2,7 +2,7 @@
 
 A worker that dies is replaced at once, or later and later if it keeps dying. A worker that says
 nothing any more is killed and then replaced. What must not live here: signals, ports, where rules
-come from.
+come from, and what health says of workers (`workers_health`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ratelimit_service.rules.records import packed
 from ratelimit_service.rules.rulebook import Rulebook, Tallied
 from ratelimit_service.runtime.channel import BEAT_SECONDS, MessageKind, send_connection
 from ratelimit_service.runtime.worker_process import SLACK_SECONDS, Inherited, WorkerProcess
+from ratelimit_service.runtime.workers_health import WorkersHealth
 from ratelimit_service.service import Answer, CallOrigin, Refusal
 from ratelimit_service.service.questions import unanswered
 from ratelimit_service.settings import Settings
@@ -100,7 +101,6 @@ class Workers:
         self._settings = settings
         self._count = count
         self._stats = stats
-        self._health = health
         self._book = book
         self._guests = guests
         self._changed = changed
@@ -113,10 +113,8 @@ class Workers:
         """The messages that tell a worker the rules of now."""
         self._failures: dict[int, int] = {}
         """For each number how often in a row its worker died young."""
-        self._faulty: set[str] = set()
+        self._overall = WorkersHealth(health, count)
         self._number = 0
-        self._begun = False
-        """Whether there were enough of them at least once."""
         self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -360,7 +358,7 @@ class Workers:
     async def _see_off(self, worker: WorkerProcess) -> None:
         """Waits for a worker's end, and has another take its place."""
         await worker.lost.wait()
-        self._hold()
+        self._overall.hold(self.serving, stopping=self._stopping)
         self._changed()
         await worker.exited()
         self._all.remove(worker)  # first, because its pid could soon belong to another process
@@ -369,7 +367,7 @@ class Workers:
             self._guests.leave(peer)
         if self._stopping:
             return
-        self._sum_up_faults()
+        self._overall.sum_up(worker.faults for worker in self._all)
         if worker.ready.is_set() or worker.why == "hung":
             self._stats.worker_ends[worker.why] += 1
         if worker.why == "replaced":
@@ -389,7 +387,7 @@ class Workers:
     async def _start_again(self, worker: WorkerProcess) -> None:
         """Replaces a worker that died, unless that has happened; later if it died young."""
         number = worker.number
-        self._tell_health()
+        self._overall.look(self.serving, stopping=self._stopping)
         young = worker.age_us < _YOUNG_SECONDS * 1_000_000
         failures = self._failures[number] = self._failures.get(number, 0) + 1 if young else 0
         while self._needs(number) and not self._stopping and not self._successor(number):
@@ -446,7 +444,7 @@ class Workers:
             worker.silent = 0
             worker.ready.set()
             log.info("worker %d (pid %d) serves", worker.number, worker.pid)
-            self._tell_health()
+            self._overall.look(self.serving, stopping=self._stopping)
             self._changed()
         elif kind == MessageKind.FAILED:
             worker.failure = payload.decode()
@@ -472,7 +470,7 @@ class Workers:
                 self._guests.leave(worker.peers.pop(number))
         if worker.faults != said["faults"]:
             worker.faults = said["faults"]
-            self._sum_up_faults()
+            self._overall.sum_up(worker.faults for worker in self._all)
 
     def _greet(self, worker: WorkerProcess, version: str) -> None:
         worker.version = version
@@ -515,36 +513,6 @@ class Workers:
         self._book.add(said["rules"])
         if taken := said.get("counters"):
             self._stats.add(taken)
-
-    def _sum_up_faults(self) -> None:
-        """Reports a component as degraded if any worker does."""
-        faults: dict[str, str] = {}
-        for worker in self._all:
-            for component, reason in worker.faults.items():
-                faults.setdefault(component, reason)
-        for component in self._faulty - faults.keys():
-            self._health.recover(component)
-        self._faulty = set(faults)
-        for component, reason in faults.items():
-            self._health.degrade(component, reason)
-
-    def _tell_health(self) -> None:
-        missing = self._count - self.serving
-        self._begun = self._begun or missing <= 0
-        if missing > 0 and self._begun:
-            self._health.degrade(
-                "workers", f"{missing} of {self._count} workers are missing: see the log"
-            )
-        else:
-            self._health.recover("workers")
-        self._hold()
-
-    def _hold(self) -> None:
-        """Turns requests away while there is nobody to take them."""
-        if self._begun and not self.serving and not self._stopping:
-            self._health.hold("workers", "no worker serves: see the log")
-        else:
-            self._health.let_go("workers")
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -167,7 +167,7 @@ async def test_worker_that_is_not_needed_any_more(fixture: Fixture, told: bool) 
 async def test_no_worker_left(fixture: Fixture) -> None:
     """The service is not ready while all workers have died, and is again once one serves."""
     await fixture.start()
-    health = fixture.workers._health
+    health = fixture.workers._overall._health
     health.enter(Phase.SERVING)
     first, second = fixture.all
     first.kill()
