@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,25 @@ TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
 ANY_PATH = "                        - match: {prefix: /}\n"
 
 
-def test_demo(tmp_path: Path) -> None:
+Spawn = Callable[[list[str], Path], Process]
+
+
+@pytest.fixture
+def spawn() -> Iterator[Spawn]:
+    """Starts the demo; whatever becomes of the test, nothing of it goes on."""
+    spawned: list[Process] = []
+
+    def start(words: list[str], log: Path) -> Process:
+        spawned.append(Process(words, log, family=True))
+        spawned[-1].spawn()
+        return spawned[-1]
+
+    yield start
+    for each in spawned:
+        each.kill()
+
+
+def test_demo(tmp_path: Path, spawn: Spawn) -> None:
     """It limits a user through Envoy, takes a changed rule at once, and ends both on SIGTERM.
 
     Started again it keeps what was changed: the route and the rule of docs/tutorial.md hold.
@@ -28,8 +47,7 @@ def test_demo(tmp_path: Path) -> None:
     port, grpc, http_port = free_port(), free_port(), free_port()
     words = [sys.executable, "-m", "ratelimit_service", "demo", str(tmp_path / "d")]
     words += ["--port", str(port), "--grpc", str(grpc), "--http", str(http_port)]
-    demo = Process(words, tmp_path / "log")
-    demo.spawn()
+    demo = spawn(words, tmp_path / "log")
     demo.wait_ready(lambda: "Ctrl-C ends both" in demo.log)
     assert http(f"http://127.0.0.1:{http_port}/readyz").status == 200
 
@@ -49,8 +67,7 @@ def test_demo(tmp_path: Path) -> None:
     rules.write_text(rules.read_text() + rule)
     config = tmp_path / "d" / "envoy.yaml"
     config.write_text(config.read_text().replace(ANY_PATH, route + ANY_PATH, 1))
-    again = Process(words, tmp_path / "again.log")
-    again.spawn()
+    again = spawn(words, tmp_path / "again.log")
     again.wait_ready(lambda: "Ctrl-C ends both" in again.log)
     login = f"http://127.0.0.1:{port}/login"
     assert [http(login).status for _ in range(4)].count(429) in {0, 1}  # a minute may end
@@ -78,14 +95,13 @@ def test_configuration_with_other_ports(
     assert "name the one that it has with --port, or delete the file" in said.err
 
 
-def test_port_that_is_taken(tmp_path: Path) -> None:
+def test_port_that_is_taken(tmp_path: Path, spawn: Spawn) -> None:
     """A port in use is named, with the flag for another, and nothing is started."""
     need_envoy()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         words = [sys.executable, "-m", "ratelimit_service", "demo", str(tmp_path / "d")]
-        demo = Process([*words, "--grpc", str(port), "--port", "0"], tmp_path / "log")
-        demo.spawn()
+        demo = spawn([*words, "--grpc", str(port), "--port", "0"], tmp_path / "log")
         assert demo.wait() == 2
 
     assert demo.log == (

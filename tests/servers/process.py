@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import signal
 import socket
@@ -46,15 +48,31 @@ def listens(port: int) -> bool:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and those that these have started."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, path.read_text().split()):
+            found += [child, *descendants(child)]
+    return found
+
+
 class Process:
     """A child process with its log in a file."""
 
     def __init__(
-        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        *,
+        family: bool = False,
     ) -> None:
+        """With `family` all that it has started is killed with it."""
         self._command = command
         self._log = log
         self._environment = environment
+        self._family = family
         self._child: subprocess.Popen[bytes] | None = None
 
     @property
@@ -65,7 +83,10 @@ class Process:
     def spawn(self) -> None:
         with self._log.open("ab") as log:
             self._child = subprocess.Popen(
-                self._command, stdout=log, stderr=subprocess.STDOUT, env=self._environment
+                self._command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
             )
 
     def wait_ready(self, ready: Callable[[], object]) -> None:
@@ -91,6 +112,10 @@ class Process:
 
     def kill(self) -> None:
         """Ends the process at once, if it runs."""
+        family = descendants(self._child.pid) if self._family and self._child else []
+        for pid in family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         if self._child is not None and self._child.poll() is None:
             self._child.kill()
             self._child.wait(PATIENCE_SECONDS)

@@ -234,6 +234,9 @@ async def test_found_too_late_by_the_server(own_redis: RedisServer) -> None:
     store = RedisStore(own_redis.url, TIMEOUT_US, Stats(), Health())
     await store.start()
     (shard,) = store.shards
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not shard.available:  # on a busy machine a second may not do to connect
+            await asyncio.sleep(0.01)
     assert shard._server._ahead_us is not None
     shard._server._ahead_us -= MINUTE  # as after a step of the server's clock
 
