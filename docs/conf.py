@@ -26,7 +26,21 @@ SOURCE = PROJECT["urls"]["Source"]
 
 NAVIGATION = {
     "Start here": ["tutorial"],
-    "How to": ["policies", "testing-rules", "shipping-rules", "replay", "migration"],
+    "Recipes": [
+        "how-to/index",
+        "how-to/api-key",
+        "how-to/addresses",
+        "how-to/login",
+        "how-to/tiers",
+        "how-to/llm-budget",
+        "how-to/concurrency",
+        "how-to/two-limits",
+        "how-to/istio",
+        "how-to/envoy-gateway",
+        "how-to/microservice",
+        "policies",
+    ],
+    "How to": ["testing-rules", "shipping-rules", "replay", "migration"],
     "Reference": [
         "rules",
         "algorithms",

@@ -6,7 +6,8 @@
 It also writes the JSON Schema of rule files, here and into the package, and there a copy of Envoy's
 configuration. docs/draw.py draws.
 
-A table stands between the lines `<!-- NAME: made by make docs -->` and `<!-- end -->`.
+A table stands between the lines `<!-- NAME: made by make docs -->` and `<!-- end -->`. So does a
+file of examples/ or deploy/ in a recipe of docs/how-to; NAME is its path then.
 """
 
 from __future__ import annotations
@@ -148,6 +149,23 @@ def of_flags(command: Described) -> Iterator[str]:
     yield ""
 
 
+def recipes() -> Iterator[tuple[Path, str]]:
+    """Every recipe, with the files in it that it names."""
+    for path in sorted((DOCS / "how-to").glob("*.md")):
+        text = path.read_text()
+        for name in re.findall(r"<!-- ((?:examples|deploy)/.*): made by make docs -->", text):
+            text = written(text, name, of_file(DOCS.parent / name))
+        yield path, text
+
+
+def of_file(path: Path) -> Iterator[str]:
+    """A YAML file as a block, without what only an editor reads."""
+    lines = path.read_text().splitlines()
+    yield "```yaml"
+    yield from (each for each in lines if not each.startswith("# yaml-language-server:"))
+    yield "```"
+
+
 SCHEMAS = (
     DOCS / "rules.schema.json",
     DOCS.parent / "ratelimit_service" / "rules" / "rules.schema.json",
@@ -186,6 +204,7 @@ def everything() -> Iterator[tuple[Path, str]]:
     for name, (file, lines) in TABLES.items():
         path = DOCS / file
         yield path, written(path.read_text(), name, lines())
+    yield from recipes()
     for path in SCHEMAS:
         yield path, json_schema()
     yield DEMO, ENVOY.read_text()

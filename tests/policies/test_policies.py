@@ -54,6 +54,43 @@ def test_the_page_lists_them() -> None:
 Enforced = Callable[[Client], None]
 
 
+def addresses(client: Client) -> None:
+    """60 for an address; a /64 of IPv6 is one; the office is not limited."""
+    client.spend(55, remote_address="192.0.2.50")
+    assert 5 <= client.passed("/", 66, x_forwarded_for="192.0.2.50") <= 65
+    client.spend(60, remote_address="2001:db8:5:6::1")
+    assert client.passed("/", 62, x_forwarded_for="2001:db8:5:6:ffff::2") <= 60
+    assert [client.ask("/", x_forwarded_for="198.51.100.9") for _ in range(70)] == [200] * 70
+
+
+def api_keys(client: Client) -> None:
+    """60 for a key; without one five for the address."""
+    client.spend(55, api_key="k1")
+    assert 5 <= client.passed("/", 66, x_api_key="k1") <= 65
+    assert client.ask("/", x_api_key="k2") == 200
+    assert 5 <= client.passed("/", 11, x_forwarded_for="192.0.2.60") <= 10
+    assert client.ask("/", x_api_key="k3", x_forwarded_for="192.0.2.60") == 200
+
+
+def bursts(client: Client) -> None:
+    """20 in a second, and another client has the same."""
+
+    def denied() -> bool:
+        client.spend(20, client="acme")
+        return client.ask("/", x_client="acme") == 429
+
+    wait_until(denied, "a second in which acme has spent all")
+    assert client.ask("/", x_client="globe") == 200
+
+
+def exports(client: Client) -> None:
+    """Three at a time: what has ended is free again, what is held is not."""
+    assert [client.ask("/exports", x_user="alice") for _ in range(10)] == [200] * 10
+    client.spend(3, user="bob")
+    assert client.ask("/exports", x_user="bob") == 429
+    assert [client.ask("/exports", x_user="alice") for _ in range(10)] == [200] * 10
+
+
 def github(client: Client) -> None:
     """60 for an address, five points for a write; leases of what has ended are free again."""
     assert 60 <= client.passed("/", 121, x_forwarded_for="192.0.2.7") <= 120
@@ -188,9 +225,13 @@ def stripe(client: Client) -> None:
 
 
 ENFORCED: dict[str, Enforced] = {
+    "addresses": addresses,
+    "api-keys": api_keys,
+    "bursts": bursts,
     "business-hours": business_hours,
     "chat": chat,
     "documents": documents,
+    "exports": exports,
     "failed-cards": failed_cards,
     "github": github,
     "layers": layers,

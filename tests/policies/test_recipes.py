@@ -1,0 +1,126 @@
+"""The recipes of docs/how-to: what their commands are said to do, the rules do."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from ratelimit_service.cli.results import FORMATS
+from ratelimit_service.cli.words import parse_descriptor
+from ratelimit_service.simulation.cases import read_cases
+from ratelimit_service.simulation.trial import Trial
+from tests.policies.shipped import POLICIES, TOP
+from tests.servers.service import ServiceProcess
+
+HOW_TO = TOP / "docs" / "how-to"
+PASSES, DENIED = "OK", "OVER_LIMIT"
+
+SAID = {
+    "addresses": [PASSES, DENIED],
+    "api-key": [DENIED, DENIED],
+    "concurrency": [DENIED, PASSES, PASSES],
+    "llm-budget": [PASSES, DENIED, DENIED],
+    "login": [DENIED],
+    "tiers": [PASSES, DENIED, PASSES],
+    "two-limits": [DENIED],
+}
+"""What the last request of each command comes to; all before it pass."""
+
+
+class Command(NamedTuple):
+    """A `ratelimit hit` of a page."""
+
+    domain: str
+    descriptors: list[str]
+    options: dict[str, str]
+
+
+def commands(page: str) -> Iterator[Command]:
+    for line in re.findall(r"^    \$ ratelimit hit (.*)$", page, re.MULTILINE):
+        domain, *words = shlex.split(line)
+        flags = [place for place, word in enumerate(words) if word.startswith("--")]
+        first = flags[0] if flags else len(words)
+        options = {words[place]: (words[place + 1 :] or [""])[0] for place in flags}
+        yield Command(domain, words[:first], options)
+
+
+def steps(command: Command, said: str) -> Iterator[dict[str, object]]:
+    hits = int(command.options.get("--hits", 1))
+    asked = {
+        "domain": command.domain,
+        "descriptors": [
+            [{entry.key: entry.value} for entry in parse_descriptor(each).entries]
+            for each in command.descriptors
+        ],
+        "hits": -hits if "--refund" in command.options else hits,
+    }
+    before = int(command.options.get("--repeat", 1)) - 1
+    if before:
+        yield {**asked, "times": before, "expect": PASSES}
+    yield {**asked, "expect": said}
+
+
+@pytest.mark.parametrize("recipe", SAID)
+def test_commands_do_what_is_said(recipe: str, tmp_path: Path) -> None:
+    """The commands of a recipe, one after the other, come to what the page says of them."""
+    page = (HOW_TO / f"{recipe}.md").read_text()
+    shown = list(commands(page))
+    (rules,) = re.findall(r"ratelimit serve --rules (\S+)", page)
+    made = tmp_path / "recipe.test.yaml"
+    case = {
+        "name": recipe,
+        "steps": [
+            step
+            for command, said in zip(shown, SAID[recipe], strict=True)
+            for step in steps(command, said)
+        ],
+    }
+    made.write_text(yaml.safe_dump({"rules": str(TOP / rules), "cases": [case]}))
+
+    results = list(Trial().run(read_cases(made)))
+
+    assert [line for line in FORMATS["text"](results) if not line.endswith("passed")] == []
+
+
+def test_recipes_show_what_ships() -> None:
+    """Recipes with commands show policies that ship, which another test lets Envoy enforce."""
+    shown = {
+        path.stem: set(re.findall(r"<!-- examples/policies/([\w-]+)/", path.read_text()))
+        for path in HOW_TO.glob("*.md")
+    }
+
+    assert {name for name, policies in shown.items() if policies} == SAID.keys()
+    assert set().union(*shown.values()) <= {policy.name for policy in POLICIES}
+
+
+def test_the_list_has_every_recipe() -> None:
+    """The first page of the recipes leads to each of them."""
+    listed = re.findall(r"\]\(([\w-]+)\.md\)", (HOW_TO / "index.md").read_text())
+
+    assert sorted([*listed, "index"]) == sorted(path.stem for path in HOW_TO.glob("*.md"))
+
+
+def test_program_of_the_microservice(tmp_path: Path) -> None:
+    """The program of the page lets five requests of a user pass, by the rules that ship."""
+    page = (HOW_TO / "microservice.md").read_text()
+    (rules,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert yaml.safe_load(rules) == yaml.safe_load((TOP / "rules" / "demo.yaml").read_text())
+    service = ServiceProcess(tmp_path, "--rules", str(TOP / "rules"))
+    service.start()
+    names: dict[str, object] = {}
+    exec(program, names)
+    allowed = names["allowed"]
+    assert callable(allowed)
+    address = f"127.0.0.1:{service.http_port}"
+
+    assert allowed(address, "alice", 5)
+    assert not allowed(address, "alice", 6)
+    service.kill()
+    assert allowed(address, "alice", 6), "nobody answers, so it passes"
