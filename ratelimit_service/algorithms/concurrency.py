@@ -13,7 +13,16 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from ratelimit_service.model import Algorithm, CounterSpec, Denied, Receipt, State, Step, step
+from ratelimit_service.model import (
+    Algorithm,
+    CounterSpec,
+    Denied,
+    Held,
+    Receipt,
+    State,
+    Step,
+    step,
+)
 
 __all__ = ["ALGORITHM", "charge", "held", "refund", "several"]
 
@@ -100,6 +109,11 @@ class _Leases:
             ends_us, at, total = int(time) + self._window_us, at + _LEASE.size, total - hits
         return ends_us - now_us
 
+    def held(self) -> list[Held]:
+        return [
+            Held(int(time), hits, lease) for time, hits, lease in _LEASE.iter_unpack(self._leases)
+        ]
+
     def _find(self, lease: bytes, at: int) -> int:
         """Where the next lease with this id is, -1 if there is none; without an id the next."""
         if not lease:
@@ -164,6 +178,11 @@ def held(state: State | None) -> list[tuple[int, bytes]]:
     return [(hits, lease) for _, hits, lease in _LEASE.iter_unpack(state[_HEAD.size :])]
 
 
+def _held(state: State | None, now_us: int, spec: CounterSpec) -> list[Held]:
+    """The leases that have not ended."""
+    return _Leases(state, now_us, spec.window_us).held()
+
+
 def _reset_us(leases: _Leases, now_us: int, window_us: int) -> int:
     """When the last lease has ended."""
     return leases.last + window_us - now_us if leases.total else 0
@@ -186,6 +205,7 @@ ALGORITHM: Final = Algorithm(
     most=_MAX_LEASES,
     most_why=f"keeps every lease, at most {_MAX_LEASES}",
     weight=_weight,
+    held=_held,
     denied=Denied.NOT_COUNTED,
     leases=True,
     cached=False,  # leases come back at any time

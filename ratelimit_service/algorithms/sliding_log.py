@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from ratelimit_service.model import Algorithm, CounterSpec, Receipt, State, Step, step
+from ratelimit_service.model import Algorithm, CounterSpec, Held, Receipt, State, Step, step
 
 __all__ = ["ALGORITHM", "charge", "refund"]
 
@@ -156,6 +156,17 @@ def _read(state: State | None, now_us: int, window_us: int) -> tuple[_Log, bool]
     return empty, False
 
 
+def _held(state: State | None, now_us: int, spec: CounterSpec) -> list[Held]:
+    """The hits that still count, those of one moment together."""
+    log, _ = _read(state, now_us, spec.window_us)
+    found, time, at = [], log.base, 0
+    while at < len(log.entries):
+        since, hits, at = _entry_at(log.entries, at)
+        time += since
+        found.append(Held(time, hits))
+    return found
+
+
 def _reset_us(log: _Log, now_us: int, window_us: int) -> int:
     return log.last + window_us - now_us if log.entries else 0
 
@@ -234,4 +245,5 @@ ALGORITHM: Final = Algorithm(
     most_why=f"keeps every hit, at most {_MAX_HITS}: for more use sliding_window with buckets, "
     "which never admits more either",
     weight=_weight,
+    held=_held,
 )

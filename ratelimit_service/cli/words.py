@@ -6,8 +6,13 @@ import re
 
 import click
 
+from ratelimit_service.descriptor_text import (
+    DescriptorTextError,
+    format_descriptor,
+    read_descriptor,
+)
 from ratelimit_service.errors import SettingsError
-from ratelimit_service.model import MAX_ADDEND, Descriptor, Entry, Limit, Unit
+from ratelimit_service.model import MAX_ADDEND, Descriptor, Limit, Unit
 from ratelimit_service.settings import parse_duration
 
 __all__ = ["duration", "format_descriptor", "parse_descriptor", "parse_limit"]
@@ -16,31 +21,11 @@ _LIMIT = re.compile(r"(\d+)/(\d*)([a-z]+?)s?")
 
 
 def parse_descriptor(text: str) -> Descriptor:
-    r"""Reads `key=value,key=value`, with `\` before a comma, equals sign or backslash in them."""
-    entries = []
-    for part in _split(text, ","):
-        key, *values = _split(part, "=")
-        if not key:
-            raise click.UsageError(f"{text!r} has an entry without key: write key=value,key=value")
-        entries.append(Entry(_plain(key), _plain("=".join(values))))
-    return Descriptor(tuple(entries))
-
-
-def format_descriptor(descriptor: Descriptor) -> str:
-    """Writes a descriptor's entries as `parse_descriptor` reads them."""
-    return ",".join(
-        "=".join(re.sub(r"([\\,=])", r"\\\1", part) for part in entry if part or part is entry.key)
-        for entry in descriptor.entries
-    )
-
-
-def _split(text: str, separator: str) -> list[str]:
-    """Splits at separators that stand behind no backslash."""
-    return re.findall(rf"(?:^|{separator})((?:\\.|[^\\{separator}]|\\$)*)", text, re.DOTALL)
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL)
+    """As `read_descriptor`. Raises click.UsageError."""
+    try:
+        return read_descriptor(text)
+    except DescriptorTextError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def parse_limit(text: str) -> Limit:

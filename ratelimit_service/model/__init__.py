@@ -23,7 +23,7 @@ from ratelimit_service.model.override import (
 from ratelimit_service.model.parameter import Contradiction, Parameter, Takes
 from ratelimit_service.model.request import Descriptor, Entry, Request
 from ratelimit_service.model.schedule import DAY_MINUTES, DAYS, MINUTE_US, Schedule
-from ratelimit_service.model.step import Receipt, State, Step, step
+from ratelimit_service.model.step import Held, Receipt, State, Step, step
 from ratelimit_service.model.unit import SECOND_US, Unit
 
 __all__ = [
@@ -53,6 +53,7 @@ __all__ = [
     "Grouping",
     "Header",
     "HeaderSet",
+    "Held",
     "Hit",
     "IPAddress",
     "Limit",

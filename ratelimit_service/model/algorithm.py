@@ -13,10 +13,18 @@ from typing import Final
 from ratelimit_service.model.calendar import Anchor, Calendar
 from ratelimit_service.model.limit import MAX_ADDEND, Limit
 from ratelimit_service.model.parameter import Contradiction, Parameter
-from ratelimit_service.model.step import Receipt, State, Step
+from ratelimit_service.model.step import Held, Receipt, State, Step
 from ratelimit_service.model.unit import SECOND_US
 
-__all__ = ["TICKS_US", "Algorithm", "ChargeFunction", "CounterSpec", "Denied", "RefundFunction"]
+__all__ = [
+    "TICKS_US",
+    "Algorithm",
+    "ChargeFunction",
+    "CounterSpec",
+    "Denied",
+    "HeldFunction",
+    "RefundFunction",
+]
 
 TICKS_US: Final[tuple[int, ...]] = tuple(10**exponent for exponent in range(13))
 """The lengths of ticks in microseconds by their exponents."""
@@ -36,6 +44,10 @@ below nothing; it never makes a state.
 With a receipt just those of that charge, so that the counter is as if it had not been; where
 that can no longer be told, it holds more rather than less.
 """
+
+
+HeldFunction = Callable[[State | None, int, "CounterSpec"], list[Held]]
+"""`held(state, now_us, spec)` is what a state holds one by one, of what still counts."""
 
 
 class Denied(IntEnum):
@@ -74,6 +86,7 @@ class Algorithm:
         most_why: str = "",
         key: Callable[[CounterSpec], str] | None = None,
         weight: Callable[[CounterSpec], int] | None = None,
+        held: HeldFunction | None = None,
         denied: Denied = Denied.COUNTED,
         leases: bool = False,
         cached: bool = True,
@@ -106,6 +119,8 @@ class Algorithm:
         number of hits. Two limits with the same one share their counters."""
         self.weight: Final = weight or _weight
         """What a hit takes of Redis' time at most, in units of some 4 microseconds."""
+        self.held: Final = held
+        """What a state holds one by one, the oldest first; None where it holds only numbers."""
         self.denied: Final = denied
         self.leases: Final = leases
         """Whether hits take leases, which are given back by an id."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final, NamedTuple
 
-__all__ = ["Receipt", "State", "Step", "step"]
+__all__ = ["Held", "Receipt", "State", "Step", "step"]
 
 State = int | bytes
 """What is kept of a counter, the same in memory and in Redis: an integer, or a letter that marks
@@ -21,6 +21,14 @@ class Receipt(NamedTuple):
 
     at_us: int
     until_us: int
+
+
+class Held(NamedTuple):
+    """What a counter holds one by one: hits, since when, and under which lease."""
+
+    at_us: int
+    hits: int
+    lease: bytes = b""
 
 
 class Step(NamedTuple):

@@ -14,7 +14,7 @@ from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service import Service
 from ratelimit_service.service.questions import Deciding
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import Store
+from ratelimit_service.stores import LookAt, Store
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
@@ -26,12 +26,14 @@ class Opened(NamedTuple):
     """A store, and what else is known of it.
 
     `live_counters` is how many counters this process has in memory, None if they are elsewhere.
-    `shard_of` says which server has a hit's counter, "" if none has.
+    `shard_of` says which server has a hit's counter, "" if none has. `look_at` tells how counters
+    stand.
     """
 
     store: Store
     live_counters: Callable[[], int] | None
     shard_of: Callable[[Hit], str]
+    look_at: LookAt
 
 
 @asynccontextmanager
@@ -39,7 +41,7 @@ async def deciding(
     settings: Settings, snapshot: Callable[[], Snapshot], stats: Stats, health: Health
 ) -> AsyncIterator[Deciding]:
     """A service whose store has been tried once. Raises SettingsError if there can be none."""
-    store, live_counters, shard_of = open_store(settings, stats, health)
+    store, live_counters, shard_of, look_at = open_store(settings, stats, health)
     try:
         await store.start()
         yield Deciding(
@@ -51,6 +53,7 @@ async def deciding(
             health,
             live_counters,
             shard_of,
+            look_at,
         )
     finally:
         await store.close()
@@ -62,7 +65,7 @@ def open_store(settings: Settings, stats: Stats, health: Health) -> Opened:
         if settings.second_store:
             raise SettingsError("--second-store needs a --store in Redis")
         memory = MemoryStore(settings.max_counters, stats, health)
-        return Opened(memory, memory.__len__, lambda _: "")
+        return Opened(memory, memory.__len__, lambda _: "", memory.look)
     store = RedisStore(
         settings.store,
         settings.store_timeout_us,
@@ -72,7 +75,7 @@ def open_store(settings: Settings, stats: Stats, health: Health) -> Opened:
         key_prefix=settings.key_prefix,
     )
     if not settings.local_cache_bytes:
-        return Opened(store, None, store.shard_of)
+        return Opened(store, None, store.shard_of, store.look)
     cache = LocalCache(store, settings.local_cache_bytes, stats)
     store.tell_of_give_backs(cache.given_back)
-    return Opened(cache, None, store.shard_of)
+    return Opened(cache, None, store.shard_of, store.look)

@@ -19,6 +19,7 @@ from ratelimit_service.stores import (
     BROKEN,
     NEVER,
     Done,
+    Look,
     Settled,
     Verdict,
     Wanted,
@@ -261,6 +262,18 @@ class MemoryStore:
         """What is kept of a counter."""
         counter = self._table(key).get(key)
         return None if counter is None else counter.get()
+
+    async def look(self, peeks: Sequence[Hit]) -> list[Look | None]:
+        """How these counters stand. Nothing is kept of who looks."""
+        now = self._clock()
+        found: list[Look | None] = []
+        for peek in peeks:
+            state = self.state(peek.key)
+            step = peek.spec.algorithm.charge(state, now, 0, peek.spec, False, b"")
+            until_us = step.reset_us if step.passed else step.retry_us
+            outcome = outcome_of((not step.passed, step.remaining, until_us, 0, False))
+            found.append(Look(outcome, state, now))
+        return found
 
     def _settle(self, hits: Sequence[Hit], now: int) -> Settled:
         steps, changes, by = settle(hits, self.state, now)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple, Protocol
 
-from ratelimit_service.model import Hit
+from ratelimit_service.model import Hit, Outcome, State
 from ratelimit_service.stores.settled import Settled
 
-__all__ = ["AT_ONCE", "NEVER", "Done", "Store", "Wanted", "always", "wanted_at"]
+__all__ = ["AT_ONCE", "NEVER", "Done", "Look", "LookAt", "Store", "Wanted", "always", "wanted_at"]
 
 Done = Callable[[list[Settled]], None]
 """Takes the results of a batch of requests, in their order."""
@@ -32,6 +32,22 @@ def always(_place: int) -> bool:
 def wanted_at(wanted: Wanted, places: Sequence[int], place: int) -> bool:
     """`wanted` for a part of a batch; `places` are the places of this part in the whole."""
     return wanted(places[place])
+
+
+class Look(NamedTuple):
+    """A counter as it stands: the outcome of a peek, and the state where that holds a list.
+
+    `at_us` is the time of the clock that counts.
+    """
+
+    outcome: Outcome
+    state: State | None
+    at_us: int
+
+
+LookAt = Callable[[Sequence[Hit]], Awaitable[list[Look | None]]]
+"""Tells how the counters of peeks stand, without changing them; None if nobody can say. This is
+for people: it may wait for some time, and each counter is read by itself."""
 
 
 class Store(Protocol):

@@ -16,7 +16,6 @@ from ratelimit_service.health import Phase
 from ratelimit_service.metrics import Sources
 from ratelimit_service.service.questions import Deciding
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import Store
 from ratelimit_service.stores.memory import MemoryStore
 from tests.servers.service import HTTPAnswer, http
 from tests.service.asking import Asking
@@ -48,7 +47,7 @@ class AdminSite:
         self.listener = AdminListener(self.operating)
 
     def _deciding(self, asking: Asking) -> Deciding:
-        store: Store = MemoryStore(1_000, asking.stats, asking.health, asking.clock)
+        store = MemoryStore(1_000, asking.stats, asking.health, asking.clock)
         asking.service = asking.served_by(store, asking.settings)
         return Deciding(
             asking.settings,
@@ -59,6 +58,7 @@ class AdminSite:
             asking.health,
             lambda: 0,
             lambda _: "",
+            store.look,
         )
 
     async def start(self) -> None:

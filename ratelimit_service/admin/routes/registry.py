@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ratelimit_service.admin.route import Operating, Route
-from ratelimit_service.admin.routes import processes, rules
+from ratelimit_service.admin.routes import counters, processes, rules
 
 __all__ = ["routes"]
 
 _GROUPS = (
+    counters.routes,
     processes.routes,
     rules.routes,
 )

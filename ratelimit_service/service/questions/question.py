@@ -21,7 +21,7 @@ from ratelimit_service.observer import Stats
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.service import Service
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import Store
+from ratelimit_service.stores import LookAt, Store
 
 __all__ = ["About", "Deciding", "Question", "QuestionError"]
 
@@ -35,7 +35,7 @@ class Deciding:
 
     `snapshot` gives the rules that hold now. `live_counters` is how many counters this process has
     in memory, None if they are elsewhere. `shard_of` says which server has a hit's counter, "" if
-    none has.
+    none has. `look_at` tells how counters stand, past any local cache.
     """
 
     settings: Settings
@@ -46,6 +46,7 @@ class Deciding:
     health: Health
     live_counters: Callable[[], int] | None
     shard_of: Callable[[Hit], str]
+    look_at: LookAt
 
 
 class Question(NamedTuple):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from ratelimit_service.service.questions import process
+from ratelimit_service.service.questions import inspection, process
 from ratelimit_service.service.questions.question import Question
 
 __all__ = ["QUESTIONS"]
 
-QUESTIONS: Final[dict[str, Question]] = {each.name: each for each in (process.QUESTION,)}
+QUESTIONS: Final[dict[str, Question]] = {
+    each.name: each for each in (inspection.QUESTION, process.QUESTION)
+}

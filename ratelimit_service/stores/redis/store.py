@@ -17,7 +17,7 @@ from ratelimit_service.clock import Clock, elapsed_us
 from ratelimit_service.health import Health
 from ratelimit_service.model import SECOND_US, Hit
 from ratelimit_service.observer import Stats
-from ratelimit_service.stores import AT_ONCE, NEVER, Done, Wanted, always
+from ratelimit_service.stores import AT_ONCE, NEVER, Done, Look, Settled, Wanted, always
 from ratelimit_service.stores.redis.address import Cluster, parse_store
 from ratelimit_service.stores.redis.charge import Charge, Home
 from ratelimit_service.stores.redis.cluster import ClusterOfNodes
@@ -27,6 +27,12 @@ from ratelimit_service.stores.redis.shard import Shard
 from ratelimit_service.stores.redis.topology import RingOfShards, ShardConfig, Topology
 
 __all__ = ["RedisStore"]
+
+
+_MOST_LOOKS = 10
+_LOOK_SECONDS = 1.0
+_LOOK_AGAIN_SECONDS = 0.05
+"""So often somebody who looks at a counter asks its server, how long each time, and the pause."""
 
 
 def _topology(url: str, config: ShardConfig) -> Topology:
@@ -164,6 +170,31 @@ class RedisStore:
         heapq.heappush(waiting, (deadline_us, self._number, charge))
         if self._timer is None or waiting[0][2] is charge:
             self._wait_until(deadline_us, now)
+
+    async def look(self, peeks: Sequence[Hit]) -> list[Look | None]:
+        """How these counters stand, by what their servers say to peeks, and to GET."""
+        return [await self._look(peek) for peek in peeks]
+
+    async def _look(self, peek: Hit) -> Look | None:
+        for _ in range(_MOST_LOOKS):
+            asked: asyncio.Future[list[Settled]] = self._loop.create_future()
+            self.charge([[peek]], asked.set_result)
+            (settled,) = await asked
+            shard = self._find(peek)[0]  # the answer may have said that it is another one now
+            at_us = shard.now_us()
+            if settled.outcomes and (outcome := settled.outcomes[0]) is not None:
+                if peek.spec.algorithm.held is None:
+                    return Look(outcome, None, at_us)
+                reply = shard.get(peek.key)
+                if reply is not None:
+                    await asyncio.wait([reply], timeout=_LOOK_SECONDS)
+                    state = reply.result() if reply.done() else None
+                    if isinstance(state, bytes):
+                        return Look(outcome, state, at_us)
+                if outcome.remaining == peek.spec.limit:
+                    return Look(outcome, None, at_us)
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+        return None
 
     def _find_by_window(self, hit: Hit) -> Home:
         topology = self._second if hit.spec.window_us == SECOND_US else self._first

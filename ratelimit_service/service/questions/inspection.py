@@ -1,0 +1,128 @@
+"""`inspect`: the counters of a descriptor as they stand in the store. Nothing is charged.
+
+About `domain` and `descriptor`, a list of pairs of key and value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from ratelimit_service.clock import now_us
+from ratelimit_service.errors import StatusCode
+from ratelimit_service.limiter import Plan, Planner
+from ratelimit_service.limiter.compiled import CompiledLimit
+from ratelimit_service.model import MAX_ADDEND, SECOND_US, Descriptor, Entry, Hit, Request
+from ratelimit_service.rules.explain import explain, limit_text
+from ratelimit_service.rules.moment import at_moment
+from ratelimit_service.service.questions.question import About, Deciding, Question, QuestionError
+from ratelimit_service.stores import Look
+
+__all__ = ["QUESTION", "counters_of", "descriptor_of"]
+
+_MOST_HELD: Final = 100
+"""So many leases or hits of a counter are told one by one, the newest."""
+
+
+def descriptor_of(about: About) -> tuple[str, Descriptor]:
+    """The domain and the descriptor that a question is about. Raises QuestionError."""
+    domain, entries = about.get("domain"), about.get("descriptor")
+    if not isinstance(domain, str) or not domain:
+        raise QuestionError("name a domain")
+    if not isinstance(entries, Sequence) or isinstance(entries, str) or not entries:
+        raise QuestionError("name a descriptor: a list of pairs of key and value")
+    found = []
+    for entry in entries:
+        if not isinstance(entry, Sequence) or isinstance(entry, str) or len(entry) != 2:
+            raise QuestionError("each entry of a descriptor is a pair of key and value")
+        key, value = entry
+        if not isinstance(key, str) or not key or not isinstance(value, str):
+            raise QuestionError("each entry of a descriptor is a pair of texts, the key not empty")
+        found.append(Entry(key, value))
+    return domain, Descriptor(tuple(found))
+
+
+def counters_of(deciding: Deciding, domain: str, descriptor: Descriptor) -> Plan:
+    """What a descriptor charges now: a hit for each limit of the rule that it meets."""
+    snapshot = at_moment(deciding.snapshot(), now_us())
+    (planned,) = Planner(deciding.settings).plan(Request(domain, (descriptor,)), snapshot)
+    return planned
+
+
+async def _told(deciding: Deciding, about: About) -> object:
+    domain, descriptor = descriptor_of(about)
+    planned = counters_of(deciding, domain, descriptor)
+    declared = planned.rule.declared
+    explained = explain(at_moment(deciding.snapshot(), now_us()), domain, descriptor)
+    limits = planned.rule.limits
+    # A limit that nothing reaches, so that what is beyond the rule's own is told as well.
+    peeks = [
+        Hit(hit.key, limit.spec.with_numbers(MAX_ADDEND, limit.spec.rate), 0)
+        for limit, hit in zip(limits, planned.hits, strict=True)
+    ]
+    looks = await deciding.look_at(peeks)
+    counters = [
+        _counter(limit, peek, look, deciding.shard_of(peek))
+        for limit, peek, look in zip(limits, peeks, looks, strict=True)
+    ]
+    if counters and all(look is None for look in looks):
+        raise QuestionError(
+            "the store does not say how the counters stand: see /health", StatusCode.UNAVAILABLE
+        )
+    return {
+        "domain": domain,
+        "descriptor": [list(entry) for entry in descriptor.entries],
+        "rule": declared.path if declared else None,
+        "source": str(declared.source) if declared else None,
+        "why": explained.why,
+        "counters": counters,
+    }
+
+
+def _counter(limit: CompiledLimit, peek: Hit, look: Look | None, shard: str) -> dict[str, object]:
+    found: dict[str, object] = {
+        "limit": limit_text(limit.limit),
+        "name": limit.limit.name or None,
+        "algorithm": limit.spec.algorithm.name,
+        "key": peek.key.decode("utf-8", "backslashreplace"),
+        "shard": shard or None,
+        "capacity": limit.spec.limit,
+    }
+    if look is None:
+        return {**found, "unknown": "its server gives no answer: see /health"}
+    count = peek.spec.limit - look.outcome.remaining
+    found |= {
+        "count": count,
+        "remaining": max(0, limit.spec.limit - count),
+        "over": count >= limit.spec.limit,
+        "at": _time(look.at_us),
+        "ends": _time(look.at_us + look.outcome.reset_us) if count else None,
+        "ends_seconds": look.outcome.reset_us / SECOND_US if count else None,
+    }
+    held = limit.spec.algorithm.held
+    if held is not None:
+        each = held(look.state, look.at_us, limit.spec)
+        found["held_in_all"] = len(each)
+        found["leases" if limit.spec.algorithm.leases else "log"] = [
+            {
+                "hits": one.hits,
+                "age_seconds": max(0, look.at_us - one.at_us) / SECOND_US,
+                "ends_seconds": (one.at_us + limit.spec.window_us - look.at_us) / SECOND_US,
+                **({"lease": one.lease.hex()} if limit.spec.algorithm.leases else {}),
+            }
+            for one in each[-_MOST_HELD:]
+        ]
+    return found
+
+
+def _time(at_us: int) -> str:
+    """A time as people write it, in UTC; what is beyond the calendar as its last moment."""
+    try:
+        moment = datetime.fromtimestamp(at_us / SECOND_US, UTC)
+    except (OverflowError, ValueError):
+        moment = datetime.max.replace(tzinfo=UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+QUESTION: Final = Question("inspect", _told)
