@@ -20,6 +20,7 @@ from ratelimit_service.pipes import ChildProcess, end, framed, read_frame, start
 from ratelimit_service.rules.build import Built, Version, build
 from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.tree import TalliesOf
+from ratelimit_service.slices import stepwise
 
 __all__ = ["build_in_child", "main"]
 
@@ -74,7 +75,7 @@ def _last_words(process: ChildProcess) -> str:
 async def _take_over(stream: asyncio.StreamReader, tallies: TalliesOf) -> Built:
     assembly = Assembly(tallies)
     while part := await read_frame(stream):
-        assembly.add(part)
+        await stepwise(assembly.adding(part))
         await asyncio.sleep(0)  # reading returns at once if enough has come
     rest: Built = pickle.loads(await read_frame(stream))  # noqa: S301 -- our child's
     return rest._replace(domains=assembly.domains)

@@ -382,13 +382,13 @@ IN_LIMIT: Final = (
 """What may stand in `rate_limit`, and in each item of `rate_limits`."""
 
 ROOT_KEYS: Final = tuple(each.name for each in AT_TOP)
-LIMIT_KEYS: Final = tuple(each.name for each in IN_LIMIT)
+LIMIT_KEYS: Final = dict.fromkeys(each.name for each in IN_LIMIT)
 ANSWER_KEYS: Final = tuple(each.name for each in IN_ANSWER)
 
 
-def descriptor_keys() -> tuple[str, ...]:
-    """The keys of a descriptor."""
-    return tuple(each.name for each in on_descriptor())
+def descriptor_keys() -> Mapping[str, None]:
+    """The keys of a descriptor, in order."""
+    return dict.fromkeys(each.name for each in on_descriptor())
 
 
 def places() -> dict[str, str]:

@@ -12,7 +12,7 @@ from ratelimit_service.text import printable
 
 __all__ = ["MatcherName", "Source", "matcher_name", "parse_path", "path_text"]
 
-_PLAIN = frozenset("*-_./:@+~")
+_PLAIN = re.compile(r"[\w*./:@+~-]+")
 _MOST_IN_NAME = 3
 """Texts of a list that a matcher's name shows."""
 _DIGEST_BYTES = 8
@@ -69,7 +69,7 @@ def path_text(entries: Sequence[tuple[str, str]]) -> str:
 
 
 def _quoted(text: str) -> str:
-    if text and all(c.isalnum() or c in _PLAIN for c in text):
+    if _PLAIN.fullmatch(text):
         return text
     return text if isinstance(text, MatcherName) else _in_quotes(text)
 

@@ -7,19 +7,20 @@ text. What keys mean is `schema`'s business; this module knows none of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, Never
 
 import yaml
 
 from ratelimit_service.model import MAX_ADDEND
+from ratelimit_service.rules.composer import TooDeepError, compose
 from ratelimit_service.rules.paths import Source, path_text
 from ratelimit_service.rules.problem import Problem, did_you_mean, quoted
 
 __all__ = ["Fields", "ForeignMark", "Path", "Reader", "Unreadable", "listed"]
 
 _MAX_DEPTH = 100
-"""The deepest nesting; PyYAML's composer overflows the C stack somewhere beyond."""
+"""The deepest nesting, of collections and of descriptors."""
 
 _MAX_VALUES = 2_000_000
 """The most values read in a file, so that nested aliases cannot multiply for ever."""
@@ -28,6 +29,11 @@ _MAX_DIGITS = 64
 """The longest text that is read as a number: reading one takes the square of its length."""
 
 _TAG = "tag:yaml.org,2002:"
+_NULL = f"{_TAG}null"
+_BOOL = f"{_TAG}bool"
+_INT = f"{_TAG}int"
+_FLOAT = f"{_TAG}float"
+_MERGE = f"{_TAG}merge"
 _TRUE = {"yes", "true", "on"}
 _FALSE = {"no", "false", "off"}
 
@@ -59,7 +65,7 @@ class Reader:
         self._visited = 0
 
     def document(
-        self, root: yaml.Node, allowed: Sequence[str], places: Mapping[str, str]
+        self, root: yaml.Node, allowed: Collection[str], places: Mapping[str, str]
     ) -> Fields:
         """A document, a mapping of the allowed keys. Raises Unreadable.
 
@@ -98,7 +104,7 @@ class Reader:
 
         An alias that contains itself is short in the text, but never ends when it is followed.
         """
-        self._visited += len(node.value) + 1
+        self._visited += 1 if isinstance(node, yaml.ScalarNode) else len(node.value) + 1
         if self._visited > _MAX_VALUES:
             message = f"more than {_MAX_VALUES} values: aliases multiply here"
             self._stop(self.source(node), "too_large", message)
@@ -110,7 +116,7 @@ class Reader:
         self.visit(node, 0)
         merges: list[yaml.Node] = []
         for key, value in node.value:
-            if key.tag == f"{_TAG}merge":
+            if key.tag == _MERGE:
                 merges += value.value if isinstance(value, yaml.SequenceNode) else [value]
             else:
                 yield _Pair(key, value), depth > 0
@@ -124,16 +130,14 @@ class Reader:
         """The first document of a YAML text. Raises Unreadable."""
         try:
             text = data.decode("utf-8-sig")
-            self._check_depth(text)
-            loader = yaml.CSafeLoader(text)
-            root = loader.get_node() if loader.check_node() else None
-            if root is None:
-                self._stop(None, "no_domain", f"the file is empty: it needs {self._needs}")
-            second = loader.get_node() if loader.check_node() else None
+            root, second = compose(text, _MAX_DEPTH)
         except UnicodeDecodeError as error:
             line = data.count(b"\n", 0, error.start) + 1
             column = error.start - data.rfind(b"\n", 0, error.start)
             self._stop(Source(self.name, line, column), "yaml", "the file is not UTF-8")
+        except TooDeepError as error:
+            message = f"nested more than {_MAX_DEPTH} deep"
+            self._stop(self.source(error.event), "too_deep", message)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             source = Source(self.name, mark.line + 1, mark.column + 1) if mark else None
@@ -141,22 +145,12 @@ class Reader:
             self._stop(source, "yaml", f"this is no YAML: {what or error.context}")
         except yaml.YAMLError as error:
             self._stop(None, "yaml", f"this is no YAML: {' '.join(str(error).split())}")
+        if root is None:
+            self._stop(None, "no_domain", f"the file is empty: it needs {self._needs}")
         if second is not None:
             message = "only the first document of a file is read: put this one into its own file"
             self.report(second, (), "second_document", message, tolerated=True)
         return root
-
-    def _check_depth(self, text: str) -> None:
-        """Walks the events, which take no stack, before anything is composed of them."""
-        depth = 0
-        for event in yaml.parse(text, Loader=yaml.CSafeLoader):
-            if isinstance(event, yaml.CollectionStartEvent):
-                depth += 1
-                if depth > _MAX_DEPTH:
-                    message = f"nested more than {_MAX_DEPTH} deep"
-                    self._stop(self.source(event), "too_deep", message)
-            elif isinstance(event, yaml.CollectionEndEvent):
-                depth -= 1
 
     def _stop(self, source: Source | None, kind: str, message: str) -> Never:
         self.problems.append(Problem(source or Source(self.name), "", message, kind))
@@ -174,7 +168,7 @@ class Fields:
         reader: Reader,
         node: yaml.Node,
         path: Path,
-        allowed: Sequence[str],
+        allowed: Collection[str],
         places: Mapping[str, str],
     ) -> None:
         """Notes keys that may not stand here; of one that stands here twice the last counts."""
@@ -203,7 +197,18 @@ class Fields:
 
     def given(self, name: str) -> bool:
         """Whether the key is there, and not null."""
-        return name in self._pairs and self._pairs[name].value.tag != f"{_TAG}null"
+        pair = self._pairs.get(name)
+        return pair is not None and pair.value.tag != _NULL
+
+    @property
+    def scalars(self) -> tuple[tuple[str, str, str], ...] | None:
+        """The keys with their values' tags and texts, if all are scalars: they say all it means."""
+        found = []
+        for name, (_, value) in self._pairs.items():
+            if not isinstance(value, yaml.ScalarNode):
+                return None
+            found.append((name, value.tag, value.value))
+        return tuple(found)
 
     def source(self, name: str | None = None) -> Source:
         """Where a key stands, or the mapping."""
@@ -268,7 +273,7 @@ class Fields:
         self._reader.visit(value, 0)
         found: list[tuple[str, yaml.Node]] = []
         for item in items:
-            if isinstance(item, yaml.ScalarNode) and item.value and item.tag != f"{_TAG}null":
+            if isinstance(item, yaml.ScalarNode) and item.value and item.tag != _NULL:
                 found.append((_raw(item), item))
             else:
                 message = f"{name} must be a text or a list of texts, none of them empty"
@@ -356,12 +361,12 @@ class Fields:
         self.report(name, message, value=name)
         return default
 
-    def mapping(self, name: str, allowed: Sequence[str]) -> Fields:
+    def mapping(self, name: str, allowed: Collection[str]) -> Fields:
         """A mapping within this one, at the same place in the tree."""
         value = self._pairs[name].value
         return Fields(self._reader, value, self.path, allowed, self._places)
 
-    def items(self, name: str, allowed: Sequence[str], *, deeper: bool) -> Iterator[Fields]:
+    def items(self, name: str, allowed: Collection[str], *, deeper: bool) -> Iterator[Fields]:
         """The mappings of a list; with `deeper` each is a place of its own in the tree."""
         if not self.given(name):
             return
@@ -398,7 +403,7 @@ class Fields:
             return values
         if isinstance(node, yaml.SequenceNode):
             return [self._plain(item, depth + 1) for item in node.value]
-        if node.tag == f"{_TAG}null":
+        if node.tag == _NULL:
             return None
         switch = _switch(node)
         if switch is not None:
@@ -411,7 +416,7 @@ class Fields:
             self._reader.report(node, self.path, "type", message)
         return _raw(node)
 
-    def _report_key(self, key: yaml.Node, name: str, allowed: Sequence[str]) -> None:
+    def _report_key(self, key: yaml.Node, name: str, allowed: Collection[str]) -> None:
         if name in self._places:
             message = f"{name} does nothing here: it stands {self._places[name]}"
             self._reader.report(key, self.path, "misplaced_key", message, tolerated=True)
@@ -433,7 +438,7 @@ def _raw(node: yaml.Node) -> str:
 _CONSTRUCTOR = yaml.constructor.SafeConstructor()
 """Reads numbers, one at a time; to make one takes longer than to read a rule."""
 
-_NUMBERS = (f"{_TAG}int", f"{_TAG}float")
+_NUMBERS = (_INT, _FLOAT)
 
 
 def _number(node: yaml.Node) -> int | float | None:
@@ -443,9 +448,9 @@ def _number(node: yaml.Node) -> int | float | None:
     if not isinstance(node, yaml.ScalarNode) or len(node.value) > _MAX_DIGITS:
         return None
     try:
-        if node.tag == f"{_TAG}int":
+        if node.tag == _INT:
             return int(_CONSTRUCTOR.construct_yaml_int(node))
-        if node.tag == f"{_TAG}float":
+        if node.tag == _FLOAT:
             return float(_CONSTRUCTOR.construct_yaml_float(node))
     except (ValueError, IndexError):  # 0x_ looks like a number; a tag may stand before anything
         return None
@@ -455,17 +460,21 @@ def _number(node: yaml.Node) -> int | float | None:
 def _switch(node: yaml.Node) -> bool | None:
     """A boolean as YAML 1.1 reads it; None if it is none, whatever its tag says."""
     word = _raw(node).lower()
-    if node.tag != f"{_TAG}bool" or word not in _TRUE | _FALSE:
+    if node.tag != _BOOL or word not in _TRUE | _FALSE:
         return None
     return word in _TRUE
 
 
 def _entry(item: yaml.Node) -> tuple[str, str]:
     """Key and value of a descriptor, as far as they can be told before it is checked."""
-    found = {"key": "", "value": ""}
+    key, value = "", ""
     if isinstance(item, yaml.MappingNode):
-        found |= {_raw(key): _raw(value) for key, value in item.value}
-    return found["key"], found["value"]
+        for name, node in item.value:
+            if name.value == "key":
+                key = _raw(node)
+            elif name.value == "value":
+                value = _raw(node)
+    return key, value
 
 
 def listed(words: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ it, not contained: those that count stay in their process.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from io import BytesIO
 from itertools import islice
 from typing import NamedTuple
@@ -87,7 +87,12 @@ class Assembly:
         """Those that are complete."""
 
     def add(self, data: bytes) -> None:
-        """Takes the next slice."""
+        """Takes the next slice at once."""
+        for _ in self.adding(data):
+            pass
+
+    def adding(self, data: bytes) -> Generator[None, None, None]:
+        """Takes the next slice in steps: one that ends a level of many networks has a lot to do."""
         for record in _load(data, self._tallies):
             if isinstance(record, _Leaf):
                 node = record.node
@@ -100,7 +105,9 @@ class Assembly:
             elif isinstance(record, _Opened):
                 self._open.append(LevelBuilder())
             else:
-                self._closed = self._open.pop().level()
+                builder = self._open.pop()
+                yield from builder.completing()
+                self._closed = builder.level()
                 if record.domain is not None:
                     overrides = self._tallies(record.domain, OVERRIDES)
                     self.domains[record.domain] = Domain(
@@ -116,21 +123,28 @@ class Assembly:
                     self._times = Times()
 
 
-class _Pickler(pickle.Pickler):
-    def persistent_id(self, obj: object) -> tuple[str, str] | None:
-        return (obj.domain, obj.path) if isinstance(obj, Tallies) else None
+def _no_tallies(domain: str, path: str) -> Tallies:
+    """What stands for tallies in a slice. Reading it puts those of the process in their place."""
+    raise AssertionError(f"{domain}: the tallies of {path} are named, not carried")
+
+
+def _name_of(tallies: Tallies) -> tuple[Callable[[str, str], Tallies], tuple[str, str]]:
+    return _no_tallies, (tallies.domain, tallies.path)
 
 
 class _Unpickler(pickle.Unpickler):
     tallies: TalliesOf
 
-    def persistent_load(self, pid: tuple[str, str]) -> Tallies:
-        return self.tallies(*pid)
+    def find_class(self, module: str, name: str) -> object:
+        return self.tallies if name == _no_tallies.__name__ else super().find_class(module, name)
 
 
 def _dump(records: Sequence[_Record]) -> bytes:
     out = BytesIO()
-    _Pickler(out, pickle.HIGHEST_PROTOCOL).dump(records)
+    pickler = pickle.Pickler(out, pickle.HIGHEST_PROTOCOL)
+    # A method `persistent_id` would be asked for every object, and take as long as all else.
+    pickler.dispatch_table = {Tallies: _name_of}
+    pickler.dump(records)
     return out.getvalue()
 
 

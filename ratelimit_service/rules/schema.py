@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -40,6 +40,9 @@ __all__ = ["RuleFile", "compiled", "parse"]
 
 _OF_THE_RULE = ("shadow_mode", "quota_mode", "detailed_metric", "metadata", "answer")
 """Keys of a descriptor that act on its own rate_limit and on nothing else."""
+
+_MOST_KNOWN = 10_000
+"""Limits that are remembered while a file is read."""
 
 _DOMAIN_LINE = re.compile(rb"^domain[ \t]*:[ \t]*[\"']?([^\"'#\r\n]+)", re.MULTILINE)
 
@@ -99,7 +102,7 @@ def compiled(
             state = "empty" if "domain" in root else "missing"
             root.report("no_domain", f"domain is {state}: name what callers ask for")
         shard_by = _shard_by(root)
-        nodes = _Language(domain, tallies, read_answer(root)).descriptors(root)
+        nodes = _Language(domain, tallies, read_answer(root), reader.problems).descriptors(root)
     except Unreadable:
         domain, nodes = guessed_domain, ()
     except Exception as error:  # one file never takes the others down
@@ -137,13 +140,23 @@ class _Language:
     """Turns the fields of one domain's file into nodes and rules."""
 
     def __init__(
-        self, domain: str, tallies: Callable[[str, str], Tallies], answer: AnswerStyle | None
+        self,
+        domain: str,
+        tallies: Callable[[str, str], Tallies],
+        answer: AnswerStyle | None,
+        problems: Sized,
     ) -> None:
-        """`answer` holds for rules that do not say how their answers look."""
+        """`answer` holds for rules that do not say how their answers look.
+
+        `problems` are those of the file so far; they grow.
+        """
         self._domain = domain
         self._tallies = tallies
         self._answer = answer
         self._keys = descriptor_keys()
+        self._problems = problems
+        self._known: dict[tuple[tuple[str, str, str], ...], Limit] = {}
+        """Limits without problems, by what is written."""
 
     def descriptors(self, fields: Fields) -> tuple[Node, ...]:
         seen: dict[tuple[str, str, bool], Node] = {}
@@ -213,7 +226,7 @@ class _Language:
         return Rule(
             domain=self._domain,
             path=path,
-            limits=_limits(descriptor, key, mappings),
+            limits=self._limits(descriptor, key, mappings),
             names=frozenset(each.raw("name") for each in mappings if each.given("name")) - {""},
             replaces=frozenset().union(*map(_replaces, mappings)),
             shadow_mode=descriptor.switch("shadow_mode"),
@@ -226,28 +239,45 @@ class _Language:
             tallies=self._tallies(self._domain, path),
         )
 
-
-def _limits(descriptor: Fields, key: str, mappings: Sequence[Fields]) -> tuple[Limit, ...]:
-    listed_ones = key == "rate_limits"
-    limits: list[Limit] = []
-    seen: dict[object, Fields] = {}
-    for fields in mappings:
-        limit = read_limit(fields, descriptor, None if listed_ones else key)
-        if limit is None:
-            limit_name(fields)
+    def _limits(
+        self, descriptor: Fields, key: str, mappings: Sequence[Fields]
+    ) -> tuple[Limit, ...]:
+        listed_ones = key == "rate_limits"
+        limits: list[Limit] = []
+        seen: dict[object, Fields] = {}
+        for fields in mappings:
+            limit = self._limit(fields, descriptor, None if listed_ones else key)
+            if limit is None:
+                limit_name(fields)
+                if listed_ones:
+                    message = "unlimited means nothing beside other limits: use rate_limit for it"
+                    fields.report("unlimited", message, key="unlimited")
+                continue
             if listed_ones:
-                message = "unlimited means nothing beside other limits: use rate_limit for it"
-                fields.report("unlimited", message, key="unlimited")
-            continue
-        other = seen.setdefault((spec_of(limit).key + limit.scope, limit.pool), fields)
-        if other is not fields:
-            fields.report(
-                "duplicate_limit",
-                f"this counts on the same counter as the limit at {other.source()}: "
-                "give it another window or algorithm, or remove one",
-            )
-        limits.append(limit)
-    return tuple(limits)
+                other = seen.setdefault((spec_of(limit).key + limit.scope, limit.pool), fields)
+                if other is not fields:
+                    fields.report(
+                        "duplicate_limit",
+                        f"this counts on the same counter as the limit at {other.source()}: "
+                        "give it another window or algorithm, or remove one",
+                    )
+            limits.append(limit)
+        return tuple(limits)
+
+    def _limit(self, fields: Fields, descriptor: Fields, key: str | None) -> Limit | None:
+        """As `read_limit`. Most limits of a large file are the same, and none is read twice.
+
+        Of one with problems each place is told.
+        """
+        content = fields.scalars
+        known = self._known.get(content) if content else None
+        if known is not None:
+            return known
+        before = len(self._problems)
+        limit = read_limit(fields, descriptor, key)
+        if content and limit and len(self._problems) == before and len(self._known) < _MOST_KNOWN:
+            self._known[content] = limit
+        return limit
 
 
 def _check_number_of_limits(fields: Fields, limits: Sequence[Fields]) -> None:

@@ -71,6 +71,24 @@ class Rule:
     source: Source = _NOWHERE
     tallies: Tallies = field(default_factory=Tallies)
 
+    def __reduce__(self) -> tuple[type[Rule], tuple[object, ...]]:
+        """How it is pickled: a dataclass's own way takes longer, and serving waits for it."""
+        return Rule, (
+            self.domain,
+            self.path,
+            self.limits,
+            self.names,
+            self.replaces,
+            self.shadow_mode,
+            self.quota_mode,
+            self.failure_policy,
+            self.detailed_metric,
+            self.metadata,
+            self.answer,
+            self.source,
+            self.tallies,
+        )
+
     @property
     def unlimited(self) -> bool:
         """Whether requests that match are counted in metrics only."""
@@ -116,7 +134,27 @@ class Node:
 
     def with_children(self, children: Level | None) -> Node:
         """The same with other children."""
-        return Node(
+        return self if children is self.children else Node(*self._given(children))
+
+    def __reduce__(self) -> tuple[type[Node], tuple[object, ...]]:
+        """How it is pickled: a dataclass's own way takes longer, and serving waits for it."""
+        return Node, self._given(self.children)
+
+    def _given(
+        self, children: Level | None
+    ) -> tuple[
+        str,
+        str,
+        Matcher | None,
+        Rule | None,
+        Level | None,
+        bool,
+        bool,
+        Source,
+        Grouping | None,
+        int | None,
+    ]:
+        return (
             self.key,
             self.value,
             self.matcher,
@@ -153,6 +191,8 @@ class Level:
         builder = LevelBuilder()
         for node in nodes:
             builder.add(node)
+        for _ in builder.completing():
+            pass
         return builder.level()
 
 
@@ -170,9 +210,9 @@ class MatcherNodes:
         self._nodes.append(node)
         self._search.add(matcher)
 
-    def complete(self) -> None:
-        """All have been added."""
-        self._search.complete()
+    def completing(self) -> Iterator[None]:
+        """Does what is left to do when all have been added, a step at a time."""
+        return self._search.completing()
 
     def find(self, value: str, minute: int = 0) -> Node | None:
         """The node that a value goes to in a minute."""
@@ -221,10 +261,13 @@ class LevelBuilder:
             asked = self._matching[node.key] = MatcherNodes()
         asked.add(node, matcher)
 
-    def level(self) -> Level:
-        """The level; nothing may be added afterwards."""
+    def completing(self) -> Iterator[None]:
+        """Does what is left to do when all have been added, a step at a time."""
         for asked in self._matching.values():
-            asked.complete()
+            yield from asked.completing()
+
+    def level(self) -> Level:
+        """The level, when it is complete."""
         return Level(tuple(self._nodes), self._exact, self._matching, self._default)
 
 

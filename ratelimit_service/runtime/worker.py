@@ -41,6 +41,7 @@ from ratelimit_service.runtime.process import collect, run, spare_the_old
 from ratelimit_service.service import CallOrigin, Refusal
 from ratelimit_service.service.questions import Deciding, answered
 from ratelimit_service.settings import Settings
+from ratelimit_service.slices import stepwise
 from ratelimit_service.transport.h2 import H2Server
 from ratelimit_service.transport.tls import TLS
 
@@ -246,7 +247,7 @@ class _Worker:
         while True:
             part = await self._parts.get()
             if isinstance(part, bytes):
-                assembly.add(part)
+                await stepwise(assembly.adding(part))
                 await asyncio.sleep(0)
                 continue
             unserved = frozenset(part.unserved)

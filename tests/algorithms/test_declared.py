@@ -13,7 +13,7 @@ import pytest
 
 from ratelimit_service.algorithms import ALGORITHMS, PARAMETERS
 from ratelimit_service.model import Algorithm, CounterSpec, Limit, Takes
-from ratelimit_service.rules.language import LIMIT_KEYS
+from ratelimit_service.rules.language import IN_LIMIT
 from tests.algorithms import ways
 
 PACKAGE = Path(__file__).parents[2] / "ratelimit_service"
@@ -77,7 +77,7 @@ def test_parameters(algorithm: Algorithm) -> None:
     """A key means the same to all algorithms that have it, and is kept where it can be."""
     for parameter in algorithm.parameters:
         assert PARAMETERS[parameter.name] == parameter
-        assert LIMIT_KEYS.count(parameter.name) == 1
+        assert [each.name for each in IN_LIMIT].count(parameter.name) == 1
         assert parameter.field in Limit._fields or not parameter.field
         assert parameter.words or parameter.takes is not Takes.WORD
         assert parameter.instead or parameter.beside

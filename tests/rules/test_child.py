@@ -141,7 +141,7 @@ async def test_old_trees_are_freed(tmp_path: Path) -> None:
 
     assert living_rules() == before
     assert pauses > 600 / 60
-    paths = {path for _, path in rules.book._tallies}
+    paths = {path for table in rules.book._tallies for _, path in table}
     assert len(paths) == 601
     assert "top > middle > k=w1" in paths
 

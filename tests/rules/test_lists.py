@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_service.model import Code
+from ratelimit_service.model import Code, IPAddress, Network, address_of
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.match import find
+from ratelimit_service.rules.matchers.cidr import Networks
 from ratelimit_service.rules.paths import parse_path
 from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.schema import parse
@@ -156,3 +158,31 @@ def test_longest_prefix(prefixes: list[tuple[int, int]], step: int, data: st.Dat
 
     best = max(holding, key=lambda each: each.prefixlen, default=None)
     assert (node.matcher and node.matcher.text if node else None) == (best and str(best))
+
+
+@pytest.mark.parametrize("bits", [32, 128])
+def test_many_networks(bits: int) -> None:
+    """Of thousands of networks, one within another, all that an address is in are found in order.
+
+    A network that stands there twice goes to the first.
+    """
+    chance = random.Random(bits)
+    index, asked = Networks.index(), []
+    every: dict[Network, int] = {}
+    for place in range(1_500):
+        length = chance.randint(0, bits)
+        number = chance.getrandbits(bits) if place % 3 else 10 << (bits - 8) | place
+        network = Network.around(IPAddress(4 if bits == 32 else 6, number), length)
+        index.add(Networks((network,)), place)
+        every.setdefault(network, place)
+        asked += [network.address.number, network.address.number - 1, number]
+    for _ in index.completing():
+        pass
+
+    for number in chance.sample(asked, 300):
+        address = IPAddress(4 if bits == 32 else 6, max(number, 0))
+        if address_of(address.text) != address:
+            continue  # an IPv4 address, written as IPv6
+        found = sorted((each for each in every if each.has(address)), key=lambda each: -each.length)
+        assert list(index.all(address.text)) == [every[each] for each in found]
+        assert index.first(address.text) == (every[found[0]] if found else -1)

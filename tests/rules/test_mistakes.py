@@ -72,3 +72,22 @@ def test_bytes_that_are_no_text(data: bytes, message: str) -> None:
 def test_domain_of_a_file_that_cannot_be_read() -> None:
     """The domain is told as well as it can be, so that its requests follow the failure policy."""
     assert parse("f", b"# rules\ndomain: 'edge' # ours\ndescriptors: [").domain == "edge"
+
+
+def test_long_texts_are_one_value() -> None:
+    """Only values are counted against the most that a file may have, not their characters."""
+    text = (
+        "domain: edge\ndescriptors: [{key: a, rate_limit: {unlimited: true}, metadata: {a: '@'}}]"
+    )
+
+    assert not parse("f", text.replace("@", "x" * 2_000_001).encode()).problems
+
+
+def test_the_same_mistake_in_many_limits() -> None:
+    """Limits that read the same are read once, but what is wrong with them is told of each."""
+    limit = "rate_limit: {unit: day, requests_per_unit: x}"
+    lines = "\n".join(f"- {{key: k, value: {value}, {limit}}}" for value in "abc")
+
+    problems = parse("f", f"domain: edge\ndescriptors:\n{lines}".encode()).problems
+
+    assert [problem.source.line for problem in problems] == [3, 4, 5]

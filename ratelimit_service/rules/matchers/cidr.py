@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, MutableSequence
 from dataclasses import dataclass
+from heapq import merge
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import TYPE_CHECKING, Final
 
@@ -19,51 +22,110 @@ __all__ = ["Networks"]
 
 _BEFORE_PATTERNS: Final = -(2**20)
 
+_AT_ONCE: Final = 256
+"""Networks that are sorted at once: less than a millisecond's worth."""
 
-class _ByPrefix(Index):
-    """Networks by their first bits: one look-up for each prefix length that a level has."""
+_Placed = tuple[int, int, int]
+"""A network's first address, the length of its prefix, and its matcher's place."""
+
+
+class _Family:
+    """The networks of one family, cut into stretches of addresses that go to the same one."""
+
+    def __init__(self, starts: MutableSequence[int]) -> None:
+        """`starts` is an empty sequence for the first address of each stretch."""
+        self._starts = starts
+        self._smallest = array("l")
+        """For each stretch its smallest network, by the order of their first addresses; or -1."""
+        self._places = array("l")
+        """For each network its matcher's place."""
+        self._around = array("l")
+        """For each network the smallest one around it, or -1."""
+
+    def arranging(self, bits: int, runs: list[list[_Placed]]) -> Iterator[None]:
+        """Takes networks of this many bits, in sorted runs, with a step after each few."""
+        open_ones: list[tuple[int, int]] = []
+        """Where the networks end that the sweep is within, and which they are."""
+        self._mark(0, -1)
+        each = merge(*map(iter, runs))
+        runs.clear()
+        before = None
+        for number, (first, length, place) in enumerate(each):
+            if number % _AT_ONCE == 0:
+                yield
+            if (first, length) == before:
+                continue  # the first declared one has it
+            before = first, length
+            while open_ones and open_ones[-1][0] <= first:
+                self._close(open_ones)
+            self._around.append(open_ones[-1][1] if open_ones else -1)
+            open_ones.append((first + (1 << bits - length), len(self._places)))
+            self._mark(first, len(self._places))
+            self._places.append(place)
+        while open_ones:
+            self._close(open_ones)
+
+    def _close(self, open_ones: list[tuple[int, int]]) -> None:
+        end, _ = open_ones.pop()
+        self._mark(end, open_ones[-1][1] if open_ones else -1)
+
+    def _mark(self, start: int, smallest: int) -> None:
+        """From this address on all go to another network."""
+        if self._starts and self._starts[-1] == start:
+            self._smallest[-1] = smallest
+        else:
+            self._starts.append(start)
+            self._smallest.append(smallest)
+
+    def first(self, number: int) -> int:
+        """The place of the smallest network that an address is in, or -1."""
+        smallest = self._smallest[bisect_right(self._starts, number) - 1]
+        return self._places[smallest] if smallest >= 0 else -1
+
+    def all(self, number: int) -> Iterator[int]:
+        """The places of all that it is in, the smallest first."""
+        network = self._smallest[bisect_right(self._starts, number) - 1]
+        while network >= 0:
+            yield self._places[network]
+            network = self._around[network]
+
+
+class _ByAddress(Index):
+    """Networks by their first addresses: one search by halves, however long their prefixes are."""
 
     def __init__(self) -> None:
-        self._lengths: dict[int, list[tuple[int, int, dict[int, int]]]] = {4: [], 6: []}
-        """For each family the prefix lengths, longest first, each with the bits that follow it,
-        and the places of its networks by their first bits."""
+        self._families = {4: _Family(array("Q")), 6: _Family([])}
+        self._runs: dict[int, list[list[_Placed]]] = {4: [], 6: []}
+        """What has been added: as serving may wait, it is sorted a little at a time."""
 
     def add(self, matcher: Matcher, place: int) -> None:
         """Adds the next one's networks."""
         assert isinstance(matcher, Networks)  # noqa: S101 -- it is the index of these
-        for family, bits, length in matcher.networks:
-            self._of(family, length).setdefault(bits, place)
+        for network in matcher.networks:
+            runs = self._runs[network.family]
+            if not runs or len(runs[-1]) == _AT_ONCE:
+                runs.append([])
+            runs[-1].append((network.address.number, network.length, place))
 
-    def _of(self, family: int, length: int) -> dict[int, int]:
-        known = self._lengths[family]
-        for each, _, places in known:
-            if each == length:
-                return places
-        added: dict[int, int] = {}
-        known.append((length, IPAddress.bits_of(family) - length, added))
-        known.sort(key=lambda each: -each[0])
-        return added
+    def completing(self) -> Iterator[None]:
+        """Sorts them and finds out which are within others."""
+        for family, runs in self._runs.items():
+            for run in runs:
+                run.sort()
+                yield
+            yield from self._families[family].arranging(IPAddress.bits_of(family), runs)
 
     def first(self, value: str) -> int:
         """The one with the longest prefix."""
         address = address_of(value)
-        if address is None:
-            return -1
-        family, number = address
-        for _, rest, places in self._lengths[family]:
-            place = places.get(number >> rest)
-            if place is not None:
-                return place
-        return -1
+        return -1 if address is None else self._families[address[0]].first(address[1])
 
     def all(self, value: str) -> Iterable[int]:
         """The longest prefix first."""
         address = address_of(value)
         if address is None:
             return ()
-        family, number = address
-        found = [places.get(number >> rest, -1) for _, rest, places in self._lengths[family]]
-        return dict.fromkeys(place for place in found if place >= 0)
+        return dict.fromkeys(self._families[address[0]].all(address[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +136,7 @@ class Networks(Matcher):
     help = "A network instead, or a list: every address in it matches. See [matching](#matching)."
     shape = ONE_OR_MORE
     noun = "network"
-    index = _ByPrefix
+    index = _ByAddress
     beaten = "a smaller network goes before"
     networks: tuple[Network, ...]
 

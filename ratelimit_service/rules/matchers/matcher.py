@@ -7,7 +7,7 @@ take all that they need from here; none of them knows one matcher by name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from ratelimit_service.rules.paths import matcher_name
@@ -44,8 +44,9 @@ class Index(ABC):
     def add(self, matcher: Matcher, place: int) -> None:
         """Adds the next matcher; places only grow."""
 
-    def complete(self) -> None:  # noqa: B027 -- most have nothing to do then
-        """All have been added."""
+    def completing(self) -> Iterator[None]:
+        """Does what is left to do when all have been added, a step at a time."""
+        return iter(())
 
     @abstractmethod
     def first(self, value: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
@@ -37,9 +37,10 @@ class _Together(Index):
         self._automaton.add(matcher.text)
         self._places.append(place)
 
-    def complete(self) -> None:
+    def completing(self) -> Iterator[None]:
         """Begins to build the automaton."""
         self._automaton.build()
+        return iter(())
 
     def first(self, value: str) -> int:
         """The first declared one that matches."""

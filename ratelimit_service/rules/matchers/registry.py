@@ -51,7 +51,7 @@ def shareable() -> str:
 
 def taken(fields: Fields) -> TakenValues | None:
     """Which values a descriptor takes; None if it does not say so rightly, as is noted then."""
-    here = [key for key in keys() if key in fields]
+    here = list(dict.fromkeys(each.key for each in MATCHERS if each.key in fields))
     value = fields.text(Pattern.key)
     if len(here) > 1:
         message = f"{here[0]} and {here[1]} exclude each other: write a descriptor for each"

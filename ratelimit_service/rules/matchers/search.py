@@ -34,10 +34,10 @@ class Search:
         self._stages[at].add(matcher, self._size)
         self._size += 1
 
-    def complete(self) -> None:
-        """All have been added."""
+    def completing(self) -> Iterator[None]:
+        """Does what is left to do when all have been added, a step at a time."""
         for stage in self._stages:
-            stage.complete()
+            yield from stage.completing()
 
     def first(self, value: str) -> int:
         """The place of the one that a value goes to; -1 if none takes it."""
@@ -65,9 +65,9 @@ class _Stage:
             index = self._indexes[matcher.index] = matcher.index()
         index.add(matcher, place)
 
-    def complete(self) -> None:
+    def completing(self) -> Iterator[None]:
         for index in self._indexes.values():
-            index.complete()
+            yield from index.completing()
 
     def first(self, value: str) -> int:
         found = -1

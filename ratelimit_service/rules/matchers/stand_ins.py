@@ -7,7 +7,7 @@ nobody writes them, and nobody is shown them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, Self
 
@@ -55,10 +55,10 @@ class _AskedTogether(Index):
             index = self._indexes[kind] = matcher.matcher.index()
         index.add(matcher.matcher, place)
 
-    def complete(self) -> None:
+    def completing(self) -> Iterator[None]:
         """Completes the indexes."""
         for index in self._indexes.values():
-            index.complete()
+            yield from index.completing()
 
     def first(self, value: str) -> int:
         """The first declared one."""

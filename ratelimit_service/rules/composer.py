@@ -1,0 +1,96 @@
+"""From the text of a YAML document to its nodes, in one pass: the only use of PyYAML's composer.
+
+What must not live here: what nodes mean, and how problems are told (`reader`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import yaml
+
+__all__ = ["Documents", "TooDeepError", "compose"]
+
+_MOST_KNOWN = 10_000
+"""Texts whose tags are remembered."""
+
+
+class TooDeepError(ValueError):
+    """Collections are nested too deep; `event` begins the first one that is."""
+
+    def __init__(self, event: yaml.Event) -> None:
+        super().__init__("nested too deep")
+        self.event = event
+
+
+class Documents(NamedTuple):
+    """The first document of a text, and the second; None where there is none."""
+
+    first: yaml.Node | None
+    second: yaml.Node | None
+
+
+def compose(text: str, most_deep: int) -> Documents:
+    """Composes the first two documents. Raises yaml.YAMLError, and TooDeepError."""
+    loader = _Loader(text, most_deep)
+    try:
+        first = loader.get_node() if loader.check_node() else None
+        second = loader.get_node() if loader.check_node() else None
+    except _TooDeep:
+        raise TooDeepError(_too_deep(text, most_deep)) from None
+    return Documents(first, second)
+
+
+class _TooDeep(Exception):  # noqa: N818 -- it goes no further than this module
+    """The loader has stopped."""
+
+
+class _Loader(yaml.CSafeLoader):
+    """Stops before what is nested too deep overflows the composer's stack, which is C's.
+
+    The composer calls these methods for every node, and lets nodes have places of their own.
+    """
+
+    def __init__(self, text: str, most_deep: int) -> None:
+        super().__init__(text)
+        self._deeper = most_deep + 1
+        """How many nodes may be opened still: a scalar may stand in the deepest collection."""
+        self._tags: dict[tuple[str, tuple[bool, bool]], str] = {}
+
+    def descend_resolver(self, _parent: object, _index: object) -> None:
+        self._deeper -= 1
+        if self._deeper < 0:
+            raise _TooDeep
+
+    def ascend_resolver(self) -> None:
+        self._deeper += 1
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        """The tag of a node: to find out what kind of scalar a text is takes long."""
+        if kind is not yaml.ScalarNode:
+            if self._deeper < 1:
+                raise _TooDeep
+            return self._resolved(kind, value, implicit)
+        known = self._tags.get((value, implicit))
+        if known is None:
+            known = self._resolved(kind, value, implicit)
+            if len(self._tags) < _MOST_KNOWN:
+                self._tags[value, implicit] = known
+        return known
+
+    def _resolved(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        return str(super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call]
+
+
+def _too_deep(text: str, most_deep: int) -> yaml.Event:
+    """Where it is too deep: events know it, and take no stack."""
+    depth = 0
+    event = None
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > most_deep:
+                return event
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+    raise AssertionError(f"the composer counts otherwise: {event}")
