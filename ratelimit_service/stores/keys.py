@@ -25,6 +25,7 @@ __all__ = [
     "grant_key",
     "is_digest",
     "partition_of",
+    "shared_key",
     "slot_of",
     "slot_of_tag",
 ]
@@ -153,6 +154,16 @@ def grant_key(key: bytes, grant: str) -> bytes:
 
 _TAG_BYTES: Final = 10
 """A tag with its braces."""
+
+
+def shared_key(name: str, part: str = "") -> bytes:
+    """The key of something that is no counter; all parts of one name lie together.
+
+    No algorithm's letter is an exclamation mark.
+    """
+    named = name.encode()
+    key = b"{%08x}!%b" % (crc32(named), named)
+    return key + b"." + part.encode() if part else key
 
 
 def partition_of(key: bytes) -> int:

@@ -275,6 +275,14 @@ class MemoryStore:
             found.append(Look(outcome, state, now))
         return found
 
+    async def forget(self, hits: Sequence[Hit]) -> None:
+        """Lets these counters start anew."""
+        for hit in hits:
+            counter = self._table(hit.key).pop(hit.key, None)
+            if counter is not None:
+                self._bulk -= _bulk(counter.get())
+                self._size -= 1
+
     def _settle(self, hits: Sequence[Hit], now: int) -> Settled:
         steps, changes, by = settle(hits, self.state, now)
         spared: set[bytes] = set()

@@ -22,7 +22,6 @@ from ratelimit_service.model import (
     Hit,
     Outcome,
     Override,
-    OverrideKind,
     Request,
     read_override,
 )
@@ -31,6 +30,7 @@ from ratelimit_service.service.decision_line import line_of
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Outcomes
 from tests.service.asking import Asking, Away, descriptor
+from tests.service.overriding import BAN, EXEMPT, GRANT, LIMIT, override
 from tests.stores.cases import T
 
 RULES = """
@@ -45,33 +45,6 @@ descriptors:
   - key: free
     rate_limit: {unlimited: true}
 """
-
-BAN, EXEMPT, LIMIT, GRANT = OverrideKind
-NUMBER = iter(range(1_000_000))
-
-
-def override(
-    kind: OverrideKind,
-    text: str = "user=bob",
-    number: int = 0,
-    *,
-    limit: str = "",
-    until_us: int | None = None,
-    made_us: int = T,
-    domain: str = "edge",
-) -> Override:
-    return Override(
-        f"{next(NUMBER):08x}",
-        kind,
-        domain,
-        descriptor(text).entries,
-        made_us,
-        number,
-        limit,
-        until_us,
-        "because",
-        "ops",
-    )
 
 
 @pytest.fixture

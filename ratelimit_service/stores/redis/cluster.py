@@ -70,6 +70,10 @@ class ClusterOfNodes:
         """The node and the slot."""
         return self._homes[slot_of(hit[0])]
 
+    def doubt(self) -> None:
+        """Asks for the slots soon."""
+        self._stale.set()
+
     def slot(self, hits: Sequence[Hit]) -> int:
         """The slot that all of a request's counters are in."""
         return slot_of(hits[0].key)

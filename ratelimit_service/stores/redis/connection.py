@@ -24,7 +24,15 @@ from ratelimit_service.stores.redis.address import Address, without
 from ratelimit_service.stores.redis.contexts import Contexts
 from ratelimit_service.text import reason
 
-__all__ = ["Answered", "Command", "RedisConnection", "Reply", "all_read", "open_connection"]
+__all__ = [
+    "Answered",
+    "Argument",
+    "Command",
+    "RedisConnection",
+    "Reply",
+    "all_read",
+    "open_connection",
+]
 
 Reply = object
 """What hiredis makes of a reply: bytes, int, a list, a ReplyError; None when there was none."""

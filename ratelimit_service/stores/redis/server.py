@@ -21,6 +21,7 @@ from ratelimit_service.health import Health
 from ratelimit_service.stores import NEVER
 from ratelimit_service.stores.redis.address import Address, Sentinels
 from ratelimit_service.stores.redis.connection import (
+    Argument,
     RedisConnection,
     Reply,
     all_read,
@@ -156,7 +157,7 @@ class Server:
         """Why it cannot be asked now."""
         return "disconnected" if self.connection is None else "circuit_open"
 
-    def call(self, *command: str) -> asyncio.Future[Reply] | None:
+    def call(self, *command: Argument) -> asyncio.Future[Reply] | None:
         """Sends it a command; None if it is away."""
         return self.connection.call(*command) if self.connection else None
 

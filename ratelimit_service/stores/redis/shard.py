@@ -21,7 +21,7 @@ from ratelimit_service.stores import NEVER
 from ratelimit_service.stores.redis.address import Address, Sentinels
 from ratelimit_service.stores.redis.batch import Batch
 from ratelimit_service.stores.redis.batches import Batches
-from ratelimit_service.stores.redis.connection import Reply
+from ratelimit_service.stores.redis.connection import Argument, Reply
 from ratelimit_service.stores.redis.contexts import Contexts
 from ratelimit_service.stores.redis.debts import Debts
 from ratelimit_service.stores.redis.processes import PROCESSES, Process
@@ -115,7 +115,7 @@ class Shard:
         """Sends a batch at once to a node that is about to get its slot."""
         self._batches.ask(batch)
 
-    def call(self, *command: str) -> asyncio.Future[Reply] | None:
+    def call(self, *command: Argument) -> asyncio.Future[Reply] | None:
         """Sends the server any other command; None if it is away."""
         return self._server.call(*command)
 

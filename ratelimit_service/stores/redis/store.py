@@ -7,26 +7,39 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
+from ratelimit_service.algorithms import spec_of
 from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import Clock, elapsed_us
+from ratelimit_service.errors import StoreError
 from ratelimit_service.health import Health
-from ratelimit_service.model import SECOND_US, Hit
+from ratelimit_service.model import SECOND_US, Hit, Limit, Unit
 from ratelimit_service.observer import Stats
 from ratelimit_service.stores import AT_ONCE, NEVER, Done, Look, Settled, Wanted, always
 from ratelimit_service.stores.redis.address import Cluster, parse_store
 from ratelimit_service.stores.redis.charge import Charge, Home
 from ratelimit_service.stores.redis.cluster import ClusterOfNodes
+from ratelimit_service.stores.redis.connection import Argument, Reply
 from ratelimit_service.stores.redis.contexts import Contexts
 from ratelimit_service.stores.redis.give_back import GivenBack
 from ratelimit_service.stores.redis.shard import Shard
 from ratelimit_service.stores.redis.topology import RingOfShards, ShardConfig, Topology
 
 __all__ = ["RedisStore"]
+
+_ASK_SECONDS: Final = 1.0
+_ASK_AGAIN_SECONDS: Final = 0.1
+_MOST_ASKED: Final = 15
+_ELSEWHERE: Final = ("MOVED ", "ASK ", "TRYAGAIN", "CLUSTERDOWN")
+"""How a node begins to say that another one is to be asked, or later."""
+
+_ANY_SPEC: Final = spec_of(Limit(1, Unit.SECOND))
+"""Of hits that only name a place."""
 
 
 _MOST_LOOKS = 10
@@ -73,6 +86,7 @@ class RedisStore:
         which has no braces in it.
         """
         self._timeout_us = timeout_us
+        self._key_prefix = key_prefix.encode()
         self._stats = stats
         self._bugs = Bugs()
         self._given_back: GivenBack = _nobody_asks
@@ -108,6 +122,53 @@ class RedisStore:
     def tell_of_give_backs(self, given_back: GivenBack) -> None:
         """Calls `given_back` with the keys of counters whenever hits on them were given back."""
         self._given_back = given_back
+
+    def key(self, key: bytes) -> bytes:
+        """A key as it stands in the server."""
+        return self._key_prefix + key
+
+    async def command(self, place: bytes, *command: Argument) -> Reply:
+        """Asks the server in which this key lies; raises StoreError if it does not answer.
+
+        This is for what operators do, not for decisions: it waits for a second or two.
+        """
+        return await self._command(self._first.find, Hit(place, _ANY_SPEC), command)
+
+    async def forget(self, hits: Sequence[Hit]) -> None:
+        """Lets these counters start anew, each atomically. Raises StoreError.
+
+        Then those before the one that could not be reached have started anew.
+        """
+        for hit in hits:
+            await self._command(self._find, hit, ("DEL", self.key(hit.key)))
+        self._given_back([hit.key for hit in hits])
+
+    async def _command(
+        self, find: Callable[[Hit], Home], hit: Hit, command: Sequence[Argument]
+    ) -> Reply:
+        why = ""
+        for _ in range(_MOST_ASKED):
+            shard, _slot = find(hit)
+            asked = shard.call(*command)
+            if asked is None:
+                raise StoreError(f"Redis ({shard.name}) is away: try again when it is back")
+            await asyncio.wait([asked], timeout=_ASK_SECONDS)
+            if not asked.done():
+                raise StoreError(
+                    f"Redis ({shard.name}) gave no answer within {_ASK_SECONDS:g} s: try again"
+                )
+            reply = asked.result()
+            if reply is None:
+                raise StoreError(f"Redis ({shard.name}) hung up: try again")
+            if not isinstance(reply, Exception):
+                return reply
+            why = str(reply)
+            if not why.startswith(_ELSEWHERE):
+                break
+            for topology in self._topologies:
+                topology.doubt()
+            await asyncio.sleep(_ASK_AGAIN_SECONDS)
+        raise StoreError(f"Redis refused {command[0]!s}: {why}")
 
     @property
     def waits(self) -> bool:

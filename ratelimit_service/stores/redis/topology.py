@@ -75,6 +75,9 @@ class Topology(Protocol):
     def find(self, hit: Hit) -> Home:
         """The home of a hit's counter; the same object for all that one script call may settle."""
 
+    def doubt(self) -> None:
+        """Hears that a server has sent a command elsewhere: homes are to be looked up anew."""
+
     async def start(self) -> None:
         """Tries every server once, in bounded time, and keeps them connected from then on."""
 
@@ -113,6 +116,9 @@ class RingOfShards:
     def find(self, hit: Hit) -> Home:
         """The shard that owns the counter's partition."""
         return self._homes[self._owners[partition_of(hit[0])]]
+
+    def doubt(self) -> None:
+        """Does nothing: the ring is as it is."""
 
     async def start(self) -> None:
         """Tries every shard once, at most a second long, and keeps trying in the background."""

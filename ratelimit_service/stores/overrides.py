@@ -1,0 +1,140 @@
+"""Where overrides are kept: the interface, and this process's memory with a file.
+
+Redis' side of it is `redis.overrides`. What must not live here: which overrides are in force in a
+process, and what they do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from ratelimit_service.errors import OverrideError, SettingsError, StoreError
+from ratelimit_service.model import MAX_OVERRIDES, Override, read_override
+
+__all__ = ["MOST_AUDITED", "KeptOverrides", "OverridesInMemory", "too_many"]
+
+MOST_AUDITED: Final = 10_000
+"""So many changes are kept, the newest."""
+
+_FILE_VERSION: Final = 1
+
+
+class KeptOverrides(Protocol):
+    """Keeps overrides, and a record of each change."""
+
+    async def changed(self) -> Mapping[str, Override] | None:
+        """All overrides by id, ended ones too; None if nothing has changed since the last call.
+
+        Raises StoreError if nobody can say.
+        """
+
+    async def change(
+        self, added: Sequence[Override], removed: Sequence[str], audit: str | None
+    ) -> None:
+        """Adds and removes overrides, and keeps what is to be audited; all of it or nothing.
+
+        What is to be removed and is not there is no error. Raises StoreError, then nobody knows
+        whether it was done; and OverrideError if there are too many.
+        """
+
+    async def audited(self, most: int) -> Sequence[str]:
+        """The last changes, the newest first. Raises StoreError."""
+
+
+def too_many() -> OverrideError:
+    """What is said where there is room for no other override."""
+    return OverrideError(
+        f"there are {MAX_OVERRIDES} overrides, which is the most: "
+        "remove some (ratelimit overrides remove ID), or let one pattern take many callers"
+    )
+
+
+class OverridesInMemory:
+    """Keeps them in this process, and in a file if one is named, so that they outlive it."""
+
+    def __init__(self, path: str = "") -> None:
+        """Reads the file, if it is there. Raises SettingsError if it cannot be used."""
+        self._path = Path(path) if path else None
+        self._audited: deque[str] = deque(maxlen=MOST_AUDITED)
+        self._changed = True
+        self._overrides = {} if self._path is None else _read(self._path)
+
+    async def changed(self) -> Mapping[str, Override] | None:
+        """As `KeptOverrides`."""
+        changed, self._changed = self._changed, False
+        return self._overrides if changed else None
+
+    async def change(
+        self, added: Sequence[Override], removed: Sequence[str], audit: str | None
+    ) -> None:
+        """As `KeptOverrides`. The file is replaced by another one."""
+        gone = set(removed)
+        overrides = {name: each for name, each in self._overrides.items() if name not in gone}
+        overrides |= {each.id: each for each in added}
+        if len(overrides) > MAX_OVERRIDES:
+            raise too_many()
+        if self._path is not None and (added or removed):
+            text = await asyncio.to_thread(_text, overrides.values())
+            await asyncio.to_thread(_replace, self._path, text)
+        self._overrides, self._changed = overrides, True
+        if audit is not None:
+            self._audited.appendleft(audit)
+
+    async def audited(self, most: int) -> Sequence[str]:
+        """As `KeptOverrides`. Only changes of this process are kept here."""
+        return list(self._audited)[:most]
+
+
+def _text(overrides: Iterable[Override]) -> str:
+    lines = [json.dumps(each.fields()) for each in overrides]
+    return f'{{"v": {_FILE_VERSION}, "overrides": [\n' + ",\n".join(lines) + "\n]}\n"
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes the file anew, whole or not at all, also if the machine stops. Raises StoreError."""
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        with beside.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise StoreError(
+            f"the overrides file {path} cannot be written: {error.strerror}; nothing was changed"
+        ) from error
+
+
+def _read(path: Path) -> dict[str, Override]:
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        if path.parent.is_dir():
+            return {}
+        raise SettingsError(f"--overrides-file {path}: there is no such directory") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--overrides-file {path} cannot be read: {error}") from error
+    try:
+        said = json.loads(text)
+        if said["v"] != _FILE_VERSION:
+            raise SettingsError(
+                f"--overrides-file {path} has format {said['v']!r}, and {_FILE_VERSION} is known: "
+                "another version of this program wrote it"
+            )
+        found = [read_override(each) for each in said["overrides"]]
+    except (ValueError, KeyError, TypeError, AttributeError, OverrideError) as error:
+        raise SettingsError(
+            f"--overrides-file {path} cannot be used: {error}; mend it, or move it away"
+        ) from error
+    return {each.id: each for each in found}
