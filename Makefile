@@ -14,7 +14,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-compiled run lint format test test-compiled check bench bench-stalls \
-	faults abuse costs clients proto docs site lock tools
+	faults abuse costs clients proto docs site release-notes lock tools
 
 help:
 	@echo "make install   $(VENV) with the package and its command, $(BIN)/ratelimit"
@@ -35,6 +35,7 @@ help:
 	@echo "make lock      versions and hashes of all that runs and tests: requirements*.txt"
 	@echo "make docs      write the tables in docs/ that follow from the code"
 	@echo "make site      make a site of docs/ in $(SITE), with a search that needs no network"
+	@echo "make release-notes   print what changed, for the page of a release; ARGS=0.1.0 for a version"
 	@echo "make proto     generate ratelimit_service/wire/generated from proto/"
 
 install: $(VENV)/.installed
@@ -129,6 +130,9 @@ docs: $(VENV)/.developing
 site: $(VENV)/.developing
 	@$(SPHINX) --builder html docs $(SITE)/html
 	@echo "open $(SITE)/html/index.html in a browser"
+
+release-notes: $(VENV)/.developing
+	@$(BIN)/python docs/release_notes.py $(ARGS)
 
 # An interpreter counts only if it runs, is new enough and can make environments: a pyenv shim
 # may not run, and Debian packs venv apart.

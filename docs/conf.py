@@ -25,7 +25,7 @@ PROJECT = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]
 SOURCE = PROJECT["urls"]["Source"]
 
 NAVIGATION = {
-    "Start here": ["tutorial"],
+    "Start here": ["tutorial", "troubleshooting"],
     "Recipes": [
         "how-to/index",
         "how-to/api-key",

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import textwrap
+import tomllib
 from hashlib import sha256
 from pathlib import Path
 
@@ -29,7 +30,16 @@ from tests.servers.service import COMMAND, ServiceProcess, http
 TOP = Path(__file__).parents[2]
 README = TOP / "README.md"
 KIB, MIB = 1 << 10, 1 << 20
-DOCUMENTS = [README, TOP / "SECURITY.md", *sorted((TOP / "docs").rglob("*.md"))]
+BLOB = (
+    f"{tomllib.loads((TOP / 'pyproject.toml').read_text())['project']['urls']['Source']}/blob/main/"
+)
+"""Where the files of this checkout are in the repository."""
+DOCUMENTS = [
+    README,
+    TOP / "SECURITY.md",
+    TOP / "CODE_OF_CONDUCT.md",
+    *sorted((TOP / "docs").rglob("*.md")),
+]
 
 
 def table(name: str) -> list[list[str]]:
@@ -50,14 +60,34 @@ def test_links(document: Path) -> None:
     """Every link within the checkout leads to a file, and every anchor to a heading."""
     for target in re.findall(r"\]\(([^)]+)\)", document.read_text()):
         path, _, anchor = target.partition("#")
-        if "://" in path:
+        if "://" in path and not path.startswith(BLOB):
             continue
-        file = document.parent / path if path else document
+        file = TOP / path.removeprefix(BLOB) if path.startswith(BLOB) else document.parent / path
+        if not path:
+            file = document
         assert file.exists(), target
         headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE) if anchor else []
         assert not anchor or anchor in [
             re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings
         ], target
+
+
+def test_links_of_the_readme_are_absolute() -> None:
+    """Every link of the README leads to the repository: a package index has no other files."""
+    targets = re.findall(r"\]\(([^)]+)\)", README.read_text())
+
+    assert targets
+    assert [target for target in targets if not target.startswith(BLOB)] == []
+
+
+def test_numbers_of_the_readme_are_measured() -> None:
+    """Every number of the README's table is in docs/benchmarks.md."""
+    rows = re.findall(r"^\| .*\d,\d{3} .*$", README.read_text(), re.MULTILINE)
+    measured = (TOP / "docs" / "benchmarks.md").read_text()
+
+    numbers = [number for row in rows for number in re.findall(r"\d+,\d{3}", row)]
+    assert len(numbers) > 8
+    assert [number for number in numbers if number not in measured] == []
 
 
 def test_settings() -> None:
