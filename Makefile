@@ -72,6 +72,8 @@ tools:
 		tests/management .
 	@test -x $(TOOLS)/validate || sh tests/get-go-program.sh "$(CURDIR)/$(TOOLS)/validate" \
 		tests/deploy/validate .
+	@test -x $(TOOLS)/recipes/go || sh tests/get-go-program.sh "$(CURDIR)/$(TOOLS)/recipes/go" \
+		examples/clients/go .
 	@test -x $(TOOLS)/promtool || sh tests/get-promtool.sh "$(CURDIR)/$(TOOLS)/promtool"
 	@test -d $(TOOLS)/node/node_modules || sh tests/get-node-client.sh "$(CURDIR)/$(TOOLS)/node"
 
@@ -103,6 +105,7 @@ costs: $(VENV)/.developing
 
 clients: $(VENV)/.developing tools
 	@sh benchmarks/clients/get-tools.sh
+	@sh tests/build-recipes.sh "$(CURDIR)/$(TOOLS)/recipes"
 	@$(BIN)/python -m benchmarks.clients $(ARGS)
 
 bench-stalls: $(VENV)/.developing tools

@@ -40,7 +40,7 @@ NAVIGATION = {
         "how-to/microservice",
         "policies",
     ],
-    "How to": ["testing-rules", "shipping-rules", "replay", "migration"],
+    "How to": ["clients", "middleware", "testing-rules", "shipping-rules", "replay", "migration"],
     "Reference": [
         "rules",
         "algorithms",

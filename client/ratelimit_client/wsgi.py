@@ -89,7 +89,7 @@ def _request(environ: Environ) -> HTTPRequest:
             headers[key.replace("_", "-").lower()] = str(environ[key])
     path = str(environ.get("SCRIPT_NAME", "")) + str(environ.get("PATH_INFO", ""))
     # WSGI has the path's bytes as Latin-1.
-    path = path.encode("latin-1").decode("utf-8", errors="replace")
+    path = path.encode("latin-1", "replace").decode("utf-8", "replace")
     return HTTPRequest(
         str(environ.get("REQUEST_METHOD", "GET")),
         path,
