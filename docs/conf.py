@@ -51,7 +51,15 @@ NAVIGATION = {
         "overrides",
         "xds",
     ],
-    "Operate": ["operations", "security", "kubernetes", "redis", "traces"],
+    "Operate": [
+        "operations",
+        "security",
+        "sizing",
+        "runbook",
+        "kubernetes",
+        "redis",
+        "traces",
+    ],
     "Inside": ["architecture", "benchmarks", "real-clients", "changelog"],
 }
 """The pages of each part, in the order in which they are read. Others stand under `More`."""

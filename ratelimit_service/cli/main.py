@@ -26,6 +26,7 @@ from ratelimit_service.cli.restart import restart
 from ratelimit_service.cli.say import fail, mistake
 from ratelimit_service.cli.schema import schema
 from ratelimit_service.cli.serve import STANDS_IN, serve
+from ratelimit_service.cli.size import size
 from ratelimit_service.cli.test import test
 from ratelimit_service.cli.why import why
 from ratelimit_service.errors import RateLimitError
@@ -82,6 +83,7 @@ for _command in (
     replay,
     explain,
     why,
+    size,
     schema,
     hit,
     completion,

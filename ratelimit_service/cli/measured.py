@@ -1,0 +1,59 @@
+"""What was measured of the service, for `ratelimit size`: tables of docs/benchmarks.md, as data.
+
+What must not live here: what follows from it for a load (`size`).
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+__all__ = ["ALGORITHMS", "CALLS_A_CORE", "CLIENTS_BYTES", "SOURCE", "WORKER_BYTES", "Measured"]
+
+SOURCE: Final = "docs/benchmarks.md"
+"""The tables `requests, closed loop`, `bytes of a counter` and `a million keys` there."""
+
+CALLS_A_CORE: Final = MappingProxyType(
+    {
+        ("memory", "compiled"): 113_573,
+        ("memory", "interpreted"): 54_799,
+        ("redis", "compiled"): 92_715,
+        ("redis", "interpreted"): 59_253,
+    }
+)
+"""Calls a second on one core, each of two descriptors of a million keys, none over its limit."""
+
+
+class Measured(NamedTuple):
+    """Of one algorithm: bytes of a counter, what a call costs, and what a hit takes of Redis' time.
+
+    `redis_bytes` and `memory_bytes` are all that a counter takes there. A call costs what one of
+    `fixed_window` does, divided by `memory_rate` and `redis_rate`.
+    """
+
+    redis_bytes: int
+    redis_bytes_at_most: int
+    memory_bytes: int
+    memory_rate: float
+    redis_rate: float
+    redis_us: float
+
+
+ALGORITHMS: Final = MappingProxyType(
+    {
+        "fixed_window": Measured(184, 240, 278, 1.00, 1.00, 6.6),
+        "sliding_window": Measured(213, 240, 310, 0.77, 0.91, 9.8),
+        "sliding_log": Measured(2_217, 2_900, 2_867, 0.73, 0.82, 10.4),
+        "token_bucket": Measured(213, 240, 310, 0.69, 0.98, 9.0),
+        "leaky_bucket": Measured(213, 240, 311, 0.75, 0.95, 9.3),
+        "concurrency": Measured(261, 270, 424, 0.68, 0.67, 10.3),
+    }
+)
+"""A log holds 500 hits."""
+
+WORKER_BYTES: Final = 75_000_000
+"""A worker with few rules (25 MiB, held by a test), and all that it may remember of requests
+(50 MB, the bounds of `service.planning`)."""
+
+CLIENTS_BYTES: Final = 64 << 20
+"""What clients that are slow, or attack, can make a worker keep in addition."""

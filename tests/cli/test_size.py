@@ -1,0 +1,87 @@
+"""What a load needs, by `ratelimit size`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service.cli.measured import ALGORITHMS, CALLS_A_CORE
+from ratelimit_service.cli.size import Load, needed
+from tests.cli.inside import Inside
+
+DOCS = Path(__file__).parents[2] / "docs"
+BENCHMARKS = (DOCS / "benchmarks.md").read_text()
+SIZING = (DOCS / "sizing.md").read_text()
+
+
+@pytest.fixture
+def ratelimit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Inside:
+    return Inside(monkeypatch, capsys)
+
+
+def cells(first: str) -> list[list[str]]:
+    """The rows of the benchmarks' tables that begin with this cell."""
+    lines = [line for line in BENCHMARKS.splitlines() if line.startswith(f"| {first} |")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@pytest.mark.parametrize(("store", "build"), CALLS_A_CORE)
+def test_calls_are_those_of_the_benchmarks(store: str, build: str) -> None:
+    """Calls a core are what the benchmarks' table says, and the page about sizing repeats it."""
+    server = {"memory": "memory", "redis": "Redis"}[store]
+    name = f"ours, compiled, {server}" if build == "compiled" else f"ours, {server}"
+    (row,) = [row for row in cells("uniform") if row[1] == name]
+
+    assert row[2] == f"{CALLS_A_CORE[store, build]:,}"
+    assert f"| {row[2]} |" in SIZING
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_algorithms_are_those_of_the_benchmarks(name: str) -> None:
+    """Bytes and costs of an algorithm are what the benchmarks' two tables say."""
+    measured = ALGORITHMS[name]
+    sizes, costs = (row for row in cells(name) if len(row) in {6, 7} and row[1][0].isdigit())
+
+    assert [int(cell.replace(",", "")) for cell in sizes[3:]] == [*measured[:3]]
+    assert [float(costs[place]) for place in (2, 4, 5)] == [*measured[3:]]
+
+
+def test_example(ratelimit: Inside) -> None:
+    """The page shows what the command prints."""
+    pattern = r"^    \$ ratelimit (size .*)\n((?:    .*\n)+)"
+    ((command, shown),) = re.findall(pattern, SIZING, re.MULTILINE)
+
+    assert ratelimit(*command.split()).out == re.sub("^    ", "", shown, flags=re.MULTILINE)
+
+
+def test_more_needs_more() -> None:
+    """More calls, descriptors or counters never need less, and twice of it no more than twice."""
+    for store in ("redis", "memory"):
+        load = Load(30_000, 100_000, store=store)
+        for more in (
+            load._replace(rate=2 * load.rate),
+            load._replace(descriptors=2 * load.descriptors),
+            load._replace(keys=2 * load.keys),
+        ):
+            before, after = needed(load), needed(more)
+            assert all(one <= other <= 2 * one for one, other in zip(before, after, strict=True))
+
+
+def test_half_of_each_core_is_left() -> None:
+    """No core, of the service or of Redis, is planned to be busy for more than half of its time."""
+    for rate in (1, 999, 46_357, 46_358, 1_000_000):
+        found = needed(Load(rate, 1))
+        assert found.busy <= found.workers / 2
+        assert found.redis_busy <= found.redis_servers / 2
+
+
+def test_memory_is_one_process(ratelimit: Inside) -> None:
+    """What one process cannot take is an error, and says what to do; as JSON it is a field."""
+    words = ("size", "--rate", "900000", "--keys", "10", "--store", "memory")
+
+    assert "count in Redis" in ratelimit(*words).out
+    ran = ratelimit(*words, "--json")
+    assert (ran.code, json.loads(ran.out)["enough"]) == (1, False)
