@@ -8,8 +8,9 @@ from typing import Final, NamedTuple
 
 import click
 
+from ratelimit_service.algorithms import DEFAULT
 from ratelimit_service.cli.measured import (
-    ALGORITHMS,
+    BY_ALGORITHM,
     CALLS_A_CORE,
     CLIENTS_BYTES,
     SOURCE,
@@ -33,7 +34,7 @@ class Load(NamedTuple):
     rate: int
     keys: int
     descriptors: int = 2
-    algorithm: str = "fixed_window"
+    algorithm: str = DEFAULT.name
     store: str = "redis"
     build: str = "compiled"
 
@@ -57,7 +58,7 @@ def needed(load: Load) -> Needed:
     A call of more descriptors than were measured costs more in proportion; one of fewer costs the
     same, since most of it is the call.
     """
-    measured = ALGORITHMS[load.algorithm]
+    measured = BY_ALGORITHM[load.algorithm]
     share = measured.memory_rate if load.store == "memory" else measured.redis_rate
     more = max(1.0, load.descriptors / _MEASURED_DESCRIPTORS)
     busy = load.rate * more / (CALLS_A_CORE[load.store, load.build] * share)
@@ -105,8 +106,8 @@ def needed(load: Load) -> Needed:
 )
 @click.option(
     "--algorithm",
-    type=click.Choice(list(ALGORITHMS)),
-    default="fixed_window",
+    type=click.Choice(list(BY_ALGORITHM)),
+    default=DEFAULT.name,
     show_default=True,
     help="How most limits count.",
 )

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_service.cli.measured import ALGORITHMS, CALLS_A_CORE
+from ratelimit_service.algorithms import ALGORITHMS
+from ratelimit_service.cli.measured import BY_ALGORITHM, CALLS_A_CORE
 from ratelimit_service.cli.size import Load, needed
 from tests.cli.inside import Inside
 
@@ -39,10 +40,10 @@ def test_calls_are_those_of_the_benchmarks(store: str, build: str) -> None:
     assert f"| {row[2]} |" in SIZING
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", BY_ALGORITHM)
 def test_algorithms_are_those_of_the_benchmarks(name: str) -> None:
     """Bytes and costs of an algorithm are what the benchmarks' two tables say."""
-    measured = ALGORITHMS[name]
+    measured = BY_ALGORITHM[name]
     sizes, costs = (row for row in cells(name) if len(row) in {6, 7} and row[1][0].isdigit())
 
     assert [int(cell.replace(",", "")) for cell in sizes[3:]] == [*measured[:3]]
@@ -55,6 +56,11 @@ def test_example(ratelimit: Inside) -> None:
     ((command, shown),) = re.findall(pattern, SIZING, re.MULTILINE)
 
     assert ratelimit(*command.split()).out == re.sub("^    ", "", shown, flags=re.MULTILINE)
+
+
+def test_every_algorithm_is_measured() -> None:
+    """No algorithm is missing in the table."""
+    assert BY_ALGORITHM.keys() == ALGORITHMS.keys()
 
 
 def test_more_needs_more() -> None:
