@@ -30,6 +30,10 @@ CLOSE_SECONDS = 5.0
 
 _LOOK_SECONDS = 1.0
 
+_ENDED_AT_ONCE = 4
+"""How many late connections are ended in one turn of the loop. aiohttp takes its time for what each
+leaves behind, and decisions wait meanwhile."""
+
 MOST = 512
 MOST_OF_PEER = 128
 """How many connections there may be, in all and of one address."""
@@ -75,12 +79,25 @@ class Doors:
             self._looking.cancel()
 
     def look(self, now: float) -> None:
-        """Closes what is late at this time of the event loop."""
-        for door in list(self._open.values()):
+        """Closes what is late at this time of the event loop, a few in each of its turns."""
+        late = []
+        for door in self._open.values():
             if door.transport.is_closing():
                 door.deadline = min(door.deadline, now + CLOSE_SECONDS)
             if now >= door.deadline:
+                late.append(door)
+        late.reverse()
+        self._end_late(late, now)
+
+    def _end_late(self, late: list[_Door], now: float) -> None:
+        ended = 0
+        while late and ended < _ENDED_AT_ONCE:
+            door = late.pop()
+            if door.inner in self._open and now >= door.deadline:
                 self._end(door, "slow")
+                ended += 1
+        if late:
+            asyncio.get_running_loop().call_soon(self._end_late, late, now)
 
     def begin(self, inner: asyncio.Protocol) -> None:
         """A request's head has come on the connection of this protocol."""

@@ -7,7 +7,9 @@ import gc
 import gzip
 import json
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 
@@ -357,3 +359,35 @@ async def test_odd_requests(site: Site, lines: list[str], caplog: pytest.LogCapt
     assert int(line.split()[1]) < 500
     assert not [record for record in caplog.records if record.exc_info]
     caller.close()
+
+
+class Wire(asyncio.Transport):
+    """The way to a client that says nothing."""
+
+    def is_closing(self) -> bool:
+        return False
+
+    def abort(self) -> None:
+        ABORTED.append(self)
+
+
+ABORTED: list[Wire] = []
+
+
+async def test_many_late_connections() -> None:
+    """Connections that become late at the same moment are not ended in the same turn."""
+    closed: Counter[str] = Counter()
+    all_doors = doors.Doors(asyncio.Protocol, closed)
+    ABORTED.clear()
+    for _ in range(100):
+        all_doors.door().connection_made(Wire())
+
+    all_doors.look(asyncio.get_running_loop().time() + doors.HEAD_SECONDS)
+
+    seen = [len(ABORTED)]
+    while seen[-1] < 100:
+        await asyncio.sleep(0)
+        seen.append(len(ABORTED))
+    assert max(after - before for before, after in pairwise([0, *seen])) <= 8
+    assert closed["slow"] == 100
+    assert len(all_doors) == 0
