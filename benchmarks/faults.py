@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import redis
 
+from benchmarks.by_policy import hold
 from benchmarks.run import LOAD_CORE, SERVER_CORE, free_port, told, wait_for
 from benchmarks.steady import DOMAIN, ROOMY, TIGHT, Answer
 from ratelimit_service.algorithms import spec_of
@@ -383,9 +384,12 @@ def run(name: str) -> Result:
             seconds = BEFORE + DURING + AFTER
             process = load(port, seconds, record)
             time.sleep(BEFORE)
+            begun = time.perf_counter()
             site.fail()
             healed = time.perf_counter()
             found = answers(process, record)
+            before = [each.by_policy for each in found if each.due + LATE_SECONDS < begun]
+            hold(f"faults.py: {name}, before the fault", len(before), sum(before))
             time.sleep(1)
             local = policy == "local"
             return result(found, counted(site.clients()), healed, loses=site.loses, local=local)

@@ -25,6 +25,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.by_policy import told_by_service, too_many
 from benchmarks.caller import WARM_SECONDS
 from benchmarks.run import HERE, RATELIMIT, told
 from tests.servers.envoy import Envoy, ratelimit_filter, shipped_config
@@ -63,6 +64,8 @@ class Result(NamedTuple):
     failed: int
     after: int
     late: int
+    by_policy: int
+    """How many descriptors were decided by failure policy."""
     seconds: float
     """Of each restart or kill, until all is as before."""
 
@@ -98,6 +101,10 @@ class Service:
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: len(set(self.workers()) - {victim}) == 2, "another worker")
         return killed_at
+
+    def by_policy(self) -> int:
+        """How many descriptors it has decided by policy; a killed worker takes some along."""
+        return told_by_service(self._http_port)
 
     def stop(self) -> None:
         self._process.terminate()
@@ -165,9 +172,12 @@ def measured(client: str, what: str, count: int, directory: Path, redis_url: str
                     took += time.monotonic() - begun
                     time.sleep(PAUSE_SECONDS)
                 found += seen(process, kills)
+        found["by policy"] = service.by_policy()
     finally:
         service.stop()
-    return Result(found["calls"], found["failed"], found["after"], found["late"], took / count)
+    seconds = took / count
+    calls, failed, after, late = (found[each] for each in ("calls", "failed", "after", "late"))
+    return Result(calls, failed, after, late, found["by policy"], seconds)
 
 
 def main() -> None:
@@ -188,12 +198,14 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     broken = []
     for client, runs in results.items():
-        for what, (calls, failed, after, late, seconds) in runs.items():
+        for what, (calls, failed, after, late, by_policy, seconds) in runs.items():
             print(
                 f"| {client} | {what} | {calls:,} | {failed} | {after} | {late} | {seconds:.2f} s |"
             )
             if failed if what != "kills" else after:
                 broken.append(f"{client}, {what}: calls failed that should not")
+            if wrong := too_many(calls, by_policy):
+                broken.append(f"{client}, {what}: {wrong}")
     if broken:
         raise SystemExit("\n".join(["", *broken]))
 

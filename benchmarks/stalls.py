@@ -21,6 +21,7 @@ import urllib.request
 from collections import Counter
 from pathlib import Path
 
+from benchmarks.by_policy import hold
 from benchmarks.run import HERE, LOAD_CORE, SERVER_CORE, free_port, resident_bytes, told, wait_for
 
 SECONDS = int(os.environ.get("STALL_SECONDS", "60"))
@@ -174,6 +175,10 @@ def main() -> None:
     for found in results.values():
         found.pop("memory")
     (HERE / "stalls.json").write_text(json.dumps(results, indent=1) + "\n")
+    for transport, found in results.items():
+        load = found["load"]
+        assert isinstance(load, dict)
+        hold(f"stalls.py: {transport}", load["calls"], load["by_policy"])
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.by_policy import too_many
 from benchmarks.run import HERE, LOAD_CORE, SERVER_CORE, free_port, told, wait_for
 from ratelimit_service.client import Client
 from ratelimit_service.model import Descriptor, Entry, Request
@@ -131,6 +132,8 @@ def main() -> None:
         broken.append(f"a change took {max(taken):.2f} s, at most {MOST_SECONDS:g} s is asked")
     if above:
         broken.append(f"{len(above)} callbacks took more than {MOST_CPU_MS:g} ms of CPU")
+    if wrong := too_many(load["calls"], load["by_policy"]):
+        broken.append(wrong)
     if load["failed"]:
         broken.append(f"{load['failed']} calls failed")
     if broken and not chosen.no_bounds:

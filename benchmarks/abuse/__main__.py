@@ -28,6 +28,7 @@ import trustme
 from benchmarks.abuse.attack import TLS, Attack
 from benchmarks.abuse.attacks import ATTACKS
 from benchmarks.abuse.on_http import MAX_PAGE_BYTES
+from benchmarks.by_policy import too_many
 from benchmarks.run import (
     COMPILED,
     LOAD_CORE,
@@ -91,6 +92,7 @@ class Phase(NamedTuple):
     calls: int
     late: int
     failed: int
+    by_policy: int
     turns: int
     """How many were above the bound."""
     turn_ms: float
@@ -293,7 +295,7 @@ def say(process: subprocess.Popen[str], begins: float, ends: float) -> None:
 
 
 def phase(
-    answers: list[tuple[float, float, bool]],
+    answers: list[tuple[float, float, bool, bool]],
     turns: list[tuple[float, float, float, str]],
     begins: float,
     *spans: tuple[float, float],
@@ -310,8 +312,9 @@ def phase(
     callback_ms, cause = max(parts, default=(0.0, ""))
     return Phase(
         len(mine),
-        sum(waited > LATE_SECONDS for _, waited, _ in mine),
-        sum(not answered for _, _, answered in mine),
+        sum(waited > LATE_SECONDS for _, waited, _, _ in mine),
+        sum(not answered for _, _, answered, _ in mine),
+        sum(by_policy for _, _, _, by_policy in mine),
         sum(cpu > MAX_TURN_MS for cpu in whole),
         max(whole, default=0.0),
         callback_ms,
@@ -319,7 +322,7 @@ def phase(
         [(each[0] - begins, each[1], each[3]) for each in sorted(long, key=lambda each: -each[1])],
         [
             (due - begins, waited * 1000)
-            for due, waited, ok in mine
+            for due, waited, ok, _ in mine
             if waited > LATE_SECONDS or not ok
         ],
     )
@@ -335,6 +338,8 @@ def broken(attack: Attack, result: Result) -> list[str]:
         found.append(f"not measured: {result.stolen:.0%} of the machine's time was taken away")
     if result.late or result.failed:
         found.append("honest answers")
+    if too_many(result.attacked.calls, result.attacked.by_policy):
+        found.append(f"{result.attacked.by_policy} by policy")
     if result.attacked.turns > result.control.turns:
         found.append("turn")
     if result.grown_bytes > result.budget_bytes:

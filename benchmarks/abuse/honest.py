@@ -104,7 +104,7 @@ def main() -> None:
     gc.disable()
     _, until = told_when()
     answers = uvloop.run(honest(arguments.port, until, context))
-    found = [(each.due, each.waited, each.said > 0) for each in answers]
+    found = [(each.due, each.waited, each.said > 0, each.by_policy) for each in answers]
     arguments.record.write_bytes(pickle.dumps(found))
 
 

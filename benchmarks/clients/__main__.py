@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.by_policy import too_many
 from benchmarks.clients.calling import KEYS
 from benchmarks.clients.clients import CLIENTS, Client, MissingError
 from benchmarks.run import told
@@ -30,9 +31,6 @@ from tests.servers.service import COMMAND, ServiceProcess
 
 RESTARTS = 3
 PAUSE_SECONDS = 0.5
-MOST_BY_POLICY = 1_000
-"""One call in so many may be decided by failure policy."""
-
 MOST_TEXTS = 3
 """Of the texts with which calls of a client fail in a scenario the most frequent are shown."""
 
@@ -104,8 +102,8 @@ class Result(NamedTuple):
             yield f"{where}: no call was answered"
         if self.count("wrong"):
             yield f"{where}: {self.count('wrong')} of {calls} answers were another call's"
-        if self.count("policy") * MOST_BY_POLICY > calls:
-            yield f"{where}: {self.count('policy')} of {calls} were decided by policy"
+        if wrong := too_many(calls, self.count("policy")):
+            yield f"{where}: {wrong}"
         if calls < self.asked:
             yield f"{where}: {calls} of {self.asked} calls ended"
         failed = {key: n for key, n in self.tally.items() if n and key.startswith("failed")}
