@@ -14,11 +14,11 @@ SLICE = 50
 _T = TypeVar("_T")
 
 
-async def slowly(items: Iterable[_T]) -> AsyncIterator[_T]:
+async def slowly(items: Iterable[_T], at_once: int = SLICE) -> AsyncIterator[_T]:
     """The items, with a pause for requests after each few."""
     for number, item in enumerate(items):
         yield item
-        if number % SLICE == 0:
+        if number % at_once == 0:
             await asyncio.sleep(0)
 
 
