@@ -54,7 +54,7 @@ lint: $(VENV)/.developing
 	@$(BIN)/python docs/generate.py --check
 	@$(BIN)/ratelimit lint rules
 	@$(SPHINX) --builder dummy docs $(SITE)/check
-	@$(BIN)/pytest --quiet --no-header tests/algorithms/test_declared.py tests/docs/test_words.py \
+	@$(BIN)/pytest --quiet --no-header tests/algorithms/test_declared.py tests/docs/test_words.py tests/docs/test_style.py \
 		tests/test_compiled.py
 
 format: $(VENV)/.developing

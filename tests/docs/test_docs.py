@@ -219,7 +219,7 @@ def test_memory_for_callers() -> None:
     """docs/operations.md promises the budgets of memory that connections are held to."""
     (told,) = re.findall(
         r"messages that are not whole and answers that wait take at most (\d+) MiB for one "
-        r"connection and (\d+) MiB for all, an open stream counts as (\d+) KiB, and there are at "
+        r"connection and (\d+) MiB for all\. An open stream counts as (\d+) KiB, and there are at "
         r"most ([\d,]+) on a connection\. What was read of a connection and not handled yet takes "
         r"([\d.]+) MiB",
         operations(),
