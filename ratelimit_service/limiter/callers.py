@@ -50,7 +50,7 @@ def room_for(rules: int) -> int:
 
 
 class Seen(NamedTuple):
-    """A limit, and how many hits of it remained when its caller was last seen."""
+    """A limit, and how many hits of it remained; -1 if nobody knows."""
 
     limit: Limit
     capacity: int
@@ -168,11 +168,13 @@ class TopCallers:
         return weight
 
     def _note(self, found: RuleCallers, key: bytes, seen: Seen) -> None:
-        """Notes how a caller stands."""
+        """Notes how a caller stands, as near to its limit as it ever was."""
         notes = found.notes
         if key not in notes and is_digest(key) and key not in self.bodies:
             self.unnamed.add(key)
-        notes[key] = seen
+        before = notes.get(key)
+        if before is None or before.remaining < 0 or 0 <= seen.remaining < before.remaining:
+            notes[key] = seen
         if len(notes) > _MOST_NOTES * found.over.most:
             found.forget()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -12,12 +13,14 @@ from ratelimit_service.model import Hit
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service import Service
+from ratelimit_service.service.caller_history import Board, CallerHistory
 from ratelimit_service.service.questions import Deciding
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import LookAt, Store
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis.board import RedisBoard
 
 __all__ = ["deciding", "open_store"]
 
@@ -27,13 +30,14 @@ class Opened(NamedTuple):
 
     `live_counters` is how many counters this process has in memory, None if they are elsewhere.
     `shard_of` says which server has a hit's counter, "" if none has. `look_at` tells how counters
-    stand.
+    stand. On the `board` processes leave records for each other.
     """
 
     store: Store
     live_counters: Callable[[], int] | None
     shard_of: Callable[[Hit], str]
     look_at: LookAt
+    board: Board | None = None
 
 
 @asynccontextmanager
@@ -41,12 +45,17 @@ async def deciding(
     settings: Settings, snapshot: Callable[[], Snapshot], stats: Stats, health: Health
 ) -> AsyncIterator[Deciding]:
     """A service whose store has been tried once. Raises SettingsError if there can be none."""
-    store, live_counters, shard_of, look_at = open_store(settings, stats, health)
+    store, live_counters, shard_of, look_at, board = open_store(settings, stats, health)
+    keeping: asyncio.Task[None] | None = None
     try:
         await store.start()
+        service = Service(snapshot, store, settings, stats)
+        history = CallerHistory(service.callers, board) if service.callers is not None else None
+        if history is not None:
+            keeping = asyncio.create_task(history.keep())
         yield Deciding(
             settings,
-            Service(snapshot, store, settings, stats),
+            service,
             store,
             snapshot,
             stats,
@@ -54,8 +63,13 @@ async def deciding(
             live_counters,
             shard_of,
             look_at,
+            history,
         )
+        if history is not None and board is not None:
+            await history.leave()  # for those who ask when this process is gone
     finally:
+        if keeping is not None:
+            keeping.cancel()
         await store.close()
 
 
@@ -74,8 +88,9 @@ def open_store(settings: Settings, stats: Stats, health: Health) -> Opened:
         second_url=settings.second_store,
         key_prefix=settings.key_prefix,
     )
+    board = RedisBoard(store)
     if not settings.local_cache_bytes:
-        return Opened(store, None, store.shard_of, store.look)
+        return Opened(store, None, store.shard_of, store.look, board)
     cache = LocalCache(store, settings.local_cache_bytes, stats)
     store.tell_of_give_backs(cache.given_back)
-    return Opened(cache, None, store.shard_of, store.look)
+    return Opened(cache, None, store.shard_of, store.look, board)

@@ -14,6 +14,7 @@ from ratelimit_service import listening
 from ratelimit_service.admin import AdminListener, Here, Operating
 from ratelimit_service.health import Phase
 from ratelimit_service.metrics import Sources
+from ratelimit_service.service.caller_history import CallerHistory
 from ratelimit_service.service.questions import Deciding
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.memory import MemoryStore
@@ -59,6 +60,9 @@ class AdminSite:
             lambda: 0,
             lambda _: "",
             store.look,
+            None
+            if asking.service.callers is None
+            else CallerHistory(asking.service.callers, None, asking.clock),
         )
 
     async def start(self) -> None:

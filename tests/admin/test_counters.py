@@ -8,7 +8,8 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.admin.conftest import AdminSite
+from ratelimit_service.settings import Settings
+from tests.admin.conftest import AdminSite, StartSite
 
 
 async def inspected(admin: AdminSite, descriptor: str) -> Any:
@@ -35,3 +36,57 @@ async def test_inspect_says_what_to_write(admin: AdminSite, query: str) -> None:
 
     assert answer.status == 400
     assert "key=value,key=value" in json.loads(answer.text)["error"]
+
+
+async def test_counters(admin: AdminSite) -> None:
+    """It tells who is over, near and busy, the most first."""
+    for name, times in (("ann", 4), ("bob", 7), ("cy", 2)):
+        for _ in range(times):
+            await admin.asking.ask(f"user={name}")
+
+    over = await callers(admin, "")
+    busy = await callers(admin, "?order=hits&limit=1&window=hour")
+    near = await callers(admin, "?order=near&domain=edge&rule=user")
+
+    assert [(each["caller"], each["over"]) for each in over] == [
+        ([["user", "bob"]], 5),
+        ([["user", "ann"]], 2),
+    ]
+    assert [(each["caller"], each["hits"]) for each in busy] == [([["user", "bob"]], 7)]
+    assert [each["remaining"] for each in near] == [0, 0, 0]
+    assert await callers(admin, "?domain=elsewhere") == []
+    assert await callers(admin, "?rule=none") == []
+
+
+async def callers(admin: AdminSite, query: str) -> Any:
+    told: Any = await admin.told(f"/counters{query}")
+    assert (told["processes"], told["left_out"]) == (1, 0)
+    return told["callers"]
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("?order=most", "order is one of over, near, hits, not 'most'"),
+        ("?window=day", "window is one of minute, hour, not 'day'"),
+        ("?limit=0", "limit is a number from 1 to 1000, not '0'"),
+        ("?limit=10000000000000", "limit is a number from 1 to 1000"),
+        ("?limit=x", "limit is a number from 1 to 1000, not 'x'"),
+        ("?user=ann", "'user' is nothing to ask for: there are domain, limit, order"),
+    ],
+)
+async def test_counters_say_what_to_ask(admin: AdminSite, query: str, said: str) -> None:
+    """What cannot be asked is said in a sentence."""
+    answer = await admin.ask(f"/counters{query}")
+
+    assert answer.status == 400
+    assert said in json.loads(answer.text)["error"]
+
+
+async def test_without_callers(start_site: StartSite) -> None:
+    """Where none are kept in mind that is said."""
+    site = await start_site(Settings(no_callers=True))
+
+    answer = await site.ask("/counters")
+
+    assert (answer.status, "--no-callers" in answer.text) == (404, True)

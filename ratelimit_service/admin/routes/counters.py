@@ -1,18 +1,51 @@
-"""`/inspect`: how the counters of a descriptor stand."""
+"""`/counters`: which callers are over, near or busy. `/inspect`: how one's counters stand."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from ratelimit_service.admin.route import AdminRequest, Operating, Route
 from ratelimit_service.descriptor_text import DescriptorTextError, read_descriptor
+from ratelimit_service.service.caller_history import WINDOWS, CallerOrder, Stretch
+from ratelimit_service.service.caller_rows import MOST_ROWS, rows_of
 from ratelimit_service.service.questions import QuestionError
+from ratelimit_service.slices import slowly
 
 __all__ = ["routes"]
+
+_ROWS: Final = 20
+_MAY_BE_ASKED: Final = frozenset({"domain", "rule", "order", "limit", "window"})
 
 
 def routes(operating: Operating) -> Iterator[Route]:
     """The routes of this file."""
+
+    async def counters(request: AdminRequest) -> object:
+        query = request.query
+        if unknown := sorted(query.keys() - _MAY_BE_ASKED):
+            known = ", ".join(sorted(_MAY_BE_ASKED))
+            raise QuestionError(f"{unknown[0]!r} is nothing to ask for: there are {known}")
+        order = _chosen(query, "order", tuple(CallerOrder))
+        window = _chosen(query, "window", tuple(WINDOWS))
+        most = _number(query)
+        about = {
+            "window": window,
+            "domain": query.get("domain", ""),
+            "rule": query.get("rule", ""),
+        }
+        found, processes = Stretch(), list[str]()
+        for answer in await operating.ask_all("callers", about):
+            await _hear(answer, found, processes)
+        others = await operating.ask("callers", {**about, "known": list(processes)})
+        await _hear(others, found, processes)
+        return {
+            "window": window,
+            "order": order,
+            "processes": len(processes),
+            "left_out": found.left_out,
+            "callers": rows_of(found, CallerOrder(order), most),
+        }
 
     async def inspect(request: AdminRequest) -> object:
         query = request.query
@@ -26,5 +59,30 @@ def routes(operating: Operating) -> Iterator[Route]:
         entries = [list(entry) for entry in descriptor.entries]
         return await operating.ask("inspect", {"domain": query["domain"], "descriptor": entries})
 
+    does = "the callers that are over, near or busy (?domain=D&rule=R&order=O&limit=N&window=W)"
+    yield Route("GET", "/counters", does, counters)
     does = "the counters of a descriptor as they stand (?domain=D&descriptor=key=value,…)"
     yield Route("GET", "/inspect", does, inspect)
+
+
+async def _hear(answer: Any, found: Stretch, processes: list[str]) -> None:
+    """Adds what one process knows."""
+    processes += answer["processes"]
+    found.left_out += answer["left_out"]
+    async for part in slowly(answer["rules"]):
+        found.hear(part)
+
+
+def _chosen(query: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
+    """One of these words; the first if none is named."""
+    word = query.get(name, words[0])
+    if word not in words:
+        raise QuestionError(f"{name} is one of {', '.join(words)}, not {word!r}")
+    return str(word)
+
+
+def _number(query: Mapping[str, str]) -> int:
+    text = query.get("limit", str(_ROWS))
+    if not (text.isascii() and text.isdecimal() and 0 < int(text[:9]) <= MOST_ROWS):
+        raise QuestionError(f"limit is a number from 1 to {MOST_ROWS}, not {text!r}")
+    return int(text)

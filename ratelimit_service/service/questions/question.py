@@ -19,6 +19,7 @@ from ratelimit_service.health import Health
 from ratelimit_service.model import Hit
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.service.caller_history import CallerHistory
 from ratelimit_service.service.service import Service
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import LookAt, Store
@@ -35,7 +36,8 @@ class Deciding:
 
     `snapshot` gives the rules that hold now. `live_counters` is how many counters this process has
     in memory, None if they are elsewhere. `shard_of` says which server has a hit's counter, "" if
-    none has. `look_at` tells how counters stand, past any local cache.
+    none has. `look_at` tells how counters stand, past any local cache. `history` knows callers,
+    unless nobody wants that.
     """
 
     settings: Settings
@@ -47,6 +49,7 @@ class Deciding:
     live_counters: Callable[[], int] | None
     shard_of: Callable[[Hit], str]
     look_at: LookAt
+    history: CallerHistory | None = None
 
 
 class Question(NamedTuple):

@@ -119,10 +119,6 @@ class Shard:
         """Sends the server any other command; None if it is away."""
         return self._server.call(*command)
 
-    def get(self, key: bytes) -> asyncio.Future[Reply] | None:
-        """Asks for the state of a counter; None if the server is away."""
-        return self._server.call("GET", self._key_prefix + key.decode())
-
     @property
     def available(self) -> bool:
         """Whether requests are sent there now."""

@@ -246,7 +246,7 @@ class RedisStore:
             if settled.outcomes and (outcome := settled.outcomes[0]) is not None:
                 if peek.spec.algorithm.held is None:
                     return Look(outcome, None, at_us)
-                reply = shard.get(peek.key)
+                reply = shard.call("GET", self.key(peek.key))
                 if reply is not None:
                     await asyncio.wait([reply], timeout=_LOOK_SECONDS)
                     state = reply.result() if reply.done() else None
