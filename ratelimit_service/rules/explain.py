@@ -123,7 +123,7 @@ def _steps(level: Level | None, descriptor: Descriptor, minute: int) -> Iterator
             return
         node = find(level, entry, minute)
         others = tuple(
-            PassedOver(_text(other), str(other.source), _why_not(other, entry, node, minute))
+            PassedOver(_text(other), str(other.source), _why_not(level, other, entry, node, minute))
             for other in level.nodes
             if other.key == entry.key and other is not node
         )
@@ -163,7 +163,7 @@ def _how_ungrouped(node: Node) -> str:
     return "the exact value matches:" if node.value else "the key alone matches:"
 
 
-def _why_not(other: Node, entry: Entry, taken: Node | None, minute: int) -> str:
+def _why_not(level: Level, other: Node, entry: Entry, taken: Node | None, minute: int) -> str:
     if other.valid_until is not None and minute >= other.valid_until:
         return f"it ended at {moment_text(other.valid_until)}"
     if other.matcher is None:
@@ -171,6 +171,9 @@ def _why_not(other: Node, entry: Entry, taken: Node | None, minute: int) -> str:
     its = f"its {other.matcher.noun}"
     if not _matches(other, other.matcher, entry.value):
         return f"{its} does not match"
+    asked = level.matching.get(entry.key)
+    if entry.value not in other.matcher.literals and asked and not asked.takes(other, entry.value):
+        return f"{its} is not asked: the value is too long for those of this level"
     if taken is None or taken.matcher is None or entry.value in taken.matcher.literals:
         return f"{its} matches too, but another has exactly this value"
     if taken.matcher.rank < other.matcher.rank:

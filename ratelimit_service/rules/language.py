@@ -38,6 +38,7 @@ __all__ = [
     "MAX_LIMITS",
     "MAX_TEXT",
     "PERCENT",
+    "REFERENCE_KEYS",
     "REPLACES_KEYS",
     "REQUIRED",
     "ROOT_KEYS",
@@ -283,6 +284,15 @@ def _of_parameter(parameter: Parameter) -> RuleKey:
         parameter.name, shape, parameter.help, default if default == "none" else f"`{default}`"
     )
 
+
+REFERENCE_KEYS: Final = frozenset(
+    (
+        *("domain", "descriptors", "key", "value", "rate_limit"),
+        *("shadow_mode", "quota_mode", "detailed_metric", "value_to_metric", "share_threshold"),
+        *("metadata", "unit", "requests_per_unit", "unlimited", "name", "replaces"),
+    )
+)
+"""The keys that envoyproxy/ratelimit knows. It takes each of them anywhere in a file."""
 
 IN_LIMIT: Final = (
     RuleKey(

@@ -62,15 +62,22 @@ class Reader:
         self.name = name
         self._needs = needs
         self.problems: list[Problem] = []
+        self.anywhere: Collection[str] = ()
         self._visited = 0
 
     def document(
-        self, root: yaml.Node, allowed: Collection[str], places: Mapping[str, str]
+        self,
+        root: yaml.Node,
+        allowed: Collection[str],
+        places: Mapping[str, str],
+        anywhere: Collection[str] = (),
     ) -> Fields:
         """A document, a mapping of the allowed keys. Raises Unreadable.
 
-        `places` says of every known key where it stands.
+        `places` says of every known key where it stands. Those of `anywhere` are tolerated in other
+        places, where they do nothing.
         """
+        self.anywhere = anywhere
         fields = Fields(self, root, (), allowed, places)
         if not fields.readable:
             raise Unreadable
@@ -418,8 +425,12 @@ class Fields:
 
     def _report_key(self, key: yaml.Node, name: str, allowed: Collection[str]) -> None:
         if name in self._places:
-            message = f"{name} does nothing here: it stands {self._places[name]}"
-            self._reader.report(key, self.path, "misplaced_key", message, tolerated=True)
+            tolerated = name in self._reader.anywhere
+            place = self._places[name]
+            message = f"{name} must stand {place}, not here"
+            if tolerated:
+                message = f"{name} does nothing here: it stands {place}"
+            self._reader.report(key, self.path, "misplaced_key", message, tolerated=tolerated)
         else:
             hint = did_you_mean(name, allowed)
             message = f"{quoted(name)} is no key: allowed are {listed(allowed)}{hint}"

@@ -23,6 +23,7 @@ from ratelimit_service.rules.grouping import check_groupings, read_grouping
 from ratelimit_service.rules.language import (
     LIMIT_KEYS,
     MAX_LIMITS,
+    REFERENCE_KEYS,
     REPLACES_KEYS,
     ROOT_KEYS,
     descriptor_keys,
@@ -96,7 +97,7 @@ def compiled(
     """
     shard_by = None
     try:
-        root = reader.document(compose(), ROOT_KEYS, places())
+        root = reader.document(compose(), ROOT_KEYS, places(), REFERENCE_KEYS)
         domain = root.text("domain")
         if not domain:
             state = "empty" if "domain" in root else "missing"
@@ -290,7 +291,8 @@ def _report_idle(fields: Fields) -> None:
     for name in _OF_THE_RULE:
         if name in fields:
             message = f"{name} does nothing on a descriptor without rate_limit: put it beside one"
-            fields.report("no_effect", message, key=name, tolerated=True)
+            tolerated = name in REFERENCE_KEYS
+            fields.report("no_effect", message, key=name, tolerated=tolerated)
 
 
 def _replaces(fields: Fields) -> frozenset[str]:

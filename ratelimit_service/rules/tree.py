@@ -214,6 +214,10 @@ class MatcherNodes:
         """Does what is left to do when all have been added, a step at a time."""
         return self._search.completing()
 
+    def takes(self, node: Node, value: str) -> bool:
+        """Whether a node is among those that take a value."""
+        return any(self._nodes[place] is node for place in self._search.all(value))
+
     def find(self, value: str, minute: int = 0) -> Node | None:
         """The node that a value goes to in a minute."""
         place = self._search.first(value)
@@ -357,13 +361,15 @@ def taken_twice(node: Node, seen: dict[tuple[str, str, bool], Node]) -> str:
 
 def too_many(nodes: Iterable[Node]) -> Iterator[tuple[Node, str]]:
     """Nodes of a level with a matcher of which it has too many, and what is wrong then."""
-    counts: dict[tuple[str, str], int] = {}
+    kinds: dict[tuple[str, type[Matcher]], list[Node]] = {}
     for node in nodes:
-        if node.matcher is not None and node.matcher.most:
-            kind = (node.key, node.matcher.key)
-            counts[kind] = counts.get(kind, 0) + 1
-            if counts[kind] == node.matcher.most + 1:
-                yield node, f"more than {node.matcher.most} of {kind[1]} for one key at one level"
+        if node.matcher is not None:
+            kinds.setdefault((node.key, type(node.matcher)), []).append(node)
+    for (_, kind), those in kinds.items():
+        excess = kind.excess([node.matcher for node in those if node.matcher is not None])
+        if excess is not None:
+            matcher, message = excess
+            yield next(node for node in those if node.matcher is matcher), message
 
 
 def walk(nodes: Iterable[Node]) -> Iterator[Node]:

@@ -93,7 +93,10 @@ def told(pattern: str) -> str:
         ("'(a'", "regex '(a' is none: missing ): (a"),
         (r"'(a)\1'", "invalid escape sequence"),
         ("'(?=a)'", "without back-references and look-around"),
-        ("'a{2000}'", "invalid repetition size"),
+        ("'a{2000}'", "invalid repetition size: {2000}, at character 2"),
+        ("'a[(]b(c(d)'", "missing ): a[(]b(c(d), at character 6"),
+        (r"'(a)b\)c)'", ", at character 8"),
+        ("'ab[c'", "missing ]: [c, at character 3"),
         ("'([a-z]{1,100}){1,9}'", "regex costs too much"),
         ("'((a{100}){100}){100}'", "is none"),
         (f"'{'a' * 1001}'", "regex is too long: at most 1000 characters"),
@@ -181,3 +184,40 @@ def test_many_that_end_or_group_are_asked_at_once(own: str) -> None:
         assert met(tree, "k=10.69.1.2") == 'k=regex("10[.]69[.].\\u002a")'
 
     assert regex._compiled.cache_info().misses == compiled
+
+
+def test_too_much_for_one_value() -> None:
+    """Expressions that begin alike may come to 1,000 instructions together, others to any."""
+
+    def problems(patterns: list[str]) -> list[str]:
+        listed = ", ".join(f"{{key: k, regex: '{each}'}}" for each in patterns)
+        file = parse("f", f"domain: a\ndescriptors: [{listed}]".encode())
+        return [str(each) for each in file.problems]
+
+    hostile = [f".*a.{{90}}b{number}" for number in range(3)]
+    (problem,) = problems(hostile)
+
+    assert problem.startswith("f:2:1: the regular expressions of this level that begin as ")
+    assert "instructions, of at most 1000: let them begin with different texts" in problem
+    assert "(see f:2:15)" in problem
+    assert problems([f"/{number}/{each}" for number, each in enumerate(hostile)]) == []
+    assert problems([f"[{number}]{each}" for number, each in enumerate(hostile)]) == []
+    assert problems([f"{number}?{each}" for number, each in enumerate(hostile)]) != []
+    assert problems([f"{number}x|{each}" for number, each in enumerate(hostile)]) != []
+
+
+def test_values_that_take_too_long() -> None:
+    """A value too long for the level's instructions matches none of its regular expressions.
+
+    It goes on to what comes after them, and `explain` says why.
+    """
+    tree = domain(
+        "domain: edge\ndescriptors: "
+        f"[{{key: k, regex: '.*a.{{90}}b', {LIMIT}}}, {{key: k, {LIMIT}}}]"
+    )
+    long = "a" * 3_000 + "b"
+
+    assert met(tree, f"k={long[-500:]}") == 'k=regex(".\\u002aa.{90}b")'
+    assert met(tree, f"k={long}") == "k"
+    told = str(explain(Snapshot(1, {"edge": tree}), "edge", descriptor(f"k={long}")))
+    assert "its regular expression is not asked: the value is too long for those of this" in told

@@ -7,7 +7,7 @@ take all that they need from here; none of them knows one matcher by name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from ratelimit_service.rules.paths import matcher_name
@@ -152,6 +152,13 @@ class Matcher(ABC):
     def takes_all(self) -> bool:
         """Whether it takes every value."""
         return False
+
+    @classmethod
+    def excess(cls, level: Sequence[Matcher]) -> tuple[Matcher, str] | None:
+        """What is wrong with all of this kind that one level has for a key, and with which."""
+        if cls.most and len(level) > cls.most:
+            return level[cls.most], f"more than {cls.most} of {cls.key} for one key at one level"
+        return None
 
     def covers(self, other: Matcher) -> bool:
         """Whether it takes all that another takes, as far as it can tell."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,6 +24,10 @@ __all__ = ["Regex"]
 
 _MOST_CHARACTERS: Final = 1_000
 _MOST_INSTRUCTIONS: Final = 1_000
+"""Of one pattern, and of all of a level that begin as the same value does."""
+
+_MOST_WORK: Final = 400_000
+"""Instructions times bytes, at most, that are spent on a value: each takes some nanoseconds."""
 
 
 class _Together(Index):
@@ -31,25 +36,41 @@ class _Together(Index):
     def __init__(self) -> None:
         self._automaton = Automaton()
         self._places: list[int] = []
+        self._patterns: list[Regex] = []
+        self._most_bytes = 0
 
     def add(self, matcher: Matcher, place: int) -> None:
         """Adds the next one's pattern."""
+        assert isinstance(matcher, Regex)  # noqa: S101 -- it is the index of these
         self._automaton.add(matcher.text)
         self._places.append(place)
+        self._patterns.append(matcher)
 
     def completing(self) -> Iterator[None]:
         """Begins to build the automaton."""
         self._automaton.build()
-        return iter(())
+        yield
+        most, _ = _together(self._patterns)
+        self._patterns.clear()
+        self._most_bytes = _MOST_WORK // max(most, 1)
 
     def first(self, value: str) -> int:
         """The first declared one that matches."""
+        if self._too_long(value):
+            return -1
         found = self._automaton.matching(value)
         return self._places[found[0]] if found else -1
 
     def all(self, value: str) -> Sequence[int]:
         """All that match, as declared."""
+        if self._too_long(value):
+            return ()
         return [self._places[at] for at in self._automaton.matching(value)]
+
+    def _too_long(self, value: str) -> bool:
+        """Whether a value would hold up all others: in the worst case each byte costs anew."""
+        size = len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+        return size > self._most_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +87,21 @@ class Regex(Matcher):
     index = _Together
     most = 1_000
     text: str
+    size: int = 1
+    """How many instructions it comes to."""
+
+    @classmethod
+    def excess(cls, level: Sequence[Matcher]) -> tuple[Matcher, str] | None:
+        """Too many, or too many instructions for one value."""
+        patterns = [each for each in level if isinstance(each, Regex)]
+        size, worst = _together(patterns)
+        if size <= _MOST_INSTRUCTIONS or len(patterns) > cls.most:
+            return super(Regex, cls).excess(level)
+        return worst, (
+            f"the regular expressions of this level that begin as {quoted(worst.text)} does come "
+            f"to {size} instructions, of at most {_MOST_INSTRUCTIONS}: let them begin with "
+            "different texts, or write one_of or a `*` in value for some"
+        )
 
     @classmethod
     def read(cls, fields: Fields) -> Regex:
@@ -86,15 +122,15 @@ class Regex(Matcher):
             size = CompiledPattern(text).size
         except BadPatternError as error:
             raise ValueError(
-                f"regex {quoted(text)} is none: {error} (the syntax is RE2's, without "
-                "back-references and look-around)"
+                f"regex {quoted(text)} is none: {error}{_at(text, str(error))} (the syntax is "
+                "RE2's, without back-references and look-around)"
             ) from error
         if size > _MOST_INSTRUCTIONS:
             raise ValueError(
                 f"regex costs too much: it comes to {size} instructions, of at most "
                 f"{_MOST_INSTRUCTIONS}; make its repetitions smaller"
             )
-        return cls(text)
+        return cls(text, size)
 
     def matches(self, value: str) -> bool:
         """Whether the pattern is all of a value."""
@@ -104,3 +140,72 @@ class Regex(Matcher):
 @lru_cache(maxsize=64)
 def _compiled(text: str) -> CompiledPattern:
     return CompiledPattern(text)
+
+
+def _at(text: str, error: str) -> str:
+    """Where in a pattern that lies which RE2 complains of; it quotes what begins there."""
+    what, _, quoted_part = error.partition(": ")
+    if what in {"missing )", "unexpected )"}:
+        at = _lonely(text)
+    elif what == "trailing \\":
+        at = len(text) - 1
+    else:
+        at = text.find(quoted_part) if quoted_part else -1
+    return f", at character {at + 1}" if at >= 0 else ""
+
+
+def _lonely(text: str) -> int:
+    """The place of a parenthesis without its other one; -1 if all have one."""
+    opened: list[int] = []
+    for part in _PARTS.finditer(text):
+        if part[0] == "(":
+            opened.append(part.start())
+        elif part[0] == ")":
+            if not opened:
+                return part.start()
+            opened.pop()
+    return opened[-1] if opened else -1
+
+
+_PARTS: Final = re.compile(r"\\.|\[\^?\]?(?:\[:\w+:\]|\\.|[^\]\\])*\]|.", re.DOTALL)
+"""An escaped character, a class of characters, or any other one."""
+
+
+def _together(patterns: Sequence[Regex]) -> tuple[int, Regex]:
+    """How many instructions one value may keep busy at most, and a pattern among these.
+
+    A pattern that begins with a text is out of it for values that do not.
+    """
+    beginnings: dict[str, int] = {}
+    for each in patterns:
+        text = _beginning(each.text)
+        beginnings[text] = beginnings.get(text, 0) + each.size
+    most, worst = 0, patterns[0]
+    for each in patterns:
+        text = _beginning(each.text)
+        size = sum(beginnings.get(text[:end], 0) for end in range(len(text) + 1))
+        if size > most:
+            most, worst = size, each
+    return most, worst
+
+
+_LITERAL: Final = re.compile(r"([^\\.\[\](){}*+?|^$]|\\[^\w\s]|\[[^\\\[\]^]\])(?![*?{])")
+"""A character that stands for itself, and cannot be left out: `a`, `\\.` or `[.]`."""
+
+
+def _beginning(text: str) -> str:
+    """The text that all begin with that a pattern takes, as far as it is plain to see."""
+    if "|" in text and not _ONLY_IN_GROUPS.fullmatch(text):
+        return ""
+    found = ""
+    at = 0
+    while part := _LITERAL.match(text, at):
+        found += part[0].strip("[]\\") or part[0][1]
+        at = part.end()
+    return found
+
+
+_ONLY_IN_GROUPS: Final = re.compile(
+    r"(?:[^()|\\\[\]]|\\.|\[[^\[\]\\]+\]|\([^()\\\[\]]*\))*", re.DOTALL
+)
+"""A pattern without alternatives but in groups that hold no others."""
