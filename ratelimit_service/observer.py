@@ -228,7 +228,8 @@ class Stats:
         in force)."""
         self.decision_log: Counter[str] = Counter()
         """Decisions that were written to the decision log, or dropped: `written`, `dropped_busy`
-        (too many waited in the process that decides), `dropped_unsent` (the writer did not take
+        (too many waited in the process that decides), `dropped_overload` (calls that it refused for
+        lack of time), `dropped_unsent` (the writer did not take
         them), `dropped_slow` (the disk or reader is too slow), `dropped_error` (it takes none)."""
         self.unknown_domains = 0
         """Descriptors that asked for a domain no rule file names."""

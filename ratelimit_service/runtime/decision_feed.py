@@ -80,12 +80,17 @@ class DecisionFeed:
         feed = cls(settings, stats, send, shard_of)
         service.listener = feed.hear
         service.chosen = feed.chosen
+        service.missed = feed.missed
         return feed
 
     def chosen(self, denied: bool) -> bool:
         """Whether a decision is written down."""
         share = self._denied if denied else self._allowed
         return share == 1 or (share > 0 and random.random() < share)  # noqa: S311 -- no secret
+
+    def missed(self, refused: int) -> None:
+        """Counts calls that were refused with no time to tell of them."""
+        self._stats.decision_log["dropped_overload"] += round(refused * self._denied)
 
     def hear(self, records: Sequence[DecisionRecord]) -> None:
         """Takes chosen decisions that were just answered."""

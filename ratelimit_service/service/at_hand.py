@@ -13,6 +13,7 @@ from typing import Final
 from ratelimit_service import limiter
 from ratelimit_service.limiter import Plan
 from ratelimit_service.observer import Stats
+from ratelimit_service.service.callers import CallOrigin
 from ratelimit_service.service.records import DecisionRecord
 from ratelimit_service.stores import Settled
 
@@ -26,7 +27,7 @@ _MOST: Final = 4_096
 class Ready:
     """An answer, and how often it was given."""
 
-    __slots__ = ("message", "plans", "record", "settled", "times")
+    __slots__ = ("callers", "message", "plans", "record", "settled", "times")
 
     def __init__(self, message: bytes, plans: Sequence[Plan], settled: Settled) -> None:
         self.message = message
@@ -34,7 +35,9 @@ class Ready:
         self.settled = settled
         self.times = 0
         self.record: DecisionRecord | None = None
-        """What somebody who listens hears of it."""
+        """What somebody who listens, or traces, hears of it."""
+        self.callers: list[CallOrigin] = []
+        """Some of those whom it was given to, if somebody asks."""
 
 
 class AtHand:
@@ -43,10 +46,10 @@ class AtHand:
     def __init__(
         self,
         stats: Stats,
-        tell: Callable[[DecisionRecord, int], None] | None = None,
+        tell: Callable[[DecisionRecord, int, Sequence[CallOrigin]], None] | None = None,
         callers: limiter.TopCallers | None = None,
     ) -> None:
-        """`tell` hears how often an answer was given, if that has a record.
+        """`tell` hears how often an answer was given, and to some of whom, if that has a record.
 
         `callers` are those of all rules, to which who was over is added.
         """
@@ -85,5 +88,5 @@ class AtHand:
                 self._stats.latency.add(0, ready.times)
                 self._given += ready.times
                 if ready.record is not None and self._tell is not None:
-                    self._tell(ready.record, ready.times)
+                    self._tell(ready.record, ready.times, ready.callers)
         self._answers = {}

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Final
 
 from ratelimit_service.clock import Clock, elapsed_us, now_us
-from ratelimit_service.limiter import TopCallers
+from ratelimit_service.errors import StatusCode
+from ratelimit_service.limiter import DecidedBy, TopCallers
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Snapshot
@@ -42,6 +44,11 @@ from ratelimit_service.stores import (
 )
 
 __all__ = ["Service"]
+
+
+_NO_TIME: Final = Refusal(
+    StatusCode.RESOURCE_EXHAUSTED, "there is no time: more calls come than can be counted"
+)
 
 
 class Service:
@@ -79,7 +86,9 @@ class Service:
         self.chosen: Chosen | None = None
         """Of which decisions; of all, if nothing is said."""
         self.tracer: Tracer | None = None
-        """Who makes spans of calls, if anybody does. There is no time for that `at_hand`."""
+        """Who makes spans of calls, if anybody does."""
+        self.missed: Callable[[int], None] | None = None
+        """Hears how many calls were refused of which there was no time to tell the listener."""
 
     async def decide(
         self,
@@ -294,22 +303,58 @@ class Service:
             if outcome is not None and (outcome.local or outcome.remaining or not outcome.over):
                 return
         ready = Ready(answer, asked.plans, settled)
-        if self.listener is not None:
+        if self.wants_callers:
             ready.record = record(body, asked, settled, answer)
         self.at_hand.put(body, ready)
 
-    def _tell_at_hand(self, told: DecisionRecord, times: int) -> None:
-        """Tells the listener of an answer that was given so many times."""
+    def _tell_at_hand(
+        self, told: DecisionRecord, times: int, callers: Sequence[CallOrigin]
+    ) -> None:
+        """Tells who listens of an answer that was given so many times, and who traces of some."""
         listener, chosen = self.listener, self.chosen
-        if listener is None:
-            return
         try:
-            if chosen is not None:
-                times = sum([chosen(told.denied) for _ in range(times)])
-            if times:
-                listener((told._replace(times=times),))
+            if listener is not None:
+                if chosen is not None:
+                    times = sum([chosen(told.denied) for _ in range(times)])
+                if times:
+                    listener((told._replace(times=times),))
         except Exception as error:
             self._faults.note("a listener failed with decisions", error)
+        self._trace([told] * len(callers), callers)
+
+    def turned_away(self, calls: Sequence[tuple[bytes, CallOrigin]], others: int) -> None:
+        """Tells who listens, and who traces, of calls that were refused for lack of time.
+
+        Of so many `others` it tells only the number.
+        """
+        if others and self.missed is not None:
+            self.missed(others)
+        if not calls:
+            return
+        listener, chosen = self.listener, self.chosen
+        told = [
+            DecisionRecord(body, _NO_TIME, None, DecidedBy.NOTHING, caller=caller)
+            for body, caller in calls
+        ]
+        try:
+            if listener is not None:
+                wanted = [each for each in told if chosen is None or chosen(True)]
+                if wanted:
+                    listener(wanted)
+        except Exception as error:
+            self._faults.note("a listener failed with decisions", error)
+        self._trace(told, [caller for _, caller in calls])
+
+    def _trace(self, told: Sequence[DecisionRecord], callers: Sequence[CallOrigin]) -> None:
+        """Tells who traces of those calls that it chooses."""
+        tracer = self.tracer
+        if tracer is None or not callers or not tracer.open:
+            return
+        try:
+            for traced in tracer.choose(callers):
+                tracer.decided(traced, told[traced.place])
+        except Exception as error:
+            self._faults.note("spans of calls could not be made", error)
 
     def _fail(self, batch: _Batch, error: Exception) -> None:
         """Ends a batch by a fault of ours: refuses what needed the store, or was not planned."""

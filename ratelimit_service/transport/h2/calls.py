@@ -16,7 +16,7 @@ from ratelimit_service.transport.h2.connection import (
     Methods,
 )
 from ratelimit_service.transport.h2.gathered import Gathered, Pending
-from ratelimit_service.transport.h2.overload import FRESH_US, Fate, Haste, Overload, too_slow
+from ratelimit_service.transport.h2.overload import FRESH_US, LOOKS, Fate, Haste, Overload, too_slow
 from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.transport.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.transport.reflection import REFLECTION_PATHS, reflect
@@ -93,6 +93,8 @@ class ServiceCalls:
         if haste.given:
             self._overload.hurried(haste.given)
             haste.given = 0
+        if haste.turned_away:
+            self._tell_turned_away()
         if not haste.refusing:
             haste.answers = self._service.at_hand.answers(protocol.now_us)
         return haste
@@ -114,10 +116,18 @@ class ServiceCalls:
 
     def look(self) -> None:
         """Counts what connections have done in haste; to be called about once a second."""
-        self._overload.note(Fate.REFUSED, self._haste.refused)
-        self._haste.refused = 0
+        self._tell_turned_away()
+        self._haste.looks = LOOKS
         self._overload.note(Fate.HURRIED, self._service.at_hand.settle())
         self._overload.look()
+
+    def _tell_turned_away(self) -> None:
+        """Counts the calls that connections have refused, and tells who listens of some."""
+        haste = self._haste
+        refused, told = haste.refused, haste.turned_away
+        haste.refused, haste.turned_away = 0, []
+        self._overload.note(Fate.REFUSED, refused)
+        self._service.turned_away(told, refused - len(told))
 
     def failed(self, error: Exception) -> None:
         """Counts and logs a fault of ours."""
@@ -140,6 +150,11 @@ class ServiceCalls:
             self._overload.note(fate, len(stream_ids))
             if fate is Fate.REFUSED:
                 connection.refuse(stream_ids)
+                if calls.callers is not None:
+                    looks = min(self._haste.looks, len(stream_ids))
+                    self._haste.looks -= looks
+                    told = list(zip(calls.messages[:looks], calls.callers[:looks], strict=True))
+                    self._service.turned_away(told, len(stream_ids) - looks)
                 return
             self._overload.hurried(len(stream_ids))
             deadline_us = AT_ONCE

@@ -291,7 +291,7 @@ class Connection(Incoming):
         if head is None or not head.plain or head.path not in self._unary:
             return 0
         message = data[stop + 9 + PREFIX_BYTES : end]
-        if haste is not None and self._done_in_haste(haste, head, stream_id, message):
+        if haste is not None and self._done_in_haste(haste, head, stream_id, message, block):
             self._last_stream_id = stream_id
             self._consume(length)
             return end
@@ -300,7 +300,7 @@ class Connection(Incoming):
         self._consume(length)
         caller: CallOrigin | None = None
         if self.wants_callers:
-            caller = CallOrigin.with_block(self.peer, block, self._headers.caller_headers)
+            caller = self._origin(block)
         self._call(head, stream_id, message, events, caller)
         return end
 
@@ -322,6 +322,11 @@ class Connection(Incoming):
         if not streams:
             return 0
         haste.refused += len(streams)
+        if self.wants_callers and haste.looks > 0:
+            haste.looks -= 1
+            end = stop + 9 + int.from_bytes(data[stop : stop + 3], "big")
+            message = data[stop + 9 + PREFIX_BYTES : end]
+            haste.turned_away.append((message, self._origin(block)))
         gone: set[int] = set()
         while _is_reset(data, at):
             # Clients take calls back between others. Who has done so needs no refusal.
@@ -343,6 +348,10 @@ class Connection(Incoming):
         if streams:
             self._output.append(runs.refusals(streams))
         return at
+
+    def _origin(self, block: bytes) -> CallOrigin:
+        """Who made a call with this header block, which has been recalled."""
+        return CallOrigin.with_block(self.peer, block, self._headers.caller_headers)
 
     def _pass_calls(self, data: bytes, at: int, block: bytes) -> tuple[int, list[int]]:
         """Passes a run of calls that are not handed on; returns where it ends, and its streams.
@@ -383,7 +392,9 @@ class Connection(Incoming):
             self._unanswered_for_long.difference_update(stream_ids)
         self._spend(cost_us, "resets")
 
-    def _done_in_haste(self, haste: Haste, head: Head, stream_id: int, message: bytes) -> bool:
+    def _done_in_haste(
+        self, haste: Haste, head: Head, stream_id: int, message: bytes, block: bytes
+    ) -> bool:
         """Ends a call that there is no time for, if its answer is at hand."""
         if not haste.concerns(head):
             return False
@@ -392,6 +403,9 @@ class Connection(Incoming):
             return False
         ready.times += 1
         haste.given += 1
+        if self.wants_callers and haste.looks > 0:
+            haste.looks -= 1
+            ready.callers.append(self._origin(block))
         return True
 
 

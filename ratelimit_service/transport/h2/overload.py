@@ -17,10 +17,10 @@ from typing import Final
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
-from ratelimit_service.service import Ready
+from ratelimit_service.service import CallOrigin, Ready
 from ratelimit_service.transport.h2.headers import Head
 
-__all__ = ["FRESH_US", "PATIENCE_US", "Backlog", "Fate", "Haste", "Overload", "too_slow"]
+__all__ = ["FRESH_US", "LOOKS", "PATIENCE_US", "Backlog", "Fate", "Haste", "Overload", "too_slow"]
 
 PATIENCE_US: Final = 15_000
 """How long a caller is assumed to wait if it does not say so (`grpc-timeout`)."""
@@ -44,6 +44,9 @@ _IN_STORE: Final = 50
 _SHARED: Final = 40
 """Once a client is read from as seldom as this part of its callers' patience, a share is counted of
 what has come in between: the square of this part to the time."""
+
+LOOKS: Final = 256
+"""Calls that there is no time for are told to who listens, but at most so many in a second."""
 
 _GIVEN_UP: Final = 75
 """The same share for calls that are so late that even an answer by policy would be too late."""
@@ -153,10 +156,24 @@ class Haste:
     hand, by the calls' messages; with `refusing` there is not even time for these.
     """
 
-    __slots__ = ("answers", "given", "gone_percent", "path", "refused", "refusing", "timeout_us")
+    __slots__ = (
+        "answers",
+        "given",
+        "gone_percent",
+        "looks",
+        "path",
+        "refused",
+        "refusing",
+        "timeout_us",
+        "turned_away",
+    )
 
     def __init__(self, path: bytes) -> None:
         self.path = path
+        self.looks = LOOKS
+        """At how many more calls there is time to look in this second, if somebody listens."""
+        self.turned_away: list[tuple[bytes, CallOrigin]] = []
+        """Those of the refused calls that were looked at, with who made them."""
         self.timeout_us: int | None = None
         self.answers: dict[bytes, Ready] = {}
         self.refusing = False
