@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from ratelimit_service import listening
@@ -12,6 +13,7 @@ from ratelimit_service.health import Phase
 from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.settings import Settings
 from ratelimit_service.transport.h2.server import H2Server
+from ratelimit_service.transport.tls import TLS
 from tests.service.asking import Asking
 
 __all__ = ["Live"]
@@ -20,9 +22,18 @@ __all__ = ["Live"]
 class Live:
     """Serves until it is closed. `asking.now_us` is its clock."""
 
-    def __init__(self, directory: Path, rules: str, settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        rules: str,
+        settings: Settings | None = None,
+        *,
+        grpc: str = "127.0.0.1:0",
+        tls: TLS | None = None,
+    ) -> None:
         self._settings = settings or Settings(json_refunds=True, decision_metadata=True)
         self.asking = Asking(directory, rules, settings=self._settings)
+        self._grpc, self._tls = grpc, tls
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -38,7 +49,7 @@ class Live:
 
     async def _start(self) -> None:
         asking = self.asking
-        self._server = H2Server("127.0.0.1:0", asking.service, asking.health)
+        self._server = H2Server(self._grpc, asking.service, asking.health, tls=self._tls)
         self.grpc_port = await self._server.start()
         sources = Sources(asking.stats, asking.health, lambda: asking.rules.snapshot, lambda: 0)
         self._admin = HttpPort(
@@ -52,7 +63,7 @@ class Live:
         )
         sockets = listening.listen("127.0.0.1:0", "HTTP")
         self.http_port = listening.port_of(sockets)
-        await self._admin.start(sockets)
+        await self._admin.start(sockets, self._tls and replace(self._tls, protocols=()))
         asking.health.enter(Phase.SERVING)
 
     async def _stop(self) -> None:

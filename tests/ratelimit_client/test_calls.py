@@ -7,21 +7,28 @@ import itertools
 import logging
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import trustme
 
 from ratelimit_client import (
+    TLS,
     BadRequestError,
     Decision,
     Descriptor,
     Limit,
     Limiter,
+    LimiterError,
     Reason,
     SyncLimiter,
     UnavailableError,
     Unit,
 )
 from ratelimit_client.steps import OnFailure
+from ratelimit_service.transport import tls
+from tests.ratelimit_client.conftest import RULES
 from tests.ratelimit_client.live import Live
 from tests.servers.process import free_port
 
@@ -219,6 +226,53 @@ async def test_deadline(silent: int, way: str) -> None:
         blocking.check(user="a")
 
     assert not raised.value.retriable
+
+
+async def test_unix_socket(tmp_path: Path, name: str) -> None:
+    """An address may be a Unix socket."""
+    address = f"unix:{tmp_path}/socket"
+    live = Live(tmp_path, RULES, grpc=address)
+    async with Limiter(address, domain="api", deadline=PATIENCE, on_failure="raise") as limiter:
+        decision = await limiter.check(user=name)
+    live.close()
+
+    assert decision.remaining == 2
+
+
+async def test_tls(tmp_path: Path, way: str, name: str) -> None:
+    """With TLS both sides show certificates; a service that nobody vouches for is not asked."""
+    authority = trustme.CA()
+    served, own = authority.issue_cert("127.0.0.1"), authority.issue_cert("caller@example.org")
+    files = TLS(*(tmp_path / each for each in ("ca", "cert", "key")))
+    authority.cert_pem.write_to_path(tmp_path / "ca")
+    own.cert_chain_pems[0].write_to_path(tmp_path / "cert")
+    own.private_key_pem.write_to_path(tmp_path / "key")
+    trustme.CA().cert_pem.write_to_path(tmp_path / "other")
+    parts = served.cert_chain_pems[0].bytes(), served.private_key_pem.bytes()
+    live = Live(tmp_path, RULES, tls=tls.TLS(*parts, authority.cert_pem.bytes()))
+    address = {
+        "grpc": f"127.0.0.1:{live.grpc_port}",
+        "http": f"https://127.0.0.1:{live.http_port}",
+    }[way]
+    options = {"domain": "api", "deadline": PATIENCE, "on_failure": "raise"}
+
+    async with Limiter(address, **options, tls=files) as limiter:  # type: ignore[arg-type]
+        assert (await limiter.check(user=name)).remaining == 2
+    with SyncLimiter(address, **options, tls=files) as blocking:  # type: ignore[arg-type]
+        assert blocking.check(user=name).remaining == 1
+    stranger = replace(files, ca=tmp_path / "other")
+    async with Limiter(address, **options, tls=stranger) as limiter:  # type: ignore[arg-type]
+        with pytest.raises(UnavailableError):
+            await limiter.check(user=name)
+    live.close()
+
+
+def test_files_that_are_not_there(way: str, tmp_path: Path) -> None:
+    """A file of TLS that cannot be read is named when the limiter is made."""
+    address = {"grpc": "localhost:1", "http": "https://localhost:1"}[way]
+    for kind in (Limiter, SyncLimiter):
+        with pytest.raises(LimiterError, match="no-such-file"):
+            kind(address, domain="api", tls=TLS(ca=tmp_path / "no-such-file"))
 
 
 async def test_another_server(live: Live) -> None:
