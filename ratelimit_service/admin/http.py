@@ -6,6 +6,7 @@ Connections, and who may ask, are `port`'s business.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol
 
@@ -25,7 +26,7 @@ from ratelimit_service.service import CALLER_HEADERS, Answer, CallOrigin, Refusa
 from ratelimit_service.settings import Settings
 from ratelimit_service.slices import stepwise
 from ratelimit_service.wire import decode_decision
-from ratelimit_service.wire.json import decision_to_json, request_from_json
+from ratelimit_service.wire.json import decision_to_json, requests_from_json
 
 __all__ = ["HttpPort"]
 
@@ -92,14 +93,17 @@ class HttpPort(Port):
         router.add_route("*", "/{tail:.*}", self._not_found)
 
     async def _json(self, request: web.Request) -> web.Response:
-        """One decision: 200 OK, 429 over limit, 400 a bad request, 503 the policy `error`."""
+        """One decision: 200 OK, 429 over limit, 400 a bad request, 503 the policy `error`.
+
+        Or a list of them: 200, whatever becomes of each.
+        """
         if refusal := _why_not_json(request):
             return refusal
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 text = await request.read()
             refunds = self._settings.json_refunds
-            body = await stepwise(request_from_json(text, refunds=refunds))
+            batch = await stepwise(requests_from_json(text, refunds=refunds))
         except TimeoutError:
             return refused(408, f"the body did not come within {BODY_SECONDS:g} s")
         except web.HTTPRequestEntityTooLarge:
@@ -113,18 +117,9 @@ class HttpPort(Port):
             self._stats.refusals["json"] += 1
             return web.Response(status=400, text=f"the body cannot be read: {error}\n")
         wanted = self._settings.otel_traces or self._settings.decision_log
-        callers = [_caller(request)] if wanted else None
-        (answer,) = await self._decide([body], callers=callers)
-        if isinstance(answer, Refusal):
-            status = _HTTP_STATUS.get(answer.code, 500)
-            return web.Response(status=status, text=f"{answer.message}\n")
-        decision = decode_decision(answer)
-        return web.Response(
-            status=429 if decision.code is Code.OVER_LIMIT else 200,
-            body=await stepwise(decision_to_json(answer)),
-            content_type="application/json",
-            headers=_headers(decision),
-        )
+        callers = [_caller(request)] * len(batch.requests) if wanted else None
+        answers = await self._decide(batch.requests, callers=callers)
+        return await (_all_told(answers) if batch.listed else _told(answers[0]))
 
     async def _healthcheck(self, _: web.Request) -> web.Response:
         """200 while requests are answered, also degraded; 500 before and after."""
@@ -164,6 +159,32 @@ class HttpPort(Port):
         rules = "" if self._settings.no_public_config else "/rlconfig "
         paths = f"/healthcheck /livez /readyz {json}/metrics {rules}/processes"
         return web.Response(status=404, text=f"{shown(request.path)} is not here: {paths} are\n")
+
+
+async def _told(answer: Answer) -> web.Response:
+    if isinstance(answer, Refusal):
+        status = _HTTP_STATUS.get(answer.code, 500)
+        return web.Response(status=status, text=f"{answer.message}\n")
+    decision = decode_decision(answer)
+    return web.Response(
+        status=429 if decision.code is Code.OVER_LIMIT else 200,
+        body=await stepwise(decision_to_json(answer)),
+        content_type="application/json",
+        headers=_headers(decision),
+    )
+
+
+async def _all_told(answers: Sequence[Answer]) -> web.Response:
+    """A list, in the order of the requests. What was refused says so in its place."""
+    parts = []
+    for answer in answers:
+        if isinstance(answer, Refusal):
+            refusal = {"code": answer.code.name, "message": answer.message}
+            parts.append(json.dumps({"error": refusal}).encode())
+        else:
+            parts.append(await stepwise(decision_to_json(answer)))
+        await asyncio.sleep(0)
+    return web.Response(body=b"[" + b", ".join(parts) + b"]", content_type="application/json")
 
 
 def _headers(decision: Decision) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator
+from typing import Final, NamedTuple
 
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from google.protobuf.message import Message
@@ -20,32 +21,84 @@ from ratelimit_service.wire.messages import (
     RateLimitRequest,
     RateLimitResponse,
 )
-from ratelimit_service.wire.request import MAX_DESCRIPTORS
+from ratelimit_service.wire.request import MAX_DESCRIPTORS, MAX_ENTRIES
 
-__all__ = ["decision_to_json", "request_from_json"]
+__all__ = ["MAX_BATCH", "JsonRequests", "decision_to_json", "requests_from_json"]
 
 _ITEMS = 32
 """Entries or statuses in one step."""
 
+MAX_BATCH: Final = 100
+"""Requests in one list."""
 
-def request_from_json(text: bytes, *, refunds: bool) -> Generator[None, None, bytes]:
-    """A RateLimitRequest in proto3 JSON, serialized.
 
-    Raises BadRequestError for anything else, for fields that the message does not have, and for
-    refunds unless these are allowed.
+class JsonRequests(NamedTuple):
+    """The serialized requests of one body, which are decided each by itself.
+
+    `listed` tells a list of one request from a request.
+    """
+
+    requests: list[bytes]
+    listed: bool
+
+
+def requests_from_json(text: bytes, *, refunds: bool) -> Generator[None, None, JsonRequests]:
+    """One RateLimitRequest in proto3 JSON, or a list of them, serialized.
+
+    Raises BadRequestError for anything else, for fields that the message does not have, for
+    refunds unless these are allowed, and for a list that has more than one request may have.
     """
     if not text.strip():
         raise BadRequestError("json", "the body is empty: send a RateLimitRequest in JSON")
-    message = RateLimitRequest()
+    where = ""
     try:
         found = json.loads(text.decode(), object_pairs_hook=_object)
         yield
-        yield from _request(found, message)
+        if not isinstance(found, list):
+            return JsonRequests([(yield from _serialized(found, refunds))], False)
+        _check_batch(found)
+        requests = []
+        for place, each in enumerate(found):
+            where = f"[{place}]: "
+            requests.append((yield from _serialized(each, refunds)))
+    except BadRequestError as error:
+        if not where:
+            raise
+        raise BadRequestError(error.reason, f"{where}{error}", error.code) from error
     except (ParseError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise BadRequestError(
-            "json", f"the body is no RateLimitRequest in JSON: {reason}"
+            "json", f"the body is no RateLimitRequest in JSON: {where}{reason}"
         ) from error
+    return JsonRequests(requests, True)
+
+
+def _check_batch(found: list[object]) -> None:
+    """What is decided in one go is no more than what one request may have."""
+    if not 0 < len(found) <= MAX_BATCH:
+        raise BadRequestError(
+            "batch", f"the list has {len(found)} requests: 1 to {MAX_BATCH} are allowed"
+        )
+    descriptors = entries = 0
+    for request in found:
+        listed = request.get("descriptors") if isinstance(request, dict) else None
+        for descriptor in listed if isinstance(listed, list) else ():
+            descriptors += 1
+            own = descriptor.get("entries") if isinstance(descriptor, dict) else None
+            entries += len(own) if isinstance(own, list) else 0
+    for name, number, most in (
+        ("descriptors", descriptors, MAX_DESCRIPTORS),
+        ("entries", entries, MAX_ENTRIES),
+    ):
+        if number > most:
+            raise BadRequestError(
+                "batch", f"the requests have {number} {name} together: at most {most} are allowed"
+            )
+
+
+def _serialized(found: object, refunds: bool) -> Generator[None, None, bytes]:
+    message = RateLimitRequest()
+    yield from _request(found, message)
     if not refunds and any(each.is_negative_hits for each in message.descriptors):
         raise BadRequestError(
             "refund",

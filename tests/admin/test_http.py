@@ -79,6 +79,29 @@ async def test_json(site: Site) -> None:
     assert json.loads(second.text)["overallCode"] == "OVER_LIMIT"
 
 
+async def test_list_of_requests(site: Site) -> None:
+    """/json decides each request of a list by itself, and answers 200 in their order."""
+    bad = {"domain": "edge", "descriptors": []}
+
+    answer = await site.ask("/json", [REQUEST, bad, REQUEST])
+
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith("application/json")
+    assert "retry-after" not in answer.headers
+    passed, refused, denied = json.loads(answer.text)
+    assert (passed["overallCode"], denied["overallCode"]) == ("OK", "OVER_LIMIT")
+    message = "descriptors is empty: at least one is needed"
+    assert refused == {"error": {"code": "INVALID_ARGUMENT", "message": message}}
+
+
+async def test_list_that_is_refused_counts_nothing(site: Site) -> None:
+    """If one request of a list is no request, none of them is counted."""
+    refused = await site.ask("/json", [REQUEST, {"domian": "edge"}])
+
+    assert (refused.status, "[1]: " in refused.text) == (400, True)
+    assert (await site.ask("/json", REQUEST)).status == 200
+
+
 async def test_json_says_when_to_come_back(tmp_path: Path) -> None:
     """/json has the headers of the answer; a denial always has Retry-After, once."""
     waits = []

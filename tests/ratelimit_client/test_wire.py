@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import suppress
+from typing import TypeVar
 
 import pytest
 from hypothesis import given, settings
@@ -14,8 +15,9 @@ from ratelimit_client.json_form import from_json, to_json
 from ratelimit_client.model import Decision, Descriptor, Limit, Reason, Request, Status, Unit
 from ratelimit_client.wire import decode, encode
 from ratelimit_service import model, wire
-from ratelimit_service.wire.json import decision_to_json, request_from_json
+from ratelimit_service.wire.json import decision_to_json, requests_from_json
 
+T = TypeVar("T")
 NUMBERS = some.integers(0, 2**32 - 1)
 TEXTS = some.text(max_size=12)
 LIMITS = some.builds(Limit, NUMBERS, some.sampled_from(list(Unit)), some.integers(1, 9))
@@ -36,12 +38,13 @@ REQUESTS = some.builds(
 )
 
 
-def finished(work: Generator[None, None, bytes]) -> bytes:
+def finished(work: Generator[None, None, T]) -> T:
     while True:
         try:
             next(work)
         except StopIteration as ended:
-            return bytes(ended.value)
+            result: T = ended.value
+            return result
 
 
 def meant(request: Request) -> model.Request:
@@ -64,7 +67,7 @@ def meant(request: Request) -> model.Request:
 def test_requests(request: Request) -> None:
     """The service reads of a request what was meant, as protobuf and as JSON."""
     assert wire.decode_request(encode(request)) == meant(request)
-    as_json = finished(request_from_json(to_json(request), refunds=True))
+    (as_json,) = finished(requests_from_json(to_json(request), refunds=True)).requests
     assert wire.decode_request(as_json) == meant(request)
 
 

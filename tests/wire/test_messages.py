@@ -6,6 +6,7 @@ import json
 import struct
 from collections.abc import Generator
 from contextlib import suppress
+from typing import TypeVar
 
 import pytest
 from envoy.service.ratelimit.v3 import rls_pb2
@@ -37,7 +38,7 @@ from ratelimit_service.wire import (
     plain_entries,
     split_request,
 )
-from ratelimit_service.wire.json import decision_to_json, request_from_json
+from ratelimit_service.wire.json import decision_to_json, requests_from_json
 from ratelimit_service.wire.messages import POOL, RateLimitRequest, RateLimitResponse
 
 ADDEND = st.integers(0, MAX_ADDEND)
@@ -207,18 +208,30 @@ def test_any_bytes(body: bytes) -> None:
     assert bool(domain) != bool(refused)
 
 
+T = TypeVar("T")
+
+
 def one(**descriptor: object) -> bytes:
     """A request with one descriptor in proto3 JSON, serialized."""
     text = json.dumps({"domain": "d", "descriptors": [descriptor]}).encode()
-    return result_of(request_from_json(text, refunds=True))
+    return read(text)
 
 
-def result_of(work: Generator[None, None, bytes]) -> bytes:
+def read(text: bytes) -> bytes:
+    """A single request in proto3 JSON, serialized."""
+    batch = result_of(requests_from_json(text, refunds=True))
+    assert not batch.listed
+    (body,) = batch.requests
+    return body
+
+
+def result_of(work: Generator[None, None, T]) -> T:
     while True:
         try:
             next(work)
         except StopIteration as done:
-            return bytes(done.value)
+            result: T = done.value
+            return result
 
 
 UNITS = "allowed are 1 (second), 2 (minute), 3 (hour), 4 (day), 5 (month), 6 (year) and 7 (week)"
@@ -376,7 +389,7 @@ def test_json_decision() -> None:
 def test_json_that_is_no_request(text: bytes, message: str) -> None:
     """JSON that is no request is refused on one line that says why."""
     with pytest.raises(BadRequestError) as refused:
-        result_of(request_from_json(text, refunds=True))
+        read(text)
 
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -386,8 +399,8 @@ def test_large_json_is_read_and_written_in_steps() -> None:
     """A request or an answer of any size is worked on for a few dozen of its parts at a time."""
     entries = [{"key": "k", "value": str(number)} for number in range(1_000)]
     text = {"domain": "d", "hitsAddend": 2, "descriptors": [{"entries": entries}, *[{}] * 200]}
-    steps = list(request_from_json(json.dumps(text).encode(), refunds=True))
-    body = result_of(request_from_json(json.dumps(text).encode(), refunds=True))
+    steps = list(requests_from_json(json.dumps(text).encode(), refunds=True))
+    body = read(json.dumps(text).encode())
 
     assert len(steps) > 1_000 / 32 + 200
     whole = RateLimitRequest()
@@ -405,7 +418,39 @@ def test_json_with_too_many_descriptors_is_refused_first() -> None:
     text = json.dumps({"domain": "d", "descriptors": [{"kye": 1}] * 257}).encode()
 
     with pytest.raises(BadRequestError, match="descriptors has 257: at most 256 are allowed"):
-        result_of(request_from_json(text, refunds=True))
+        read(text)
+
+
+def test_list_of_requests() -> None:
+    """A list has its requests in their order, also if it is only one."""
+    requests = [{"domain": f"d{number}", "descriptors": [{"entries": [A]}]} for number in range(3)]
+    for count in (1, 3):
+        batch = result_of(requests_from_json(json.dumps(requests[:count]).encode(), refunds=False))
+        assert batch.listed
+        assert batch.requests == [read(json.dumps(each).encode()) for each in requests[:count]]
+
+
+@pytest.mark.parametrize(
+    ("requests", "message"),
+    [
+        ([], "the list has 0 requests: 1 to 100 are allowed"),
+        ([{}] * 101, "the list has 101 requests: 1 to 100 are allowed"),
+        ([{}, {"domian": "d"}], '[1]: Message type "envoy.service.ratelimit.v3.RateLimitRequest"'),
+        ([{}, 1], "[1]: it must be an object"),
+        ([{}, {"descriptors": [{"isNegativeHits": True}]}], "[1]: refunds (isNegativeHits)"),
+        ([{"descriptors": [{}] * 150}] * 2, "have 300 descriptors together: at most 256"),
+        (
+            [{"descriptors": [{"entries": [{"key": "a"}] * 700}]}] * 3,
+            "have 2100 entries together: at most 2048",
+        ),
+    ],
+)
+def test_list_that_is_refused(requests: list[object], message: str) -> None:
+    """A list is refused whole: for one request that is none, or for more than one may have."""
+    with pytest.raises(BadRequestError) as refused:
+        result_of(requests_from_json(json.dumps(requests).encode(), refunds=False))
+
+    assert message in str(refused.value)
 
 
 _NAMES = [
@@ -424,4 +469,4 @@ _VALUES = st.recursive(
 def test_any_json(text: str) -> None:
     """Whatever JSON comes, it is a request or a refusal."""
     with suppress(BadRequestError):
-        result_of(request_from_json(text.encode("utf-8", "surrogatepass"), refunds=False))
+        result_of(requests_from_json(text.encode("utf-8", "surrogatepass"), refunds=False))
