@@ -188,6 +188,8 @@ class Stats:
         """Requests answered with an error, by reason."""
         self.policy_decisions: Counter[str] = Counter()
         """Statuses decided by failure policy instead of count, by policy."""
+        self.overrides: dict[str, int] = {}
+        """How many are in force, by kind: no count, so it is neither taken nor added."""
         self.override_decisions: Counter[str] = Counter()
         """Descriptors for which an override took part, by its kind."""
         self.store_errors: Counter[str] = Counter()

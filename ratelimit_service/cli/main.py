@@ -27,6 +27,7 @@ from ratelimit_service.cli.say import fail, mistake
 from ratelimit_service.cli.schema import schema
 from ratelimit_service.cli.serve import STANDS_IN, serve
 from ratelimit_service.cli.size import size
+from ratelimit_service.cli.steer import ban, exempt, grant, limit, overrides, reset, unban
 from ratelimit_service.cli.test import test
 from ratelimit_service.cli.why import why
 from ratelimit_service.errors import RateLimitError
@@ -86,6 +87,13 @@ for _command in (
     size,
     schema,
     hit,
+    ban,
+    unban,
+    exempt,
+    limit,
+    grant,
+    reset,
+    overrides,
     completion,
     man,
 ):

@@ -31,7 +31,7 @@ from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
 from ratelimit_service.stores.keys import grant_key
 
-__all__ = ["SteeredPlans", "steer"]
+__all__ = ["SteeredPlans", "grant_end", "steer"]
 
 _WHOLE_PPM: Final = 1_000_000
 _NEVER_US: Final = 1 << 62
@@ -117,7 +117,7 @@ def _steered(
                 hits.append(hit if hit.spec.algorithm.leases else hit._replace(addend=0))
                 grants.append(())
             continue
-        given = [(each, _grant_end(compiled.limit, each)) for each in ruling.grants]
+        given = [(each, grant_end(compiled.limit, each)) for each in ruling.grants]
         until_us = min([until_us, *[end_us for _, end_us in given]])
         leased = compiled.spec.algorithm.leases
         more = sum([each.number for each, _ in given]) if leased else 0
@@ -190,11 +190,11 @@ def _changed(
 
 def _in_force(ruling: Ruling, limit: Limit, now_us: int) -> Ruling:
     """The ruling without the grants that have ended for this limit."""
-    grants = tuple(each for each in ruling.grants if now_us < _grant_end(limit, each))
+    grants = tuple(each for each in ruling.grants if now_us < grant_end(limit, each))
     return ruling._replace(grants=grants)
 
 
-def _grant_end(limit: Limit, grant: Override) -> int:
+def grant_end(limit: Limit, grant: Override) -> int:
     """When a grant's hits are gone for this limit: with the window in which it was made.
 
     Where windows have no common beginning that is a window's length after it was made.

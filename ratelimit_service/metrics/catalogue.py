@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ratelimit_service.metrics.reading import Reading, WorkerFigures
-from ratelimit_service.model import FailurePolicy
+from ratelimit_service.model import FailurePolicy, OverrideKind
 from ratelimit_service.observer import Histogram, Tally
 
 __all__ = ["CATALOGUE", "RULE_TALLIES", "Metric", "MetricKind", "Sample"]
@@ -153,6 +153,11 @@ def _revision(reading: Reading) -> Iterable[Sample] | None:
     return None if reading.loaded is None else (Sample((reading.loaded.revision,), 1),)
 
 
+def _overrides(reading: Reading) -> Iterable[Sample]:
+    known = reading.stats.overrides
+    return [Sample((str(kind),), known.get(kind, 0)) for kind in OverrideKind]
+
+
 def _workers(reading: Reading) -> Iterable[Sample] | None:
     return None if reading.workers is None else (Sample((), len(reading.workers)),)
 
@@ -201,6 +206,20 @@ CATALOGUE: tuple[Metric, ...] = (
         "policy",
         tuple(FailurePolicy),
         "policy_decisions",
+    ),
+    Metric(
+        "ratelimit_overrides",
+        MetricKind.GAUGE,
+        ("kind",),
+        "Overrides that are in force.",
+        _overrides,
+    ),
+    _labelled(
+        "override_decisions",
+        "Descriptors in whose decision an override took part.",
+        "kind",
+        tuple(OverrideKind),
+        "override_decisions",
     ),
     _labelled(
         "overloaded_calls",

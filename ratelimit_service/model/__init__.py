@@ -19,6 +19,7 @@ from ratelimit_service.model.override import (
     OverrideKind,
     moment_of,
     read_override,
+    time_text,
 )
 from ratelimit_service.model.parameter import Contradiction, Parameter, Takes
 from ratelimit_service.model.request import Descriptor, Entry, Request
@@ -77,6 +78,7 @@ __all__ = [
     "outcome_of",
     "read_override",
     "step",
+    "time_text",
     "unknown_placeholder",
     "whole_seconds",
 ]

@@ -24,6 +24,7 @@ __all__ = [
     "OverrideKind",
     "moment_of",
     "read_override",
+    "time_text",
 ]
 
 MAX_OVERRIDES: Final = 10_000
@@ -92,12 +93,12 @@ class Override:
             "kind": str(self.kind),
             "domain": self.domain,
             "entries": [list(entry) for entry in self.entries],
-            "made": _text_of(self.made_us),
+            "made": time_text(self.made_us),
         }
         if self.kind in _NUMBERS:
             told[_NUMBERS[self.kind]] = self.number
         if self.until_us is not None:
-            told["until"] = _text_of(self.until_us)
+            told["until"] = time_text(self.until_us)
         for name in ("limit", "reason", "who"):
             if value := getattr(self, name):
                 told[name] = value
@@ -174,7 +175,8 @@ def moment_of(value: object) -> int:
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
-def _text_of(at_us: int) -> str:
+def time_text(at_us: int) -> str:
+    """A moment as `moment_of` reads it: RFC 3339, in UTC, to the microsecond."""
     moment = _EPOCH + datetime.timedelta(microseconds=at_us)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 

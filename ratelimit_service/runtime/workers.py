@@ -72,6 +72,8 @@ class _Beat(TypedDict):
     cpu_us: int
     resident_bytes: int
     faults: dict[str, str]
+    overrides: NotRequired[dict[str, int]]
+    """Those in force, by kind."""
 
 
 class Workers:
@@ -465,6 +467,7 @@ class Workers:
         worker.silent = 0
         worker.taken, worker.open = said["taken"], said["open"]
         worker.cpu_us, worker.resident_bytes = said["cpu_us"], said["resident_bytes"]
+        self._stats.overrides = said.get("overrides", {})
         for number in said.get("gone", ()):
             if number in worker.peers:
                 self._guests.leave(worker.peers.pop(number))

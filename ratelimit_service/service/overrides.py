@@ -6,6 +6,7 @@ What must not live here: what overrides do (`steering`), and where they are kept
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final
@@ -14,6 +15,7 @@ from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import Clock, now_us
 from ratelimit_service.errors import StoreError
 from ratelimit_service.model import SECOND_US, Override
+from ratelimit_service.observer import Stats
 from ratelimit_service.service.steering import Steering
 from ratelimit_service.stores.overrides import KeptOverrides
 
@@ -34,9 +36,12 @@ _NEVER_US: Final = 1 << 62
 class Overrides:
     """Keeps `steering` up to date. While nobody can say, the last known ones stay in force."""
 
-    def __init__(self, kept: KeptOverrides, steering: Steering, clock: Clock = now_us) -> None:
+    def __init__(
+        self, kept: KeptOverrides, steering: Steering, stats: Stats, clock: Clock = now_us
+    ) -> None:
         self.kept = kept
         self.clock = clock
+        self._stats = stats
         self._steering = steering
         self._known: dict[str, Override] = {}
         """All that are kept, ended ones too."""
@@ -108,7 +113,7 @@ class Overrides:
                 del self._steered[each.id]
             self._steering.remove(some)
             await asyncio.sleep(0)
-        self._note_next_end()
+        self._note()
 
     def _end(self) -> None:
         """Forgets those that have ended, so that nobody pays for them."""
@@ -119,9 +124,12 @@ class Overrides:
         for each in ended:
             del self._steered[each.id]
         self._steering.remove(ended)
-        self._note_next_end()
+        self._note()
 
-    def _note_next_end(self) -> None:
+    def _note(self) -> None:
+        """Notes how many there are, and when the next one ends."""
+        kinds = Counter([str(each.kind) for each in self._steered.values()])
+        self._stats.overrides = dict(kinds)
         ends = [each.until_us for each in self._steered.values() if each.until_us is not None]
         self._next_end_us = min(ends, default=_NEVER_US)
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from ratelimit_service import limiter, wire
 from ratelimit_service.errors import BadRequestError
 from ratelimit_service.limiter import DomainOverrides
-from ratelimit_service.model import Hit, Override, Request
+from ratelimit_service.model import Entry, Hit, Override
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.asked import Asked
 from ratelimit_service.service.granting import Granting, Wish
@@ -87,13 +87,10 @@ class Steering:
             if not domain.overrides.known:
                 del self._domains[override.domain]
 
-    def meeting(self, domain: str, request: Request, now_us: int) -> list[list[Override]]:
-        """For each descriptor the overrides that take it now, the first one first."""
+    def meeting(self, domain: str, entries: Sequence[Entry], now_us: int) -> list[Override]:
+        """The overrides that take a descriptor now, the first one first."""
         known = self._domains.get(domain)
-        return [
-            known.overrides.meeting(each.entries, now_us) if known else []
-            for each in request.descriptors
-        ]
+        return known.overrides.meeting(entries, now_us) if known else []
 
     def steer(
         self,

@@ -296,6 +296,15 @@ class Settings:
         "it lets them in.",
     )
 
+    overrides_file: str = _ADMIN.setting(
+        "",
+        FILE,
+        "With counters in memory: a file in which overrides outlive the process.",
+    )
+    audit_log: str = _ADMIN.setting(
+        "", FILE, "A file to which a line is added for each change that somebody makes there."
+    )
+
     debug: str = _EXPORTS.setting(
         "",
         OPTIONAL_ADDRESS,

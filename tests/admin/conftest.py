@@ -15,9 +15,11 @@ from ratelimit_service.admin import AdminListener, Here, Operating
 from ratelimit_service.health import Phase
 from ratelimit_service.metrics import Sources
 from ratelimit_service.service.caller_history import CallerHistory
+from ratelimit_service.service.overrides import Overrides
 from ratelimit_service.service.questions import Deciding
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.memory import MemoryStore
+from ratelimit_service.stores.overrides import OverridesInMemory
 from tests.servers.service import HTTPAnswer, http
 from tests.service.asking import Asking
 
@@ -50,6 +52,8 @@ class AdminSite:
     def _deciding(self, asking: Asking) -> Deciding:
         store = MemoryStore(1_000, asking.stats, asking.health, asking.clock)
         asking.service = asking.served_by(store, asking.settings)
+        kept = OverridesInMemory(asking.settings.overrides_file)
+        self.overrides = Overrides(kept, asking.service.steering, asking.stats, asking.clock)
         return Deciding(
             asking.settings,
             asking.service,
@@ -60,6 +64,8 @@ class AdminSite:
             lambda: 0,
             lambda _: "",
             store.look,
+            store.forget,
+            self.overrides,
             None
             if asking.service.callers is None
             else CallerHistory(asking.service.callers, None, asking.clock),

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from ratelimit_service.model import SECOND_US, Hit
+from ratelimit_service.service.overrides import Overrides
 from ratelimit_service.service.questions import Deciding, QuestionError
 from ratelimit_service.service.questions.registry import QUESTIONS
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Look, Store
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
+from ratelimit_service.stores.overrides import OverridesInMemory
 from ratelimit_service.stores.redis import RedisStore
 from tests.service.asking import Asking, Away
 from tests.stores.cases import T
@@ -115,6 +117,8 @@ def deciding(asking: Asking, store: Store) -> Deciding:
         None,
         store.shard_of if isinstance(store, RedisStore) else lambda _: "",
         store.look,
+        store.forget,
+        Overrides(OverridesInMemory(), asking.service.steering, asking.stats, asking.clock),
     )
 
 

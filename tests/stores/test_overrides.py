@@ -38,7 +38,7 @@ class Process:
     def __init__(self, kept: KeptOverrides, clock: Time) -> None:
         store, settings = MemoryStore(10, Stats(), Health(), clock), Settings()
         self.steering = Service(lambda: Snapshot(0, {}), store, settings, Stats(), clock).steering
-        self.overrides = Overrides(kept, self.steering, clock)
+        self.overrides = Overrides(kept, self.steering, Stats(), clock)
 
     @property
     def known(self) -> list[Override]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ratelimit_service.admin.route import Operating, Route
-from ratelimit_service.admin.routes import counters, processes, rules
+from ratelimit_service.admin.routes import counters, overrides, processes, rules
 
 __all__ = ["routes"]
 
 _GROUPS = (
     counters.routes,
+    overrides.routes,
     processes.routes,
     rules.routes,
 )

@@ -10,7 +10,7 @@ To add a question, write a file here with a function that answers, and add a lin
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from ratelimit_service.model import Hit
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.caller_history import CallerHistory
+from ratelimit_service.service.overrides import Overrides
 from ratelimit_service.service.service import Service
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import LookAt, Store
@@ -36,8 +37,9 @@ class Deciding:
 
     `snapshot` gives the rules that hold now. `live_counters` is how many counters this process has
     in memory, None if they are elsewhere. `shard_of` says which server has a hit's counter, "" if
-    none has. `look_at` tells how counters stand, past any local cache. `history` knows callers,
-    unless nobody wants that.
+    none has. `look_at` tells how counters stand, past any local cache, and `forget` lets them start
+    anew (it raises StoreError). `overrides` are those in force. `history` knows callers, unless
+    nobody wants that.
     """
 
     settings: Settings
@@ -49,6 +51,8 @@ class Deciding:
     live_counters: Callable[[], int] | None
     shard_of: Callable[[Hit], str]
     look_at: LookAt
+    forget: Callable[[Sequence[Hit]], Awaitable[None]]
+    overrides: Overrides
     history: CallerHistory | None = None
 
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from ratelimit_service.service.questions import callers, inspection, process
+from ratelimit_service.service.questions import callers, inspection, process, steering
 from ratelimit_service.service.questions.question import Question
 
 __all__ = ["QUESTIONS"]
 
 QUESTIONS: Final[dict[str, Question]] = {
-    each.name: each for each in (callers.QUESTION, inspection.QUESTION, process.QUESTION)
+    each.name: each
+    for each in (
+        callers.QUESTION,
+        inspection.QUESTION,
+        process.QUESTION,
+        *steering.QUESTIONS,
+    )
 }

@@ -1,0 +1,113 @@
+"""`/overrides`, `/reset` and `/audit`: decisions steered, and who has done it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from ratelimit_service.admin.route import AdminRequest, Operating, Route
+from ratelimit_service.descriptor_text import DescriptorTextError, read_descriptor
+from ratelimit_service.service.questions import QuestionError
+
+__all__ = ["routes"]
+
+log = logging.getLogger(__name__)
+
+_ABOUT: Final = ("domain", "descriptor", "limit", "reason")
+_OF_OVERRIDE: Final = (*_ABOUT, "kind", "requests", "hits", "for_seconds")
+_OF_REMOVAL: Final = (*_ABOUT, "kind", "id")
+
+
+class _Steering:
+    """The handlers."""
+
+    def __init__(self, operating: Operating) -> None:
+        self._operating = operating
+
+    async def overrides(self, request: AdminRequest) -> object:
+        query = request.query
+        if not query:
+            return await self._operating.ask("overrides")
+        if query.keys() != {"domain", "descriptor"}:
+            raise QuestionError("write ?domain=DOMAIN&descriptor=key=value,key=value, or nothing")
+        try:
+            entries = read_descriptor(query["descriptor"]).entries
+        except DescriptorTextError as error:
+            raise QuestionError(str(error)) from error
+        about = {"domain": query["domain"], "descriptor": [list(entry) for entry in entries]}
+        return await self._operating.ask("overrides", about)
+
+    async def add(self, request: AdminRequest) -> object:
+        return await self._change("override", request, _OF_OVERRIDE)
+
+    async def remove(self, request: AdminRequest) -> object:
+        return await self._change("remove_override", request, _OF_REMOVAL)
+
+    async def remove_one(self, request: AdminRequest) -> object:
+        named = request._replace(body={**request.body, "id": request.http.match_info["id"]})
+        return await self._change("remove_override", named, ("id", "reason"))
+
+    async def reset(self, request: AdminRequest) -> object:
+        return await self._change("reset", request, _ABOUT)
+
+    async def audit(self, request: AdminRequest) -> object:
+        most = request.query.get("most", "100")
+        if not (most.isascii() and most.isdigit()):
+            raise QuestionError("write ?most=NUMBER")
+        return await self._operating.ask("audit", {"most": int(most)})
+
+    async def _change(
+        self, question: str, request: AdminRequest, known: tuple[str, ...]
+    ) -> dict[str, object]:
+        """Has a change made, and writes it to the audit log."""
+        for name in request.body:
+            if name not in known:
+                raise QuestionError(f"{name!r} is unknown here: write {', '.join(known)}")
+        actor = request.actor
+        about = {**request.body, "who": actor.name, "from": actor.address}
+        told = await self._operating.ask(question, about)
+        if not isinstance(told, Mapping):
+            raise TypeError(told)
+        found = dict(told)
+        line = found.pop("audit")
+        path = self._operating.settings.audit_log
+        if path and isinstance(line, str):
+            try:
+                await asyncio.to_thread(_append, path, line)
+            except OSError as error:
+                log.warning(
+                    "the audit log %s cannot be written: %s: %s", path, error.strerror, line
+                )
+                found["warning"] = f"the audit log cannot be written: {error.strerror}"
+        return found
+
+
+def _append(path: str, line: str) -> None:
+    """Adds a line in one piece."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        os.write(file, f"{line}\n".encode())
+    finally:
+        os.close(file)
+
+
+def routes(operating: Operating) -> Iterator[Route]:
+    """The routes of this file."""
+    steering = _Steering(operating)
+    yield Route(
+        "GET",
+        "/overrides",
+        "the overrides in force (?domain=D&descriptor=key=value,… those that take it)",
+        steering.overrides,
+    )
+    does = "add one: kind, domain, descriptor, requests or hits, limit, for_seconds, reason"
+    yield Route("POST", "/overrides", does, steering.add)
+    does = "end those of a kind for a domain and a descriptor, or one by its id"
+    yield Route("POST", "/overrides/remove", does, steering.remove)
+    yield Route("DELETE", "/overrides/{id}", "end one", steering.remove_one)
+    does = "let the counters of a domain and a descriptor start again"
+    yield Route("POST", "/reset", does, steering.reset)
+    yield Route("GET", "/audit", "the last changes and who made them (?most=100)", steering.audit)

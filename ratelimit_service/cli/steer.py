@@ -1,0 +1,245 @@
+"""`ratelimit ban`, `exempt`, `limit`, `grant` and `reset`: decisions steered while it runs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ratelimit_service.cli.admin import asks_admin
+from ratelimit_service.cli.say import say
+from ratelimit_service.cli.words import duration, parse_descriptor
+from ratelimit_service.descriptor_text import format_descriptor
+from ratelimit_service.errors import TransportError
+from ratelimit_service.model import SECOND_US, Descriptor, Entry
+
+if TYPE_CHECKING:
+    from ratelimit_service.client.admin import AdminClient
+
+__all__ = ["ban", "exempt", "grant", "limit", "overrides", "reset", "unban"]
+
+
+def _for(context: click.Context, flag: click.Parameter, text: str | None) -> float | None:
+    """A duration in seconds."""
+    return None if text is None else duration(context, flag, text) / SECOND_US
+
+
+_NAME = click.option("--limit", metavar="NAME", help="Only the limit of this name; else all.")
+_FOR = click.option(
+    "--for",
+    "for_seconds",
+    metavar="DURATION",
+    callback=_for,
+    help="It ends after so long, as 30m or 2h; else it stays until it is removed.",
+)
+_REASON = click.option("--reason", metavar="TEXT", help="Why, for whoever reads it later.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+
+
+def _about(domain: str, descriptor: str, **said: object) -> dict[str, object]:
+    """What a route is told; what is not said is left out."""
+    entries = [list(entry) for entry in parse_descriptor(descriptor).entries]
+    told = {name: value for name, value in said.items() if value is not None}
+    return {"domain": domain, "descriptor": entries, **told}
+
+
+def _added(admin: AdminClient, about: dict[str, object], *, as_json: bool) -> int:
+    """Adds an override, and says so."""
+    told = _told(admin.post("/overrides", about))
+    if as_json:
+        say(json.dumps(told))
+        return 0
+    say(_line(told["override"]))
+    for each in told["replaced"]:
+        say(f"instead of {_line(each)}")
+    _warn(told)
+    return 0
+
+
+def _warn(told: dict[str, Any]) -> None:
+    for note in [*told.get("notes", ()), *([told["warning"]] if "warning" in told else [])]:
+        say(f"note: {note}", err=True)
+
+
+def _told(answer: object) -> dict[str, Any]:
+    """An answer of the admin listener. Raises TransportError if it is none."""
+    if not isinstance(answer, dict):
+        raise TransportError("the admin listener answers something else: is it another version?")
+    return answer
+
+
+def _line(fields: dict[str, Any]) -> str:
+    """An override in words: `ban 5d1f02ab31: api user=eve, until …, by …: reason`."""
+    entries = tuple(Entry(str(key), str(value)) for key, value in fields["entries"])
+    number = "".join(f", {fields[each]} {each}" for each in ("requests", "hits") if each in fields)
+    name = f", limit {fields['limit']}" if "limit" in fields else ""
+    until = f", until {fields['until']}" if "until" in fields else ""
+    who = f", by {fields['who']}" if "who" in fields else ""
+    reason = f": {fields['reason']}" if "reason" in fields else ""
+    whom = f"{fields['domain']} {format_descriptor(Descriptor(entries))}"
+    return f"{fields['kind']} {fields['id']}: {whom}{number}{name}{until}{who}{reason}"
+
+
+@click.command()
+@click.argument("domain")
+@click.argument("descriptor")
+@_NAME
+@_FOR
+@_REASON
+@_JSON
+@asks_admin
+def ban(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **said: object) -> int:
+    """Deny whoever sends a descriptor, and count nothing.
+
+    A descriptor is written key=value,key=value; each * in a value stands for any characters or
+    none. It holds in all processes within a second, and over restarts.
+
+    Example: ratelimit ban api user=eve --for 2h --reason 'scrapes the catalogue'
+    """
+    return _added(admin, {**_about(domain, descriptor, **said), "kind": "ban"}, as_json=as_json)
+
+
+@click.command()
+@click.argument("domain")
+@click.argument("descriptor")
+@_NAME
+@_FOR
+@_REASON
+@_JSON
+@asks_admin
+def exempt(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **said: object) -> int:
+    """Let whoever sends a descriptor pass, and count nothing.
+
+    A descriptor is written key=value,key=value; each * in a value stands for any characters or
+    none. It holds in all processes within a second, and over restarts.
+
+    Example: ratelimit exempt api user=alice --for 3d
+    """
+    return _added(admin, {**_about(domain, descriptor, **said), "kind": "exempt"}, as_json=as_json)
+
+
+@click.command()
+@click.argument("domain")
+@click.argument("descriptor")
+@click.option("--requests", type=int, required=True, metavar="N", help="In the limit's window.")
+@_NAME
+@_FOR
+@_REASON
+@_JSON
+@asks_admin
+def limit(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **said: object) -> int:
+    """Give whoever sends a descriptor another number of requests.
+
+    What was counted stays: who has used 3 of 5 has used 3 of 20. A descriptor is written
+    key=value,key=value; each * in a value stands for any characters or none.
+
+    Example: ratelimit limit api user=alice --requests 100 --for 2h
+    """
+    return _added(admin, {**_about(domain, descriptor, **said), "kind": "limit"}, as_json=as_json)
+
+
+@click.command()
+@click.argument("domain")
+@click.argument("descriptor")
+@click.option("--hits", type=int, required=True, metavar="N", help="For each caller.")
+@_NAME
+@_FOR
+@_REASON
+@_JSON
+@asks_admin
+def grant(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **said: object) -> int:
+    """Give whoever sends a descriptor extra hits now.
+
+    They are spent before the limit's own, and gone with the window. A descriptor is written
+    key=value,key=value; each * in a value stands for any characters or none.
+
+    Example: ratelimit grant api user=alice --hits 50
+    """
+    return _added(admin, {**_about(domain, descriptor, **said), "kind": "grant"}, as_json=as_json)
+
+
+@click.command()
+@click.argument("domain")
+@click.argument("descriptor")
+@_NAME
+@_REASON
+@_JSON
+@asks_admin
+def unban(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **said: object) -> int:
+    """End the bans of a descriptor, written as they were.
+
+    Example: ratelimit unban api user=eve
+    """
+    about = {**_about(domain, descriptor, **said), "kind": "ban"}
+    return _removed(admin.post("/overrides/remove", about), as_json=as_json)
+
+
+def _removed(answer: object, *, as_json: bool) -> int:
+    told = _told(answer)
+    if as_json:
+        say(json.dumps(told))
+        return 0
+    for each in told["removed"]:
+        say(f"removed {_line(each)}")
+    _warn(told)
+    return 0
+
+
+@click.command()
+@click.argument("domain")
+@click.argument("descriptor")
+@_NAME
+@_REASON
+@_JSON
+@asks_admin
+def reset(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **said: object) -> int:
+    """Let the counters of a descriptor start again.
+
+    Each is reset atomically, whatever its algorithm. Limits outside of their times are left alone.
+
+    Example: ratelimit reset api user=alice
+    """
+    told = _told(admin.post("/reset", _about(domain, descriptor, **said)))
+    if as_json:
+        say(json.dumps(told))
+        return 0
+    for each in told["reset"]:
+        name = f"limit {each['limit']}" if each["limit"] else "the counter"
+        count = "" if each["count"] is None else f", it had counted {each['count']}"
+        say(f"{name} starts again{count}")
+    _warn(told)
+    return 0
+
+
+@click.command()
+@click.argument("action", type=click.Choice(["remove"]), required=False)
+@click.argument("identity", metavar="[ID]", required=False)
+@_REASON
+@_JSON
+@asks_admin
+def overrides(
+    admin: AdminClient,
+    action: str | None,
+    identity: str | None,
+    reason: str | None,
+    as_json: bool,
+) -> int:
+    """List the overrides that are in force, or end one by its ID, as the list has it.
+
+    Example: ratelimit overrides remove 5d1f02ab31
+    """
+    if action is not None:
+        if identity is None:
+            raise click.UsageError("write which one: ratelimit overrides remove ID")
+        about = {"id": identity} if reason is None else {"id": identity, "reason": reason}
+        return _removed(admin.post("/overrides/remove", about), as_json=as_json)
+    told = _told(admin.get("/overrides"))
+    if as_json:
+        say(json.dumps(told))
+        return 0
+    for each in told["overrides"]:
+        say(_line(each))
+    if not told["overrides"]:
+        say("no override is in force", err=True)
+    return 0

@@ -1,0 +1,255 @@
+"""Overrides and counters, changed by those who run the service; and what they have changed.
+
+* `overrides`: all that are in force; with a `domain` and a `descriptor` those that take it, the
+  first one first.
+* `override`: adds one, about `kind`, `domain`, `descriptor`, `requests` or `hits`, `limit`,
+  `for_seconds`, `reason`.
+* `remove_override`: ends one by its `id`, or those of a `kind` for a `domain` and a `descriptor`.
+* `reset`: lets the counters of a `domain` and a `descriptor` start anew, or of one `limit` there.
+* `audit`: the last changes, `most` of them.
+
+All that change something are told `who` asks, and from where (`from`). They answer with what they
+have changed and, as `audit`, with the line that was kept of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from os import urandom
+from typing import Final
+
+from ratelimit_service.errors import OverrideError, StatusCode
+from ratelimit_service.limiter import Plan, grant_end
+from ratelimit_service.model import (
+    MAX_ADDEND,
+    SECOND_US,
+    Hit,
+    Override,
+    OverrideKind,
+    read_override,
+    time_text,
+)
+from ratelimit_service.rules.explain import explain
+from ratelimit_service.rules.moment import at_moment
+from ratelimit_service.service.questions.inspection import counters_of, descriptor_of
+from ratelimit_service.service.questions.question import About, Deciding, Question, QuestionError
+
+__all__ = ["QUESTIONS"]
+
+_AUDIT_VERSION: Final = 1
+_MOST_AUDITED: Final = 1_000
+_MOST_PATTERNS: Final = 1_000
+_ID_BYTES: Final = 5
+_LONGEST_SECONDS: Final = 10 * 365 * 86_400
+
+
+async def _listed(deciding: Deciding, about: About) -> object:
+    found = deciding.overrides.in_force()
+    if "domain" in about:
+        domain, descriptor = descriptor_of(about)
+        found = deciding.service.steering.meeting(
+            domain, descriptor.entries, deciding.overrides.clock()
+        )
+    return {"overrides": [each.fields() for each in found]}
+
+
+async def _add(deciding: Deciding, about: About) -> object:
+    override = _made(deciding, about)
+    in_force = deciding.overrides.in_force()
+    if not override.exact and sum(not each.exact for each in in_force) >= _MOST_PATTERNS:
+        raise QuestionError(
+            f"there are {_MOST_PATTERNS} overrides with a * in them, which is the most: "
+            "remove some (ratelimit overrides remove ID)"
+        )
+    notes = _notes(deciding, override)
+    # Hits of several grants add up; of anything else the new one takes the place of the old one.
+    replaced = [
+        each
+        for each in in_force
+        if _place(each) == _place(override) and override.kind is not OverrideKind.GRANT
+    ]
+    audit = _audit(deciding, about, "override", replaced, [override])
+    await deciding.overrides.change([override], [each.id for each in replaced], audit)
+    return {
+        "override": override.fields(),
+        "replaced": [each.fields() for each in replaced],
+        "notes": notes,
+        "audit": audit,
+    }
+
+
+def _place(override: Override) -> tuple[object, ...]:
+    return override.kind, override.domain, override.entries, override.limit
+
+
+def _made(deciding: Deciding, about: About) -> Override:
+    domain, descriptor = descriptor_of(about)
+    now_us = deciding.overrides.clock()
+    fields: dict[str, object] = {
+        "v": 1,
+        "id": urandom(_ID_BYTES).hex(),
+        "kind": about.get("kind"),
+        "domain": domain,
+        "entries": [list(entry) for entry in descriptor.entries],
+        "made": time_text(now_us),
+        "who": about.get("who", ""),
+        **{name: about[name] for name in ("requests", "hits", "limit", "reason") if name in about},
+    }
+    seconds = about.get("for_seconds")
+    if seconds is not None:
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+            raise OverrideError("for_seconds must be a number")
+        if not 0 < seconds <= _LONGEST_SECONDS:
+            raise OverrideError("for_seconds must be above 0, and ten years at most")
+        fields["until"] = time_text(now_us + int(seconds * SECOND_US))
+    return read_override(fields)
+
+
+def _notes(deciding: Deciding, override: Override) -> list[str]:
+    """What who adds an override should know. Raises QuestionError if it could do nothing."""
+    if not override.exact:
+        return []
+    about = {"domain": override.domain, "descriptor": [list(each) for each in override.entries]}
+    domain, descriptor = descriptor_of(about)
+    limits = [each.limit for each in counters_of(deciding, domain, descriptor).rule.limits]
+    if override.limit and limits and override.limit not in {each.name for each in limits}:
+        names = ", ".join(each.name for each in limits if each.name) or "none of them has a name"
+        raise QuestionError(f"no limit there is called {override.limit!r}: {names}")
+    notes = []
+    if not limits and override.kind is not OverrideKind.BAN:
+        now = at_moment(deciding.snapshot(), deciding.overrides.clock())
+        notes.append(f"nothing limits it now: {explain(now, domain, descriptor).why}")
+    if override.kind is OverrideKind.GRANT:
+        meant = [each for each in limits if override.limit in {"", each.name}]
+        notes += [
+            f"it ends {time_text(grant_end(each, override))}"
+            + (f" for the limit {each.name}" if each.name else "")
+            for each in meant
+        ]
+    return notes
+
+
+async def _remove(deciding: Deciding, about: About) -> object:
+    name = about.get("id")
+    if name is not None:
+        removed = [each for each in deciding.overrides.in_force() if each.id == name]
+        if not removed:
+            raise QuestionError(
+                f"there is no override {name!r}: `ratelimit overrides` lists them",
+                StatusCode.NOT_FOUND,
+            )
+    else:
+        removed = _alike(deciding, about)
+    audit = _audit(deciding, about, "remove", removed, [])
+    await deciding.overrides.change([], [each.id for each in removed], audit)
+    return {"removed": [each.fields() for each in removed], "audit": audit}
+
+
+def _alike(deciding: Deciding, about: About) -> list[Override]:
+    domain, descriptor = descriptor_of(about)
+    kind, limit = about.get("kind"), about.get("limit")
+    found = [
+        each
+        for each in deciding.overrides.in_force()
+        if (each.domain, each.entries) == (domain, descriptor.entries)
+        and kind in (None, each.kind)
+        and limit in (None, each.limit)
+    ]
+    if not found:
+        raise QuestionError(
+            f"there is no {kind or 'override'} for just this descriptor in {domain}: "
+            "`ratelimit overrides` lists them",
+            StatusCode.NOT_FOUND,
+        )
+    return found
+
+
+async def _reset(deciding: Deciding, about: About) -> object:
+    domain, descriptor = descriptor_of(about)
+    name = about.get("limit")
+    planned = counters_of(deciding, domain, descriptor)
+    hits = _hits(planned, name)
+    if not hits:
+        now = at_moment(deciding.snapshot(), deciding.overrides.clock())
+        why = explain(now, domain, descriptor).why
+        which = f"no limit there is called {name!r}" if planned.hits else "nothing counts it"
+        raise QuestionError(f"{which}: {why}", StatusCode.NOT_FOUND)
+    before = await _counts(deciding, planned, hits)
+    audit = _audit(deciding, about, "reset", before, [])
+    await deciding.forget(hits)
+    await deciding.overrides.change([], [], audit)
+    return {"reset": before, "audit": audit}
+
+
+def _hits(planned: Plan, name: object) -> list[Hit]:
+    return [
+        hit
+        for limit, hit in zip(planned.rule.limits, planned.hits, strict=True)
+        if name in (None, "", limit.limit.name)
+    ]
+
+
+async def _counts(
+    deciding: Deciding, planned: Plan, hits: Sequence[Hit]
+) -> list[dict[str, object]]:
+    """What the counters hold, as far as their servers say."""
+    names = {
+        hit.key: limit.limit.name
+        for limit, hit in zip(planned.rule.limits, planned.hits, strict=True)
+    }
+    peeks = [Hit(hit.key, hit.spec.with_numbers(MAX_ADDEND, hit.spec.rate), 0) for hit in hits]
+    looks = await deciding.look_at(peeks)
+    return [
+        {
+            "limit": names[peek.key] or None,
+            "key": peek.key.decode("utf-8", "backslashreplace"),
+            "count": None if look is None else peek.spec.limit - look.outcome.remaining,
+        }
+        for peek, look in zip(peeks, looks, strict=True)
+    ]
+
+
+async def _audited(deciding: Deciding, about: About) -> object:
+    most = about.get("most", 100)
+    if not isinstance(most, int) or not 0 < most <= _MOST_AUDITED:
+        raise QuestionError(f"most must be a number from 1 to {_MOST_AUDITED}")
+    found = []
+    for line in await deciding.overrides.kept.audited(most):
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return {"audit": found}
+
+
+def _audit(
+    deciding: Deciding,
+    about: About,
+    action: str,
+    before: Sequence[Override | Mapping[str, object]],
+    after: Sequence[Override],
+) -> str:
+    """The line that is kept of a change: who, from where, what, why, before and after."""
+    told: dict[str, object] = {
+        "v": _AUDIT_VERSION,
+        "time": time_text(deciding.overrides.clock()),
+        "action": action,
+        "who": str(about.get("who", "")),
+        "from": str(about.get("from", "")),
+    }
+    for name in ("domain", "descriptor", "limit", "reason", "id"):
+        if name in about:
+            told[name] = about[name]
+    told["before"] = [each.fields() if isinstance(each, Override) else each for each in before]
+    told["after"] = [each.fields() for each in after]
+    return json.dumps(told)
+
+
+QUESTIONS: Final = (
+    Question("overrides", _listed),
+    Question("override", _add),
+    Question("remove_override", _remove),
+    Question("reset", _reset),
+    Question("audit", _audited),
+)

@@ -1,0 +1,237 @@
+"""Decisions steered at the admin listener, by routes and by the command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratelimit_service.model import SECOND_US, Code
+from ratelimit_service.settings import Settings
+from tests.admin.conftest import AdminSite, StartSite
+from tests.cli.inside import Inside, Said
+
+BOB = {"domain": "edge", "descriptor": [["user", "bob"]]}
+RULES = """
+domain: edge
+descriptors:
+  - key: user
+    rate_limit: {unit: day, requests_per_unit: 2}
+  - key: plan
+    rate_limits:
+      - {name: short, unit: minute, requests_per_unit: 2}
+      - {name: long, unit: day, requests_per_unit: 2, algorithm: sliding_log}
+"""
+
+
+class Operator:
+    """Somebody with a shell on the machine of the service."""
+
+    def __init__(self, admin: AdminSite, ratelimit: Inside) -> None:
+        self.admin = admin
+        self._ratelimit = ratelimit
+
+    async def types(self, *words: str) -> Said:
+        command, *rest = words
+        address = f"127.0.0.1:{self.admin.port}"
+        return await asyncio.to_thread(self._ratelimit, command, *rest, "--admin", address)
+
+    async def told(self, *words: str) -> Any:
+        said = await self.types(*words, "--json")
+        assert said.code == 0, said.err
+        return json.loads(said.out)
+
+    async def passed(self, times: int, text: str = "user=bob") -> int:
+        """How many of so many requests pass."""
+        asked = [await self.admin.asking.ask(text) for _ in range(times)]
+        return sum(each.code is Code.OK for each in asked)
+
+
+@pytest.fixture
+async def operator(
+    start_site: StartSite,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Operator:
+    settings = Settings(
+        audit_log=str(tmp_path / "audit.jsonl"), overrides_file=str(tmp_path / "overrides.json")
+    )
+    return Operator(await start_site(settings, RULES), Inside(monkeypatch, capsys))
+
+
+async def test_commands_steer_decisions(operator: Operator) -> None:
+    """Each command does at once what it says, and is undone by its opposite."""
+    assert (await operator.types("ban", "edge", "user=bob")).code == 0
+    assert await operator.passed(3) == 0
+    assert (await operator.types("unban", "edge", "user=bob")).code == 0
+    assert await operator.passed(3) == 2
+
+    told = await operator.told("grant", "edge", "user=bob", "--hits", "3")
+    assert await operator.passed(9) == 3
+    assert (await operator.types("overrides", "remove", told["override"]["id"])).code == 0
+
+    assert (await operator.types("limit", "edge", "user=bob", "--requests", "3")).code == 0
+    assert await operator.passed(9) == 1
+    assert (await operator.types("exempt", "edge", "user=*")).code == 0
+    assert await operator.passed(9) == 0  # an exact limit comes before a pattern
+    assert await operator.passed(9, "user=alice") == 9
+
+
+async def test_overrides_are_listed_in_words(operator: Operator) -> None:
+    """The list says what each does, to whom, until when, by whom and why."""
+    assert (await operator.types("overrides")).err == "no override is in force\n"
+    asking = operator.admin.asking
+    until = "2026-01-01T02:00:00.000000Z"
+    asking.now_us = 1767225600 * SECOND_US  # 2026-01-01
+    ban = ("ban", "edge", r"user=a\,b*", "--for", "2h", "--reason", "scrapes")
+    told = (await operator.told(*ban))["override"]
+    said = await operator.types("overrides")
+
+    who = told["who"]
+    assert said.out == (f"ban {told['id']}: edge user=a\\,b*, until {until}, by {who}: scrapes\n")
+    assert (await operator.told("overrides"))["overrides"] == [told]
+    asking.now_us += 7_200 * SECOND_US
+    assert (await operator.told("overrides"))["overrides"] == []
+
+
+async def test_a_new_number_takes_the_old_ones_place(operator: Operator) -> None:
+    """The same override for the same descriptor replaces the one before; grants add up."""
+    first = await operator.told("limit", "edge", "user=bob", "--requests", "5")
+    second = await operator.types("limit", "edge", "user=bob", "--requests", "6")
+    assert f"instead of limit {first['override']['id']}" in second.out
+    assert await operator.passed(9) == 6
+
+    await operator.told("grant", "edge", "user=bob", "--hits", "1")
+    told = await operator.told("grant", "edge", "user=bob", "--hits", "1")
+    assert told["replaced"] == []
+    assert told["notes"][0].startswith("it ends ")
+    assert await operator.passed(9) == 2
+
+
+async def test_reset(operator: Operator) -> None:
+    """The counters of a descriptor start again, all of them or one limit's."""
+    assert await operator.passed(3, "plan=a") == 2
+    told = await operator.told("reset", "edge", "plan=a", "--limit", "short")
+    assert [(each["limit"], each["count"]) for each in told["reset"]] == [("short", 2)]
+    assert await operator.passed(3, "plan=a") == 0
+
+    said = await operator.types("reset", "edge", "plan=a")
+    assert said.out == (
+        "limit short starts again, it had counted 0\nlimit long starts again, it had counted 2\n"
+    )
+    assert await operator.passed(3, "plan=a") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("reset", "edge", "nobody=x"), "nothing counts it: no rule"),
+        (("reset", "edge", "plan=a", "--limit", "x"), "no limit there is called 'x'"),
+        (("ban", "edge", "plan=a", "--limit", "x"), "no limit there is called 'x': short, long"),
+        (("unban", "edge", "user=bob"), "there is no ban for just this descriptor in edge"),
+        (("overrides", "remove", "00"), "there is no override '00': `ratelimit overrides`"),
+        (("overrides", "remove"), "write which one: ratelimit overrides remove ID"),
+        (("ban", "edge", "user=bob", "--for", "soon"), "--for 'soon' is no duration"),
+        (("ban", "edge", "user=bob", "--for", "0s"), "for_seconds must be above 0"),
+        (("grant", "edge", "user=bob", "--hits", "0"), "hits must be from 1 to 4294967295"),
+        (("limit", "edge", "user=bob", "--requests", "-1"), "requests must be from 0 to"),
+        (("ban", "edge", "=bob"), "write key=value,key=value"),
+    ],
+)
+async def test_mistakes_are_told(operator: Operator, words: tuple[str, ...], said: str) -> None:
+    """What cannot be done is one line that says why, and changes nothing."""
+    done = await operator.types(*words)
+
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert (await operator.told("overrides"))["overrides"] == []
+
+
+async def test_notes(operator: Operator) -> None:
+    """An override that can do nothing now is made, and its maker is told."""
+    said = await operator.types("exempt", "edge", "nobody=x")
+
+    assert said.code == 0
+    assert said.err.startswith("note: nothing limits it now: no rule")
+
+
+async def test_changes_are_audited(operator: Operator, tmp_path: Path) -> None:
+    """A change leaves who, from where, what, why, before and after in a log and in the store."""
+    await operator.passed(2)
+    made = await operator.told("ban", "edge", "user=bob", "--reason", "abuse")
+    await operator.types("reset", "edge", "user=bob")
+    await operator.types("unban", "edge", "user=bob", "--reason", "sorry")
+    kept: Any = await operator.admin.told("/audit?most=9")
+
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert kept["audit"] == lines[::-1]
+    ban, reset, unban = lines
+    assert [each["action"] for each in lines] == ["override", "reset", "remove"]
+    assert (ban["before"], ban["after"]) == ([], [made["override"]])
+    assert (unban["before"], unban["after"]) == ([made["override"]], [])
+    assert (ban["reason"], unban["reason"], ban["from"]) == ("abuse", "sorry", "127.0.0.1")
+    assert ban["who"] == made["override"]["who"] != ""
+    assert [each["count"] for each in reset["before"]] == [2]
+
+
+async def test_an_audit_log_that_cannot_be_written(
+    start_site: StartSite, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If the audit log takes no line the change is made, and whoever made it is told."""
+    admin = await start_site(Settings(audit_log=str(tmp_path / "no" / "audit.jsonl")))
+    told: Any = await admin.told("/overrides", {**BOB, "kind": "ban"})
+
+    assert "cannot be written" in told["warning"]
+    assert '"action": "override"' in caplog.text
+
+
+async def test_overrides_that_take_a_descriptor(admin: AdminSite) -> None:
+    """Of a descriptor those overrides are listed that take it, the first one first."""
+    for value, kind in (("*", "ban"), ("b*", "exempt"), ("bob", "exempt"), ("eve", "ban")):
+        body = {"domain": "edge", "descriptor": [["user", value]], "kind": kind}
+        assert (await admin.ask("/overrides", body)).status == 200
+
+    told: Any = await admin.told("/overrides?domain=edge&descriptor=user%3Dbob")
+    assert [each["entries"][0][1] for each in told["overrides"]] == ["bob", "*", "b*"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        ("/overrides", {**BOB, "kind": "banish"}, 400, "kind must be one of ban, exempt"),
+        ("/overrides", {**BOB, "kind": "ban", "hits": 1}, 400, "hits belongs to grant"),
+        ("/overrides", {**BOB, "kind": "ban", "until": 1}, 400, "'until' is unknown here"),
+        ("/overrides", {"domain": "edge", "kind": "ban"}, 400, "name a descriptor"),
+        ("/overrides", {**BOB, "kind": "ban", "for_seconds": "1h"}, 400, "must be a number"),
+        ("/overrides/remove", {"id": "00"}, 404, "there is no override '00'"),
+        ("/overrides?domain=edge", None, 400, "write ?domain=DOMAIN&descriptor="),
+        ("/audit?most=x", None, 400, "write ?most=NUMBER"),
+    ],
+)
+async def test_bodies_that_say_nothing_useful(
+    admin: AdminSite, path: str, body: object, status: int, said: str
+) -> None:
+    """What is missing, unknown or wrong is said in a sentence."""
+    answer = await admin.ask(path, body)
+
+    assert (answer.status, said in json.loads(answer.text)["error"]) == (status, True), answer.text
+
+
+async def test_overrides_outlive_the_process(operator: Operator, start_site: StartSite) -> None:
+    """With counters in memory the named file brings overrides over a restart."""
+    await operator.types("ban", "edge", "user=bob")
+    again = await start_site(operator.admin.asking.settings, RULES)
+    async with again.overrides.followed():
+        assert (await again.asking.ask("user=bob")).code is Code.OVER_LIMIT
+
+
+async def test_metrics_tell_of_overrides(operator: Operator) -> None:
+    """Metrics say how many are in force, by kind."""
+    await operator.types("ban", "edge", "user=bob")
+    await operator.types("limit", "edge", "user=*", "--requests", "5")
+
+    assert operator.admin.asking.stats.overrides == {"ban": 1, "limit": 1}
