@@ -53,6 +53,7 @@ NAVIGATION = {
     ],
     "Operate": [
         "operations",
+        "console",
         "security",
         "sizing",
         "runbook",

@@ -14,6 +14,7 @@ from functools import partial
 from aiohttp import web
 
 from ratelimit_service.admin.access import Access, Refused, set_session
+from ratelimit_service.admin.console import PAGE_HEADERS, console_files
 from ratelimit_service.admin.doors import BODY_SECONDS
 from ratelimit_service.admin.port import Port, shown
 from ratelimit_service.admin.route import Actor, AdminRequest, Operating, Role, Route
@@ -46,13 +47,22 @@ class AdminListener(Port):
             flag="--admin-hosts",
         )
         self.access = Access(operating.settings, operating.health)
+        self._ending = operating.ending
         self._routes = list(routes(operating))
+        self._console = console_files()
+        for path in self._console:
+            self.app.router.add_get(path, self._page)
         self.app.router.add_get("/session", self._session)
         self.app.router.add_post("/session", self._log_in)
         self.app.router.add_delete("/session", self._log_out)
         for route in self._routes:
             self.app.router.add_route(route.method, route.path, partial(self._answer, route))
         self.app.router.add_route("*", "/{tail:.*}", self._not_found)
+
+    async def close(self) -> None:
+        """Ends streams, then closes as every port."""
+        self._ending.set()
+        await super().close()
 
     async def _answer(self, route: Route, request: web.Request) -> web.StreamResponse:
         actor = self.access.actor(request, changes=route.role is Role.WRITE)
@@ -67,6 +77,16 @@ class AdminListener(Port):
         if isinstance(found, web.StreamResponse):
             return found
         return _json(200, found)
+
+    async def _page(self, request: web.Request) -> web.Response:
+        """A file of the console: it is no secret."""
+        if refused := self.access.may_see_page(request):
+            return _failed(*refused)
+        file = self._console[request.path]
+        return web.Response(
+            body=file.content,
+            headers={**_SAFE_HEADERS, **PAGE_HEADERS, "Content-Type": file.content_type},
+        )
 
     async def _session(self, request: web.Request) -> web.Response:
         """The browser's session, which begins by itself where no token is needed."""

@@ -17,8 +17,9 @@ GET needs the role `read` and must change nothing; all others need the role `wri
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
@@ -27,6 +28,7 @@ from aiohttp import web
 from ratelimit_service.health import Health
 from ratelimit_service.metrics import Sources
 from ratelimit_service.observer import Stats
+from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.questions import About, Deciding, answered, asked, told
 from ratelimit_service.settings import Settings
@@ -111,7 +113,8 @@ class Operating:
 
     `snapshot` gives the rules that hold now. `collect` fetches what the workers have counted, so
     that `stats`, the rules' tallies and `sources` are of this moment. `processes` is what
-    `/processes` shows.
+    `/processes` shows. `problems` are those of the rules. `ending` is set when the listener is to
+    close: streams end then.
     """
 
     settings: Settings
@@ -122,6 +125,8 @@ class Operating:
     sources: Sources
     collect: Callable[[], Awaitable[None]]
     processes: Callable[[], object]
+    problems: Callable[[], Sequence[Problem]] = tuple
+    ending: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def ask(self, name: str, about: About | None = None) -> object:
         """What one of the processes that decide answers. Raises QuestionError."""

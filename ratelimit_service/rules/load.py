@@ -274,7 +274,7 @@ class Rules:
     async def _log_reload(self, before: Mapping[str, Domain]) -> None:
         """Says what has been loaded; `before` are the domains that held until now."""
         rules, domains = sum(self._sizes.values()), len(self._sizes)
-        problems = sum(not problem.hint for problem in self._problems())
+        problems = sum(not problem.hint for problem in self.problems())
         revision = self._loaded.revision
         fields: dict[str, object] = {"rules": rules, "domains": domains, "problems": problems}
         told = [f"{count(rules, 'rule')} in {count(domains, 'domain')}"]
@@ -378,7 +378,8 @@ class Rules:
             level = logging.ERROR if self._fatal(problem) else logging.WARNING
             log.log(logging.INFO if problem.hint else level, "%s", problem)
 
-    def _problems(self) -> list[Problem]:
+    def problems(self) -> list[Problem]:
+        """All that is wrong in the files, and hints, by their places."""
         of_files = [problem for file in self._files.values() for problem in file.report.problems]
         return sorted([*of_files, *self._conflicts, *self._missing])
 
@@ -390,7 +391,7 @@ class Rules:
         return {name: problems for name, problems in fatal.items() if problems}
 
     def _fatal_problems(self) -> list[Problem]:
-        return [problem for problem in self._problems() if self._fatal(problem)]
+        return [problem for problem in self.problems() if self._fatal(problem)]
 
     def _fatal(self, problem: Problem) -> bool:
         return problem.fatal(strict=self._strict)

@@ -101,6 +101,7 @@ async def serve_alone(settings: Settings) -> int:
                 sources,
                 _nothing_to_collect,
                 _processes,
+                rules.problems,
             )
         )
         signals = Signals(rules.reload, _cannot_restart)

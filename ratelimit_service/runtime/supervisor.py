@@ -112,6 +112,7 @@ class _Supervisor:
                 self._sources,
                 self._workers.collect,
                 self._told,
+                self._rules.problems,
             )
         )
         self._exporting = Exporting(

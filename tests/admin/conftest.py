@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service import listening
-from ratelimit_service.admin import AdminListener, Here, Operating
+from ratelimit_service.admin import AdminListener, Here, Operating, feed
 from ratelimit_service.health import Phase
 from ratelimit_service.metrics import Sources
 from ratelimit_service.service.caller_history import CallerHistory
@@ -35,6 +35,7 @@ class AdminSite:
 
     def __init__(self, directory: Path, settings: Settings, rules: str, at: str) -> None:
         directory.mkdir(exist_ok=True)
+        self.directory = directory
         self.asking = asking = Asking(directory, rules, settings=settings)
         self._at = at
         self.operating = Operating(
@@ -45,7 +46,8 @@ class AdminSite:
             Here(self._deciding(asking)),
             Sources(asking.stats, asking.health, lambda: asking.rules.snapshot),
             _nothing,
-            lambda: {"pid": 7, "workers": []},
+            lambda: {"pid": 7, "version": "1", "workers": []},
+            asking.rules.problems,
         )
         self.listener = AdminListener(self.operating)
 
@@ -101,8 +103,10 @@ StartSite = Callable[..., Awaitable[AdminSite]]
 
 
 @pytest.fixture
-async def start_site(tmp_path: Path) -> AsyncIterator[StartSite]:
-    """Starts listeners with settings."""
+async def start_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[StartSite]:
+    """Starts listeners with settings; who watches them is told of more moments than usual."""
+    monkeypatch.setattr(feed, "_SECONDS", 0.05)
+    monkeypatch.setattr(feed, "_SHARE", 1)
     async with AsyncExitStack() as stack:
 
         async def start(

@@ -31,7 +31,7 @@ async def test_tells_of_processes_health_and_rules(admin: AdminSite) -> None:
     rules = await admin.ask("/rlconfig")
 
     assert isinstance(processes, dict)
-    assert processes["supervisor"] == {"pid": 7, "workers": []}
+    assert processes["supervisor"] == {"pid": 7, "version": "1", "workers": []}
     assert [each["counters"] for each in processes["deciding"]] == [0]
     assert health == {"serving": True, "phase": "serving", "faults": {"store": "Redis is away"}}
     assert rules.text.startswith("edge.user: ")

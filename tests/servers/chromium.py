@@ -38,19 +38,21 @@ def _high(pipe: tuple[int, int]) -> tuple[int, int]:
 
 
 class Chromium:
-    """One page, without a network."""
+    """One page, without a network; with `local` it reaches this machine's loopback interface."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, local: bool = False) -> None:
         self.faults: list[str] = []
         """What went wrong in pages: errors of scripts, and everything that the console said."""
         self._last = 0
         self._rest = b""
         self._session = ""
         self._loaded = False
-        # The pipes are its descriptors 3 and 4. Nothing but files can be reached.
+        # The pipes are its descriptors 3 and 4. Nothing but files and loopback can be reached.
         command = [chromium_command(), "--headless", "--no-sandbox", "--disable-gpu"]
         command += ["--disable-dev-shm-usage", "--no-first-run", "--remote-debugging-pipe"]
         command += [f"--user-data-dir={directory / 'chromium'}", "--proxy-server=127.0.0.1:9"]
+        if not local:
+            command += ["--proxy-bypass-list=<-loopback>"]
         (read, to), (from_, write) = _high(os.pipe()), _high(os.pipe())
         self._pid = os.posix_spawn(
             command[0],
@@ -76,14 +78,22 @@ class Chromium:
 
     def open(self, page: Path, width: int = 1200, height: int = 900, *, dark: bool = False) -> None:
         """Opens a file, and waits until it is there with its scripts."""
+        self.visit(page.resolve().as_uri(), width, height, dark=dark)
+
+    def visit(self, url: str, width: int = 1200, height: int = 900, *, dark: bool = False) -> None:
+        """The same of a page at an address."""
+        self.resize(width, height, dark=dark)
+        self._loaded = False
+        self._ask("Page.navigate", url=url)
+        while not self._loaded:
+            self._message()
+
+    def resize(self, width: int, height: int, *, dark: bool = False) -> None:
+        """Shows the page on another screen."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._ask("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._ask("Emulation.setEmulatedMedia", features=[scheme])
-        self._loaded = False
-        self._ask("Page.navigate", url=page.resolve().as_uri())
-        while not self._loaded:
-            self._message()
 
     def run(self, script: str) -> Any:
         """The value of a script in the page."""
@@ -101,6 +111,16 @@ class Chromium:
         for kind in ("mousePressed", "mouseReleased"):
             pressed = {"type": kind, "x": x, "y": y, "button": "left", "clickCount": 1}
             self._ask("Input.dispatchMouseEvent", **pressed)
+
+    def type(self, text: str) -> None:
+        """Presses keys; a tab and a return do what they do."""
+        for key in text:
+            named = {"\t": ("Tab", 9), "\r": ("Enter", 13)}.get(key, (key, 0))
+            pressed = {"key": named[0], "windowsVirtualKeyCode": named[1]}
+            if key != "\t":
+                pressed["text"] = key
+            for kind in ("keyDown", "keyUp"):
+                self._ask("Input.dispatchKeyEvent", type=kind, **pressed)
 
     def close(self) -> None:
         """Ends it."""

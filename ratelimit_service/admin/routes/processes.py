@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ratelimit_service.admin.route import AdminRequest, Operating, Route
+from ratelimit_service.settings import redacted
 
 __all__ = ["routes"]
 
@@ -16,6 +17,7 @@ def routes(operating: Operating) -> Iterator[Route]:
         return {
             "supervisor": operating.processes(),
             "deciding": await operating.ask_all("process"),
+            "store": redacted(operating.settings.store),
         }
 
     async def health(_: AdminRequest) -> object:

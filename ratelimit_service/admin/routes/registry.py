@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ratelimit_service.admin.route import Operating, Route
-from ratelimit_service.admin.routes import counters, overrides, processes, rules
+from ratelimit_service.admin.routes import console, counters, overrides, processes, rules
 
 __all__ = ["routes"]
 
 _GROUPS = (
+    console.routes,
     counters.routes,
     overrides.routes,
     processes.routes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ratelimit_service.service.questions import callers, inspection, process, steering
+from ratelimit_service.service.questions import callers, denials, inspection, process, steering
 from ratelimit_service.service.questions.question import Question
 
 __all__ = ["QUESTIONS"]
@@ -13,6 +13,7 @@ QUESTIONS: Final[dict[str, Question]] = {
     each.name: each
     for each in (
         callers.QUESTION,
+        denials.QUESTION,
         inspection.QUESTION,
         process.QUESTION,
         *steering.QUESTIONS,

@@ -1,0 +1,152 @@
+"""What the console's page asks for: events of this moment, the rules as a tree, explanations."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+
+from aiohttp import web
+
+from ratelimit_service.admin.doors import WRITE_SECONDS
+from ratelimit_service.admin.feed import Feed
+from ratelimit_service.admin.route import AdminRequest, Operating, Route
+from ratelimit_service.clock import now_us
+from ratelimit_service.descriptor_text import DescriptorTextError, read_descriptor
+from ratelimit_service.errors import StatusCode
+from ratelimit_service.rules.explain import explain, limit_text
+from ratelimit_service.rules.moment import at_moment
+from ratelimit_service.rules.tree import ways
+from ratelimit_service.service.questions import QuestionError
+from ratelimit_service.slices import slowly
+
+__all__ = ["routes"]
+
+_MOST_WATCHING = 50
+_STREAM_SECONDS = 600.0
+"""How long a stream lives; who watches then asks again, and must still be let in."""
+
+_MOST_RULES = 2_000
+_MOST_PROBLEMS = 100
+
+
+def routes(operating: Operating) -> Iterator[Route]:
+    """The routes of this file."""
+    feed = Feed(operating)
+
+    async def events(request: AdminRequest) -> object:
+        if feed.watching >= _MOST_WATCHING:
+            why = f"{_MOST_WATCHING} pages watch already: close one"
+            raise QuestionError(why, StatusCode.UNAVAILABLE)
+        return await _watch(operating, feed, request.http)
+
+    async def tree(_: AdminRequest) -> object:
+        return await _tree(operating)
+
+    async def explained(request: AdminRequest) -> object:
+        return _explained(operating, request.query)
+
+    yield Route("GET", "/events", "what happens now, as server-sent events", events)
+    yield Route("GET", "/tree", "the rules as a tree, and what is wrong with them", tree)
+    yield Route(
+        "GET",
+        "/explain",
+        "which rule a descriptor meets (?domain=D&descriptor=key=value,…)",
+        explained,
+    )
+
+
+async def _watch(operating: Operating, feed: Feed, request: web.Request) -> web.StreamResponse:
+    """Sends events until the page goes, the port closes, or the stream is old."""
+    headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+    response = web.StreamResponse(headers=headers)
+    past = feed.join()
+    ending = asyncio.ensure_future(operating.ending.wait())
+    try:
+        await response.prepare(request)
+        message = past
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_STREAM_SECONDS):
+                while True:
+                    async with asyncio.timeout(WRITE_SECONDS):
+                        await response.write(message)
+                    following = asyncio.ensure_future(feed.following())
+                    await asyncio.wait({following, ending}, return_when=asyncio.FIRST_COMPLETED)
+                    if not following.done():
+                        following.cancel()
+                        break
+                    message = following.result()
+        with suppress(ConnectionError):
+            await response.write_eof()
+    finally:
+        ending.cancel()
+        feed.leave()
+    return response
+
+
+async def _tree(operating: Operating) -> object:
+    """Each domain with its rules in the order of the files."""
+    snapshot = operating.snapshot()
+    domains: list[dict[str, object]] = []
+    remaining = _MOST_RULES
+    for name in sorted(snapshot.domains):
+        rules: list[object] = []
+        async for way in slowly(ways(snapshot.domains[name].root.nodes)):
+            rule = way[-1].rule
+            if rule is None:
+                continue
+            if not remaining:
+                break
+            remaining -= 1
+            rules.append(
+                {
+                    "rule": rule.path,
+                    "way": [[node.key, node.value] for node in way],
+                    "source": str(rule.source),
+                    "limits": [limit_text(limit) for limit in rule.limits],
+                    "shadow": rule.shadow_mode,
+                    "quota": rule.quota_mode,
+                }
+            )
+        domains.append({"domain": name, "rules": rules})
+    problems = [
+        {"text": str(each), "hint": each.hint, "tolerated": each.tolerated}
+        for each in operating.problems()[:_MOST_PROBLEMS]
+    ]
+    return {
+        "domains": domains,
+        "unserved": sorted(snapshot.unserved),
+        "problems": problems,
+        "more": not remaining,
+    }
+
+
+def _explained(operating: Operating, query: Mapping[str, str]) -> object:
+    domain, text = query.get("domain", ""), query.get("descriptor", "")
+    if not (domain and text):
+        raise QuestionError("write ?domain=DOMAIN&descriptor=key=value,key=value")
+    try:
+        descriptor = read_descriptor(text)
+    except DescriptorTextError as error:
+        raise QuestionError(str(error)) from error
+    found = explain(at_moment(operating.snapshot(), now_us()), domain, descriptor)
+    rule = found.rule
+    return {
+        "rule": rule.path if rule is not None else None,
+        "source": str(rule.source) if rule is not None else None,
+        "limits": [limit_text(limit) for limit in rule.limits] if rule is not None else [],
+        "why": found.why,
+        "steps": [
+            {
+                "entry": list(step.entry),
+                "how": step.how,
+                "taken": step.taken,
+                "source": step.source,
+                "passed_over": [
+                    {"node": each.node, "source": each.source, "why": each.why}
+                    for each in step.passed_over
+                ],
+            }
+            for step in found.steps
+        ],
+    }

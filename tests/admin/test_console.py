@@ -1,0 +1,105 @@
+"""The console: its page as it is sent, and as a real browser shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratelimit_service.admin import feed
+from ratelimit_service.admin.console import console_files
+from ratelimit_service.settings import Settings
+from tests.admin.conftest import AdminSite, StartSite
+from tests.servers.chromium import Chromium
+from tests.servers.process import PATIENCE_SECONDS
+
+EVIL = "<img src=x onerror=alert(1)>"
+TOKEN = "w" * 16
+
+
+async def test_page_may_do_nothing_else(admin: AdminSite) -> None:
+    """Page and scripts come from the listener alone, and run nothing that is not a file of it."""
+    page = await admin.ask("/")
+    policy = page.headers["content-security-policy"]
+    places = re.findall(r'(?:src|href)="(?!#)([^"]*)"', page.text)
+    answers = [await admin.ask(place) for place in places]
+
+    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert all(word in policy for word in ("frame-ancestors 'none'", "base-uri 'none'"))
+    assert [each.status for each in answers] == [200] * len(places)
+    assert not re.search(r"<script[^>]*>[^<]|<style|\bstyle=|\bon\w+=", page.text)
+
+
+def test_scripts_write_text_only() -> None:
+    """No script makes markup of text, runs text, or asks another host."""
+    scripts = {path: file for path, file in console_files().items() if path.endswith(".js")}
+    assert len(scripts) > 5
+
+    for path, file in scripts.items():
+        text = file.content.decode()
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write", text), path
+        assert not re.search(r"\beval\b|\bFunction\(|setTimeout\(\s*[\"'`]", text), path
+        assert re.findall(r"https?://[^\"]*", text) in ([], ["http://www.w3.org/2000/svg"]), path
+
+
+@pytest.fixture
+async def chromium(tmp_path: Path) -> AsyncIterator[Chromium]:
+    browser = await asyncio.to_thread(Chromium, tmp_path, local=True)
+    yield browser
+    await asyncio.to_thread(browser.close)
+
+
+async def shown(chromium: Chromium, script: str, ready: Callable[[Any], object] = bool) -> Any:
+    """What a script finds in the page, once that is what is waited for."""
+    deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+    while True:
+        found = await asyncio.to_thread(chromium.run, script)
+        if ready(found):
+            return found
+        assert asyncio.get_running_loop().time() < deadline, (script, found, chromium.faults)
+
+
+def text_of(selector: str) -> str:
+    return f"document.querySelector({selector!r})?.innerText ?? ''"
+
+
+async def test_in_chromium(
+    start_site: StartSite, tmp_path: Path, chromium: Chromium, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page asks for a token, shows what happens, with values as text, and explains.
+
+    On a phone nothing is wider than the screen. All can be done by keyboard.
+    """
+    monkeypatch.setattr(feed, "_SECONDS", 0.5)
+    tokens = tmp_path / "tokens"
+    await asyncio.to_thread(tokens.write_text, f"write {TOKEN} alice\n")
+    site = await start_site(Settings(admin_token_file=str(tokens)))
+    await asyncio.to_thread(chromium.visit, f"{site.url}/")
+
+    await shown(chromium, "document.activeElement.id", lambda found: found == "token")
+    await asyncio.to_thread(chromium.type, f"{TOKEN}\r")
+    await shown(chromium, text_of("#rule-rows"), lambda found: "2 per day" in found)
+    await shown(chromium, text_of("#ok"), lambda found: found == "0")
+    for _ in range(3):
+        await site.asking.ask(f"user={EVIL}")
+    denial = await shown(chromium, text_of("#denial-list li"))
+    await asyncio.to_thread(chromium.run, "document.querySelector('#explain-domain').focus()")
+    await asyncio.to_thread(chromium.type, "edge\tuser=bob\r")
+    explained = await shown(chromium, text_of("#explanation"), lambda found: "2 per day" in found)
+    images = await asyncio.to_thread(chromium.run, "document.images.length")
+    who = await asyncio.to_thread(chromium.run, text_of("#who"))
+    await asyncio.to_thread(chromium.resize, 360, 800, dark=True)
+    width = await asyncio.to_thread(chromium.run, "document.documentElement.scrollWidth")
+
+    assert f"edge user={EVIL}" in denial
+    assert "2 per day are used up; rule user" in denial
+    assert "user=bob: the key alone matches" in explained
+    assert (images, who) == (0, "alice")
+    assert width <= 360
+    assert [fault for fault in chromium.faults if "401" not in fault] == []

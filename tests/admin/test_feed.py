@@ -1,0 +1,204 @@
+"""What the console is told of this moment."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from ratelimit_service.admin.feed import Feed
+from ratelimit_service.admin.routes import console
+from ratelimit_service.service import DecisionRecord
+from ratelimit_service.service.questions.denials import _Tail
+from tests.admin.conftest import AdminSite, StartSite
+
+Event = tuple[str, Any]
+
+
+@asynccontextmanager
+async def events(site: AdminSite) -> AsyncIterator[AsyncIterator[Event]]:
+    """The events of a page that watches."""
+    async with aiohttp.ClientSession() as session, session.get(f"{site.url}/events") as answer:
+        yield read(answer)
+
+
+async def read(answer: aiohttp.ClientResponse) -> AsyncIterator[Event]:
+    kind = ""
+    async for line in answer.content:
+        name, _, text = line.decode().rstrip("\n").partition(": ")
+        if name == "event":
+            kind = text
+        elif name == "data":
+            yield kind, json.loads(text)
+
+
+async def message_with(found: AsyncIterator[Event], name: str) -> Mapping[str, Any]:
+    """The next message in which this is not 0 or empty."""
+    async for kind, message in found:
+        if kind == "now" and message[name]:
+            told: Mapping[str, Any] = message
+            return told
+    raise AssertionError("the stream has ended")
+
+
+async def test_tells_what_is_counted(admin: AdminSite) -> None:
+    """A message has what was decided since the one before, by rule, and each denial's reason."""
+    async with events(admin) as found:
+        assert await anext(found) == ("past", [])
+        await message_with(found, "serving")
+        for _ in range(3):
+            await admin.asking.ask("user=<b>")
+
+        message = await message_with(found, "over")
+
+    assert (message["ok"], message["over"], message["hits"]) == (2, 1, 3)
+    assert message["rules"] == [["edge", "user", 3, 1, 1]]
+    (line,) = message["denials"]
+    assert json.loads(line)["descriptors"] == [{"entries": [["user", "<b>"]]}]
+    assert json.loads(line)["rule"] == "user"
+
+
+async def test_is_worked_out_once_for_all(admin: AdminSite) -> None:
+    """However many watch, numbers are read once for a message; while nobody does, not at all."""
+    readings = 0
+    sources = admin.operating.sources
+    read_them = sources.read
+
+    async def counted() -> object:
+        nonlocal readings
+        readings += 1
+        return await read_them()
+
+    sources.read = counted  # type: ignore[method-assign, assignment]
+    async with events(admin) as one, events(admin) as other:
+        for _ in range(2):
+            told = [await message_with(each, "serving") for each in (one, other)]
+            assert told[0] == told[1]
+    assert readings <= 4
+
+    feed = Feed(admin.operating)
+    feed.join()
+    feed.leave()
+    before = readings
+    await asyncio.sleep(0)
+
+    assert (feed.watching, readings) == (0, before)
+
+
+async def test_who_comes_later_is_told_the_past(admin: AdminSite) -> None:
+    """A page that begins to watch gets what others were told before, without the denials."""
+    async with events(admin) as first:
+        before = await message_with(first, "serving")
+        async with events(admin) as second:
+            kind, past = await anext(second)
+
+    assert kind == "past"
+    assert past[0] == {name: told for name, told in before.items() if name != "denials"}
+
+
+async def test_streams_end(admin: AdminSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many watch at most, and their streams end when the listener closes."""
+    monkeypatch.setattr(console, "_MOST_WATCHING", 1)
+    async with events(admin) as found:
+        await anext(found)
+        refused = await admin.ask("/events")
+        await admin.listener.close()
+
+        assert [kind async for kind, _ in found if kind == "past"] == []
+    assert (refused.status, "close one" in refused.text) == (503, True)
+
+
+class Heard:
+    """A listener that samples: of denials every second one, of the others none."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.records: list[DecisionRecord] = []
+
+    def chosen(self, denied: bool) -> bool:
+        self.asked += denied
+        return denied and self.asked % 2 == 0
+
+    def hear(self, records: Sequence[DecisionRecord]) -> None:
+        self.records += records
+
+
+async def test_watching_leaves_the_decision_log_as_it_is(admin: AdminSite) -> None:
+    """Who listens already hears of the same decisions while somebody watches, and afterwards."""
+    service, heard = admin.asking.service, Heard()
+    service.listener, service.chosen = heard.hear, heard.chosen
+    tail = _Tail(service)
+
+    for _ in range(6):
+        await admin.asking.ask("user=bob")
+    seen = tail.take()
+    tail.stop()
+    for _ in range(2):
+        await admin.asking.ask("user=bob")
+
+    assert len(seen) == 4
+    assert len(heard.records) == 3
+    assert all(record.denied for record in heard.records)
+
+
+async def test_a_flood_of_denials_is_cut(admin: AdminSite) -> None:
+    """Of many denials at once so many are noted; the others cost nothing."""
+    await admin.operating.ask("denials")
+    for _ in range(100):
+        await admin.asking.ask("user=bob")
+    assert admin.asking.service.chosen is not None
+
+    assert not admin.asking.service.chosen(True)
+    assert len(await admin.operating.ask("denials")) == 40  # type: ignore[arg-type]
+    assert admin.asking.service.chosen(True)
+
+
+async def test_tree(start_site: StartSite) -> None:
+    """The tree has each rule with its place and limits, and what is wrong with the files."""
+    site = await start_site(
+        rules="""
+domain: edge
+descriptors:
+  - key: user
+    descriptors:
+      - {key: path, value: /a, rate_limit: {unit: day, requests_per_unit: 2}, shadow_mode: true}
+  - {key: other, rate_limit: {unit: day, requests_per_unit: 2, unit_multiplier: 1}}
+"""
+    )
+    (site.directory / "bad.yaml").write_text("domain: bad\nunit: day\n")
+    site.asking.rules.load()
+
+    tree = await site.told("/tree")
+
+    assert isinstance(tree, dict)
+    domain = tree["domains"][1]
+    first = domain["rules"][0]
+    assert first.pop("source").endswith("0.yaml:6:32")
+    assert first == {
+        "rule": "user > path=/a",
+        "way": [["user", ""], ["path", "/a"]],
+        "limits": ["2 per day"],
+        "shadow": True,
+        "quota": False,
+    }
+    assert any("bad.yaml:2:1" in problem["text"] for problem in tree["problems"])
+
+
+async def test_explains(admin: AdminSite) -> None:
+    """Which rule a descriptor meets is told step by step; what is none is told with its form."""
+    found = await admin.told("/explain?domain=edge&descriptor=user%3Dbob")
+    wrong = [
+        await admin.ask(f"/explain?{query}")
+        for query in ("", "domain=edge", "domain=edge&descriptor=%3Db")
+    ]
+
+    assert isinstance(found, dict)
+    assert (found["rule"], found["limits"]) == ("user", ["2 per day"])
+    assert [step["entry"] for step in found["steps"]] == [["user", "bob"]]
+    assert [each.status for each in wrong] == [400] * 3
+    assert all("key=value" in each.text for each in wrong)
