@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ratelimit_service.cli.admin import asks_admin
 from ratelimit_service.cli.say import say
+from ratelimit_service.cli.steer import override_text
 from ratelimit_service.cli.words import parse_descriptor
+from ratelimit_service.errors import TransportError
 
 if TYPE_CHECKING:
+    from ratelimit_service.client.admin import AdminClient
     from ratelimit_service.rules.explain import Explanation
 
 __all__ = ["explain"]
@@ -29,13 +33,23 @@ __all__ = ["explain"]
     envvar="RATELIMIT_RULES",
     help="Where the rules come from, as for serve.",
 )
+@click.option("--overrides", is_flag=True, help="Ask the service which overrides take it, too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a descriptor.")
-def explain(domain: str, descriptors: Sequence[str], rules: str, as_json: bool) -> int:
+@asks_admin
+def explain(
+    admin: AdminClient,
+    domain: str,
+    descriptors: Sequence[str],
+    rules: str,
+    overrides: bool,
+    as_json: bool,
+) -> int:
     """Tell which rule a descriptor meets, why, and what is counted.
 
     A descriptor is written key=value,key=value; a comma, an equals sign or a backslash in a
-    key or value stands behind a backslash. Nothing is counted and no service is asked; a
-    management server is (--rules xds://HOST:PORT), as the environment says of it to serve.
+    key or value stands behind a backslash. Nothing is counted, and no service is asked but with
+    --overrides; a management server is (--rules xds://HOST:PORT), as the environment says of it
+    to serve.
 
     Example: ratelimit explain demo user=alice
     """
@@ -57,13 +71,28 @@ def explain(domain: str, descriptors: Sequence[str], rules: str, as_json: bool) 
         explanation = explained(snapshot, domain, parse_descriptor(text))
         known = loaded.snapshot.domains.get(domain)
         keys = _counter_keys(domain, explanation, known.shard_by if known else None)
+        steered = _overrides(admin, domain, text) if overrides else None
         if as_json:
-            click.echo(json.dumps(_explained(explanation, keys)))
+            told = _explained(explanation, keys)
+            click.echo(json.dumps(told if steered is None else {**told, "overrides": steered}))
         else:
             say(str(explanation))
             for key in keys:
                 say(f"counter {key}")
+            for each in steered or ():
+                say(f"override: {override_text(each)}")
+            if steered == []:
+                say("no override takes it")
     return 0
+
+
+def _overrides(admin: AdminClient, domain: str, text: str) -> list[dict[str, Any]]:
+    """The overrides that take a descriptor, the first one first."""
+    told = admin.get("/overrides", {"domain": domain, "descriptor": text})
+    found = told.get("overrides") if isinstance(told, dict) else None
+    if not isinstance(found, list):
+        raise TransportError("the admin listener answers something else: is it another version?")
+    return found
 
 
 def _counter_keys(

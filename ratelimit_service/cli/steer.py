@@ -17,7 +17,7 @@ from ratelimit_service.model import SECOND_US, Descriptor, Entry
 if TYPE_CHECKING:
     from ratelimit_service.client.admin import AdminClient
 
-__all__ = ["ban", "exempt", "grant", "limit", "overrides", "reset", "unban"]
+__all__ = ["ban", "exempt", "grant", "limit", "override_text", "overrides", "reset", "unban"]
 
 
 def _for(context: click.Context, flag: click.Parameter, text: str | None) -> float | None:
@@ -50,9 +50,9 @@ def _added(admin: AdminClient, about: dict[str, object], *, as_json: bool) -> in
     if as_json:
         say(json.dumps(told))
         return 0
-    say(_line(told["override"]))
+    say(override_text(told["override"]))
     for each in told["replaced"]:
-        say(f"instead of {_line(each)}")
+        say(f"instead of {override_text(each)}")
     _warn(told)
     return 0
 
@@ -69,7 +69,7 @@ def _told(answer: object) -> dict[str, Any]:
     return answer
 
 
-def _line(fields: dict[str, Any]) -> str:
+def override_text(fields: dict[str, Any]) -> str:
     """An override in words: `ban 5d1f02ab31: api user=eve, until …, by …: reason`."""
     entries = tuple(Entry(str(key), str(value)) for key, value in fields["entries"])
     number = "".join(f", {fields[each]} {each}" for each in ("requests", "hits") if each in fields)
@@ -181,7 +181,7 @@ def _removed(answer: object, *, as_json: bool) -> int:
         say(json.dumps(told))
         return 0
     for each in told["removed"]:
-        say(f"removed {_line(each)}")
+        say(f"removed {override_text(each)}")
     _warn(told)
     return 0
 
@@ -239,7 +239,7 @@ def overrides(
         say(json.dumps(told))
         return 0
     for each in told["overrides"]:
-        say(_line(each))
+        say(override_text(each))
     if not told["overrides"]:
         say("no override is in force", err=True)
     return 0

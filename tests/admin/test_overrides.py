@@ -199,6 +199,20 @@ async def test_overrides_that_take_a_descriptor(admin: AdminSite) -> None:
     assert [each["entries"][0][1] for each in told["overrides"]] == ["bob", "*", "b*"]
 
 
+async def test_explain_and_inspect_show_overrides(operator: Operator, tmp_path: Path) -> None:
+    """If asked, explain says which overrides take a descriptor, and so does inspect."""
+    (tmp_path / "rules.yaml").write_text(RULES)
+    words = ("explain", "edge", "user=bob", "--rules", str(tmp_path / "rules.yaml"), "--overrides")
+    assert (await operator.types(*words)).out.endswith("no override takes it\n")
+
+    ban = (await operator.told("ban", "edge", "user=bob"))["override"]
+    exempt = (await operator.told("exempt", "edge", "user=*"))["override"]
+    assert f"override: ban {ban['id']}: edge user=bob" in (await operator.types(*words)).out
+    assert (await operator.told(*words))["overrides"] == [ban, exempt]
+    told: Any = await operator.admin.told("/inspect?domain=edge&descriptor=user%3Dbob")
+    assert told["overrides"] == [ban, exempt]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "said"),
     [

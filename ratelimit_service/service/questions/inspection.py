@@ -76,6 +76,10 @@ async def _told(deciding: Deciding, about: About) -> object:
         "rule": declared.path if declared else None,
         "source": str(declared.source) if declared else None,
         "why": explained.why,
+        "overrides": [
+            each.fields()
+            for each in deciding.service.steering.meeting(domain, descriptor.entries, now_us())
+        ],
         "counters": counters,
     }
 
