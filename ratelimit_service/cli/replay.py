@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ratelimit_service.cli.say import say
-from ratelimit_service.text import count
+from ratelimit_service.text import count, printable
 
 if TYPE_CHECKING:
     from ratelimit_service.replay.logs import Log
@@ -92,6 +93,9 @@ def replay(
     from ratelimit_service.replay.recorded import merged  # noqa: PLC0415
     from ratelimit_service.settings import Settings  # noqa: PLC0415
 
+    if page is not None and (why := _unwritable(page)):
+        say(f"ratelimit: {printable(str(page))} cannot be written: {why}", err=True)
+        return 2
     settings = Settings()
     new = play.Trace(sources.rules_of(rules), settings, max_counters)
     old = None
@@ -129,6 +133,16 @@ def replay(
         say(f"{left_out} could not be read: --skip-unreadable lets that pass", err=True)
         return 2
     return int(found.changes)
+
+
+def _unwritable(page: Path) -> str:
+    """Why a file cannot be written, which is better known before a long run; "" if it can."""
+    folder = page.parent
+    if not folder.is_dir():
+        return f"there is no directory {printable(str(folder))}"
+    if not os.access(page if page.exists() else folder, os.W_OK):
+        return "it is not allowed"
+    return ""
 
 
 def _play(played: Replay, records: Iterator[Recorded], opened: Sequence[Log]) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from ratelimit_service.errors import RateLimitError, StatusCode
 from ratelimit_service.model import Code, Descriptor, Entry, Limit, Request, Unit
 from ratelimit_service.replay import recorded
+from ratelimit_service.replay.decision_log import DecisionLogReader
 from ratelimit_service.replay.logs import Lines, Log, LogError
 from ratelimit_service.replay.recorded import Recorded, in_order, merged, moment_us
 from ratelimit_service.replay.sources import Readers
@@ -326,6 +327,53 @@ def test_decision_log_says_what_was_asked(request: Request, at_us: int) -> None:
     found = read_line(line, moment_us)
 
     assert (found.at_us, found.request, found.code) == (at_us, request, "OK")
+
+
+TAILS = st.sampled_from(
+    [
+        '"by":"count","descriptor":0,"rule":"user","used":1,"remaining":4,"reset_seconds":0.5}',
+        '"by":"count","limit":{"requests_per_unit":5,"unit":"day"},"store":"memory"}',
+        '"by":"count","times":3}',
+        '"by":"count","hits":7}',
+        '"by":"count","domain":"other"}',
+        '"by":"co\\\\unt"}',
+        '"by":"count","sample":0.5}',
+        '"by":"count","used":01}',
+        '"by":"count"',
+        '"by":"count"}}',
+        '"by":count}',
+        '"more":{"code":"OK"}}',
+    ]
+)
+TIMES = st.sampled_from(["2026-01-31T14:00:00.000001Z", "2026-01-31T14:00:60.000001Z"]) | (
+    st.sampled_from(["2026-13-31T14:00:00.000001Z", "2026-01-31T14:00:00Z"])
+)
+ASKED = st.sampled_from(
+    [
+        '"domain":"api","descriptors":[{"entries":[["user","a"]]}]',
+        '"domain":"api","descriptors":[{"entries":[["user","\\",\\"code\\":\\"OK"]]}],"hits":2',
+        '"domain":"api","descriptors":[{"entries":[["user","a"]],"code":"x"}]',
+        '"domain":"api","descriptors":[{"entries":[["user","a"]]}],"domain":"b"',
+        '"domain":"api"',
+    ]
+)
+LOGGED = st.tuples(TIMES, ASKED, st.sampled_from(["OK", "OVER_LIMIT", "UNAVAILABLE"]), TAILS)
+
+
+@given(st.lists(LOGGED, max_size=12))
+def test_lines_that_are_known_read_as_new_ones(parts: list[tuple[str, str, str, str]]) -> None:
+    """A line of a decision log says the same whatever was read before it."""
+    logged = [
+        f'{{"v":1,"time":"{time}",{asked},"code":"{code}",{tail}'
+        for time, asked, code, tail in parts
+    ]
+
+    def read(*lines: str) -> tuple[list[Recorded], int]:
+        found = Lines("log", io.BytesIO("\n".join(lines).encode()))
+        return list(DecisionLogReader().records(found)), found.unread
+
+    alone = [read(line) for line in logged]
+    assert read(*logged) == ([each for one, _ in alone for each in one], sum(n for _, n in alone))
 
 
 def test_decision_logs_are_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,6 +131,18 @@ def test_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert page.read_text().startswith("<!doctype html>")
 
 
+def test_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """That there is no place for the page is found out before the run, not after it."""
+    missing = tmp_path / "reports" / "today.html"
+
+    ran = run(capsys, "--rules", tmp_path / "no.yaml", "--html", missing, tmp_path / "no.csv")
+
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == (
+        f"ratelimit: {missing} cannot be written: there is no directory {tmp_path / 'reports'}\n"
+    )
+
+
 CHROMIUM = shutil.which("chromium")
 
 
