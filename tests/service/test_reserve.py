@@ -14,6 +14,7 @@ from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.redis import RedisStore
+from tests.servers.cluster import RedisCluster
 from tests.servers.redis import RedisServer
 from tests.service.asking import Asking, descriptor
 from tests.stores.conftest import Time, ring_url
@@ -53,7 +54,7 @@ NESTED = """
 """
 
 
-@pytest.fixture(params=["memory", "redis", "ring", "cached"])
+@pytest.fixture(params=["memory", "redis", "ring", "cluster", "cached"])
 async def asking(
     tmp_path: Path,
     request: pytest.FixtureRequest,
@@ -67,6 +68,10 @@ async def asking(
         return
     redis_server.flush()
     url = ring_url if request.param == "ring" else redis_server.url
+    if request.param == "cluster":
+        cluster: RedisCluster = request.getfixturevalue("redis_cluster")
+        cluster.flush()
+        url = cluster.url
     store = RedisStore(url, 10_000_000, Stats(), Health(), clock)
     await store.start()
     front = LocalCache(store, 1 << 20, Stats(), clock) if request.param == "cached" else store
