@@ -12,12 +12,14 @@ import pytest
 
 from ratelimit_service.admin import feed
 from ratelimit_service.admin.console import console_files
+from ratelimit_service.model import Code
 from ratelimit_service.settings import Settings
 from tests.admin.conftest import AdminSite, StartSite
 from tests.servers.chromium import Chromium
 from tests.servers.process import PATIENCE_SECONDS
 
 EVIL = "<img src=x onerror=alert(1)>"
+TYPED = EVIL.replace("=", "\\=")
 TOKEN = "w" * 16
 
 
@@ -92,6 +94,14 @@ async def test_in_chromium(
     await asyncio.to_thread(chromium.run, "document.querySelector('#explain-domain').focus()")
     await asyncio.to_thread(chromium.type, "edge\tuser=bob\r")
     explained = await shown(chromium, text_of("#explanation"), lambda found: "2 per day" in found)
+    await asyncio.to_thread(chromium.run, "document.querySelector('#override-domain').focus()")
+    await asyncio.to_thread(chromium.type, f"edge\tuser={EVIL}\t2h\twhy not\r")
+    banned = await shown(chromium, text_of("#override-rows"))
+    note = await asyncio.to_thread(chromium.run, text_of("#override-note"))
+    after = await site.asking.ask(f"user={EVIL}")
+    await asyncio.to_thread(chromium.press, "#override-rows button")
+    await shown(chromium, text_of("#override-rows"), lambda found: not found)
+    callers = await shown(chromium, text_of("#caller-rows"))
     images = await asyncio.to_thread(chromium.run, "document.images.length")
     who = await asyncio.to_thread(chromium.run, text_of("#who"))
     await asyncio.to_thread(chromium.resize, 360, 800, dark=True)
@@ -100,6 +110,12 @@ async def test_in_chromium(
     assert f"edge user={EVIL}" in denial
     assert "2 per day are used up; rule user" in denial
     assert "user=bob: the key alone matches" in explained
+    assert f"user={TYPED}" in banned
+    assert all(word in banned for word in ("ban", "why not", "alice"))
+    assert "in force" in note
+    assert after.code is Code.OVER_LIMIT
+    assert site.asking.stats.override_decisions["ban"] == 1
+    assert f"user={TYPED}" in callers
     assert (images, who) == (0, "alice")
     assert width <= 360
     assert [fault for fault in chromium.faults if "401" not in fault] == []

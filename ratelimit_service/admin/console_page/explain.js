@@ -17,7 +17,7 @@ async function explain(event) {
 
 function* told(said) {
   yield make("p", {}, make("b", {}, said.why));
-  if (said.limits.length) yield make("p", {}, `${said.rule} at ${said.source}: ${said.limits.join("; ")}`);
+  if (said.limits.some((limit) => !said.why.includes(limit))) yield make("p", {}, `${said.rule} at ${said.source}: ${said.limits.join("; ")}`);
   yield make("ol", {}, ...said.steps.map(step));
 }
 

@@ -3,8 +3,10 @@
 import { get, session } from "./api.js";
 import { Chart } from "./chart.js";
 import { by, duration, say, short } from "./dom.js";
+import { showCallers } from "./callers.js";
 import { showDenials } from "./denials.js";
 import { showHealth, showProcesses } from "./health.js";
+import { mayWrite, showOverrides } from "./overrides.js";
 import { showTree, showUse, useOf } from "./rules.js";
 import "./explain.js";
 
@@ -41,7 +43,7 @@ function show(message) {
     rules = message.rules_number;
     quietly(async () => showTree(await get("/tree")));
   }
-  if (ticks++ % 5 === 0) quietly(showProcesses);
+  if (ticks++ % 5 === 0) [showProcesses, showCallers, showOverrides].forEach(quietly);
 }
 
 /** Does what may fail for a moment, as while the service restarts: the next time does it again. */
@@ -78,6 +80,7 @@ async function begin(token) {
   try {
     const { name, role } = await session(token);
     say(by("who"), role === "write" ? name : `${name}, reading`);
+    mayWrite(role === "write");
   } catch (error) {
     if (error.status !== 401) {
       say(by("state"), error.message);
@@ -94,7 +97,7 @@ async function begin(token) {
   by("login").hidden = true;
   by("content").hidden = false;
   quietly(async () => showTree(await get("/tree")));
-  quietly(showProcesses);
+  [showProcesses, showCallers, showOverrides].forEach(quietly);
   watch();
 }
 

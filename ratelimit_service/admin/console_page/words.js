@@ -1,0 +1,34 @@
+// Descriptors and durations as people type them.
+
+/** Entries of `key=value,key=value`; a backslash takes the meaning from `,`, `=` and itself. */
+export function entriesOf(text) {
+  const entries = [];
+  let parts = [""];
+  for (let at = 0; at < text.length; at += 1) {
+    const char = text[at];
+    if (char === "\\" && at + 1 < text.length) parts[parts.length - 1] += text[(at += 1)];
+    else if (char === "=" && parts.length === 1) parts.push("");
+    else if (char === ",") {
+      entries.push(parts);
+      parts = [""];
+    } else parts[parts.length - 1] += char;
+  }
+  entries.push(parts);
+  if (entries.some(([key]) => !key)) throw new Error("write key=value,key=value");
+  return entries.map(([key, value]) => [key, value ?? ""]);
+}
+
+/** Entries as they are typed. */
+export function typed(entries) {
+  const plain = (text) => text.replace(/[\\,=]/g, "\\$&");
+  return entries.map(([key, value]) => (value ? `${plain(key)}=${plain(value)}` : plain(key))).join(",");
+}
+
+const SECONDS = { s: 1, m: 60, h: 3600, d: 86400, w: 604800 };
+
+/** Seconds of `2h` or `1d12h`. */
+export function secondsOf(text) {
+  const parts = [...text.matchAll(/(\d+)([smhdw])/g)];
+  if (parts.map(([part]) => part).join("") !== text) throw new Error("write a duration as 90s, 2h or 1d12h");
+  return parts.reduce((sum, [, number, unit]) => sum + number * SECONDS[unit], 0);
+}
