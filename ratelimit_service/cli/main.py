@@ -19,6 +19,7 @@ from ratelimit_service.cli.explain import explain
 from ratelimit_service.cli.health import health
 from ratelimit_service.cli.hit import hit
 from ratelimit_service.cli.init import init
+from ratelimit_service.cli.inspect import inspect
 from ratelimit_service.cli.lint import lint
 from ratelimit_service.cli.man import man
 from ratelimit_service.cli.replay import replay
@@ -29,6 +30,7 @@ from ratelimit_service.cli.serve import STANDS_IN, serve
 from ratelimit_service.cli.size import size
 from ratelimit_service.cli.steer import ban, exempt, grant, limit, overrides, reset, unban
 from ratelimit_service.cli.test import test
+from ratelimit_service.cli.top import top
 from ratelimit_service.cli.why import why
 from ratelimit_service.errors import RateLimitError
 
@@ -84,6 +86,8 @@ for _command in (
     replay,
     explain,
     why,
+    top,
+    inspect,
     size,
     schema,
     hit,

@@ -1,0 +1,85 @@
+"""`ratelimit inspect`: how the counters of a descriptor stand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ratelimit_service.cli.admin import asks_admin
+from ratelimit_service.cli.say import say
+from ratelimit_service.cli.words import format_descriptor, parse_descriptor
+from ratelimit_service.text import count
+
+if TYPE_CHECKING:
+    from ratelimit_service.client.admin import AdminClient
+
+__all__ = ["inspect"]
+
+_MOST_LINES = 20
+"""Leases or hits of a counter that are shown, the newest."""
+
+
+@click.command()
+@click.argument("domain")
+@click.argument("descriptor")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@asks_admin
+def inspect(domain: str, descriptor: str, as_json: bool, admin: AdminClient) -> int:
+    """Show how the counters of a descriptor stand. Nothing is counted by that.
+
+    A descriptor is written key=value,key=value; a comma, an equals sign or a backslash in a key
+    or value stands behind a backslash. Shown is each limit of the rule that it meets: how many
+    hits its counter holds in the store, how many remain and until when; of concurrency its leases,
+    of a sliding_log its hits.
+
+    Example: ratelimit inspect demo user=alice
+    """
+    text = format_descriptor(parse_descriptor(descriptor))
+    told: Any = admin.get("/inspect", {"domain": domain, "descriptor": text})
+    if as_json:
+        click.echo(json.dumps(told))
+    else:
+        for line in _lines(told):
+            say(line)
+    return 0
+
+
+def _lines(told: Any) -> Iterator[str]:
+    if not told["counters"]:
+        yield told["why"]
+        return
+    yield f"{told['domain']}: rule {told['rule']} ({told['source']})"
+    for counter in told["counters"]:
+        name = f"{counter['name']}: " if counter["name"] else ""
+        if "unknown" in counter:
+            yield f"{name}{counter['limit']}: {counter['unknown']}"
+            continue
+        ends = counter["ends_seconds"]
+        until = "" if ends is None else f"; ends in {_seconds(ends)}, at {counter['ends']}"
+        over = ", none left" if counter["over"] else f", {counter['remaining']} left"
+        yield f"{name}{counter['limit']}: {counter['count']} used{over}{until}"
+        where = f" in {counter['shard']}" if counter["shard"] else ""
+        yield f"  counter {counter['key']}{where}"
+        yield from _one_by_one(counter)
+
+
+def _one_by_one(counter: Any) -> Iterator[str]:
+    """The leases or hits of a counter."""
+    each = counter.get("leases", counter.get("log", []))
+    earlier = counter.get("held_in_all", 0) - len(each[-_MOST_LINES:])
+    if earlier > 0:
+        yield f"  {earlier} older"
+    for one in each[-_MOST_LINES:]:
+        lease = f"lease {one['lease']}, " if "lease" in one else ""
+        yield (
+            f"  {lease}{count(one['hits'], 'hit')}, {_seconds(one['age_seconds'])} old, "
+            f"ends in {_seconds(one['ends_seconds'])}"
+        )
+
+
+def _seconds(seconds: float) -> str:
+    """A duration in seconds, as short as is useful."""
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"

@@ -1,0 +1,199 @@
+"""`ratelimit top` and `ratelimit inspect`, against an admin listener in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import select
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratelimit_service.cli.terminal import Terminal, terminal
+from ratelimit_service.cli.top import page, watch
+from ratelimit_service.errors import RateLimitError
+from ratelimit_service.settings import Settings
+from tests.admin.conftest import AdminSite
+from tests.cli.inside import Inside, Said
+
+RULES = """
+domain: edge
+descriptors:
+- {key: user, rate_limit: {unit: day, requests_per_unit: 10}}
+- {key: job, rate_limit: {unit: minute, requests_per_unit: 3, algorithm: concurrency}}
+- {key: log, rate_limit: {unit: minute, requests_per_unit: 3, algorithm: sliding_log}}
+"""
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[AdminSite]:
+    found = AdminSite(tmp_path / "site", Settings(), RULES, "127.0.0.1:0")
+    await found.start()
+    yield found
+    await found.listener.close()
+
+
+async def ask(ratelimit: Inside, site: AdminSite, *arguments: object) -> Said:
+    return await asyncio.to_thread(ratelimit, *arguments, "--admin", f"127.0.0.1:{site.port}")
+
+
+async def test_top_is_a_table_without_a_terminal(ratelimit: Inside, site: AdminSite) -> None:
+    """Where nobody sits in front of it the table comes once, without anything that acts there."""
+    for _ in range(13):
+        await site.asking.ask("user=ann")
+    await site.asking.ask("user=\x1b[2J\u202e", hits=9)
+
+    said = await ask(ratelimit, site, "top")
+    near = await ask(ratelimit, site, "top", "--order", "near", "--once")
+
+    assert said.code == 0
+    assert said.out.splitlines() == [
+        "the last minute, furthest over their limit first, of 1 process",
+        "OVER  NEAR  HITS     LEFT  LIMIT       RULE        CALLER",
+        r"   3     2    13  0 of 10  10 per day  edge: user  user=ann",
+    ]
+    assert near.out.splitlines()[2:] == [
+        r"   3     2    13  0 of 10  10 per day  edge: user  user=ann",
+        r"   0     1     9  1 of 10  10 per day  edge: user  user=\x1b[2J\u202e",
+    ]
+
+
+async def test_top_for_programs(ratelimit: Inside, site: AdminSite) -> None:
+    """--json is what the listener answers."""
+    await site.asking.ask("user=ann", hits=11)
+
+    said = await ask(ratelimit, site, "top", "--json", "--window", "hour", "--limit", 1)
+
+    told = json.loads(said.out)
+    assert (told["window"], told["order"], len(told["callers"])) == ("hour", "over", 1)
+    nobody = await ask(ratelimit, site, "top", "--domain", "other")
+    assert nobody.out.splitlines()[1:] == ["nobody"]
+
+
+class Keyboard:
+    """A screen in front of which somebody presses these keys."""
+
+    def __init__(self, keys: str) -> None:
+        self._keys = list(keys)
+        self.pages: list[Sequence[str]] = []
+
+    def show(self, lines: Sequence[str]) -> None:
+        self.pages.append(lines)
+
+    def key(self, seconds: float) -> str:
+        assert seconds == 2
+        return self._keys.pop(0).strip()
+
+
+def told(order: str = "over", window: str = "minute") -> Any:
+    return {"order": order, "window": window, "processes": 2, "left_out": 0, "callers": []}
+
+
+def test_keys_choose_what_is_shown() -> None:
+    """Keys choose order and time; other keys and none refresh; a fault is shown, and goes again."""
+    asked = []
+
+    def ask(order: str, window: str) -> Any:
+        asked.append((order, window))
+        if len(asked) == 3:
+            raise RateLimitError("the service is away")
+        return told(order, window)
+
+    screen = Keyboard("nm xhq")
+    watch(ask, told(), screen, 2)
+
+    assert asked == [
+        ("near", "minute"),
+        ("near", "hour"),
+        ("near", "hour"),
+        ("near", "hour"),
+        ("hits", "hour"),
+    ]
+    heads = [lines[0][10:] for lines in screen.pages]
+    assert heads[0] == "the last minute, furthest over their limit first, of 2 processes"
+    assert heads[3] == "the service is away"
+    assert heads[5] == "the last hour, busiest first, of 2 processes"
+
+
+def test_rows_say_how_sure_they_are() -> None:
+    """A number that may be higher has a ~; a caller without a name is known by its counter."""
+    row = {
+        "domain": "edge",
+        "rule": "user",
+        "caller": None,
+        "key": "{00000000}f60#abc",
+        "limit": "2 per day",
+        "capacity": 2,
+        "remaining": None,
+        "over": 70_000,
+        "over_error": 12,
+        "near": 0,
+        "near_error": 0,
+        "hits": 0,
+        "hits_error": 0,
+    }
+    lines = page({**told(), "left_out": 5, "callers": [row]})
+    assert "no room" in lines[1]
+    assert lines[-1].split() == [
+        "~70000", "0", "0", "2", "per", "day", "edge:", "user", "counter", "{00000000}f60#abc",
+    ]  # fmt: skip
+
+
+def test_the_terminal_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines are cut to the screen and escaped; afterwards the cursor and the old page are back."""
+    ours, theirs = pty.openpty()
+    with os.fdopen(os.dup(theirs)) as stdin, os.fdopen(theirs, "w") as stdout:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(sys, "stdout", stdout)
+        monkeypatch.setenv("COLUMNS", "20")
+        monkeypatch.setenv("LINES", "4")
+        with terminal() as screen:
+            screen.show(["a\x1bb" + "c" * 50, "2", "3", "4", "5"])
+            os.write(ours, b"q")
+            key = Terminal().key(5)
+        shown = ""
+        while not shown.endswith("\x1b[?1049l") and select.select([ours], [], [], 5)[0]:
+            shown += os.read(ours, 4_096).decode()
+    os.close(ours)
+
+    assert key == "q"
+    assert r"a\x1bb" + "c" * 13 + "\x1b[K" in shown
+    assert "4" not in shown.replace("1049", "")
+    assert shown.endswith("\x1b[?25h\x1b[?1049l")
+
+
+async def test_inspect_shows_counters(ratelimit: Inside, site: AdminSite) -> None:
+    """Each limit with what is used and left, each lease and each hit of a log with its age."""
+    await site.asking.ask("user=ann", hits=4)
+    await site.asking.ask("job=x", "log=x", hits=2)
+    site.asking.now_us += 5_000_000
+
+    user = await ask(ratelimit, site, "inspect", "edge", "user=ann")
+    job = await ask(ratelimit, site, "inspect", "edge", "job=x")
+    log = await ask(ratelimit, site, "inspect", "edge", "log=x")
+    none = await ask(ratelimit, site, "inspect", "edge", "nobody=x")
+
+    lines = user.out.splitlines()
+    assert lines[0].startswith("edge: rule user (")
+    assert lines[1].startswith("10 per day: 4 used, 6 left; ends in ")
+    assert lines[2].endswith("}f86400:4:edge4:user=3:ann")
+    assert "2 used, 1 left; ends in 55 s" in job.out
+    assert ", 2 hits, 5.0 s old, ends in 55 s" in job.out
+    assert log.out.splitlines()[3] == "  2 hits, 5.0 s old, ends in 55 s"
+    assert (none.code, "rule" in none.out) == (0, True)
+
+
+async def test_inspect_for_programs(ratelimit: Inside, site: AdminSite) -> None:
+    """--json is what the listener answers; what is no descriptor, or no service, is an error."""
+    said = await ask(ratelimit, site, "inspect", "edge", r"user=a\,b", "--json")
+    wrong = await ask(ratelimit, site, "inspect", "edge", "=x")
+    away = await asyncio.to_thread(ratelimit, "top", "--admin", "127.0.0.1:1")
+
+    assert json.loads(said.out)["descriptor"] == [["user", "a,b"]]
+    assert (wrong.code, "has an entry without key" in wrong.err) == (2, True)
+    assert (away.code, "no admin listener answers at 127.0.0.1:1" in away.err) == (2, True)
