@@ -132,9 +132,13 @@ class _Charging:
                 self._granting.note(error)
                 each.result = BROKEN
         if again:
-            self.go_on(again)
-        else:
-            self._done([each.result for each in self._tries])
+            try:
+                self.go_on(again)
+            except Exception as error:
+                self._granting.note(error)  # what was to be tried again has charged nothing
+            else:
+                return
+        self._done([each.result for each in self._tries])
 
 
 class _Try:

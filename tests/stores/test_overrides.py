@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ import redis
 from ratelimit_service.algorithms import ALGORITHMS, spec_of
 from ratelimit_service.errors import OverrideError, SettingsError, StoreError
 from ratelimit_service.health import Health
-from ratelimit_service.model import MAX_OVERRIDES, Hit, Limit, Override, Unit
+from ratelimit_service.model import MAX_OVERRIDES, Code, Hit, Limit, Override, Unit
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service import Service
@@ -27,7 +27,8 @@ from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.overrides import OverridesInRedis
 from tests.servers.cluster import RedisCluster
 from tests.servers.redis import RedisServer
-from tests.service.overriding import BAN, EXEMPT, LIMIT, override
+from tests.service.asking import Asking
+from tests.service.overriding import BAN, EXEMPT, GRANT, LIMIT, override
 from tests.stores.cases import T, charged
 from tests.stores.conftest import Time
 
@@ -132,6 +133,54 @@ def counters(value: str) -> list[Hit]:
         lease = value.encode().ljust(8, b".") if algorithm.leases else b""
         hits.append(Hit(CounterNames("edge", spec).key([("user", value)]), spec, 3, lease=lease))
     return hits
+
+
+RULES = "{domain: edge, descriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 2}}]}"
+
+
+async def test_grants_are_spent_wherever_counters_lie(processes: Processes, tmp_path: Path) -> None:
+    """Requests that charge several servers spend grants exactly, with two processes at once."""
+    grants = [override(GRANT, "user=*", 3), override(GRANT, "user=v0", 1)]
+    services = []
+    for number in range(2):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        asking = Asking(directory, RULES, store=await processes.store())
+        asking.service.steering.add(grants)
+        services.append(asking)
+    names = [f"user=v{number}" for number in range(6)]
+
+    codes = []
+    for number in range(9):
+        decision = await services[number % 2].ask(*names)
+        codes.append(decision.code)
+    assert codes == [Code.OK] * 5 + [Code.OVER_LIMIT] * 4
+    assert (await services[0].ask("user=v0")).code is Code.OK
+    assert (await services[1].ask("user=v0")).code is Code.OVER_LIMIT
+
+
+async def test_overrides_hold_while_redis_is_away(
+    own_redis: RedisServer, clock: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A ban stays in force while its server is down; if it was lost there, the log says so."""
+    async with AsyncExitStack() as stack:
+        process, ban = await Processes(own_redis.url, clock, stack).start(), override(BAN)
+        await process.overrides.change([ban], [], None)
+        own_redis.kill()
+        with pytest.raises(StoreError):
+            await process.overrides.change([override(EXEMPT)], [ban.id], None)
+        with pytest.raises(StoreError):
+            await process.overrides.refresh()
+        assert process.known == [ban]
+
+        own_redis.start()
+        while process.known:
+            with suppress(StoreError):
+                await process.overrides.refresh()  # this server has lost all it had
+            await asyncio.sleep(0.01)
+        assert "Redis has lost the overrides that were in force (1)" in caplog.text
+        await process.overrides.change([ban], [], None)
+        assert process.known == [ban]
 
 
 async def test_there_are_so_many_at_most(redis_server: RedisServer, clock: Time) -> None:

@@ -15,6 +15,7 @@ have changed and, as `audit`, with the line that was kept of it.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from os import urandom
 from typing import Final
@@ -36,6 +37,8 @@ from ratelimit_service.service.questions.inspection import counters_of, descript
 from ratelimit_service.service.questions.question import About, Deciding, Question, QuestionError
 
 __all__ = ["QUESTIONS"]
+
+log = logging.getLogger(__name__)
 
 _AUDIT_VERSION: Final = 1
 _MOST_AUDITED: Final = 1_000
@@ -243,7 +246,9 @@ def _audit(
             told[name] = about[name]
     told["before"] = [each.fields() if isinstance(each, Override) else each for each in before]
     told["after"] = [each.fields() for each in after]
-    return json.dumps(told)
+    line = json.dumps(told)
+    log.info("decisions are steered: %s", line)
+    return line
 
 
 QUESTIONS: Final = (

@@ -77,6 +77,11 @@ class OverridesInRedis:
         version = await self._now()
         if version == self._version:
             return None
+        if not version and self._read:
+            log.warning(
+                "Redis has lost the overrides that were in force (%d): make them again",
+                len(self._read),
+            )
         for _ in range(_MOST_READS):
             await self._read_all()
             before, version = version, await self._now()
