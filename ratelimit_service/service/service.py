@@ -15,6 +15,7 @@ from typing import Final
 from ratelimit_service.clock import Clock, elapsed_us, now_us
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.limiter import DecidedBy, TopCallers
+from ratelimit_service.model import Hit
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Snapshot
@@ -36,6 +37,7 @@ from ratelimit_service.stores import (
     BROKEN,
     DROPPED,
     NEVER,
+    Done,
     Settled,
     Store,
     Wanted,
@@ -45,6 +47,9 @@ from ratelimit_service.stores import (
 
 __all__ = ["Service"]
 
+_SHORT_HITS: Final = 64
+"""A request of more hits takes two turns of the loop: it is planned in one, charged and answered in
+the next. Others have theirs in between. A store that waits makes that pause by itself."""
 
 _NO_TIME: Final = Refusal(
     StatusCode.RESOURCE_EXHAUSTED, "there is no time: more calls come than can be counted"
@@ -159,11 +164,40 @@ class Service:
             if charged:
                 settled = partial(self._settled, batch)
                 if steered is None:
-                    self._store.charge(charged, settled, wanted, deadline_us)
+                    large = len(charged) == 1 and len(charged[0]) > _SHORT_HITS
+                    soon = large and not self.waits
+                    charge = partial(self._charge_soon, batch) if soon else self._store.charge
+                    charge(charged, settled, wanted, deadline_us)
                 else:
                     self.steering.charge(asked, steered, settled, wanted, deadline_us)
             else:
                 self._settled(batch, [])
+        except Exception as error:
+            self._fail(batch, error)
+
+    def _charge_soon(
+        self,
+        batch: _Batch,
+        charged: Sequence[Sequence[Hit]],
+        settled: Done,
+        wanted: Wanted,
+        deadline_us: int,
+    ) -> None:
+        """Charges a batch in the loop's next turn."""
+        charge = partial(self._charge, batch, charged, settled, wanted, deadline_us)
+        asyncio.get_running_loop().call_soon(charge)
+
+    def _charge(
+        self,
+        batch: _Batch,
+        charged: Sequence[Sequence[Hit]],
+        settled: Done,
+        wanted: Wanted,
+        deadline_us: int,
+    ) -> None:
+        """Charges what was planned in the turn before."""
+        try:
+            self._store.charge(charged, settled, wanted, deadline_us)
         except Exception as error:
             self._fail(batch, error)
 
