@@ -85,14 +85,22 @@ class Meant:
     refund: bool = False
     uncounted: bool = False
     """Whether it passes without being counted, since there is no store."""
+    missing: bool = False
+    """Whether some of its limits have no store that could count."""
+    denied_without: bool = False
+    """Whether it is denied for that, if none of its other limits is over."""
     lease: str = ""
     results: list[Counted] = field(default_factory=list)
     delays: list[int] = field(default_factory=list)
     """Of each limit, how long what was in front of the hits takes to leak."""
 
     @property
-    def over(self) -> bool:
+    def known_over(self) -> bool:
         return any(result.over for result in self.results)
+
+    @property
+    def over(self) -> bool:
+        return self.known_over or self.denied_without
 
     @property
     def without_rule(self) -> bool:
@@ -147,6 +155,43 @@ class Model:
         self.last = [name for one in meant for name in one.counters]
         denied = self._settle(meant, now, lease)
         return self._answer(meant, denied, now)
+
+    def decide_partly(
+        self,
+        now: int,
+        descriptors: Sequence[Asked],
+        hits: int,
+        lease: str,
+        missing: Sequence[bool],
+        policy: str,
+    ) -> Answer:
+        """Settles one request of which some counters, by their places, are in no store.
+
+        "its counters are decided by the failure policy, the others' are counted"; "Of several in
+        one request `error` wins, then `closed`"; "Shadow rules and refunds always pass".
+        """
+        self.latest = max(self.latest, now)
+        meant = [self._meant(asked, hits) for asked in descriptors]
+        self._replace(meant)
+        self.last = [name for one in meant for name in one.counters]
+        places = iter(missing)
+        for one in meant:
+            there = [not next(places) for _ in one.terms]
+            one.missing = not all(there)
+            one.uncounted = bool(there) and not any(there)
+            one.denied_without = one.missing and policy != "open" and not (one.refund or one.shadow)
+            one.terms = [each for each, known in zip(one.terms, there, strict=True) if known]
+            one.counters = [each for each, known in zip(one.counters, there, strict=True) if known]
+            one.hits = [each for each, known in zip(one.hits, there, strict=True) if known]
+        denied = self._settle(meant, now, lease)
+        told = self._answer(meant, denied, now)
+        if policy == "error" and any(one.denied_without and not one.known_over for one in meant):
+            return FAILED._replace(counted=told.counted)
+        statuses = [
+            Status(one.denied_without) if one.missing and not one.known_over else each
+            for one, each in zip(meant, told.statuses, strict=True)
+        ]
+        return told._replace(statuses=tuple(statuses))
 
     def told(self, other: Model, now: int) -> None:
         """Counts what another model has counted alone, "as far as it still counts".

@@ -29,6 +29,8 @@ class Proxy:
         self.cut = False
         self.lose: re.Pattern[bytes] | None = None
         """A reply in which this is found gets lost, with its connection and all new ones."""
+        self.drop: re.Pattern[bytes] | None = None
+        """What a client sends in which this is found gets lost, as a reply with `lose` does."""
         self.surplus = b""
         """What the client gets before the next reply, once."""
         self.last_reply = b""
@@ -114,6 +116,9 @@ class Proxy:
                     data = b""
                 if replies and self.lose and self.lose.search(data):
                     self.lose, self.refuse = None, True
+                    return
+                if not replies and self.drop and self.drop.search(data):
+                    self.drop, self.refuse = None, True
                     return
                 if not data:
                     return

@@ -1,0 +1,336 @@
+"""Worlds in Redis: one, a ring, a cluster; and servers that are lost and found again."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Coroutine, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from ratelimit_service.health import Health
+from ratelimit_service.model import (
+    Hit,
+)
+from ratelimit_service.observer import Stats
+from ratelimit_service.stores import (
+    Store,
+)
+from ratelimit_service.stores.local import Local
+from ratelimit_service.stores.local_cache import LocalCache
+from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis.processes import PROCESSES
+from ratelimit_service.stores.redis.shard import Shard
+from tests.machine.world import Told, World
+from tests.servers.cluster import SLOTS, RedisCluster
+from tests.servers.proxy import Proxy
+from tests.servers.redis import RedisServer
+from tests.stores.cases import T
+
+CHARGED = re.compile(rb"\*\d+\r\n:")
+"""How the reply to a script call begins that charges."""
+
+HAND_BACK = re.compile(rb"EVALSHA")
+"""What is in each script call."""
+
+LEAST_LIFE_S = 0.9
+"""A key lives for a second at least in Redis, whose time is not the walk's."""
+
+
+class InRedis(World):
+    """In Redis: two processes, and keys that expire by the walk's clock instead of the server's."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, url: str, servers: Sequence[str]) -> None:
+        super().__init__(loop)
+        self._clients = [redis.Redis.from_url(server) for server in servers]
+        self._expires: dict[bytes, int] = {}
+        """When keys expire by the walk's clock."""
+        self._began = time.monotonic()
+        """When the servers were asked last."""
+        self._stores: Sequence[RedisStore] = self.run(self._open(url))
+
+    async def _open(self, url: str) -> list[RedisStore]:
+        stores = [RedisStore(url, 10_000_000, Stats(), Health(), self.clock) for _ in range(2)]
+        for store in stores:
+            await store.start()
+        return stores
+
+    def stores(self) -> Sequence[Store]:
+        for client in self._clients:
+            client.flushdb()
+        self._expires.clear()
+        return self._stores
+
+    def place(self, key: bytes) -> redis.Redis:
+        """The server in which a key is."""
+        return self._clients[0]
+
+    def asked(self, told: Sequence[Told]) -> None:
+        self.keep({hit.key for one in told for hit in one.hits})
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        self._began, self.stood_still = time.monotonic(), False
+        return super().run(work)
+
+    def keep(self, keys: Iterable[bytes]) -> None:
+        """Takes from the server's clock what expires, and notes when it does by the walk's."""
+        for key in keys:
+            pipeline = self.place(key).pipeline(transaction=False)
+            pipeline.pttl(key)
+            pipeline.persist(key)
+            left_ms, _ = pipeline.execute()
+            if left_ms > 0:
+                passed_us = int((time.monotonic() - self._began) * 1_000_000)
+                self._expires[key] = self.clock.now_us + left_ms * 1_000 + passed_us
+            elif left_ms == -2:
+                self._expires.pop(key, None)
+        self.stood_still = time.monotonic() - self._began > LEAST_LIFE_S
+
+    def moved(self) -> None:
+        for key, expires_us in list(self._expires.items()):
+            if expires_us <= self.clock.now_us:
+                self.place(key).delete(key)
+                del self._expires[key]
+
+    def forget(self, key: bytes) -> None:
+        self.place(key).delete(key)
+        self._expires.pop(key, None)
+
+    has_scripts = True
+
+    def forget_scripts(self) -> None:
+        for client in self._clients:
+            client.script_flush()
+
+    def close(self) -> None:
+        for store in self._stores:
+            self.run(store.close())
+        for client in self._clients:
+            client.close()
+
+
+class InRing(InRedis):
+    """In a ring of databases of one server."""
+
+    settles_in_order = False
+
+    def place(self, key: bytes) -> redis.Redis:
+        return next((client for client in self._clients if client.exists(key)), self._clients[0])
+
+
+class Cached(InRing):
+    """In a ring, with what each of two processes knows to be over in front of it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, url: str, servers: Sequence[str]) -> None:
+        self.elapsed_us = 0
+        """What processes measure time by, which never goes back."""
+        self._latest_us = T
+        super().__init__(loop, url, servers)
+
+    def stores(self) -> Sequence[Store]:
+        super().stores()
+        self._latest_us = T
+        self._stats = [Stats() for _ in self._stores]
+        self._known = [0 for _ in self._stores]
+        caches = []
+        for store, stats in zip(self._stores, self._stats, strict=True):
+            caches.append(LocalCache(store, 1 << 20, stats, lambda: self.elapsed_us))
+            store.tell_of_give_backs(caches[-1].given_back)
+        return caches
+
+    def moved(self) -> None:
+        self.elapsed_us += max(0, self.clock.now_us - self._latest_us)
+        self._latest_us = self.clock.now_us
+        super().moved()
+
+    def knew(self, number: int) -> bool:
+        """Whether the last request of a process was answered without asking the ring."""
+        before, self._known[number] = self._known[number], self._stats[number].local_cache["hit"]
+        return self._known[number] > before
+
+
+class LosingShards(InRing):
+    """In a ring of which a shard can go away, and come back, for both processes at once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, server: RedisServer, file: Path) -> None:
+        self._ways = [Proxy(server.port) for _ in range(3)]
+        self._file = file
+        servers = [server.url.removesuffix("0") + str(number) for number in range(3)]
+        super().__init__(loop, f"file:{file}", servers)
+
+    async def _open(self, url: str) -> list[RedisStore]:
+        lines = [
+            f"- {{name: shard-{number}, store: 'redis://127.0.0.1:{await way.start()}/{number}'}}"
+            for number, way in enumerate(self._ways)
+        ]
+        self._file.write_text("\n".join(["shards:", *lines]))
+        return await super()._open(url)
+
+    def missing(self, hits: Sequence[Hit]) -> list[bool]:
+        """Which of these hits have their counters in a shard that is away."""
+        names = {f"shard-{number}" for number, way in enumerate(self._ways) if way.refuse}
+        return [self._stores[0].shard_of(hit) in names for hit in hits]
+
+    def keys(self, number: int) -> list[bytes]:
+        """The counters that a shard has."""
+        keys = [key for key in self._clients[number].scan_iter() if isinstance(key, bytes)]
+        return [key for key in keys if key != PROCESSES.encode()]
+
+    def lose(self, number: int) -> None:
+        """A shard goes away."""
+        self._ways[number].refuse = True
+        self.run(self._until(number, available=False))
+
+    def find(self, number: int, *, empty: bool) -> None:
+        """A shard comes back as it was, or empty."""
+        if empty:
+            self._clients[number].flushdb()
+        self._ways[number].refuse = False
+        self.run(self._until(number, available=True))
+
+    async def _until(self, number: int, *, available: bool) -> None:
+        shards = [
+            shard
+            for store in self._stores
+            for shard in store.shards
+            if shard.name == f"shard-{number}"
+        ]
+        while any(shard.available != available for shard in shards):
+            await asyncio.sleep(0.001)
+
+    def stores(self) -> Sequence[Store]:
+        for number, way in enumerate(self._ways):
+            if way.refuse:
+                self.find(number, empty=True)
+        return super().stores()
+
+    def close(self) -> None:
+        super().close()
+        for way in self._ways:
+            self.run(way.close())
+
+
+class InCluster(InRedis):
+    """In a cluster of three, each of which has a third of the slots."""
+
+    settles_in_order = False
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, url: str, servers: Sequence[str]) -> None:
+        """Nodes wait for each other for longer than a busy machine can make them."""
+        super().__init__(loop, url, servers)
+        self._waited = [self._wait(client, "120000") for client in self._clients]
+
+    def _wait(self, client: redis.Redis, timeout_ms: str) -> str:
+        """Sets how long a node waits for others, and returns how long it did."""
+        name = "cluster-node-timeout"
+        before = client.config_get(name)[name]
+        client.config_set(name, timeout_ms)
+        return str(before)
+
+    def close(self) -> None:
+        for client, timeout_ms in zip(self._clients, self._waited, strict=True):
+            self._wait(client, timeout_ms)
+        super().close()
+
+    def place(self, key: bytes) -> redis.Redis:
+        return self._clients[RedisCluster.slot(key) * 3 // SLOTS]
+
+
+class Failing(InRedis):
+    """In a Redis that each of two processes can lose, and find again."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, server: RedisServer) -> None:
+        self._ways = [Proxy(server.port) for _ in range(2)]
+        self._stores = ()
+        super().__init__(loop, "", [server.url])
+
+    async def _open(self, url: str) -> list[RedisStore]:
+        stores = []
+        for way in self._ways:
+            url = f"redis://127.0.0.1:{await way.start()}/0"
+            stores.append(RedisStore(url, 10_000_000, Stats(), Health(), self.clock))
+            await stores[-1].start()
+        while any(self._shard(store).processes < len(stores) for store in stores):
+            await asyncio.sleep(0.01)
+        return stores
+
+    def _shard(self, store: RedisStore) -> Shard:
+        (shard,) = store.shards
+        return shard
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Ends with no reply under way: whoever is not listened to for a second counts as hung."""
+        found = super().run(work)
+        self.loop.run_until_complete(self._quiet())
+        return found
+
+    async def _quiet(self) -> None:
+        for store in self._stores:
+            while (connection := self._shard(store)._server.connection) and connection._calls:
+                await asyncio.sleep(0.001)
+
+    def share(self, number: int) -> int:
+        """How many processes a process knows of."""
+        return self._shard(self._stores[number]).processes
+
+    def lose(self, number: int) -> None:
+        """Cuts the way of a process."""
+        self.run(self._lose(number))
+
+    def lose_next_reply(self, number: int, *, lose: bool = True) -> None:
+        """Cuts the way of a process as soon as the server has counted; or does not after all."""
+        self._ways[number].lose = CHARGED if lose else None
+
+    def find(self, number: int, *, in_vain: bool = False) -> None:
+        """Opens the way again, and waits until all is told that was counted without it.
+
+        If `in_vain` the first that is told gets lost, with the connection.
+        """
+        if in_vain:
+            self.run(self._find_in_vain(number))
+        self.run(self._find(number))
+        keys = [key for key in self._clients[0].scan_iter() if isinstance(key, bytes)]
+        self.keep(key for key in keys if key != PROCESSES.encode())
+
+    async def _lose(self, number: int) -> None:
+        self._ways[number].refuse = True
+        while self._shard(self._stores[number]).available:
+            await asyncio.sleep(0.001)
+
+    async def _find_in_vain(self, number: int) -> None:
+        shard, way = self._shard(self._stores[number]), self._ways[number]
+        watched = shard._server._alarm
+        way.drop, way.refuse = HAND_BACK, False
+        while way.drop and not (shard.available and shard._server._alarm is not watched):
+            await asyncio.sleep(0.001)
+        way.drop = None
+        while way.refuse and shard.available:
+            await asyncio.sleep(0.001)
+
+    async def _find(self, number: int) -> None:
+        shard = self._shard(self._stores[number])
+        watched = shard._server._alarm
+        self._ways[number].refuse, self._ways[number].lose = False, None
+        while not shard.available:
+            await asyncio.sleep(0.001)
+        self._began = time.monotonic()
+        while (
+            shard._server._alarm is watched  # it waits again once it has handed back
+            or not shard.idle
+        ):
+            await asyncio.sleep(0.001)
+
+    def stores(self) -> Sequence[Store]:
+        for number, store in enumerate(self._stores):
+            if self._ways[number].refuse:
+                self._shard(store)._debts._local = Local(Stats())
+                self.find(number)
+        return super().stores()
+
+    def close(self) -> None:
+        super().close()
+        for way in self._ways:
+            self.run(way.close())

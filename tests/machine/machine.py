@@ -1,0 +1,250 @@
+"""One walk, step by step against the model: what may come next, and what must then be told."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from tests.machine import walk
+from tests.machine.answers import FAILED, Answer, Asked
+from tests.machine.model import Identity, Model, Rule, Settings
+from tests.machine.world import DOMAIN, SEAMS, Told, World
+
+
+class Machine(RuleBasedStateMachine):
+    """A walk over one world."""
+
+    world: World
+
+    @initialize(settings=walk.settings, policy=walk.policies, rules=walk.rules)
+    def begin(self, settings: Settings, policy: str, rules: list[Rule]) -> None:
+        self.settings, self.policy, self.fresh = settings, policy, 0
+        self.idle = True
+        """Whether this step has not done anything."""
+        self.start(rules)
+
+    def start(self, rules: list[Rule]) -> None:
+        """Begins in an empty world."""
+        self.world.begin(self.settings, self.policy)
+        self.model = Model(DOMAIN, self.settings)
+        self.alone: dict[int, Model] = {}
+        """What processes count that have lost their store."""
+        self.names: dict[bytes, Identity] = {}
+        """The model's counters by the service's keys."""
+        self.leases: list[str] = []
+        self.last: list[tuple[list[Asked], int]] = []
+        """The last request."""
+        self.edges: list[int] = []
+        self.load(rules)
+
+    def begin_anew(self) -> None:
+        """Goes on from the start where Redis may have dropped what was just counted."""
+        self.world.stalls += 1
+        self.idle = True
+        self.start(self.written)
+
+    def load(self, rules: list[Rule]) -> None:
+        self.written = rules
+        for each in (self.model, *self.alone.values()):
+            each.load(rules)
+        for process in self.world.processes:
+            process.load(rules)
+
+    @property
+    def now(self) -> int:
+        return self.world.clock.now_us
+
+    @invariant()
+    def count(self) -> None:
+        """Counts the steps that did something; called after each."""
+        self.world.steps += not self.idle
+        self.idle = False
+
+    @rule(requests=walk.requests, process=st.integers(0, 9))
+    def ask(self, requests: list[tuple[list[walk.Wish], int]], process: int) -> None:
+        """Requests one after the other."""
+        for wishes, hits in requests:
+            self.decide([([self.asked(wish) for wish in wishes], hits)], process)
+
+    @rule(requests=walk.requests, process=st.integers(0, 9))
+    def ask_at_once(self, requests: list[tuple[list[walk.Wish], int]], process: int) -> None:
+        """Requests in one batch."""
+        if not self.world.settles_in_order:
+            self.idle = True
+            return
+        batch = [([self.asked(wish) for wish in wishes], hits) for wishes, hits in requests]
+        self.decide(batch, process)
+
+    @precondition(lambda self: self.last)
+    @rule(process=st.integers(0, 1), pause=walk.short_pauses)
+    def ask_again(self, process: int, pause: int) -> None:
+        """The last request once more, soon after."""
+        if self.set_clock(self.now + pause):
+            self.decide(self.last, process)
+
+    def asked(self, wish: walk.Wish) -> Asked:
+        value = wish.value
+        if value == "new":
+            self.fresh += 1
+            value = f"new-{self.fresh}"
+        node = self.written[wish.rule % len(self.written)]
+        entries = [(node["key"], value)]
+        if wish.deeper:
+            entries.append(("deep", value))
+        negative = wish.addend is not None and wish.addend < 0
+        if negative and wish.lease and self.leases:
+            entries.append(("lease", self.leases[wish.lease % len(self.leases)]))
+        addend = abs(wish.addend) if wish.addend is not None else None
+        return Asked(tuple(entries), addend, negative, wish.limit)
+
+    def decide(self, batch: list[tuple[list[Asked], int]], number: int) -> None:
+        self.last = batch[-1:]
+        number %= len(self.world.processes)
+        told = self.world.run(self.world.processes[number].decide(batch))
+        if number not in self.alone:
+            self.world.asked(told)
+        if self.world.stood_still:
+            self.begin_anew()
+            return
+        for (descriptors, hits), one in zip(batch, told, strict=True):
+            self.hold(number, descriptors, hits, one)
+        models = (self.model, *self.alone.values())
+        if not all(each.may_be(self.now) for each in models):
+            self.set_clock(max(each.latest for each in models))
+
+    def hold(self, number: int, descriptors: list[Asked], hits: int, one: Told) -> None:
+        """Holds what was told against the model, and notes what it tells."""
+        self.compare(descriptors, one, self.expected(number, descriptors, hits, one))
+        self.note(one)
+
+    def note(self, one: Told) -> None:
+        """Notes what a request tells for those after it."""
+        self.names.update(zip([hit.key for hit in one.hits], self.model.last, strict=False))
+        if one.lease:
+            self.leases.append(one.lease)
+        if not self.world.settles_in_order:
+            self.start_anew(one)
+        self.edges = [self.now + each.reset_us for each in one.answer.counted]
+
+    def expected(self, number: int, descriptors: list[Asked], hits: int, one: Told) -> Answer:
+        """The model's answer to a request that a process was asked."""
+        return self.model.decide(self.now, descriptors, hits, one.lease)
+
+    @rule(request=walk.request, process=st.integers(0, 9), seam=st.sampled_from(SEAMS))
+    def ask_in_vain(self, request: tuple[list[walk.Wish], int], process: int, seam: str) -> None:
+        """A fault of the service's own: the request is refused, once.
+
+        Before its store is asked nothing counts, afterwards all of it as if it had been answered.
+        """
+        wishes, hits = request
+        process %= len(self.world.processes)
+        self.fail([self.asked(wish) for wish in wishes], hits, process, seam)
+
+    def fail(self, descriptors: list[Asked], hits: int, number: int, seam: str) -> None:
+        one = self.world.run(self.world.processes[number].fail(descriptors, hits, seam))
+        if not one.hits:
+            return
+        if number not in self.alone:
+            self.world.asked([one])
+        if self.world.stood_still:
+            self.begin_anew()
+            return
+        expected = self.expected(number, descriptors, hits, one)
+        self.compare(descriptors, one, FAILED._replace(counted=expected.counted))
+        self.note(one)
+
+    @precondition(lambda self: self.world.has_scripts)
+    @rule(request=walk.request, process=st.integers(0, 1))
+    def forget_scripts(self, request: tuple[list[walk.Wish], int], process: int) -> None:
+        """Redis forgets its scripts, as a restart or SCRIPT FLUSH makes it do, and is asked."""
+        wishes, hits = request
+        self.world.forget_scripts()
+        self.decide([([self.asked(wish) for wish in wishes], hits)], process)
+
+    def start_anew(self, one: Told) -> None:
+        """Forgets what counts nothing now, but would if the clock stepped to where it counted.
+
+        Where a denied request was charged in several places, giving it back leaves a new counter.
+        """
+        over = any(each.over for each in one.answer.counted)
+        for hit in one.hits:
+            name = self.names[hit.key]
+            counter = self.model.counters.get(name)
+            if counter is None:
+                continue
+            if over:
+                counter.given_back_at = self.now
+            if counter.damaged(self.now) or not counter.used(counter.terms, self.now):
+                del self.model.counters[name]
+                self.world.forget(hit.key)
+
+    def compare(self, descriptors: list[Asked], one: Told, expected: Answer) -> None:
+        """Holds an answer against the model's."""
+        got = one.answer
+        if self.model.delay_us % 1_000 == 1 and expected.delay_ms:
+            # "exact to a microsecond": that can be the one above a whole millisecond.
+            fewer = expected._replace(delay_ms=expected.delay_ms - 1)
+            expected = fewer if got == fewer else expected
+        if got == expected:
+            return
+        lines = ["", *map(str, descriptors), *map(str, expected.statuses)]
+        named = {key for asked in descriptors for key, _ in asked.entries}
+        lines += [str(rule) for rule in self.written if rule["key"] in named]
+        for name, had, want in zip(Answer._fields, got, expected, strict=True):
+            if not isinstance(want, tuple) or not isinstance(had, tuple) or len(had) != len(want):
+                if had != want:
+                    lines.append(f"{name}: got {had}, want {want}")
+                continue
+            for at, pair in enumerate(zip(had, want, strict=True)):
+                if pair[0] != pair[1]:
+                    lines.append(f"{name} {at}:\n   got  {pair[0]}\n   want {pair[1]}")
+                    if name == "counted":
+                        hit = one.hits[at]
+                        lines.append(f"   of {hit}\n   in {self.model.named(descriptors, at)}")
+        raise AssertionError("\n".join(lines))
+
+    @rule(pause=walk.pauses)
+    def wait(self, pause: int) -> None:
+        """Time goes on."""
+        self.idle = not pause or not self.set_clock(self.now + pause)
+
+    @precondition(lambda self: self.edges)
+    @rule(edge=st.integers(0, 9), beside=st.sampled_from([-1, 0, 1]))
+    def wait_for_edge(self, edge: int, beside: int) -> None:
+        """Time goes on to where something just asked for ends, or to beside that."""
+        then = self.edges[edge % len(self.edges)] + beside
+        self.idle = then <= self.now or not self.set_clock(then)
+
+    @rule(back=walk.steps_back)
+    def step_back(self, back: int) -> None:
+        """The clock is set back, or less far where the documents say nothing of that."""
+        while not self.set_clock(self.now - back):
+            back //= 10
+        self.idle = not back
+
+    def set_clock(self, now: int) -> bool:
+        """Sets the clock, if the documents say what then holds."""
+        models = (self.model, *self.alone.values())
+        if now != self.now and not all(each.may_be(now) for each in models):
+            return False
+        for each in models:
+            each.latest = max(each.latest, now)
+        self.world.clock.now_us = now
+        self.world.moved()
+        return True
+
+    @rule(choice=walk.choices)
+    def reload(self, choice: walk.Choice) -> None:
+        """A rule gets other numbers, or another mode."""
+        self.load(walk.changed(self.written, choice))
+        for key, name in self.names.items():
+            counter = self.model.counters.get(name)
+            if counter is not None and counter.leaked_by_old_rate():
+                del self.model.counters[name]
+                self.world.forget(key)

@@ -1,0 +1,249 @@
+"""Walks over worlds in which more can happen: servers away, denials remembered, a full store."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    precondition,
+    rule,
+)
+
+from ratelimit_service.model import CounterSpec
+from tests.machine import walk
+from tests.machine.answers import Answer, Asked, Counted, by_policy
+from tests.machine.in_redis import Cached, Failing, LosingShards
+from tests.machine.machine import Machine
+from tests.machine.model import Model, Rule
+from tests.machine.terms import SECOND
+from tests.machine.world import DOMAIN, FullMemory, Told
+
+
+class Denial(NamedTuple):
+    """What a process was told of a counter that had no room: when, and until when it has none."""
+
+    asked_us: int
+    passes_us: int
+    spec: CounterSpec
+
+
+class FailingMachine(Machine):
+    """A walk in which processes lose their store and find it again."""
+
+    world: Failing
+
+    def expected(self, number: int, descriptors: list[Asked], hits: int, one: Told) -> Answer:
+        alone = self.alone.get(number)
+        if alone is None:
+            return super().expected(number, descriptors, hits, one)
+        if self.policy == "local":
+            alone.share = self.world.share(number)
+            known = alone.decide(self.now, descriptors, hits, one.lease, alone=True)
+            return by_policy(known)
+        return alone.without(descriptors, hits, self.policy)
+
+    @rule(process=st.integers(0, 1))
+    def lose(self, process: int) -> None:
+        """A process loses its way to the store."""
+        self.idle = process in self.alone
+        if not self.idle:
+            self.world.lose(process)
+            self.leave_alone(process)
+
+    def leave_alone(self, process: int) -> None:
+        self.alone[process] = Model(DOMAIN, self.model.settings)
+        self.alone[process].load(self.written)
+
+    @rule(request=walk.request, process=st.integers(0, 1))
+    def lose_the_reply(self, request: tuple[list[walk.Wish], int], process: int) -> None:
+        """A process loses its store, which has counted what the process is never told."""
+        self.idle = process in self.alone
+        if self.idle:
+            return
+        wishes, hits = request
+        descriptors = [self.asked(wish) for wish in wishes]
+        self.world.lose_next_reply(process)
+        (one,) = self.world.run(self.world.processes[process].decide([(descriptors, hits)]))
+        if one.hits:
+            self.world.lose(process)
+            self.world.asked([one])
+            lease = next((hit.lease.hex() for hit in one.hits if not hit.refund), "")
+            self.model.decide(self.now, descriptors, hits, lease)
+            self.leave_alone(process)
+        else:
+            self.world.lose_next_reply(process, lose=False)
+        self.hold(process, descriptors, hits, one)
+        if self.world.stood_still:
+            self.begin_anew()
+
+    @rule(request=walk.request, process=st.integers(0, 1))
+    def cannot_send(self, request: tuple[list[walk.Wish], int], process: int) -> None:
+        """A fault where hits are written to Redis: a policy decides, and none of them counts."""
+        self.idle = process in self.alone or self.policy == "local"
+        if self.idle:
+            return
+        wishes, hits = request
+        descriptors = [self.asked(wish) for wish in wishes]
+        one = self.world.run(self.world.processes[process].decide_unsent(descriptors, hits))
+        if one.hits:
+            self.compare(descriptors, one, self.model.without(descriptors, hits, self.policy))
+
+    @precondition(lambda self: self.alone)
+    @rule(process=st.integers(0, 1), in_vain=st.sampled_from([False, False, False, True]))
+    def find(self, process: int, in_vain: bool) -> None:
+        """A process finds its store again, and tells what it has counted without it.
+
+        Also if it loses the store once more while it tells.
+        """
+        alone = self.alone.pop(process, None)
+        self.idle = alone is None
+        if alone is not None:
+            self.world.find(process, in_vain=in_vain)
+            self.model.told(alone, self.now)
+            self.model.latest = max(self.model.latest, alone.latest, self.now)
+            if self.world.stood_still:
+                self.begin_anew()
+
+
+class LosingMachine(Machine):
+    """A walk in which shards of a ring go away, and come back as they were or empty.
+
+    Rules that fail as `local` are walked in `FailingMachine`.
+    """
+
+    world: LosingShards
+
+    def start(self, rules: list[Rule]) -> None:
+        if self.policy == "local":
+            self.policy = "closed"
+        self.away: set[int] = set()
+        super().start(rules)
+
+    def expected(self, number: int, descriptors: list[Asked], hits: int, one: Told) -> Answer:
+        missing = self.world.missing(one.hits)
+        if not any(missing):
+            return super().expected(number, descriptors, hits, one)
+        lease = next((hit.lease.hex() for hit in one.hits if hit.lease and not hit.refund), "")
+        expected = self.model.decide_partly(
+            self.now, descriptors, hits, lease, missing, self.policy
+        )
+        if expected.failed:
+            return expected._replace(counted=one.answer.counted)
+        got = one.answer
+        # What else is said beside a decision by policy, the documents leave open.
+        return expected._replace(
+            limits=got.limits, soft=got.soft, delay_ms=got.delay_ms, leased=got.leased
+        )
+
+    @rule(wishes=st.lists(walk.wish, min_size=3, max_size=6), process=st.integers(0, 1))
+    def ask_widely(self, wishes: list[walk.Wish], process: int) -> None:
+        """A request whose counters lie in several shards, of which some may be away."""
+        self.decide([([self.asked(wish) for wish in wishes], 0)], process)
+
+    @rule(shard=st.integers(0, 2))
+    def lose(self, shard: int) -> None:
+        """A shard goes away."""
+        self.idle = shard in self.away
+        if not self.idle:
+            self.away.add(shard)
+            self.world.lose(shard)
+
+    @precondition(lambda self: self.away)
+    @rule(shard=st.integers(0, 2), empty=st.booleans())
+    def find(self, shard: int, empty: bool) -> None:
+        """A shard comes back; if it is empty, its counters are new."""
+        shard = sorted(self.away)[shard % len(self.away)]
+        self.away.remove(shard)
+        if empty:
+            for key in self.world.keys(shard):
+                self.model.counters.pop(self.names[key], None)
+        self.world.find(shard, empty=empty)
+        if self.world.stood_still:
+            self.begin_anew()
+
+
+class CachedMachine(Machine):
+    """A walk in which processes deny by what they know, for a second at most."""
+
+    world: Cached
+
+    def start(self, rules: list[Rule]) -> None:
+        self.denials: dict[tuple[int, bytes], Denial] = {}
+        self.told_last = b""
+        """The key of the last hit that a process was told of."""
+        super().start(rules)
+
+    @rule(wish=walk.wish, process=st.integers(0, 1), pause=walk.short_pauses)
+    def fill(self, wish: walk.Wish, process: int, pause: int) -> None:
+        """Single hits until they are denied, and more soon after."""
+        asked = self.asked(wish)._replace(addend=None, negative=False)
+        for _ in range(12):
+            self.decide([([asked], 0)], process)
+            if self.denials.get((process, self.told_last)):
+                break
+        if self.set_clock(self.now + pause):
+            self.decide([([asked], 0)], process)
+            self.decide([([asked], 0)], 1 - process)
+
+    def expected(self, number: int, descriptors: list[Asked], hits: int, one: Told) -> Answer:
+        """The model's answer, or what this process may believe.
+
+        "A key of which not even one hit would pass is remembered for as long as that holds, one
+        second at most [...]. What is given back, or a raised limit, so reaches other processes
+        within a second, this one at once."
+        """
+        now = self.world.elapsed_us
+        if self.world.knew(number):
+            results = []
+            for hit in one.hits:
+                denial = self.denials[number, hit.key]
+                assert denial.spec == hit.spec, f"{hit} was denied by {denial}"
+                assert now < min(denial.passes_us, denial.asked_us + SECOND), f"{now}: {denial}"
+                results.append(Counted(True, 0, denial.passes_us - now, 0))
+            return self.model.known_over(descriptors, hits, results)
+        expected = self.model.decide(self.now, descriptors, hits, one.lease)
+        for hit, name, result in zip(one.hits, self.model.last, one.answer.counted, strict=True):
+            if hit.refund:
+                self.denials.pop((number, hit.key), None)
+            elif result.over and hit.addend == 1:
+                counter = self.model.counters.get(name)
+                if counter is None or not counter.remaining(counter.terms, self.now):
+                    denial = Denial(now, now + result.reset_us, hit.spec)
+                    self.denials[number, hit.key] = denial
+        self.told_last = one.hits[-1].key if one.hits else b""
+        return expected
+
+
+class FullMachine(Machine):
+    """A walk in a full store: it forgets what it says that it forgets, and nothing else."""
+
+    world: FullMemory
+
+    def start(self, rules: list[Rule]) -> None:
+        self.put_out = 0
+        super().start(rules)
+
+    def decide(self, batch: list[tuple[list[Asked], int]], number: int) -> None:
+        for one in batch:
+            super().decide([one], number)
+            self.forget()
+
+    def fail(self, descriptors: list[Asked], hits: int, number: int, seam: str) -> None:
+        super().fail(descriptors, hits, number, seam)
+        self.forget()
+
+    def forget(self) -> None:
+        """Has the model forget what the store put out, which is no more than it says."""
+        lost = []
+        for key, name in self.names.items():
+            counter = self.model.counters.get(name)
+            if counter is None or self.world.has(key):
+                continue
+            counter.look(self.now)
+            if counter.used(counter.terms, self.now):
+                lost.append(f"{key!r}: {vars(counter)}")
+            del self.model.counters[name]
+        told = self.world.put_out - self.put_out
+        assert len(lost) <= told, "\n".join([f"{told} told, {len(lost)} lost:", *lost])
+        self.put_out = self.world.put_out
