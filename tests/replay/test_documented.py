@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ratelimit_service.model import Entry, Override, OverrideKind
 from ratelimit_service.replay.envoy_log import read_mapping
 from ratelimit_service.replay.findings import NEAR
 from ratelimit_service.replay.recorded import moment_us
@@ -21,24 +22,23 @@ DOCUMENTS = Path(__file__).parents[2] / "docs"
 DOCUMENT = (DOCUMENTS / "replay.md").read_text()
 
 
-def block(language: str) -> str:
-    found = re.search(rf"```{language}\n(.*?)```", DOCUMENT, re.DOTALL)
-    assert found
-    return found[1]
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", DOCUMENT, re.DOTALL)
 
 
 def test_example(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The example's log and rules print the example's report."""
-    (tmp_path / "requests.csv").write_text(block("csv"))
-    (tmp_path / "new.yaml").write_text(block("yaml"))
+    requests, report, *_ = blocks("text")
+    (tmp_path / "requests.csv").write_text(requests)
+    (tmp_path / "new.yaml").write_text(blocks("yaml")[0])
     monkeypatch.chdir(tmp_path)
 
     ran = run(capsys, "--rules", "new.yaml", "requests.csv")
 
     assert ran.code == 0
-    assert ran.out == block("text")
+    assert ran.out == report
 
 
 def test_bounds() -> None:
@@ -79,6 +79,8 @@ descriptors:
         await asking.ask("seen=bob")
     await asking.service.decide([b"\xff"])
     heard[-1] = heard[-1]._replace(times=2)
+    ban = Override("b1", OverrideKind.BAN, "edge", (Entry("user", "bob"),), 0, reason="abuse")
+    heard[0] = heard[0]._replace(overrides=(ban,))
     around = Circumstances("10.0.0.7", "an-id", "0af7", "redis", "there:6379")
     lines = [json.loads(line_of(each, 0, 0.5, str.upper, around)) for each in heard]
 

@@ -284,7 +284,7 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert trace.denied == 1_000
     assert len(found.callers) == 50
     assert 300 < found.callers.distinct() < 3_000
-    assert len(found.deniers.top(5_000)) == 50
+    assert 50 <= len(found.deniers.top(5_000)) <= 2 * 50  # between two purges
     assert len(trace._prepared) <= 50
     assert trace.lost > 600
 
