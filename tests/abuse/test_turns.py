@@ -95,6 +95,18 @@ async def many_descriptors(attacker: Attacker) -> None:
     await attacker.send(b"".join(calls))
 
 
+def short(count: int, first: int = 0) -> bytes:
+    """A call of descriptors as short as they can be, each with a counter of its own."""
+    numbers = range(first, first + count)
+    return request(*(Descriptor((Entry("user", f"{number:x}"),)) for number in numbers))
+
+
+@attack("many calls of many short descriptors")
+async def short_descriptors(attacker: Attacker) -> None:
+    calls = [attacker.call(short(250, number * 250)) for number in range(32)]
+    await attacker.send(b"".join(calls))
+
+
 @attack("many calls of a descriptor with many entries")
 async def many_entries(attacker: Attacker) -> None:
     calls = []
@@ -224,3 +236,20 @@ async def test_many_connections(tmp_path: Path) -> None:
             in_turns.append(sum(attacker.hears() for attacker in attackers))
 
     assert max(in_turns) <= 8
+
+
+async def test_many_connections_with_short_descriptors(tmp_path: Path) -> None:
+    """What many clients ask for together has several turns, if it is many descriptors.
+
+    Each message is short enough not to have a turn of its own.
+    """
+    async with Siege(tmp_path) as siege:
+        attackers = [await siege.attacker() for _ in range(20)]
+        for number, attacker in enumerate(attackers):
+            attacker.push(attacker.call(short(250, number * 250)))
+        in_turns: list[int] = []
+        while sum(in_turns) < len(attackers):
+            await asyncio.sleep(0)
+            in_turns.append(sum(attacker.hears() for attacker in attackers))
+
+    assert max(in_turns) <= 4

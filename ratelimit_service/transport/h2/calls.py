@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 from ratelimit_service.errors import BadRequestError
@@ -15,6 +16,7 @@ from ratelimit_service.transport.h2.connection import (
     Message,
     Methods,
 )
+from ratelimit_service.transport.h2.costs import USUAL_BYTES, USUAL_TAGS
 from ratelimit_service.transport.h2.gathered import Gathered, Pending
 from ratelimit_service.transport.h2.overload import FRESH_US, LOOKS, Fate, Haste, Overload, too_slow
 from ratelimit_service.transport.h2.protocol import Http2Protocol
@@ -27,6 +29,9 @@ __all__ = ["METHODS", "METHODS_UNREFLECTED", "ServiceCalls"]
 _DECIDE: Final = f"/{SERVICE}/{METHOD}".encode()
 _CHECK: Final = f"/{HEALTH_SERVICE}/Check".encode()
 _WATCH: Final = f"/{HEALTH_SERVICE}/Watch".encode()
+
+_TAG: Final = b"\x12"
+"""What stands in front of each descriptor of a request, and of each entry's value."""
 
 _ENOUGH: Final = 16
 """So many calls are a batch of their own: others would hardly make them cheaper."""
@@ -170,7 +175,7 @@ class ServiceCalls:
         if gathered is None:
             gathered = self._gathered[key] = Gathered(self._pending)
         gathered.add(protocol, calls, deadline_us)
-        protocol.at_end_of_turn(self._submit, len(stream_ids))
+        protocol.at_end_of_turn(self._submit, _weight(calls.messages))
 
     def _submit(self) -> None:
         """Has all calls of a turn decided."""
@@ -213,6 +218,15 @@ class ServiceCalls:
         task = self._watches.get((protocol, event.stream_id))
         if task is not None:
             task.cancel()
+
+
+def _weight(messages: Sequence[bytes]) -> int:
+    """How many usual calls these messages are worth, by their descriptors and entries."""
+    weight = len(messages)
+    for message in messages:
+        if len(message) > USUAL_BYTES:
+            weight += message.count(_TAG) // USUAL_TAGS
+    return weight
 
 
 def _streams(event: Event) -> list[int]:

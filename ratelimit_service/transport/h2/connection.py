@@ -23,10 +23,12 @@ from ratelimit_service.service import CallOrigin
 from ratelimit_service.transport.h2 import runs
 from ratelimit_service.transport.h2.account import ConnectionFaultError, Memory, expect
 from ratelimit_service.transport.h2.costs import (
+    DESCRIPTORS_BYTES,
     FRAME_US,
     LARGE_BYTES,
     PIECE_US,
     RUN_BYTES,
+    USUAL_BYTES,
 )
 from ratelimit_service.transport.h2.events import Calls, Cancelled, Ended, Event, Message
 from ratelimit_service.transport.h2.frames import (
@@ -214,6 +216,8 @@ class Connection(Incoming):
             after = 0
             if kind == HEADERS and flags == END_HEADERS:
                 after = self._whole_call(data, stream_id, start, at, events)
+                if after - at > USUAL_BYTES and self.haste is None:
+                    most -= (after - at) // DESCRIPTORS_BYTES
                 if (
                     not after
                     and self._life.steady

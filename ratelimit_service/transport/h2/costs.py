@@ -66,6 +66,16 @@ charged; but it takes of a turn."""
 LARGE_BYTES: Final = 4_096
 """A message above this is no usual call: it may take longer than all else in a turn."""
 
+USUAL_BYTES: Final = 128
+"""A message above this is no usual call: it may have many descriptors, of a dozen bytes each."""
+
+DESCRIPTORS_BYTES: Final = 64
+"""So many bytes of such a message count as one more call in `most` of `Connection.receive`."""
+
+USUAL_TAGS: Final = 4
+"""So many descriptors and entries are a usual call's. Where there are more, they count as more
+calls in what is left for the end of a turn."""
+
 PIECE_US: Final = 10
 """The cost of one unit of `most` in `Connection.receive`: a usual call on memory, or a frame."""
 
