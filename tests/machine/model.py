@@ -183,9 +183,9 @@ class Model:
             one.terms = [each for each, known in zip(one.terms, there, strict=True) if known]
             one.counters = [each for each, known in zip(one.counters, there, strict=True) if known]
             one.hits = [each for each, known in zip(one.hits, there, strict=True) if known]
-        denied = self._settle(meant, now, lease)
+        denied = self._settle(meant, now, lease, policy)
         told = self._answer(meant, denied, now)
-        if policy == "error" and any(one.denied_without and not one.known_over for one in meant):
+        if _fails(meant, policy):
             return FAILED._replace(counted=told.counted)
         statuses = [
             Status(one.denied_without) if one.missing and not one.known_over else each
@@ -358,7 +358,7 @@ class Model:
             terms.count_denied or one.quota or self.settings.count_denied
         ) and terms.algorithm != "concurrency"
 
-    def _settle(self, meant: Sequence[Meant], now: int, lease: str) -> bool:
+    def _settle(self, meant: Sequence[Meant], now: int, lease: str, policy: str = "") -> bool:
         scratch: dict[Identity, Counter] = {}
 
         def counter(name: Identity, terms: Terms) -> Counter:
@@ -405,9 +405,9 @@ class Model:
                 scratch.update(before)
                 self._only_always([one], counter, now, lease)
         denied = self._denied(meant)
-        if denied and not self.settings.shadow_mode:
+        if (denied and not self.settings.shadow_mode) or _fails(meant, policy):
             # "A denied request charges nothing, in any descriptor", unless the rule says
-            # `count_denied`.
+            # `count_denied`. No more does a call that fails.
             scratch.clear()
             scratch.update(committed)
             self._only_always(charging, counter, now, lease)
@@ -504,6 +504,11 @@ class Model:
             leased,
             tuple(result for one in meant for result in one.results),
         )
+
+
+def _fails(meant: Sequence[Meant], policy: str) -> bool:
+    """Whether the call fails: a limit has no store, and none beside it is known to be over."""
+    return policy == "error" and any(one.denied_without and not one.known_over for one in meant)
 
 
 def _any(counter: Counter) -> bool:
