@@ -15,6 +15,7 @@ from ratelimit_service.limiter.compiled import Kind
 from ratelimit_service.model import Mode
 from ratelimit_service.replay.findings import Finding, Suggestion, findings_of, suggestions
 from ratelimit_service.replay.play import Replay, SideChanges, Trace
+from ratelimit_service.replay.sketches import CallerSample
 from ratelimit_service.replay.timeline import Span, Timeline
 from ratelimit_service.replay.use import LimitUse, RuleUse
 from ratelimit_service.rules.explain import limit_text
@@ -227,8 +228,8 @@ def report_of(
         denied=replay.new.denied,
         denied_before=before.denied if before else None,
         recorded={code.name: count for code, count in sorted(replay.recorded.items())},
-        newly_denied=_changes(replay.newly_denied) if before else None,
-        newly_allowed=_changes(replay.newly_allowed) if before else None,
+        newly_denied=_side(replay.newly_denied) if before else None,
+        newly_allowed=_side(replay.newly_allowed) if before else None,
         rules=tuple(rules),
         removed=tuple(sorted(removed, key=_importance)),
         unmet=_unmet(replay.new),
@@ -275,8 +276,8 @@ def _rule(
         findings=tuple(findings_of(use, percent)),
         plot=_plot(use.timeline),
         denied_before=(before.denied if before else 0) if compared else None,
-        newly_denied=_changed(use) if compared and use is not before else None,
-        newly_allowed=_changed(before) if compared and before else None,
+        newly_denied=_of_rule(use) if compared and use is not before else None,
+        newly_allowed=_of_rule(before) if compared and before else None,
     )
 
 
@@ -310,16 +311,16 @@ def _percent(part: int, whole: int) -> float:
     return round(100 * part / whole, 1) if whole else 0.0
 
 
-def _changes(changes: SideChanges) -> ChangeReport:
-    return ChangeReport(changes.requests, changes.callers.distinct(), _top(changes.names))
+def _change(requests: int, callers: CallerSample[str], names: TopNames[str]) -> ChangeReport:
+    return ChangeReport(requests, callers.distinct(), tuple(names.top(_TOP)))
 
 
-def _changed(use: RuleUse) -> ChangeReport:
-    return ChangeReport(use.changed.total, use.changed_callers.distinct(), _top(use.changed))
+def _side(changes: SideChanges) -> ChangeReport:
+    return _change(changes.requests, changes.callers, changes.names)
 
 
-def _top(names: TopNames[str]) -> tuple[Frequent, ...]:
-    return tuple(names.top(_TOP))
+def _of_rule(use: RuleUse) -> ChangeReport:
+    return _change(use.changed.total, use.changed_callers, use.changed)
 
 
 def _unmet(trace: Trace) -> tuple[UnmetRule, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ratelimit_service.model import (
     PLACEHOLDERS,
     AnswerStyle,
@@ -73,25 +75,26 @@ def _template(fields: Fields) -> str:
 
 
 def _content_type(fields: Fields) -> str:
-    if not fields.given("content_type"):
-        return ""
-    content_type = fields.raw("content_type")
-    if not CONTENT_TYPE.fullmatch(content_type):
-        message = "content_type must be one as text/html or application/json; charset=utf-8"
-        fields.report("content_type", message, value="content_type")
-        return ""
-    if not fields.given("template"):
+    content_type = _matching(
+        fields, "content_type", CONTENT_TYPE, "one as text/html or application/json; charset=utf-8"
+    )
+    if content_type and not fields.given("template"):
         message = "content_type is of a template: body says by itself what it is"
         fields.report("content_type", message, key="content_type")
     return content_type
 
 
 def _link(fields: Fields) -> str:
-    if not fields.given("link"):
+    allowed = "an address that begins with https:// or http://, without spaces"
+    return _matching(fields, "link", LINK, allowed)
+
+
+def _matching(fields: Fields, name: str, pattern: re.Pattern[str], allowed: str) -> str:
+    """A text of a form; "" if it is not given, or is none, which is reported."""
+    if not fields.given(name):
         return ""
-    link = fields.raw("link")
-    if not LINK.fullmatch(link):
-        message = "link must be an address that begins with https:// or http://, without spaces"
-        fields.report("link", message, value="link")
+    text = fields.raw(name)
+    if not pattern.fullmatch(text):
+        fields.report(name, f"{name} must be {allowed}", value=name)
         return ""
-    return link
+    return text

@@ -11,7 +11,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import TYPE_CHECKING, Final
 
 from ratelimit_service.model import IPAddress, Network, address_of
-from ratelimit_service.rules.matchers.matcher import ONE_OR_MORE, Index, Matcher
+from ratelimit_service.rules.matchers.matcher import ONE_OR_MORE, Index, Matcher, read_list
 from ratelimit_service.rules.paths import MatcherName, matcher_name
 from ratelimit_service.rules.problem import quoted
 
@@ -143,19 +143,8 @@ class Networks(Matcher):
     @classmethod
     def read(cls, fields: Fields) -> Networks:
         """A network or a list of them. Raises ValueError."""
-        networks: dict[Network, None] = {}
-        for text, node in fields.one_or_more(cls.key):
-            try:
-                network = _network(text)
-            except ValueError as error:
-                fields.report("cidr", str(error), at=node)
-                continue
-            if network in networks:
-                fields.report("cidr", f"{network} stands in this list twice", at=node)
-            networks[network] = None
-        if not networks:
-            raise ValueError("cidr needs a network, as 10.0.0.0/8, or a list of them")
-        return cls(tuple(networks))
+        empty = "cidr needs a network, as 10.0.0.0/8, or a list of them"
+        return cls(read_list(fields, cls.key, lambda text, _: _network(text), empty))
 
     def __reduce__(self) -> tuple[object, tuple[list[int]]]:
         """How it is pickled: a dataclass's own way takes longer, and serving waits for it."""

@@ -7,15 +7,18 @@ take all that they need from here; none of them knows one matcher by name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Final, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Final, Self, TypeVar
 
 from ratelimit_service.rules.paths import matcher_name
+from ratelimit_service.rules.problem import quoted
 
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
+    import yaml
+
     from ratelimit_service.rules.reader import Fields
 
-__all__ = ["ONE_OR_MORE", "ONE_TEXT", "Index", "Matcher", "OneByOne"]
+__all__ = ["ONE_OR_MORE", "ONE_TEXT", "Index", "Matcher", "OneByOne", "read_list"]
 
 
 ONE_TEXT: Final[Mapping[str, object]] = {
@@ -35,6 +38,33 @@ ONE_OR_MORE: Final[Mapping[str, object]] = {
     ]
 }
 """A text or a list of texts, as a JSON Schema."""
+
+
+_T = TypeVar("_T")
+
+
+def read_list(
+    fields: Fields, key: str, item: Callable[[str, yaml.Node], _T], empty: str
+) -> tuple[_T, ...]:
+    """The items of a key's list, each once; one text alone is a list, too.
+
+    `item` reads one, and raises ValueError if it cannot. Raises ValueError with `empty` if there is
+    none.
+    """
+    found: dict[_T, None] = {}
+    for text, node in fields.one_or_more(key):
+        try:
+            each = item(text, node)
+        except ValueError as error:
+            fields.report(key, str(error), at=node)
+            continue
+        if each in found:
+            shown = quoted(each) if isinstance(each, str) else each
+            fields.report(key, f"{shown} stands in this list twice", at=node)
+        found[each] = None
+    if not found:
+        raise ValueError(empty)
+    return tuple(found)
 
 
 class Index(ABC):

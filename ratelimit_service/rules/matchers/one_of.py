@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ratelimit_service.rules.matchers.matcher import ONE_OR_MORE, Matcher
+from ratelimit_service.rules.matchers.matcher import ONE_OR_MORE, Matcher, read_list
 from ratelimit_service.rules.paths import MatcherName, matcher_name
 from ratelimit_service.rules.problem import quoted
 
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
+    import yaml
+
     from ratelimit_service.rules.reader import Fields
 
 __all__ = ["OneOf"]
@@ -28,20 +30,18 @@ class OneOf(Matcher):
     @classmethod
     def read(cls, fields: Fields) -> OneOf:
         """A list of values; one value alone is a list, too. Raises ValueError."""
-        values: dict[str, None] = {}
-        for value, node in fields.one_or_more(cls.key):
-            if "*" in value:
+
+        def value(text: str, node: yaml.Node) -> str:
+            if "*" in text:
                 message = (
-                    f"a `*` in one_of stands for itself, and {quoted(value)} looks like a pattern: "
+                    f"a `*` in one_of stands for itself, and {quoted(text)} looks like a pattern: "
                     "write a descriptor of its own with value"
                 )
                 fields.report("one_of", message, at=node)
-            elif value in values:
-                fields.report("one_of", f"{quoted(value)} stands in this list twice", at=node)
-            values[value] = None
-        if not values:
-            raise ValueError("one_of is empty: write a list of values, as [free, trial]")
-        return cls(tuple(values))
+            return text
+
+        empty = "one_of is empty: write a list of values, as [free, trial]"
+        return cls(read_list(fields, cls.key, value, empty))
 
     def __reduce__(self) -> tuple[type[OneOf], tuple[tuple[str, ...]]]:
         """How it is pickled: a dataclass's own way takes longer, and serving waits for it."""
