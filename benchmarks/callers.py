@@ -19,7 +19,6 @@ from typing import NamedTuple
 from benchmarks.profile import RULES, Process
 from benchmarks.short_ways import CALLS, READS, turn
 from ratelimit_service.health import Health
-from ratelimit_service.limiter import TopCallers
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.service import Service
@@ -48,19 +47,21 @@ ROWS = (
 )
 
 
-def process_of(row: Row, rules: Path, callers: TopCallers | None) -> Process:
+def process_of(row: Row, rules: Path) -> Process:
     process = Process(row.shape, rules)
     stats = Stats()
     loaded = Rules(rules, stats=stats, health=Health())
     loaded.load()
-    settings = Settings(near_limit_ratio=row.near, no_callers=callers is None)
+    settings = Settings(near_limit_ratio=row.near)
     process.service = Service(lambda: loaded.snapshot, process.store, settings, stats)
     return process
 
 
 def in_turns(row: Row, rules: Path) -> tuple[list[float], list[float]]:
-    """Turns of a service that keeps callers, and of one that does not."""
-    kept, without = process_of(row, rules, TopCallers()), process_of(row, rules, None)
+    """Turns of one service, which keeps callers in every other one."""
+    process = process_of(row, rules)
+    service, callers = process.service, process.service.callers
+    assert callers is not None
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -68,10 +69,11 @@ def in_turns(row: Row, rules: Path) -> tuple[list[float], list[float]]:
     lasted = 0.0
     for number in range(PAIRS):
         for at in (0, 1) if number % 2 else (1, 0):
-            found[at].append(turn(without if at else kept))
+            service.callers = service._answering.callers = None if at else callers  # noqa: SLF001
+            found[at].append(turn(process))
         lasted += found[0][-1] * READS * CALLS / 1e6
-        if lasted > TAKEN_SECONDS and kept.service.callers is not None:
-            kept.service.callers.clear()
+        if lasted > TAKEN_SECONDS:
+            callers.clear()
             lasted = 0.0
     gc.enable()
     gc.unfreeze()

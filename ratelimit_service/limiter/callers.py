@@ -14,7 +14,7 @@ from random import randrange
 from typing import Final, NamedTuple
 
 from ratelimit_service.limiter.compiled import Plan
-from ratelimit_service.model import Limit
+from ratelimit_service.model import Limit, Outcome
 from ratelimit_service.rules.tree import Rule
 from ratelimit_service.sketches import TopNames
 from ratelimit_service.stores.keys import is_digest
@@ -40,7 +40,7 @@ _MOST_BYTES: Final = 1 << 20
 _EXACT: Final = 2_000
 """So many outcomes that are over or near, and so many requests, are looked at before it samples."""
 
-_GAP: Final = 64
+_GAP: Final = 128
 """From then on one of so many, on average."""
 
 
@@ -124,6 +124,23 @@ class TopCallers:
             key = planned.hits[0][0]
             found.near.add(key, hits)
             self._note(found, key, Seen(limit, capacity, remaining))
+
+    def near_within(self, plans: Sequence[Plan], outcomes: Sequence[Outcome], seen: int) -> None:
+        """Adds those of a request of usual descriptors that are near, if it is their turn.
+
+        So many were `seen`, and are already taken off what is passed over.
+        """
+        turn, number = self.skip + seen, 0
+        for place, planned in enumerate(plans):
+            rule, addend, _ = planned
+            remaining = outcomes[place][1]
+            if rule.tally is not None and remaining < rule.near_remaining:
+                if number == turn:
+                    limit, near = rule.limits[0], rule.near_remaining - remaining
+                    self.near(planned, limit.limit, limit.spec.limit, min(addend, near), remaining)
+                    turn += 1 + self.skip
+                number += 1
+        self.skip = turn - seen
 
     def sample(self, plans: Sequence[Plan]) -> int:
         """Adds a request of the sample; returns how far it is to the next one."""

@@ -20,21 +20,20 @@ def tally_within(
     plans: Sequence[Plan], outcomes: Sequence[Outcome], callers: TopCallers | None = None
 ) -> None:
     """The short way for usual descriptors of which none was over."""
-    for place, planned in enumerate(plans):
-        rule, addend, _ = planned
+    seen = 0
+    for place, (rule, addend, _) in enumerate(plans):
         tally = rule.tally
         if tally is not None:
             tally.hits += addend
             tally.within += addend
             remaining = outcomes[place][1]
             if remaining < rule.near_remaining:
-                near = min(addend, rule.near_remaining - remaining)
-                tally.near += near
-                if callers is not None:
-                    callers.skip -= 1
-                    if callers.skip < 0:
-                        limit = rule.limits[0]
-                        callers.near(planned, limit[0], limit[1].limit, near, remaining)
+                tally.near += min(addend, rule.near_remaining - remaining)
+                seen += 1
+    if seen and callers is not None:
+        callers.skip -= seen
+        if callers.skip < 0:
+            callers.near_within(plans, outcomes, seen)
 
 
 def tally_plain(

@@ -116,6 +116,25 @@ async def test_sample_stands_for_those_passed_over(asking: Asking) -> None:
     assert 6_000 < over < 10_000
 
 
+async def test_near_outcomes_are_sampled_one_by_one(tmp_path: Path) -> None:
+    """Of requests with many descriptors that are near, all are noted at first, then a part."""
+    random.seed(2)
+    asking = Asking(
+        tmp_path, RULES.replace("10", "100000"), settings=Settings(near_limit_ratio=0.0)
+    )
+    for _ in range(10):
+        await asking.ask("user=ann", "user=bob", "user=ann")
+    found = noted(asking, "user")
+    assert by_name(found.near.counts) == {"ann": 20, "bob": 10}
+
+    for _ in range(40):
+        await asking.ask(*["user=ann", "user=bob"] * 100)
+
+    near = by_name(found.near.counts)
+    assert 2_500 < near["ann"] < 5_500
+    assert 2_500 < near["bob"] < 5_500
+
+
 async def test_memory_is_bounded(tmp_path: Path) -> None:
     """However many rules and callers there are, so many are held, and all others are counted."""
     rules = "".join(
