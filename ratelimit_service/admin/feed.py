@@ -12,9 +12,13 @@ import json
 import time
 from collections import deque
 from collections.abc import Iterator
+from itertools import count
 from typing import NamedTuple
 
 from ratelimit_service.admin.route import Operating
+from ratelimit_service.admin.routes.counters import callers
+from ratelimit_service.admin.routes.processes import processes_of
+from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import now_us
 from ratelimit_service.metrics import Reading
 from ratelimit_service.observer import LATENCY_BOUNDS_US
@@ -28,6 +32,10 @@ _LONGEST_SECONDS = 10.0
 _SHARE = 100
 """After a reading so many times its own length passes before the next."""
 
+_STATE_EVERY = 5
+"""Readings from one of what changes seldom to the next."""
+
+_CALLERS = 15
 _MOST_RULES = 100
 """Rules in a message: those that denied the most, and then those that were asked the most."""
 
@@ -62,6 +70,12 @@ class Feed:
         self._changed = asyncio.Event()
         self._number = 0
         self._message = b""
+        self._state = b""
+        """The last message of the other kind."""
+        self._before: _Totals | None = None
+        self._snapshot: Snapshot | None = None
+        """The rules of which pages were told last."""
+        self._bugs = Bugs()
 
     @property
     def watching(self) -> int:
@@ -69,11 +83,11 @@ class Feed:
         return self._watching
 
     def join(self) -> bytes:
-        """One more watches; returns what was told until now. Each `join` needs a `leave`."""
+        """One more watches; returns what was told before. Each `join` needs a `leave`."""
         self._watching += 1
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._read())
-        return _event("past", list(self._kept))
+        return _event("past", list(self._kept)) + self._state
 
     def leave(self) -> None:
         """One watches no more."""
@@ -82,6 +96,8 @@ class Feed:
             self._task.cancel()
             self._task = None
             self._kept.clear()
+            self._state = b""
+            self._before = None
 
     async def following(self) -> bytes:
         """Waits for the next message."""
@@ -89,23 +105,50 @@ class Feed:
         return self._message
 
     async def _read(self) -> None:
-        before: _Totals | None = None
-        snapshot: Snapshot | None = None
-        while True:
-            began = time.perf_counter()
-            denials = await self._denials()
-            await self._operating.collect()
-            totals = _totals(await self._operating.sources.read())
-            if snapshot is not self._operating.snapshot():
-                snapshot = self._operating.snapshot()
-                self._number += 1
-            if before is not None:
-                message = self._told(before, totals)
-                self._kept.append(message)
-                self._tell(_event("now", {**message, "denials": denials}))
-            before = totals
-            took = time.perf_counter() - began
-            await asyncio.sleep(min(max(_SECONDS, took * _SHARE), _LONGEST_SECONDS))
+        for number in count():
+            pause = _SECONDS
+            try:
+                pause = await self._read_once(with_state=number % _STATE_EVERY == 0)
+            except Exception as error:
+                self._bugs.note("the console could not be told what happens", error)
+            await asyncio.sleep(pause)
+
+    async def _read_once(self, *, with_state: bool) -> float:
+        """Tells one message; returns the seconds until the next."""
+        state = b""
+        if with_state:
+            state = self._state = await self._read_state()
+        denials = await self._denials()
+        await self._operating.collect()
+        reading = await self._operating.sources.read()
+        began = time.thread_time()
+        before, self._before = self._before, _totals(reading)
+        if self._snapshot is not self._operating.snapshot():
+            self._snapshot = self._operating.snapshot()
+            self._number += 1
+        if before is None:
+            self._tell(state)
+        else:
+            message = self._told(before, self._before)
+            self._kept.append(message)
+            self._tell(state + _event("now", {**message, "denials": denials}))
+        took = 2 * (time.thread_time() - began)  # to read the numbers takes about as long again
+        return min(max(_SECONDS, took * _SHARE), _LONGEST_SECONDS)
+
+    async def _read_state(self) -> bytes:
+        """What changes seldom: processes, overrides, callers; without what nobody can tell."""
+        operating = self._operating
+        state = {}
+        for name, asking in (
+            ("processes", processes_of(operating)),
+            ("overrides", operating.ask("overrides")),
+            ("callers", callers(operating, "over", "minute", _CALLERS, {})),
+        ):
+            try:
+                state[name] = await asking
+            except QuestionError as error:
+                state[name] = {"error": str(error)}
+        return _event("state", state)
 
     def _tell(self, message: bytes) -> None:
         self._message = message
@@ -190,8 +233,8 @@ def _quantile(buckets: list[int], share: float) -> int | None:
     if not wanted:
         return None
     found = 0
-    for bound, count in zip((*LATENCY_BOUNDS_US, LATENCY_BOUNDS_US[-1]), buckets, strict=True):
-        found += count
+    for bound, some in zip((*LATENCY_BOUNDS_US, LATENCY_BOUNDS_US[-1]), buckets, strict=True):
+        found += some
         if found >= wanted:
             return bound
     return LATENCY_BOUNDS_US[-1]

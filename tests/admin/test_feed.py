@@ -63,6 +63,22 @@ async def test_tells_what_is_counted(admin: AdminSite) -> None:
     assert json.loads(line)["rule"] == "user"
 
 
+async def test_tells_what_changes_seldom(admin: AdminSite) -> None:
+    """Now and then all are told of processes, overrides and callers."""
+    for _ in range(3):
+        await admin.asking.ask("user=bob")
+    await admin.told(
+        "/overrides", {"kind": "ban", "domain": "edge", "descriptor": [["user", "eve"]]}
+    )
+
+    async with events(admin) as found:
+        state = await anext(told async for kind, told in found if kind == "state")
+
+    assert state["processes"]["supervisor"]["pid"] == 7
+    assert [each["kind"] for each in state["overrides"]["overrides"]] == ["ban"]
+    assert [each["caller"] for each in state["callers"]["callers"]] == [[["user", "bob"]]]
+
+
 async def test_is_worked_out_once_for_all(admin: AdminSite) -> None:
     """However many watch, numbers are read once for a message; while nobody does, not at all."""
     readings = 0

@@ -4,19 +4,14 @@ import { get } from "./api.js";
 import { by, make, short } from "./dom.js";
 import { typed } from "./words.js";
 
-/** Asks for the callers, and shows them. */
-export async function showCallers() {
+/** Shows the callers that all pages are told of, or asks for others if they were chosen here. */
+export async function showCallers(told) {
+  by("callers").hidden = Boolean(told.error); // they are not kept in mind, or nobody answers
+  if (told.error) return;
   const order = by("caller-order").value;
   const window = by("caller-window").value;
-  let found;
-  try {
-    found = await get("/counters", { order, window, limit: 15 });
-  } catch (error) {
-    by("callers").hidden = error.status === 404; // they are not kept in mind
-    if (!by("callers").hidden) throw error;
-    return;
-  }
-  by("callers").hidden = false;
+  const same = order === told.order && window === told.window;
+  const found = same ? told : await get("/counters", { order, window, limit: 15 });
   const rows = found.callers.map(row);
   by("caller-rows").replaceChildren(...rows);
   by("no-callers").hidden = rows.length > 0;
@@ -31,5 +26,5 @@ function row({ domain, rule, caller, key, limit, capacity, remaining, over, near
 }
 
 for (const id of ["caller-order", "caller-window"]) {
-  by(id).addEventListener("change", () => showCallers().catch(() => {}));
+  by(id).addEventListener("change", () => showCallers({}).catch(() => {}));
 }

@@ -1,6 +1,5 @@
 // Processes, and what is wrong.
 
-import { get } from "./api.js";
 import { by, make, say } from "./dom.js";
 
 /** Shows what a message says of health. */
@@ -17,9 +16,8 @@ export function showHealth({ serving, phase, faults }) {
   list.replaceChildren(...(lines.length ? lines : ["Nothing is degraded."]).map((line) => make("li", { class: lines.length ? "bad" : "soft" }, line)));
 }
 
-/** Asks for the processes, and shows them. */
-export async function showProcesses() {
-  const { supervisor, deciding, store } = await get("/processes");
+/** Shows the processes. */
+export function showProcesses({ supervisor, deciding, store }) {
   say(by("store"), store);
   const known = new Map(deciding.map((each) => [each.pid, each]));
   const workers = supervisor.workers.map((worker) => row(`worker ${worker.worker} (${worker.pid})`, worker.state, worker.version, worker.connections, known.get(worker.pid)));

@@ -14,7 +14,6 @@ const decisions = new Chart(by("decisions-chart"), ["ok", "over"], short);
 const latency = new Chart(by("latency-chart"), ["ok"], (us) => duration(Math.round(us)));
 let source = null;
 let rules = -1;
-let ticks = 0;
 
 function point(message) {
   const { ok, over, seconds, p99_us: p99 } = message;
@@ -43,7 +42,6 @@ function show(message) {
     rules = message.rules_number;
     quietly(async () => showTree(await get("/tree")));
   }
-  if (ticks++ % 5 === 0) [showProcesses, showCallers, showOverrides].forEach(quietly);
 }
 
 /** Does what may fail for a moment, as while the service restarts: the next time does it again. */
@@ -67,6 +65,12 @@ function watch() {
     const message = JSON.parse(event.data);
     point(message);
     show(message);
+  });
+  source.addEventListener("state", (event) => {
+    const { processes, overrides, callers } = JSON.parse(event.data);
+    if (!processes.error) showProcesses(processes);
+    if (!overrides.error) showOverrides(overrides);
+    quietly(() => showCallers(callers));
   });
   source.onerror = () => {
     say(by("state"), "connecting");
@@ -97,7 +101,6 @@ async function begin(token) {
   by("login").hidden = true;
   by("content").hidden = false;
   quietly(async () => showTree(await get("/tree")));
-  [showProcesses, showCallers, showOverrides].forEach(quietly);
   watch();
 }
 

@@ -15,9 +15,8 @@ export function mayWrite(may) {
   by("override-form").hidden = by("reset-form").hidden = !may;
 }
 
-/** Asks for the overrides, and shows them. */
-export async function showOverrides() {
-  const { overrides } = await get("/overrides");
+/** Shows the overrides in force. */
+export function showOverrides({ overrides }) {
   const text = JSON.stringify(overrides);
   if (text === shown) return; // a button that has the focus keeps it
   shown = text;
@@ -50,7 +49,7 @@ async function told(work) {
   note.className = "";
   try {
     say(note, await work());
-    await showOverrides();
+    showOverrides(await get("/overrides"));
   } catch (error) {
     note.className = "error";
     say(note, error.message);

@@ -12,7 +12,7 @@ from ratelimit_service.service.caller_rows import MOST_ROWS, rows_of
 from ratelimit_service.service.questions import QuestionError
 from ratelimit_service.slices import slowly
 
-__all__ = ["routes"]
+__all__ = ["callers", "routes"]
 
 _ROWS: Final = 20
 _MAY_BE_ASKED: Final = frozenset({"domain", "rule", "order", "limit", "window"})
@@ -28,24 +28,8 @@ def routes(operating: Operating) -> Iterator[Route]:
             raise QuestionError(f"{unknown[0]!r} is nothing to ask for: there are {known}")
         order = _chosen(query, "order", tuple(CallerOrder))
         window = _chosen(query, "window", tuple(WINDOWS))
-        most = _number(query)
-        about = {
-            "window": window,
-            "domain": query.get("domain", ""),
-            "rule": query.get("rule", ""),
-        }
-        found, processes = Stretch(), list[str]()
-        for answer in await operating.ask_all("callers", about):
-            await _hear(answer, found, processes)
-        others = await operating.ask("callers", {**about, "known": list(processes)})
-        await _hear(others, found, processes)
-        return {
-            "window": window,
-            "order": order,
-            "processes": len(processes),
-            "left_out": found.left_out,
-            "callers": rows_of(found, CallerOrder(order), most),
-        }
+        only = {"domain": query.get("domain", ""), "rule": query.get("rule", "")}
+        return await callers(operating, order, window, _number(query), only)
 
     async def inspect(request: AdminRequest) -> object:
         query = request.query
@@ -63,6 +47,28 @@ def routes(operating: Operating) -> Iterator[Route]:
     yield Route("GET", "/counters", does, counters)
     does = "the counters of a descriptor as they stand (?domain=D&descriptor=key=value,…)"
     yield Route("GET", "/inspect", does, inspect)
+
+
+async def callers(
+    operating: Operating, order: str, window: str, most: int, only: Mapping[str, str]
+) -> dict[str, object]:
+    """The first callers by an order, over all processes. Raises QuestionError.
+
+    `only` names the `domain` and the `rule` that are asked about, "" for all.
+    """
+    about = {"window": window, **only}
+    found, processes = Stretch(), list[str]()
+    for answer in await operating.ask_all("callers", about):
+        await _hear(answer, found, processes)
+    others = await operating.ask("callers", {**about, "known": list(processes)})
+    await _hear(others, found, processes)
+    return {
+        "window": window,
+        "order": order,
+        "processes": len(processes),
+        "left_out": found.left_out,
+        "callers": rows_of(found, CallerOrder(order), most),
+    }
 
 
 async def _hear(answer: Any, found: Stretch, processes: list[str]) -> None:

@@ -7,18 +7,23 @@ from collections.abc import Iterator
 from ratelimit_service.admin.route import AdminRequest, Operating, Route
 from ratelimit_service.settings import redacted
 
-__all__ = ["routes"]
+__all__ = ["processes_of", "routes"]
+
+
+async def processes_of(operating: Operating) -> dict[str, object]:
+    """The processes and where their counters are. Raises QuestionError."""
+    return {
+        "supervisor": operating.processes(),
+        "deciding": await operating.ask_all("process"),
+        "store": redacted(operating.settings.store),
+    }
 
 
 def routes(operating: Operating) -> Iterator[Route]:
     """The routes of this file."""
 
     async def processes(_: AdminRequest) -> object:
-        return {
-            "supervisor": operating.processes(),
-            "deciding": await operating.ask_all("process"),
-            "store": redacted(operating.settings.store),
-        }
+        return await processes_of(operating)
 
     async def health(_: AdminRequest) -> object:
         found = operating.health
