@@ -157,6 +157,9 @@ async def test_notes(operator: Operator) -> None:
 
     assert said.code == 0
     assert said.err.startswith("note: nothing limits it now: no rule")
+    ban = await operator.told("ban", "edge", "user=bob")
+    told = await operator.told("exempt", "edge", "user=b*")
+    assert told["notes"] == [f"exact overrides come before it: ban {ban['override']['id']}"]
 
 
 async def test_changes_are_audited(operator: Operator, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import ClassVar
@@ -29,6 +29,8 @@ from ratelimit_service.service import DecisionRecord
 from ratelimit_service.service.decision_line import line_of
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Outcomes
+from ratelimit_service.stores.local_cache import LocalCache
+from ratelimit_service.stores.memory import MemoryStore
 from tests.service.asking import Asking, Away, descriptor
 from tests.service.overriding import BAN, EXEMPT, GRANT, LIMIT, override
 from tests.stores.cases import T
@@ -248,6 +250,52 @@ async def test_answers_say_which_override_took_part(asking: Asking) -> None:
         ]
     }
     assert asking.stats.override_decisions == {"ban": 1, "exempt": 1}
+
+
+async def test_decision_metadata_says_by_override(tmp_path: Path) -> None:
+    """What decided is said to be an override, with the rule in whose place it stands."""
+    asking = Asking(tmp_path, RULES, settings=Settings(decision_metadata=True))
+    asking.service.steering.add([override(BAN)])
+    metadata = (await asking.ask("user=bob")).metadata
+
+    assert metadata is not None
+    decided = metadata["decided"]
+    assert isinstance(decided, Mapping)
+    assert {name: decided[name] for name in ("by", "rule", "limit", "denied")} == {
+        "by": "override",
+        "rule": "user",
+        "limit": "",
+        "denied": True,
+    }
+
+
+async def test_remembered_denials_do_not_stand_against_overrides(tmp_path: Path) -> None:
+    """What a local cache knows to be over denies nobody whom an override lets pass."""
+    asking = Asking(tmp_path, RULES)
+    memory = MemoryStore(100, asking.stats, asking.health, asking.clock)
+    asking.service = asking.served_by(LocalCache(memory, 10_000, asking.stats), asking.settings)
+    assert await passed(asking, 4) == 2
+    assert asking.stats.local_cache["hit"] == 1
+
+    for one, times in ((override(EXEMPT), 4), (override(GRANT, number=3), 3)):
+        asking.service.steering.add([one])
+        assert await passed(asking, 4) == times
+        asking.service.steering.remove([one])
+        assert await passed(asking, 2) == 0
+    asking.service.steering.add([override(LIMIT, number=3)])
+    assert await passed(asking, 4) == 1
+
+
+async def test_the_global_shadow_mode_holds_for_bans(tmp_path: Path) -> None:
+    """In the global shadow mode nobody is denied, not even who is banned; others are counted."""
+    asking = Asking(tmp_path, RULES, settings=Settings(shadow_mode=True))
+    asking.service.steering.add([override(BAN)])
+    for _ in range(2):
+        decision = await asking.ask("user=bob", "user=alice")
+        assert decision.code is Code.OK
+        assert decision.statuses[0].code is Code.OVER_LIMIT
+
+    assert decision.statuses[1].remaining == 0
 
 
 async def test_records_name_overrides(asking: Asking) -> None:

@@ -21,7 +21,7 @@ from os import urandom
 from typing import Final
 
 from ratelimit_service.errors import OverrideError, StatusCode
-from ratelimit_service.limiter import Plan, grant_end
+from ratelimit_service.limiter import DomainOverrides, Plan, grant_end
 from ratelimit_service.model import (
     MAX_ADDEND,
     SECOND_US,
@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 _AUDIT_VERSION: Final = 1
 _MOST_AUDITED: Final = 1_000
 _MOST_PATTERNS: Final = 1_000
+_MOST_LOOKED_AT: Final = 1_000
+_MOST_NAMED: Final = 5
 _ID_BYTES: Final = 5
 _LONGEST_SECONDS: Final = 10 * 365 * 86_400
 
@@ -112,7 +114,7 @@ def _made(deciding: Deciding, about: About) -> Override:
 def _notes(deciding: Deciding, override: Override) -> list[str]:
     """What who adds an override should know. Raises QuestionError if it could do nothing."""
     if not override.exact:
-        return []
+        return _notes_of_pattern(deciding, override)
     about = {"domain": override.domain, "descriptor": [list(each) for each in override.entries]}
     domain, descriptor = descriptor_of(about)
     limits = [each.limit for each in counters_of(deciding, domain, descriptor).rule.limits]
@@ -131,6 +133,26 @@ def _notes(deciding: Deciding, override: Override) -> list[str]:
             for each in meant
         ]
     return notes
+
+
+def _notes_of_pattern(deciding: Deciding, override: Override) -> list[str]:
+    """Says which exact overrides the pattern does not touch, as far as they are looked at."""
+    alone = DomainOverrides()
+    alone.add(override)
+    exact = [
+        each
+        for each in deciding.overrides.in_force()
+        if each.exact and each.domain == override.domain
+    ]
+    beaten = [
+        f"{each.kind} {each.id}"
+        for each in exact[:_MOST_LOOKED_AT]
+        if alone.meeting(each.entries, override.made_us)
+    ]
+    if not beaten:
+        return []
+    more = f" and {len(beaten) - _MOST_NAMED} more" if len(beaten) > _MOST_NAMED else ""
+    return [f"exact overrides come before it: {', '.join(beaten[:_MOST_NAMED])}{more}"]
 
 
 async def _remove(deciding: Deciding, about: About) -> object:

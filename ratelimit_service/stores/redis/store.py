@@ -35,7 +35,7 @@ __all__ = ["RedisStore"]
 _ASK_SECONDS: Final = 1.0
 _ASK_AGAIN_SECONDS: Final = 0.1
 _MOST_ASKED: Final = 15
-_ELSEWHERE: Final = ("MOVED ", "ASK ", "TRYAGAIN", "CLUSTERDOWN")
+_ELSEWHERE: Final = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
 """How a node begins to say that another one is to be asked, or later."""
 
 _ANY_SPEC: Final = spec_of(Limit(1, Unit.SECOND))
@@ -163,7 +163,7 @@ class RedisStore:
             if not isinstance(reply, Exception):
                 return reply
             why = str(reply)
-            if not why.startswith(_ELSEWHERE):
+            if why.partition(" ")[0] not in _ELSEWHERE:
                 break
             for topology in self._topologies:
                 topology.doubt()
