@@ -26,7 +26,11 @@ _LATER: Final = {429, 503}
 _NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
-def _verify(tls: TLS | None) -> ssl.SSLContext | bool:
+def _verify(address: str, tls: TLS | None) -> ssl.SSLContext | bool:
+    if not address.startswith("https://"):
+        if tls is not None:
+            raise LimiterError(f"{address} speaks no TLS: give a URL that begins with https://")
+        return False  # to make a context would take a tenth of a second
     if tls is None:
         return True
     try:
@@ -44,7 +48,7 @@ class AsyncHttpCalls:
     def __init__(self, address: str, tls: TLS | None) -> None:
         """`address` is the URL of the HTTP port, with or without `/json`."""
         self._url = _url(address)
-        self._verify = _verify(tls)
+        self._verify = _verify(address, tls)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client: httpx.AsyncClient | None = None
 
@@ -80,7 +84,7 @@ class SyncHttpCalls:
     def __init__(self, address: str, tls: TLS | None) -> None:
         """`address` is the URL of the HTTP port, with or without `/json`."""
         self._url = _url(address)
-        self._client = httpx.Client(verify=_verify(tls), trust_env=False, headers=_HEADERS)
+        self._client = httpx.Client(verify=_verify(address, tls), trust_env=False, headers=_HEADERS)
 
     def ask(self, request: Request, seconds: float) -> Decision:
         """As `SyncTransport.ask`. httpx bounds each step; here the whole is bounded as well."""

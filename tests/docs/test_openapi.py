@@ -119,7 +119,7 @@ async def test_examples(site: Site, name: str) -> None:
     documented(answer)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(DECISIONS)
 def test_any_decision(decision: model.Decision) -> None:
     """Any decision has the form that the page gives."""
@@ -129,7 +129,7 @@ def test_any_decision(decision: model.Decision) -> None:
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(REQUESTS)
 def test_any_request(request: Request) -> None:
     """Any request of the client has the form that the page gives."""

@@ -7,6 +7,7 @@ import itertools
 import logging
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -275,6 +276,13 @@ def test_files_that_are_not_there(way: str, tmp_path: Path) -> None:
             kind(address, domain="api", tls=TLS(ca=tmp_path / "no-such-file"))
 
 
+def test_files_for_nothing(tmp_path: Path) -> None:
+    """Files of TLS are not ignored because the URL asks for none."""
+    for kind in (Limiter, SyncLimiter):
+        with pytest.raises(LimiterError, match="a URL that begins with https://"):
+            kind("http://localhost:1", domain="api", tls=TLS(ca=tmp_path))
+
+
 async def test_another_server(live: Live) -> None:
     """A server that is something else is told to be no rate limit service."""
     address = f"http://127.0.0.1:{live.http_port}/metrics/json"
@@ -282,3 +290,43 @@ async def test_another_server(live: Live) -> None:
     async with Limiter(address, domain="api", deadline=PATIENCE, on_failure="raise") as limiter:
         with pytest.raises(UnavailableError, match="answers 404"):
             await limiter.check(user="a")
+
+
+DECIDED = b'{"overallCode": "OK"}'
+
+
+@pytest.mark.parametrize(
+    ("first", "calls"),
+    [
+        (b"503 Busy\r\nRetry-After: 0\r\nContent-Length: 0", 2),
+        (b"429 Slow\r\nRetry-After: 0\r\nContent-Length: 0", 2),
+        (b"503 Busy\r\nContent-Length: 0", 1),
+        (b"200 OK\r\nContent-Length: 2\r\n\r\n[]", 1),
+        (b"200 OK\r\nContent-Length: 2000000\r\n\r\n" + b" " * 2_000_000, 1),
+    ],
+    ids=["busy", "slow", "error", "no decision", "endless"],
+)
+async def test_what_stands_before_the_service(first: bytes, calls: int) -> None:
+    """A proxy that says Retry-After is asked again; what else is no decision is not."""
+    answers = [first, b"200 OK\r\nContent-Length: %d\r\n\r\n" % len(DECIDED) + DECIDED]
+    seen = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal seen
+        head = await reader.readuntil(b"\r\n\r\n")
+        size = next(line for line in head.lower().splitlines() if b"content-length" in line)
+        await reader.readexactly(int(size.split(b":")[1]))
+        writer.write(b"HTTP/1.1 " + answers[seen] + b"\r\n\r\n")
+        seen += 1
+        with suppress(ConnectionError):
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    async with Limiter(address, domain="api", deadline=PATIENCE, on_failure="closed") as limiter:
+        decision = await limiter.check(user="a")
+    server.close()
+
+    assert (decision.allowed, seen) == (calls == 2, calls)

@@ -62,7 +62,7 @@ def meant(request: Request) -> model.Request:
     return model.Request(request.domain, tuple(descriptors), cost)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(REQUESTS)
 def test_requests(request: Request) -> None:
     """The service reads of a request what was meant, as protobuf and as JSON."""
@@ -108,7 +108,7 @@ DECISIONS = some.builds(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(DECISIONS)
 def test_answers(decision: model.Decision) -> None:
     """The client reads of an answer what the service said, as protobuf and as JSON."""
@@ -139,7 +139,7 @@ def test_answers(decision: model.Decision) -> None:
     assert from_json(finished(decision_to_json(body))) == read
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(some.binary(max_size=60))
 def test_what_is_no_answer(body: bytes) -> None:
     """Any bytes are an answer or a ValueError, in either form."""
@@ -148,7 +148,7 @@ def test_what_is_no_answer(body: bytes) -> None:
             assert isinstance(read(body), Decision)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(DECISIONS, some.data())
 def test_answers_that_are_cut_or_changed(decision: model.Decision, data: some.DataObject) -> None:
     """An answer with a byte changed, or without its end, is another answer or a ValueError."""
