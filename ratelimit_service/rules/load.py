@@ -376,7 +376,14 @@ class Rules:
     def _log(self, problems: Iterable[Problem]) -> None:
         for problem in problems:
             level = logging.ERROR if self._fatal(problem) else logging.WARNING
-            log.log(logging.INFO if problem.hint else level, "%s", problem)
+            fields = {
+                "file": problem.source.file,
+                "line": problem.source.line,
+                "rule": problem.path,
+                "kind": problem.kind,
+            }
+            level = logging.INFO if problem.hint else level
+            log.log(level, "%s", problem, extra={"fields": fields})
 
     def problems(self) -> list[Problem]:
         """All that is wrong in the files, and hints, by their places."""

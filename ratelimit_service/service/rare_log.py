@@ -15,6 +15,9 @@ log = logging.getLogger(__name__)
 _MAX_DOMAINS: Final = 1_000
 """So many unknown domains are named, each once."""
 
+_MOST_CHARACTERS: Final = 100
+"""Of a domain in a field."""
+
 _EVERY_US: Final = 10_000_000
 """How often the log speaks of requests that were decided by policy."""
 
@@ -33,7 +36,11 @@ class RareLog:
         """A request asked for a domain that no rule file has."""
         if domain not in self._domains and len(self._domains) < _MAX_DOMAINS:
             self._domains.add(domain)
-            log.warning("no rule file has the domain %.100r: its requests are allowed", domain)
+            log.warning(
+                "no rule file has the domain %.100r: its requests are allowed",
+                domain,
+                extra={"fields": {"domain": domain[:_MOST_CHARACTERS]}},
+            )
 
     def by_policy(self) -> None:
         """A request was decided without a count."""
@@ -43,5 +50,6 @@ class RareLog:
             log.warning(
                 "%s decided by failure policy, not by count: /healthcheck says why",
                 count(self._uncounted, "request"),
+                extra={"fields": {"requests": self._uncounted}},
             )
             self._uncounted, self._uncounted_said_us = 0, now

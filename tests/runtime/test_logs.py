@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from ratelimit_service.runtime import logs
+from tests.service.asking import Asking, Away
 
 EVIL = "a\r\n2026-01-01 00:00:00,000 ERROR forged \x1b[2J \u202e\u2028 \x00 \udcff"
 HARMLESS = "a\\r\\n2026-01-01 00:00:00,000 ERROR forged \\x1b[2J \\u202e\\u2028 \\x00 \\udcff"
+
+RULES = "domain: edge\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 2}}]\n"
 
 log = logging.getLogger("ratelimit_service.tests")
 
@@ -90,3 +95,30 @@ def test_lines_are_bounded(
     assert len(lines) == 10
     assert lines[0].endswith("again (500 more like this were left out)")
     assert lines[1].endswith("again")
+
+
+async def test_events_have_the_documented_fields(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each event has the fields that the documents name."""
+    caplog.set_level(logging.DEBUG)
+    table = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    rows = re.findall(r"^\| (a .*|requests .*) \| (`.*) \|$", table, re.MULTILINE)
+    documented = {frozenset(re.findall(r"`(\w+)`", names)) for _, names in rows}
+    asking = Asking(tmp_path, RULES, store=Away())
+    await asking.ask("user=bob")
+    await asking.ask("user=bob", domain="other")
+    await asking.service.decide([b"\xff"])
+    (tmp_path / "0.yaml").write_text(RULES.replace("unit", "unti"))
+    await asking.rules.reload()
+
+    fields = [vars(each)["fields"] for each in caplog.records if "fields" in vars(each)]
+    found = {frozenset(each) for each in fields}
+    named = [each for each in found if not any(each <= row for row in documented)]
+    assert named == []
+    assert {"file", "line", "rule", "kind"} in found
+    assert {"component", "reason"} in found
+    assert {"requests"} in found
+    assert {"domain"} in found
+    assert {"domain", "code", "descriptors"} in found
+    assert any("revision" in each for each in found)
