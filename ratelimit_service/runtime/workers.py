@@ -2,7 +2,8 @@
 
 A worker that dies is replaced at once, or later and later if it keeps dying. A worker that says
 nothing any more is killed and then replaced. What must not live here: signals, ports, where rules
-come from, and what health says of workers (`workers_health`).
+come from, what is asked of workers (`workers_asked`), and what health says of them
+(`workers_health`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, NotRequired, TypedDict
 
 from ratelimit_service import __version__
 from ratelimit_service.accepting import Guests
-from ratelimit_service.errors import RateLimitError, StatusCode
+from ratelimit_service.errors import RateLimitError
 from ratelimit_service.health import Health
 from ratelimit_service.metrics import WorkerFigures
 from ratelimit_service.observer import Stats, Taken
@@ -26,9 +27,8 @@ from ratelimit_service.rules.records import packed
 from ratelimit_service.rules.rulebook import Rulebook, Tallied
 from ratelimit_service.runtime.channel import BEAT_SECONDS, MessageKind, send_connection
 from ratelimit_service.runtime.worker_process import SLACK_SECONDS, Inherited, WorkerProcess
+from ratelimit_service.runtime.workers_asked import AskedWorkers
 from ratelimit_service.runtime.workers_health import WorkersHealth
-from ratelimit_service.service import Answer, CallOrigin, Refusal
-from ratelimit_service.service.questions import unanswered
 from ratelimit_service.settings import Settings
 from ratelimit_service.text import count
 from ratelimit_service.transport.tls import TLS
@@ -50,9 +50,6 @@ _YOUNG_SECONDS = 3.0
 """A worker that dies younger than this is started again with a pause."""
 
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
-_REPORT_SECONDS = 1.0
-_DECIDE_SECONDS = 30.0
-_ASK_SECONDS = 10.0
 
 
 class Counts(TypedDict, total=False):
@@ -76,7 +73,7 @@ class _Beat(TypedDict):
     """Those in force, by kind."""
 
 
-class Workers:
+class Workers(AskedWorkers):
     """So many workers of one service, at all times."""
 
     def __init__(
@@ -100,6 +97,7 @@ class Workers:
         worker finds that another version is installed now. `spans` takes those of workers, and
         `decisions` their lines of the decision log.
         """
+        super().__init__()
         self._settings = settings
         self._count = count
         self._stats = stats
@@ -110,13 +108,11 @@ class Workers:
         self._other_version = other_version
         self._tls = tls
         self._spans = spans
-        self._all: list[WorkerProcess] = []
         self._rules: list[tuple[MessageKind, bytes]] = []
         """The messages that tell a worker the rules of now."""
         self._failures: dict[int, int] = {}
         """For each number how often in a row its worker died young."""
         self._overall = WorkersHealth(health, count)
-        self._number = 0
         self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -249,62 +245,6 @@ class Workers:
             if worker.version == __version__:
                 worker.send(MessageKind.TLS, pickle.dumps(tls))
 
-    async def decide(
-        self, bodies: Sequence[bytes], *, callers: Sequence[CallOrigin] | None = None
-    ) -> list[Answer]:
-        """Does what `Service.decide` does, in one of the workers."""
-        each: Sequence[CallOrigin | None] = callers or [None] * len(bodies)
-        return [await self._decide(*pair) for pair in zip(bodies, each, strict=True)]
-
-    async def ask(self, question: bytes) -> bytes:
-        """The answer of one worker that is well to a question of the admin listener."""
-        able = [worker for worker in self._all if worker.serves and worker.version == __version__]
-        if not able:
-            return unanswered("no worker serves: see the log", StatusCode.UNAVAILABLE)
-        return await self._ask(min(able, key=lambda worker: worker.silent), question)
-
-    async def ask_all(self, question: bytes) -> list[bytes]:
-        """The answers of all workers; one that does not answer says so, unless it has ended."""
-        able = [
-            worker
-            for worker in self._all
-            if worker.ready.is_set() and not worker.lost.is_set() and worker.version == __version__
-        ]
-        answers = await asyncio.gather(*(self._ask(worker, question) for worker in able))
-        pairs = zip(able, answers, strict=True)
-        return [answer for worker, answer in pairs if not worker.ended.is_set()]
-
-    async def _ask(self, worker: WorkerProcess, question: bytes) -> bytes:
-        number = self._next_number()
-        told: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        worker.questions[number] = told
-        worker.send(MessageKind.ASK, number + question)
-        try:
-            async with asyncio.timeout(_ASK_SECONDS):
-                return await told
-        except TimeoutError:
-            why = f"worker {worker.number} did not answer within {_ASK_SECONDS:g} s: see the log"
-            return unanswered(why, StatusCode.UNAVAILABLE)
-        finally:
-            worker.questions.pop(number, None)
-
-    async def collect(self) -> None:
-        """Has all workers report their counts until now; waits for a second at most."""
-        number = self._next_number()
-        reports = []
-        for worker in self._all:
-            if worker.ready.is_set() and worker.version == __version__:
-                reports.append(worker.reports.setdefault(number, asyncio.Event()))
-                worker.send(MessageKind.REPORT, number)
-        try:
-            async with asyncio.timeout(_REPORT_SECONDS):
-                for report in reports:
-                    await report.wait()
-        except TimeoutError:
-            log.warning("a worker did not say in time what it has counted")
-        for worker in self._all:
-            worker.reports.pop(number, None)
-
     def figures(self) -> list[WorkerFigures]:
         """What metrics show of each worker that is not about to end."""
         return [
@@ -316,34 +256,6 @@ class Workers:
     def told(self) -> list[dict[str, object]]:
         """What `/processes` shows of every worker."""
         return [worker.told() for worker in self._all]
-
-    async def _decide(self, body: bytes, caller: CallOrigin | None) -> Answer:
-        serving = [worker for worker in self._all if worker.serves]
-        if not serving:
-            return Refusal(StatusCode.UNAVAILABLE, "no worker serves: see the log")
-        worker = min(serving, key=lambda worker: worker.load)
-        number = self._next_number()
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        worker.asked[number] = answer
-        if caller is None or worker.version != __version__:
-            worker.send(MessageKind.DECIDE, number + body)
-        else:
-            pairs = caller.headers
-            told = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in pairs]
-            text = json.dumps([caller.peer, told]).encode()
-            size = len(text).to_bytes(4, "big")
-            worker.send(MessageKind.DECIDE_FOR, number + size + text + body)
-        try:
-            async with asyncio.timeout(_DECIDE_SECONDS):
-                return await answer
-        except TimeoutError:
-            return Refusal(StatusCode.UNAVAILABLE, "the worker did not answer: see the log")
-        finally:
-            worker.asked.pop(number, None)
-
-    def _next_number(self) -> bytes:
-        self._number = (self._number + 1) % (1 << 32)
-        return self._number.to_bytes(4, "big")
 
     # One worker's life
 
