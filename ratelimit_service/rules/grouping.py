@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ratelimit_service.model import Grouping, IPAddress
 from ratelimit_service.rules.language import GROUP_KEYS
 from ratelimit_service.rules.matchers.cidr import Networks
 from ratelimit_service.rules.matchers.matcher import Matcher
-from ratelimit_service.rules.reader import Fields
+
+if TYPE_CHECKING:
+    from ratelimit_service.rules.reader import Fields
 
 __all__ = ["check_groupings", "grouping_text", "read_grouping"]
 

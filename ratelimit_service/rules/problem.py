@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from ratelimit_service.rules.paths import Source
@@ -49,6 +48,8 @@ def quoted(text: str) -> str:
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     """A hint at the allowed word that is nearest, as a sentence to append; "" if none is."""
+    from difflib import get_close_matches  # noqa: PLC0415 -- no worker needs it
+
     known = {each.lower(): each for each in allowed}
     near = get_close_matches(word.lower(), known, n=1)
     return f"; did you mean {known[near[0]]!r}?" if near else ""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import datetime
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from zoneinfo import ZoneInfo, available_timezones
 
 from ratelimit_service.model import DAY_MINUTES, DAYS, WEEKDAYS, Schedule
 from ratelimit_service.rules.language import WHEN_KEYS
 from ratelimit_service.rules.problem import did_you_mean, quoted
-from ratelimit_service.rules.reader import Fields
+
+if TYPE_CHECKING:
+    from ratelimit_service.rules.reader import Fields
 
 __all__ = ["moment_text", "read_schedule", "read_time_zone", "read_valid_until", "schedule_text"]
 

@@ -144,11 +144,6 @@ class Settings:
         RATIO,
         "The share of a limit above which hits count as near it.",
     )
-    no_callers: bool = _DECISIONS.setting(
-        False,
-        SWITCH,
-        "Do not keep in mind which callers are over or near their limits (ratelimit top).",
-    )
 
     headers: str = _ANSWERS.setting(
         "none",
@@ -303,6 +298,11 @@ class Settings:
     )
     audit_log: str = _ADMIN.setting(
         "", FILE, "A file to which a line is added for each change that somebody makes there."
+    )
+    no_callers: bool = _ADMIN.setting(
+        False,
+        SWITCH,
+        "Do not keep in mind which callers are over or near their limits (ratelimit top).",
     )
 
     debug: str = _EXPORTS.setting(

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
-from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 
 from ratelimit_service.model import (
@@ -79,7 +78,7 @@ def encode_within(limits: Sequence[bytes], outcomes: Sequence[Outcome]) -> bytes
         reset = _reset(reset_us)
         size = len(limit) + len(room) + len(reset)
         parts.append(b"\x12")
-        parts.append(_LAST[size] if size < _PAIR else _varint(size))
+        parts.append(_ONES[size : size + 1] if size < 0x80 else _varint(size))
         parts.append(limit)
         parts.append(room)
         parts.append(reset)
@@ -166,20 +165,32 @@ def _limit(limit: Limit) -> bytes:
 
 def _varint(number: int) -> bytes:
     """Groups of seven bits, the last one or two from a table: most numbers have no more."""
+    if number < 0x80:
+        return _ONES[number : number + 1]
     coded = b""
     while number >= _PAIR:
         coded += bytes((number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80))
         number >>= 14
-    return coded + _LAST[number]
+    if number < 0x80:
+        return coded + _ONES[number : number + 1]
+    return coded + _PAIRS[2 * number : 2 * number + 2]
 
 
 _PAIR: Final = 1 << 14
 
-_LAST: Final = [
-    bytes((pair,)) if pair < 0x80 else bytes((pair & 0x7F | 0x80, pair >> 7))
-    for pair in range(_PAIR)
-]
-"""The last group or two."""
+_ONES: Final = bytes(range(0x80))
+"""The last group, if there is one."""
+
+
+def _pairs() -> bytes:
+    pairs = bytearray(2 * _PAIR)
+    pairs[0::2] = bytes(range(0x80, 0x100)) * 0x80
+    pairs[1::2] = b"".join([bytes((high,)) * 0x80 for high in range(0x80)])
+    return bytes(pairs)
+
+
+_PAIRS: Final = _pairs()
+"""The last two groups, one number after the other. As objects they would take 700 KiB."""
 
 
 @lru_cache(maxsize=4096)
@@ -264,6 +275,8 @@ def decode_decision(body: bytes) -> Decision:
     """Reads a serialized RateLimitResponse. Raises ValueError if it is none that we can read."""
     try:
         message = RateLimitResponse.FromString(body)
+        from google.protobuf.json_format import MessageToDict  # noqa: PLC0415 -- only clients
+
         return Decision(
             Code(int(message.overall_code)),
             tuple(map(_status, message.statuses)),

@@ -151,7 +151,7 @@ def test_version() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sreve"], "Did you mean 'serve'? (see ratelimit --help)"),
+        (["servee"], "Did you mean 'serve'? (see ratelimit --help)"),
         (["serve", "--prot", "1"], "(see ratelimit serve --help)"),
         (["--grpc", "x"], "'x' is no address: write HOST:PORT, as in 0.0.0.0:8081"),
         (["serve", "--second-store", "redis://h"], "--second-store needs a --store in Redis"),

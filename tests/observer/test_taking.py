@@ -13,12 +13,16 @@ from ratelimit_service.observer import Histogram, Stats, Tally
 NUMBERS = st.lists(st.integers(1, 1 << 40), min_size=8, max_size=8)
 
 
+LEVELS = {"overrides"}
+"""What is not counted, but so many at a time."""
+
+
 def names(counting: Tally | Stats) -> list[str]:
     """All that it counts."""
     return [
         name
         for name in dir(counting)
-        if not name.startswith("_") and not callable(getattr(counting, name))
+        if not name.startswith("_") and name not in LEVELS and not callable(getattr(counting, name))
     ]
 
 

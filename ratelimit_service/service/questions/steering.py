@@ -25,13 +25,13 @@ from ratelimit_service.limiter import DomainOverrides, Plan, grant_end
 from ratelimit_service.model import (
     MAX_ADDEND,
     SECOND_US,
+    Descriptor,
     Hit,
     Override,
     OverrideKind,
     read_override,
     time_text,
 )
-from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.service.questions.inspection import counters_of, descriptor_of
 from ratelimit_service.service.questions.question import About, Deciding, Question, QuestionError
@@ -123,8 +123,7 @@ def _notes(deciding: Deciding, override: Override) -> list[str]:
         raise QuestionError(f"no limit there is called {override.limit!r}: {names}")
     notes = []
     if not limits and override.kind is not OverrideKind.BAN:
-        now = at_moment(deciding.snapshot(), deciding.overrides.clock())
-        notes.append(f"nothing limits it now: {explain(now, domain, descriptor).why}")
+        notes.append(f"nothing limits it now: {_why(deciding, domain, descriptor)}")
     if override.kind is OverrideKind.GRANT:
         meant = [each for each in limits if override.limit in {"", each.name}]
         notes += [
@@ -190,14 +189,21 @@ def _alike(deciding: Deciding, about: About) -> list[Override]:
     return found
 
 
+def _why(deciding: Deciding, domain: str, descriptor: Descriptor) -> str:
+    """Why a descriptor meets the rule it meets, or none."""
+    from ratelimit_service.rules.explain import explain  # noqa: PLC0415 -- only who is asked
+
+    now = at_moment(deciding.snapshot(), deciding.overrides.clock())
+    return explain(now, domain, descriptor).why
+
+
 async def _reset(deciding: Deciding, about: About) -> object:
     domain, descriptor = descriptor_of(about)
     name = about.get("limit")
     planned = counters_of(deciding, domain, descriptor)
     hits = _hits(planned, name)
     if not hits:
-        now = at_moment(deciding.snapshot(), deciding.overrides.clock())
-        why = explain(now, domain, descriptor).why
+        why = _why(deciding, domain, descriptor)
         which = f"no limit there is called {name!r}" if planned.hits else "nothing counts it"
         raise QuestionError(f"{which}: {why}", StatusCode.NOT_FOUND)
     before = await _counts(deciding, planned, hits)
