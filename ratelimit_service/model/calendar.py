@@ -9,11 +9,10 @@ import datetime
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
-from zoneinfo import ZoneInfo
 
 from ratelimit_service.model.unit import SECOND_US, Unit
 
-__all__ = ["WEEKDAYS", "Anchor", "Calendar", "Periods"]
+__all__ = ["WEEKDAYS", "Anchor", "Calendar", "Periods", "zone"]
 
 WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 
@@ -78,7 +77,7 @@ class Calendar(NamedTuple):
         return known
 
     def _periods(self, now_us: int) -> Periods:
-        moment = datetime.datetime.fromtimestamp(now_us // SECOND_US, _zone(self.time_zone))
+        moment = datetime.datetime.fromtimestamp(now_us // SECOND_US, zone(self.time_zone))
         number = self._number(moment.date())
         starts = [self._start_us(number + step) for step in (-1, 0, 1, 2)]
         return Periods(number, (starts[0], starts[1], starts[2], starts[3]))
@@ -104,12 +103,15 @@ class Calendar(NamedTuple):
             day = datetime.date(number, 1, 1)
         # A midnight that a zone skips is read with the offset before it: the moment of the skip.
         # One that comes twice is the first.
-        midnight = datetime.datetime.combine(day, datetime.time(), _zone(self.time_zone))
+        midnight = datetime.datetime.combine(day, datetime.time(), zone(self.time_zone))
         return int(midnight.timestamp()) * SECOND_US
 
 
 @lru_cache(maxsize=1024)
-def _zone(name: str) -> ZoneInfo:
+def zone(name: str) -> datetime.tzinfo:
+    """The time zone of a name. Raises ZoneInfoNotFoundError if there is none."""
+    from zoneinfo import ZoneInfo  # noqa: PLC0415 -- few rules have one, and workers are small
+
     return ZoneInfo(name)
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from functools import lru_cache
 from typing import Final, NamedTuple
-from zoneinfo import ZoneInfo
 
+from ratelimit_service.model.calendar import zone
 from ratelimit_service.model.unit import SECOND_US
 
 __all__ = ["DAYS", "DAY_MINUTES", "MINUTE_US", "Schedule"]
@@ -33,7 +32,7 @@ class Schedule(NamedTuple):
 
     def holds(self, minute: int) -> bool:
         """Whether it holds in a minute, counted from the Unix epoch."""
-        now = datetime.datetime.fromtimestamp(minute * 60, _zone(self.time_zone))
+        now = datetime.datetime.fromtimestamp(minute * 60, zone(self.time_zone))
         today = now.weekday()
         at = now.hour * 60 + now.minute
         if self.begin < self.end:
@@ -46,8 +45,3 @@ class Schedule(NamedTuple):
     def key(self) -> str:
         """What stands for it in the key of a counter."""
         return f"{self.days:x},{self.begin},{self.end},{self.time_zone}"
-
-
-@lru_cache(maxsize=1024)
-def _zone(name: str) -> ZoneInfo:
-    return ZoneInfo(name)
