@@ -1,0 +1,95 @@
+"""The questions that come first when something is limited, each answered by one command.
+
+Two services share a Redis, and one of them restarts in between: no answer may depend on who is
+asked, or on who has decided.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers.process import wait_until
+from tests.servers.redis import RedisServer
+from tests.servers.service import COMMAND, ServiceProcess
+
+RULES = """
+domain: api
+descriptors:
+- {key: user, rate_limit: {unit: day, requests_per_unit: 2}}
+"""
+ALLOWED, DENIED = 200, 429
+
+
+class Scene:
+    """Two services on one Redis, and the command line."""
+
+    def __init__(self, directory: Path, redis_server: RedisServer) -> None:
+        self._rules = directory / "api.yaml"
+        self._rules.write_text(RULES)
+        self._directory = directory
+        self._store = redis_server.url
+        self.log = directory / "decisions.jsonl"
+        self.running: list[ServiceProcess] = []
+
+    def service(self, *flags: str) -> ServiceProcess:
+        service = ServiceProcess(
+            self._directory, "--rules", str(self._rules), "--store", self._store, *flags
+        )
+        self.running.append(service)
+        service.start()
+        return service
+
+    def run(self, *words: str) -> str:
+        """What a command prints; it must end well."""
+        done = subprocess.run(
+            [COMMAND, *words], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def scene(tmp_path: Path, redis_server: RedisServer) -> Iterator[Scene]:
+    redis_server.flush()
+    scene = Scene(tmp_path, redis_server)
+    yield scene
+    for each in scene.running:
+        each.kill()
+
+
+def test_why_who_and_let_through(scene: Scene) -> None:
+    """Why a caller was denied, who is limited now, and how to let one through: all by command."""
+    first = scene.service("--decision-log", str(scene.log))
+    second = scene.service()
+    assert [first.decide("api", user="bob").status for _ in range(2)] == [ALLOWED] * 2
+    assert second.decide("api", user="bob").status == DENIED
+    assert first.decide("api", user="bob").status == DENIED
+
+    wait_until(lambda: scene.log.exists() and '"OVER_LIMIT"' in scene.log.read_text(), "a record")
+    said = scene.run("why", "api", "user=bob", "--log", str(scene.log))
+    assert "denied at" in said
+    assert "2 a day" in said or "2 per day" in said
+
+    def listed(service: ServiceProcess) -> str:
+        return scene.run("top", "--once", "--admin", f"127.0.0.1:{service.admin_port}")
+
+    wait_until(lambda: "user=bob" in listed(second), "the caller")
+
+    admin = f"127.0.0.1:{second.admin_port}"
+    scene.run("exempt", "api", "user=bob", "--for", "1h", "--reason", "test", "--admin", admin)
+    wait_until(lambda: first.decide("api", user="bob").status == ALLOWED, "the exemption")
+
+    second.kill()
+    third = scene.service()
+    wait_until(lambda: third.decide("api", user="bob").status == ALLOWED, "the exemption")
+    assert third.decide("api", 3, user="eve").status == DENIED
+    admin = f"127.0.0.1:{third.admin_port}"
+    (override,) = json.loads(scene.run("overrides", "--json", "--admin", admin))["overrides"]
+    assert (override["kind"], override["reason"]) == ("exempt", "test")
+    scene.run("overrides", "remove", override["id"], "--admin", admin)
+    wait_until(lambda: first.decide("api", user="bob").status == DENIED, "the limit again")
