@@ -13,15 +13,14 @@ from __future__ import annotations
 
 from ratelimit_client.errors import (
     BadRequestError,
-    DeniedError,
     LimiterError,
     MissingExtraError,
     UnavailableError,
 )
 from ratelimit_client.limiter import Budget, Lease, Limiter
-from ratelimit_client.model import Decision, Descriptor, Limit, Reason, Status, Unit
+from ratelimit_client.model import Decision, DeniedError, Descriptor, Limit, Reason, Status, Unit
 from ratelimit_client.sync import SyncBudget, SyncLease, SyncLimiter
-from ratelimit_client.transport import TLS
+from ratelimit_client.tls import TLS
 
 __all__ = [
     "TLS",

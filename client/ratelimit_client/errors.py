@@ -1,15 +1,12 @@
-"""The errors this package raises. Each text is for the person who reads it."""
+"""The errors this package raises, but for a denial (`model`), which carries the answer.
+
+Each text is for the person who reads it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ratelimit_client.model import Decision
-
 __all__ = [
     "BadRequestError",
-    "DeniedError",
     "LimiterError",
     "MissingExtraError",
     "UnavailableError",
@@ -22,16 +19,6 @@ class LimiterError(Exception):
 
 class BadRequestError(LimiterError, ValueError):
     """The request cannot be decided as it is. It is raised whatever `on_failure` says."""
-
-
-class DeniedError(LimiterError):
-    """A request was denied where the code cannot go on: in a lease, a budget or a decorator."""
-
-    def __init__(self, decision: Decision) -> None:
-        wait = decision.retry_after
-        said = decision.detail if wait is None else f"try again in {wait:g} s"
-        super().__init__("the request is denied" + (f": {said}" if said else ""))
-        self.decision = decision
 
 
 class UnavailableError(LimiterError):

@@ -11,7 +11,7 @@ import grpc.aio
 
 from ratelimit_client.errors import BadRequestError, LimiterError, UnavailableError
 from ratelimit_client.model import Decision, Request
-from ratelimit_client.transport import TLS
+from ratelimit_client.tls import TLS
 from ratelimit_client.wire import METHOD, decode, encode
 
 __all__ = ["AsyncGrpcCalls", "SyncGrpcCalls"]

@@ -13,7 +13,7 @@ import httpx
 from ratelimit_client.errors import BadRequestError, LimiterError, UnavailableError
 from ratelimit_client.json_form import from_json, to_json
 from ratelimit_client.model import Decision, Request
-from ratelimit_client.transport import TLS
+from ratelimit_client.tls import TLS
 from ratelimit_client.wire import encode
 
 __all__ = ["AsyncHttpCalls", "SyncHttpCalls"]

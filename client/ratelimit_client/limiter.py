@@ -11,10 +11,11 @@ from typing import Generic, ParamSpec, Protocol, Self, TypeVar
 
 from ratelimit_client.asked import Computed, Cost, Described, computed, request_of, reserving
 from ratelimit_client.clock import Clock, SystemClock
-from ratelimit_client.errors import DeniedError, UnavailableError
-from ratelimit_client.model import Decision, Request, Value
+from ratelimit_client.errors import UnavailableError
+from ratelimit_client.model import Decision, DeniedError, Request, Value
 from ratelimit_client.steps import Ask, Asking, OnFailure, Step, Steps, log
-from ratelimit_client.transport import TLS, AsyncTransport, async_transport
+from ratelimit_client.tls import TLS
+from ratelimit_client.transport import AsyncTransport, async_transport
 
 __all__ = ["Budget", "Lease", "Limiter"]
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from ratelimit_client.errors import BadRequestError
+from ratelimit_client.errors import BadRequestError, LimiterError
 
 __all__ = [
     "LEASE",
     "Decision",
+    "DeniedError",
     "Descriptor",
     "Entries",
     "Limit",
@@ -266,3 +267,13 @@ class Decision:
 
     def _request_header(self, name: str) -> str:
         return next((value for key, value in self.request_headers if key.lower() == name), "")
+
+
+class DeniedError(LimiterError):
+    """A request was denied where the code cannot go on: in a lease, a budget or a decorator."""
+
+    def __init__(self, decision: Decision) -> None:
+        wait = decision.retry_after
+        said = decision.detail if wait is None else f"try again in {wait:g} s"
+        super().__init__("the request is denied" + (f": {said}" if said else ""))
+        self.decision = decision

@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
-from ratelimit_client.errors import LimiterError, MissingExtraError
+from ratelimit_client.errors import MissingExtraError
 from ratelimit_client.model import Decision, Request
+from ratelimit_client.tls import TLS
 
-__all__ = ["TLS", "AsyncTransport", "SyncTransport", "async_transport", "sync_transport"]
-
-
-@dataclass(frozen=True, slots=True)
-class TLS:
-    """PEM files: the authorities that vouch for the service, and our own certificate and key."""
-
-    ca: str | Path | None = None
-    cert: str | Path | None = None
-    key: str | Path | None = None
-
-    def contents(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Authorities, key and certificate. Raises LimiterError for what cannot be read."""
-        try:
-            ca, key, cert = (
-                Path(path).read_bytes() if path else None for path in (self.ca, self.key, self.cert)
-            )
-        except OSError as error:
-            raise LimiterError(f"{error.filename} cannot be read: {error.strerror}") from error
-        return ca, key, cert
+__all__ = ["AsyncTransport", "SyncTransport", "async_transport", "sync_transport"]
 
 
 class AsyncTransport(Protocol):

@@ -22,10 +22,10 @@ def man() -> int:
 
     Example: ratelimit man > ~/.local/share/man/man1/ratelimit.1
     """
-    from ratelimit_service.cli.main import ratelimit  # noqa: PLC0415 -- which imports this
-
-    for line in _page(ratelimit):
-        say(line)
+    group = click.get_current_context().find_root().command
+    if isinstance(group, click.Group):
+        for line in _page(group):
+            say(line)
     return 0
 
 
