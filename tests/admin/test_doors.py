@@ -38,10 +38,10 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     await site.admin.close()
 
 
-CALLERS: list[CallOrigin] = []
+CALLERS: list[Caller] = []
 
 
-class CallOrigin:
+class Caller:
     """One connection that sends what it is told to."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -49,7 +49,7 @@ class CallOrigin:
         self._writer = writer
 
     @classmethod
-    async def of(cls, site: Site) -> CallOrigin:
+    async def of(cls, site: Site) -> Caller:
         caller = cls(*await asyncio.open_connection("127.0.0.1", site.port))
         CALLERS.append(caller)
         return caller
@@ -118,7 +118,7 @@ async def test_only_programs_ask(site: Site, lines: list[str], status: int) -> N
     """What a page of another site can make a browser send is refused, and counts nothing."""
     body = gzip.compress(BODY) if "Content-Encoding: gzip" in lines else BODY
 
-    assert await (await CallOrigin.of(site)).post(*lines, body=body) == status
+    assert await (await Caller.of(site)).post(*lines, body=body) == status
     assert hits(site) == (status == 200)
 
 
@@ -175,7 +175,7 @@ async def test_other_hosts_that_are_named(tmp_path: Path) -> None:
 async def test_large_body_is_refused_unread(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A body above the bound is refused by its length, or once it has passed it; none is parsed."""
     monkeypatch.setattr(wire.json, "json", None)  # whoever parses, fails
-    announced, streamed = await CallOrigin.of(site), await CallOrigin.of(site)
+    announced, streamed = await Caller.of(site), await Caller.of(site)
     await announced.send("POST /json HTTP/1.1", "Host: a", TYPED, "Content-Length: 131073", "")
     chunk = b"1000\r\n" + b" " * 0x1000 + b"\r\n"
     await streamed.send(
@@ -221,7 +221,7 @@ async def test_slow_heads_and_idle_connections(site: Site) -> None:
     """A head has ten seconds, from the connection or its first byte; idle time has a bound too."""
     loop = asyncio.get_running_loop()
     start = loop.time()
-    silent, slow, idle, busy = [await CallOrigin.of(site) for _ in range(4)]
+    silent, slow, idle, busy = [await Caller.of(site) for _ in range(4)]
     await slow.send("GET /healthcheck HTTP/1.1", "Host: a")
     for caller in (idle, busy):
         await caller.send("GET /healthcheck HTTP/1.1", "Host: a", "")
@@ -249,7 +249,7 @@ async def test_slow_heads_and_idle_connections(site: Site) -> None:
 async def test_slow_body(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A body that does not come in time is refused, and its connection closed."""
     monkeypatch.setattr("ratelimit_service.admin.http.BODY_SECONDS", 0.0)
-    caller = await CallOrigin.of(site)
+    caller = await Caller.of(site)
     await caller.send("POST /json HTTP/1.1", "Host: a", TYPED, "Content-Length: 9", "")
 
     assert await caller.status() == 408
@@ -266,7 +266,7 @@ async def test_reader_that_does_not_read(site: Site, monkeypatch: pytest.MonkeyP
             yield b"x" * 65_536
 
     site.admin._render_metrics = lambda _: ("text/plain", endless())
-    caller = await CallOrigin.of(site)
+    caller = await Caller.of(site)
     await caller.send("GET /metrics HTTP/1.1", "Host: a", "")
 
     await until_open(site, 0)
@@ -276,11 +276,11 @@ async def test_reader_that_does_not_read(site: Site, monkeypatch: pytest.MonkeyP
 async def test_connections_are_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of too many connections of one address the one goes that waits longest; requests do not."""
     monkeypatch.setattr(doors, "MOST_OF_PEER", 3)
-    busy = await CallOrigin.of(site)
+    busy = await Caller.of(site)
     await busy.send("POST /json HTTP/1.1", "Host: a", TYPED, "Content-Length: 9", "")
     waiting = []
     for _ in range(10):
-        waiting.append(await CallOrigin.of(site))
+        waiting.append(await Caller.of(site))
         async with asyncio.timeout(30):
             while sum(site.asking.stats.http_closed.values()) < len(waiting) - 2:
                 await asyncio.sleep(0.001)
@@ -297,13 +297,13 @@ async def test_connections_are_bounded(site: Site, monkeypatch: pytest.MonkeyPat
 async def test_connections_are_bounded_in_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where requests take all the room, further connections are closed at once."""
     monkeypatch.setattr(doors, "MOST", 1)
-    busy = await CallOrigin.of(site)
+    busy = await Caller.of(site)
     await busy.send("POST /json HTTP/1.1", "Host: a", TYPED, "Content-Length: 9", "")
     async with asyncio.timeout(30):
         while not any(door.busy for door in site.admin.doors._open.values()):
             await asyncio.sleep(0.001)
 
-    assert await (await CallOrigin.of(site)).ended()
+    assert await (await Caller.of(site)).ended()
     await busy.send(body=b"{}       ")
     assert await busy.status() == 400
 
@@ -312,7 +312,7 @@ async def test_aborted_bodies_leave_nothing(site: Site, caplog: pytest.LogCaptur
     """Who hangs up within a body leaves nothing in memory, even if no garbage is collected."""
 
     async def abort() -> None:
-        caller = await CallOrigin.of(site)
+        caller = await Caller.of(site)
         await caller.send("POST /json HTTP/1.1", "Host: a", TYPED, "Content-Length: 9", "")
         async with asyncio.timeout(30):
             while not any(door.busy for door in site.admin.doors._open.values()):
@@ -352,7 +352,7 @@ async def test_aborted_bodies_leave_nothing(site: Site, caplog: pytest.LogCaptur
 )
 async def test_odd_requests(site: Site, lines: list[str], caplog: pytest.LogCaptureFixture) -> None:
     """Whatever the head says, the answer is none of an error of ours."""
-    caller = await CallOrigin.of(site)
+    caller = await Caller.of(site)
     await caller.send(*lines)
     line = await caller.reader.readline()
 

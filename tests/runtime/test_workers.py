@@ -58,7 +58,7 @@ def connections(service: ServiceProcess) -> list[int]:
     return sorted(worker["connections"] for worker in processes(service)["workers"])
 
 
-class CallOrigin(Client):
+class Caller(Client):
     """A client with a connection of its own; others of a process share one."""
 
     def __init__(self, address: str) -> None:
@@ -76,7 +76,7 @@ def ask(client: Client) -> Code:
 def clients(service: ServiceProcess, count: int) -> Iterator[Sequence[Client]]:
     """Clients of which each has a connection of its own, and has asked once."""
     with ExitStack() as stack:
-        found = [stack.enter_context(CallOrigin(service.address)) for _ in range(count)]
+        found = [stack.enter_context(Caller(service.address)) for _ in range(count)]
         for client in found:
             ask(client)
         yield found
@@ -379,7 +379,7 @@ class Load:
             thread.join()
 
     def _ask(self) -> None:
-        with CallOrigin(self._address) as client:
+        with Caller(self._address) as client:
             while not self._over.is_set():
                 try:
                     ask(client)
@@ -782,7 +782,7 @@ def test_exact_over_workers(start: Start, own_redis: RedisServer, tmp_path: Path
     service = start("--store", own_redis.url, "--workers", "2")
 
     def ask_many(_: int) -> list[Code]:
-        with CallOrigin(service.address) as client:
+        with Caller(service.address) as client:
             return [ask(client) for _ in range(100)]
 
     with ThreadPoolExecutor(8) as pool:
