@@ -36,16 +36,17 @@ def check_free(address: str, kind: str) -> None:
             each.close()
 
 
-def listen(address: str, kind: str) -> list[socket.socket]:
+def listen(address: str, kind: str, *, private: bool = False) -> list[socket.socket]:
     """Opens `HOST:PORT`, all addresses of the host, or `unix:PATH`; port 0 takes a free one.
 
-    `kind` is the word for the port, whose flag is the same in small letters. Raises
-    TransportError if it cannot be opened.
+    `kind` is the word for the port, whose flag is the same in small letters. A Unix socket that is
+    `private` is open to this user only, whatever the umask. Raises TransportError if the port
+    cannot be opened.
     """
     path = unix_path(address)
     with _told(address, kind):
         if path is not None:
-            return [_listen_unix(path)]
+            return [_listen_unix(path, private=private)]
         return _listen_tcp(*split_address(address))
 
 
@@ -109,12 +110,14 @@ def _bound(host: str, port: int) -> list[socket.socket]:
     return opened
 
 
-def _listen_unix(path: str) -> socket.socket:
+def _listen_unix(path: str, *, private: bool) -> socket.socket:
     if _is_stale(path):
         Path(path).unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(path)
+        if private:
+            Path(path).chmod(0o600)  # nobody can connect before it listens
         listener.listen(BACKLOG)
         listener.setblocking(False)
     except OSError:

@@ -114,7 +114,7 @@ class AdminPort:
 
     def _opened(self) -> list[socket.socket]:
         try:
-            return listening.listen(self._address, _KIND)
+            return listening.listen(self._address, _KIND, private=True)
         except TransportError as error:
             if self._settings.admin != DEFAULT_ADMIN:
                 raise
