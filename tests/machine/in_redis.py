@@ -50,15 +50,41 @@ class InRedis(World):
         """When keys expire by the walk's clock."""
         self._began = time.monotonic()
         """When the servers were asked last."""
-        self._stores: Sequence[RedisStore] = self.run(self._open(url))
+        self._stats = [Stats(), Stats()]
+        """What the store of each process counts of itself."""
+        self._stores: Sequence[RedisStore] = ()
+        self._stores = self.run(self._open(url))
 
     async def _open(self, url: str) -> list[RedisStore]:
-        stores = [RedisStore(url, 10_000_000, Stats(), Health(), self.clock) for _ in range(2)]
+        stores = [self._store(url, stats) for stats in self._stats]
         for store in stores:
             await store.start()
         return stores
 
+    def _store(self, url: str, stats: Stats) -> RedisStore:
+        return RedisStore(url, 10_000_000, stats, Health(), self.clock)
+
+    def _faults(self) -> list[int]:
+        """For each process how many hits its servers did not count, though nothing was done to it.
+
+        If there are more of them, the machine stood still.
+        """
+        errors = [stats.store_errors for stats in self._stats]
+        return [each.total() - each["internal"] for each in errors]
+
+    def _lost(self, number: int) -> bool:
+        """Whether the walk has taken its server from a process."""
+        return False
+
+    async def _calm(self) -> None:
+        """Returns when all servers can be asked, and are owed nothing."""
+        for shard in [shard for store in self._stores for shard in store.shards]:
+            shard._debts._local = Local(Stats())
+            while not shard.available or _owes(shard):
+                await asyncio.sleep(0.001)
+
     def stores(self) -> Sequence[Store]:
+        self.run(self._calm())
         for client in self._clients:
             client.flushdb()
         self._expires.clear()
@@ -72,8 +98,11 @@ class InRedis(World):
         self.keep({hit.key for one in told for hit in one.hits})
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        self._began, self.stood_still = time.monotonic(), False
-        return super().run(work)
+        self._began, faults = time.monotonic(), self._faults()
+        found = super().run(work)
+        more = map(int.__gt__, self._faults(), faults)
+        self.stood_still = any(each and not self._lost(number) for number, each in enumerate(more))
+        return found
 
     def keep(self, keys: Iterable[bytes]) -> None:
         """Takes from the server's clock what expires, and notes when it does by the walk's."""
@@ -87,7 +116,7 @@ class InRedis(World):
                 self._expires[key] = self.clock.now_us + left_ms * 1_000 + passed_us
             elif left_ms == -2:
                 self._expires.pop(key, None)
-        self.stood_still = time.monotonic() - self._began > LEAST_LIFE_S
+        self.stood_still |= time.monotonic() - self._began > LEAST_LIFE_S
 
     def moved(self) -> None:
         for key, expires_us in list(self._expires.items()):
@@ -112,6 +141,11 @@ class InRedis(World):
             client.close()
 
 
+def _owes(shard: Shard) -> bool:
+    """Whether a shard's server has not been told, or has not confirmed, all that was counted."""
+    return len(shard._debts._local) > 0 or shard._debts.under_way or not shard.idle
+
+
 class InRing(InRedis):
     """In a ring of databases of one server."""
 
@@ -133,10 +167,10 @@ class Cached(InRing):
     def stores(self) -> Sequence[Store]:
         super().stores()
         self._latest_us = T
-        self._stats = [Stats() for _ in self._stores]
+        self._cached = [Stats() for _ in self._stores]
         self._known = [0 for _ in self._stores]
         caches = []
-        for store, stats in zip(self._stores, self._stats, strict=True):
+        for store, stats in zip(self._stores, self._cached, strict=True):
             caches.append(LocalCache(store, 1 << 20, stats, lambda: self.elapsed_us))
             store.tell_of_give_backs(caches[-1].given_back)
         return caches
@@ -148,8 +182,13 @@ class Cached(InRing):
 
     def knew(self, number: int) -> bool:
         """Whether the last request of a process was answered without asking the ring."""
-        before, self._known[number] = self._known[number], self._stats[number].local_cache["hit"]
+        before, self._known[number] = self._known[number], self._cached[number].local_cache["hit"]
         return self._known[number] > before
+
+    @property
+    def cached(self) -> int:
+        """How many requests were answered without asking the ring."""
+        return sum(self._known)
 
 
 class LosingShards(InRing):
@@ -168,6 +207,14 @@ class LosingShards(InRing):
         ]
         self._file.write_text("\n".join(["shards:", *lines]))
         return await super()._open(url)
+
+    def _faults(self) -> list[int]:
+        away = {f"shard-{number}" for number, way in enumerate(self._ways) if way.refuse}
+        found = super()._faults()
+        for number, store in enumerate(self._stores):
+            lost = [each for each in store.shards if not (each.available or each.name in away)]
+            found[number] += len(lost) - self._stats[number].store_errors["disconnected"]
+        return found
 
     def missing(self, hits: Sequence[Hit]) -> list[bool]:
         """Which of these hits have their counters in a shard that is away."""
@@ -244,18 +291,19 @@ class Failing(InRedis):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, server: RedisServer) -> None:
         self._ways = [Proxy(server.port) for _ in range(2)]
-        self._stores = ()
         super().__init__(loop, "", [server.url])
 
     async def _open(self, url: str) -> list[RedisStore]:
         stores = []
-        for way in self._ways:
-            url = f"redis://127.0.0.1:{await way.start()}/0"
-            stores.append(RedisStore(url, 10_000_000, Stats(), Health(), self.clock))
+        for way, stats in zip(self._ways, self._stats, strict=True):
+            stores.append(self._store(f"redis://127.0.0.1:{await way.start()}/0", stats))
             await stores[-1].start()
         while any(self._shard(store).processes < len(stores) for store in stores):
             await asyncio.sleep(0.01)
         return stores
+
+    def _lost(self, number: int) -> bool:
+        return self._ways[number].refuse
 
     def _shard(self, store: RedisStore) -> Shard:
         (shard,) = store.shards
@@ -312,15 +360,11 @@ class Failing(InRedis):
 
     async def _find(self, number: int) -> None:
         shard = self._shard(self._stores[number])
-        watched = shard._server._alarm
         self._ways[number].refuse, self._ways[number].lose = False, None
         while not shard.available:
             await asyncio.sleep(0.001)
         self._began = time.monotonic()
-        while (
-            shard._server._alarm is watched  # it waits again once it has handed back
-            or not shard.idle
-        ):
+        while _owes(shard):
             await asyncio.sleep(0.001)
 
     def stores(self) -> Sequence[Store]:

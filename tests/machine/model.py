@@ -1,16 +1,14 @@
 """The independent model: what a request comes to by the documents, and by nothing else.
 
 Each rule stands beside the sentence of `docs/rules.md` that it comes from. Nothing of the
-service is imported: rules are the mappings that are written into rule files, requests are
-`Asked`, and counting is `counting`'s.
+service is imported: requests are `Asked`, what they mean is `meaning`'s, and counting is
+`counting`'s.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from tests.machine.answers import (
     FAILED,
@@ -26,85 +24,10 @@ from tests.machine.answers import (
     would_pass,
 )
 from tests.machine.counting import Counter, Leases, counter_of
+from tests.machine.meaning import Identity, Meant, Rule, Settings, meanings
 from tests.machine.terms import Terms
 
-Rule = Mapping[str, Any]
-"""A descriptor of a rule file, as YAML has it."""
-
 UNLIMITED = 2**32 - 1
-WAITS_US = {"ms": 1_000, "s": 1_000_000, "m": 60_000_000}
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The switches of `ratelimit serve` that change what is counted."""
-
-    count_denied: bool = False
-    quota_mode: bool = False
-    shadow_mode: bool = False
-
-
-def terms_of(limit: Mapping[str, Any]) -> Terms:
-    """A limit from its mapping."""
-    wait = re.fullmatch(r"(\d+)(ms|s|m)", limit.get("max_wait", ""))
-    calendar = limit.get("per") == "calendar"
-    return Terms(
-        limit["requests_per_unit"],
-        limit["unit"],
-        limit.get("algorithm", "fixed_window"),
-        limit.get("anchor") == "first_hit",
-        limit.get("time_zone", "UTC") if calendar else "",
-        limit.get("burst"),
-        limit.get("refill") == "stepped",
-        limit.get("buckets", 0),
-        int(wait[1]) * WAITS_US[wait[2]] if wait else 0,
-        int(limit.get("soft", "0%").removesuffix("%")),
-        limit.get("count_denied", False),
-        limit.get("name", ""),
-    )
-
-
-def limits_of(rule: Rule) -> list[Mapping[str, Any]]:
-    return rule["rate_limits"] if "rate_limits" in rule else [rule["rate_limit"]]
-
-
-Identity = tuple[object, ...]
-
-
-@dataclass
-class Meant:
-    """A descriptor with the rule that it meets."""
-
-    rule: Rule | None = None
-    terms: list[Terms] = field(default_factory=list)
-    counters: list[Identity] = field(default_factory=list)
-    hits: list[int] = field(default_factory=list)
-    unlimited: bool = False
-    shadow: bool = False
-    quota: bool = False
-    refund: bool = False
-    uncounted: bool = False
-    """Whether it passes without being counted, since there is no store."""
-    missing: bool = False
-    """Whether some of its limits have no store that could count."""
-    denied_without: bool = False
-    """Whether it is denied for that, if none of its other limits is over."""
-    lease: str = ""
-    results: list[Counted] = field(default_factory=list)
-    delays: list[int] = field(default_factory=list)
-    """Of each limit, how long what was in front of the hits takes to leak."""
-
-    @property
-    def known_over(self) -> bool:
-        return any(result.over for result in self.results)
-
-    @property
-    def over(self) -> bool:
-        return self.known_over or self.denied_without
-
-    @property
-    def without_rule(self) -> bool:
-        return not (self.terms or self.unlimited or self.uncounted)
 
 
 class Model:
@@ -146,8 +69,7 @@ class Model:
         `alone` it is counted without the store: then shadow rules pass, and count nowhere.
         """
         self.latest = max(self.latest, now)
-        meant = [self._meant(asked, hits) for asked in descriptors]
-        self._replace(meant)
+        meant = self._meanings(descriptors, hits)
         for one in meant:
             if alone and one.shadow:
                 one.uncounted = True
@@ -171,8 +93,7 @@ class Model:
         one request `error` wins, then `closed`"; "Shadow rules and refunds always pass".
         """
         self.latest = max(self.latest, now)
-        meant = [self._meant(asked, hits) for asked in descriptors]
-        self._replace(meant)
+        meant = self._meanings(descriptors, hits)
         self.last = [name for one in meant for name in one.counters]
         places = iter(missing)
         for one in meant:
@@ -219,8 +140,7 @@ class Model:
 
     def without(self, descriptors: Sequence[Asked], hits: int, policy: str) -> Answer:
         """What a request comes to that no store counts: "`open` allows, `closed` denies"."""
-        meant = [self._meant(asked, hits) for asked in descriptors]
-        self._replace(meant)
+        meant = self._meanings(descriptors, hits)
         if policy == "error" and any(one.terms and not (one.refund or one.shadow) for one in meant):
             # "`error` fails the call with UNAVAILABLE"
             return FAILED
@@ -238,113 +158,27 @@ class Model:
 
         "Rules in shadow or quota mode, those with `count_denied`, and `concurrency` always ask."
         """
-        meant = [self._meant(asked, hits) for asked in descriptors]
-        self._replace(meant)
+        meant = self._meanings(descriptors, hits)
         self.last = [name for one in meant for name in one.counters]
         found = iter(results)
         for one in meant:
             one.results = [next(found) for _ in one.terms]
-            assert not any((one.refund, one.shadow, one.quota, self.settings.shadow_mode))
+            # What meets no rule, or an unlimited or a replaced one, has nothing to ask.
             for terms in one.terms:
+                assert not any((one.refund, one.shadow, one.quota, self.settings.shadow_mode))
                 assert not self._always(one, terms), terms
                 assert terms.algorithm != "concurrency", terms
         return self._answer(meant, denied=True, now=0)
 
     def named(self, descriptors: Sequence[Asked], at: int) -> str:
         """One of the counters of a request, for its reader."""
-        meant = [self._meant(asked, 0) for asked in descriptors]
-        self._replace(meant)
+        meant = self._meanings(descriptors, 0)
         names = [name for one in meant for name in one.counters]
         found = self.counters.get(names[at])
         return f"{names[at]}: {vars(found) if found else None}"
 
-    # What a descriptor means.
-
-    def _meant(self, asked: Asked, hits: int) -> Meant:
-        """Rule: "1 hit in each descriptor, or its `hits_addend`, or the descriptor's own"."""
-        addend = asked.addend if asked.addend is not None else hits or 1
-        entries, lease = asked.entries, ""
-        meant = Meant(refund=asked.negative)
-        if asked.limit:
-            # "A descriptor may bring its own `limit`. The rules are not asked then [...]. It
-            # counts on the counter that a rule with the same entries and window would use."
-            meant.terms = [Terms(*asked.limit, share=self.share)]
-            meant.quota = self.settings.quota_mode
-            names: Identity = entries
-        else:
-            path = None
-            if asked.negative and len(entries) > 1 and entries[-1][0] == "lease":
-                # "a negative hit whose descriptor ends with the entry `lease` gives it back. That
-                # entry is not matched, and of several ids in it the last counts."
-                path = self._path(entries[:-1])
-                if path and any(
-                    each.get("algorithm") == "concurrency" for each in limits_of(path[-1])
-                ):
-                    lease = entries[-1][1].rpartition(",")[2].strip() or "none"
-                    entries = entries[:-1]
-                else:
-                    path = None
-            path = path or self._path(entries)
-            if path is None:
-                return meant
-            meant.rule = rule = path[-1]
-            meant.shadow = rule.get("shadow_mode", False)
-            meant.quota = rule.get("quota_mode", False) or self.settings.quota_mode
-            if any(limit.get("unlimited") for limit in limits_of(rule)):
-                meant.unlimited = True
-                return meant
-            meant.terms = [terms_of(limit) for limit in limits_of(rule)]
-            meant.terms = [replace(terms, share=self.share) for terms in meant.terms]
-            # "Without `share_threshold` each value has its own counter, also under a pattern."
-            names = tuple(
-                (key, node["value"], "shared") if node.get("share_threshold") else (key, value)
-                for node, (key, value) in zip(path, entries, strict=True)
-            )
-        for terms in meant.terms:
-            # "A counter is what it counts: the domain, the descriptor's entries, the window
-            # (with its anchor, calendar, zone and parts) and the algorithm."
-            meant.counters.append((names, terms.identity))
-            # Who gives back a lease gives back no hits of the rule's other limits.
-            meant.hits.append(addend if not lease or terms.algorithm == "concurrency" else 0)
-        meant.lease = lease
-        return meant
-
-    def _path(self, entries: Sequence[tuple[str, str]]) -> list[Rule] | None:
-        """The nodes that a descriptor goes along, if the last one has a limit.
-
-        "At each level an entry goes to the node with its key and exactly its value, else the
-        first declared node with its key and a pattern that matches its value, else the node with
-        its key and no value. The last entry's node must have a `rate_limit` [...]."
-        """
-        level, path = self.rules, []
-        for key, value in entries:
-            same = [node for node in level if node["key"] == key]
-            node = next((n for n in same if n.get("value") == value), None)
-            node = node or next((n for n in same if _matches(n.get("value", ""), value)), None)
-            node = node or next((n for n in same if "value" not in n), None)
-            if node is None:
-                return None
-            path.append(node)
-            level = node.get("descriptors", ())
-        return path if "rate_limit" in path[-1] or "rate_limits" in path[-1] else None
-
-    def _replace(self, meant: Sequence[Meant]) -> None:
-        """Takes replaced rules out of a request.
-
-        "A replaced rule is as no rule. Its own `replaces` still count; unlimited rules replace and
-        cannot be replaced." It "takes the place of all of a descriptor's limits if it names one".
-        """
-        named = {
-            each["name"]
-            for one in meant
-            if one.rule is not None
-            for limit in limits_of(one.rule)
-            for each in limit.get("replaces", ())
-        }
-        for one in meant:
-            if one.rule and not one.unlimited and named & {terms.name for terms in one.terms}:
-                one.rule = None
-                one.terms, one.counters, one.hits = [], [], []
+    def _meanings(self, descriptors: Sequence[Asked], hits: int) -> list[Meant]:
+        return meanings(descriptors, hits, self.rules, self.settings, self.share)
 
     # What is counted.
 
@@ -514,12 +348,6 @@ def _fails(meant: Sequence[Meant], policy: str) -> bool:
 def _any(counter: Counter) -> bool:
     """Whether hits without room can be counted at all."""
     return not counter.takes_only_what_fits
-
-
-def _matches(pattern: str, value: str) -> bool:
-    """Each `*` in it stands for any characters or none."""
-    parts = map(re.escape, pattern.split("*"))
-    return "*" in pattern and re.fullmatch(".*".join(parts), value, re.DOTALL) is not None
 
 
 def status(one: Meant) -> Status:

@@ -18,6 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tests.machine.answers import Asked
 from tests.machine.conftest import WALKED
 from tests.machine.in_redis import (
     Cached,
@@ -29,6 +30,7 @@ from tests.machine.in_redis import (
 )
 from tests.machine.machine import Machine
 from tests.machine.machines import CachedMachine, FailingMachine, FullMachine, LosingMachine
+from tests.machine.meaning import Rule, Settings
 from tests.machine.world import FullMemory, Memory, World
 from tests.servers.cluster import RedisCluster
 from tests.servers.redis import RedisServer
@@ -113,6 +115,28 @@ def test_local_cache(
     shards = [redis_server.url.removesuffix("0") + str(number) for number in range(3)]
     with closing(Cached(loop, ring_url, shards)) as world:
         run(world, CachedMachine)
+
+
+def test_known_denial_beside_what_asks_nothing(
+    loop: asyncio.AbstractEventLoop, redis_server: RedisServer, ring_url: str
+) -> None:
+    """What is known to be over denies beside descriptors that have nothing to ask."""
+    never = {"anchor": "first_hit", "unit": "minute", "requests_per_unit": 0}
+    rules: list[Rule] = [
+        {"key": "over", "rate_limit": {**never, "replaces": [{"name": "replaced"}]}},
+        {"key": "shadow", "shadow_mode": True, "rate_limit": {**never, "name": "replaced"}},
+        {"key": "quota", "quota_mode": True, "rate_limit": {"unlimited": True}},
+    ]
+    over, shadow, quota = [Asked(((rule["key"], "a"),), 1) for rule in rules]
+    refund = Asked((("no rule", "a"),), 100, negative=True)
+    shards = [redis_server.url.removesuffix("0") + str(number) for number in range(3)]
+    with closing(Cached(loop, ring_url, shards)) as world:
+        walk = CachedMachine()
+        walk.world = world
+        walk.begin(Settings(), "local", rules)
+        for asked in ([over], [refund, over], [shadow, over], [quota, over]):
+            walk.decide([(asked, 0)], 0)
+        assert world.cached == 3
 
 
 def test_cluster(loop: asyncio.AbstractEventLoop, redis_cluster: RedisCluster) -> None:

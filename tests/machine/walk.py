@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from hypothesis import strategies as st
 
-from tests.machine.model import Rule, Settings
+from tests.machine.meaning import Rule, Settings
 
 SECOND = 1_000_000
 MINUTE = 60 * SECOND

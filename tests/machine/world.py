@@ -38,9 +38,9 @@ from ratelimit_service.stores import (
     always,
 )
 from ratelimit_service.stores.memory import MemoryStore
-from tests.machine import model
+from tests.machine import meaning
 from tests.machine.answers import FAILED, Answer, Asked, Counted, Shown, Status
-from tests.machine.model import Rule
+from tests.machine.meaning import Rule
 from tests.stores.cases import T
 
 DOMAIN = "m"
@@ -247,7 +247,7 @@ def _descriptor(asked: Asked) -> Descriptor:
     return Descriptor(entries, limit, asked.addend, asked.negative)
 
 
-def service_settings(settings: model.Settings, policy: str) -> Settings:
+def service_settings(settings: meaning.Settings, policy: str) -> Settings:
     return Settings(
         failure_policy=FailurePolicy(policy),
         count_denied=settings.count_denied,
@@ -284,7 +284,7 @@ class World:
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run_until_complete(work)
 
-    def begin(self, settings: model.Settings, policy: str) -> None:
+    def begin(self, settings: meaning.Settings, policy: str) -> None:
         """Empties the store, for a walk from the start."""
         self.clock.now_us = T
         known = service_settings(settings, policy)
