@@ -20,12 +20,13 @@ from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service import Service
 from ratelimit_service.service.overrides import Overrides
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores.keys import CounterNames
+from ratelimit_service.stores.keys import CounterNames, partition_of, shared_key
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.overrides import KeptOverrides, OverridesInMemory
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.overrides import OverridesInRedis
-from tests.servers.cluster import RedisCluster
+from ratelimit_service.stores.redis.ring import owners
+from tests.servers.cluster import RedisCluster, SlotMove
 from tests.servers.redis import RedisServer
 from tests.service.asking import Asking
 from tests.service.overriding import BAN, EXEMPT, GRANT, LIMIT, override
@@ -183,6 +184,129 @@ async def test_overrides_hold_while_redis_is_away(
         assert process.known == [ban]
 
 
+class Rings:
+    """Rings of shards that are databases of one server, by their numbers."""
+
+    def __init__(self, server: RedisServer, directory: Path) -> None:
+        self._server, self._directory = server, directory
+
+    def of(self, *numbers: int) -> str:
+        lines = [
+            f"- {{name: shard-{each}, store: '{self._server.url.removesuffix('0')}{each}'}}"
+            for each in numbers
+        ]
+        file = self._directory / f"{'-'.join(map(str, numbers))}.yaml"
+        file.write_text("\n".join(["shards:", *lines]))
+        return f"file:{file}"
+
+    def home(self, *numbers: int) -> int:
+        """The shard that owns the overrides."""
+        names = owners({f"shard-{each}": 1 for each in numbers})
+        return int(names[partition_of(shared_key("overrides"))].removeprefix("shard-"))
+
+    def growing(self) -> tuple[list[int], int]:
+        """Shards, and one that is the new home if it is added."""
+        for last in range(1, 16):
+            if self.home(*range(last + 1)) == last:
+                return list(range(last)), last
+        raise AssertionError
+
+
+async def test_overrides_outlive_changes_of_the_ring(
+    redis_server: RedisServer, tmp_path: Path, clock: Time
+) -> None:
+    """Whatever shards are added or removed, all overrides are found, and those that ended are not.
+
+    While processes have different rings, each knows what another has changed.
+    """
+    redis_server.flush()
+    rings = Rings(redis_server, tmp_path)
+    numbers, added = rings.growing()
+    async with AsyncExitStack() as stack:
+        old = await Processes(rings.of(*numbers), clock, stack).start()
+        ban, limit, exempt = override(BAN), override(LIMIT, number=5), override(EXEMPT)
+        await old.overrides.change([ban, limit], [], "first")
+
+        grown = Processes(rings.of(*numbers, added), clock, stack)
+        new = await grown.start()
+        assert new.known == [ban, limit]
+        await new.overrides.change([exempt], [ban.id], "second")
+        await old.overrides.refresh()
+        assert old.known == [limit, exempt]
+        await old.overrides.change([], [limit.id], "third")
+        await new.overrides.refresh()
+        assert new.known == [exempt]
+
+        # The first home leaves with its copy, and comes back with one that is old by then.
+        home = rings.home(*numbers)
+        remaining = [each for each in (*numbers, added) if each != home]
+        assert remaining
+        shrunk = await Processes(rings.of(*remaining), clock, stack).start()
+        assert shrunk.known == [exempt]
+        await shrunk.overrides.change([ban], [exempt.id], "fourth")
+        again = await Processes(rings.of(*numbers), clock, stack).start()
+        assert again.known == ([ban] if len(numbers) > 1 else [exempt])
+        newest = await grown.start()
+        assert newest.known == [ban]
+        lines = await newest.overrides.kept.audited(9)
+        assert sorted(lines) == ["first", "fourth", "second", "third"]
+
+
+async def test_a_shard_that_lost_its_copy_gets_another(
+    redis_server: RedisServer, tmp_path: Path, clock: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What one shard of a ring loses the others still know, all of it, and it gets it again."""
+    redis_server.flush()
+    rings = Rings(redis_server, tmp_path)
+    url = rings.of(0, 1, 2)
+    many = [override(BAN, f"user={number}") for number in range(450)]
+    async with AsyncExitStack() as stack:
+        process = await Processes(url, clock, stack).start()
+        await process.overrides.change(many, [], None)
+        for number in range(3):
+            with redis.Redis(port=redis_server.port, db=number) as client:
+                client.flushdb()
+            for _ in range(2):
+                await process.overrides.refresh()
+            assert process.known == many
+        with redis.Redis(port=redis_server.port, db=2) as client:
+            assert {name.rpartition(b"!")[2] for name in client.scan_iter()} >= {b"overrides"}
+            assert client.ttl(f"rl:{shared_key('overrides').decode()}") == -1
+        assert "lost" not in caplog.text
+
+        redis_server.flush()
+        await process.overrides.refresh()
+        assert process.known == []
+        assert "Redis has lost the overrides that were in force (450)" in caplog.text
+
+
+async def test_overrides_move_with_their_slot(redis_cluster: RedisCluster, clock: Time) -> None:
+    """While a cluster moves the slot of the overrides they are known, and can be changed."""
+    redis_cluster.flush()
+    async with AsyncExitStack() as stack:
+        processes = Processes(redis_cluster.url, clock, stack)
+        one, other = await processes.start(), await processes.start()
+        ban, limit = override(BAN), override(LIMIT, number=5)
+        await one.overrides.change([ban], [], "first")
+
+        moving = SlotMove(redis_cluster, redis_cluster.slot(shared_key("overrides")))
+        moving.begin()
+        try:
+            await other.overrides.refresh()
+            assert other.known == [ban]
+            moving.move(*moving.keys())
+            await one.overrides.change([limit], [], "second")
+            await other.overrides.refresh()
+            assert one.known == other.known == (await processes.start()).known == [ban, limit]
+        finally:
+            moving.end()
+
+        await other.overrides.change([], [ban.id], "third")
+        await one.overrides.refresh()
+        assert one.known == [limit]
+        assert await one.overrides.kept.audited(9) == ["third", "second", "first"]
+
+
 async def test_there_are_so_many_at_most(redis_server: RedisServer, clock: Time) -> None:
     """Above the bound nothing is added, and the error says what to do; ended ones make room."""
     redis_server.flush()
@@ -222,12 +346,12 @@ async def test_last_known_overrides_hold(
             (name,) = client.keys("rl:*!overrides")
             assert not client.keys("{*!*")
             client.hset(name, "bad", "{torn")
-            client.set(name + b".version", "another")
+            client.incr(name + b".version")
             await process.overrides.refresh()
             assert process.known == [ban]
             assert "an override in Redis is not in force" in caplog.text
 
-            client.set(name + b".version", "third")
+            client.incr(name + b".version")
             client.delete(name)
             client.set(name, "not a hash")
         with pytest.raises(StoreError, match="WRONGTYPE"):

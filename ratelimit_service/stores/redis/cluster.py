@@ -70,9 +70,19 @@ class ClusterOfNodes:
         """The node and the slot."""
         return self._homes[slot_of(hit[0])]
 
-    def doubt(self) -> None:
-        """Asks for the slots soon."""
+    def follow(self, shard: Shard, error: str, /) -> Shard | None:
+        """Asks for the slots soon. A key whose slot is on its way may have moved already."""
         self._stale.set()
+        word, _, rest = error.partition(" ")
+        moved = _moved(rest) if word in {"MOVED", "ASK"} else None
+        if moved is None:
+            return None
+        slot, host, port = moved
+        target = self._node(host or _host_of(shard), port, start=True)
+        if word == "ASK":
+            return target
+        self._homes[slot] = target, slot
+        return None
 
     def slot(self, hits: Sequence[Hit]) -> int:
         """The slot that all of a request's counters are in."""
@@ -122,7 +132,7 @@ class ClusterOfNodes:
         if moved is None:
             return False
         slot, host, port = moved
-        target = self._node(host or self._host_of(node), port, start=True)
+        target = self._node(host or _host_of(node), port, start=True)
         again = Redirected(batch, indexes, hops + 1)
         send = target.ask if word == "ASK" else target.charge
         if word == "MOVED":
@@ -139,9 +149,6 @@ class ClusterOfNodes:
     def _charge_home(self, batch: Batch) -> None:
         """Sends a batch to the node that has its slot."""
         self.find(batch.requests[0][0])[0].charge(batch)
-
-    def _host_of(self, node: Shard) -> str:
-        return next(host for (host, _), known in self._nodes.items() if known is node)
 
     def _node(self, host: str, port: int, *, start: bool = False) -> Shard:
         node = self._nodes.get((host, port))
@@ -211,6 +218,11 @@ class ClusterOfNodes:
         await node.retire(self._charge_home)
         for requests, expires_us in node.debts():
             self.find(requests[0][0])[0].owe(requests, expires_us)
+
+
+def _host_of(node: Shard) -> str:
+    """A node that sends a call elsewhere may name no host, and means its own."""
+    return node.name.rpartition(":")[0]
 
 
 def _moved(text: str) -> tuple[int, str, int] | None:

@@ -1,18 +1,24 @@
-"""Overrides in Redis: all of them in one server, under keys that lie together.
+"""Overrides in Redis: under keys that lie together in one server, of a ring in all of them.
 
-A hash has the overrides by their ids, a list the changes, and a third key a word that is another
-one after each change: so one command finds out that nothing has changed. What must not live
-here: which of them are in force.
+A hash has the overrides by their ids, a list the changes, and a third key a stamp, which grows with
+each change: so one command finds out that nothing has changed. Changes are made in the server that
+owns these keys. In a ring another shard owns them when shards are added or removed. So each shard
+keeps a copy, the newest one counts, and whoever sees an older one replaces it. What must not live
+here: which overrides are in force.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
 from os import urandom
 from typing import Final
 
+from ratelimit_service.clock import now_us
 from ratelimit_service.errors import OverrideError, StoreError
 from ratelimit_service.model import MAX_OVERRIDES, Override, read_override
 from ratelimit_service.stores.keys import shared_key
@@ -24,41 +30,78 @@ __all__ = ["OverridesInRedis"]
 
 log = logging.getLogger(__name__)
 
-_OVERRIDES: Final = shared_key("overrides")
-_VERSION: Final = shared_key("overrides", "version")
-_AUDIT: Final = shared_key("overrides", "audit")
+_NAME: Final = "overrides"
+_OVERRIDES: Final = shared_key(_NAME)
+_STAMP: Final = shared_key(_NAME, "version")
+_AUDIT: Final = shared_key(_NAME, "audit")
+_COPIER: Final = shared_key(_NAME, "copier")
 
 _AT_ONCE: Final = 200
-"""So many are read in one command, so that Redis is not held up."""
+"""So many are read or copied in one command, so that Redis is not held up."""
 
 _CURSOR_AND_PAIRS: Final = 2
 
 _MOST_READS: Final = 3
 """So often they are read anew if they change meanwhile; what comes later is seen the next time."""
 
-_SCRIPT: Final = """\
--- KEYS: the overrides, the version, the audit. ARGV: the next version, the most overrides, the
--- most that is audited, what is to be audited ("" for nothing), how many ids are removed, these;
--- then an id and an override each.
-local removed = tonumber(ARGV[5])
+_MOST_ATTEMPTS: Final = 30
+_AGAIN_SECONDS: Final = 0.1
+"""So often a change is tried while its server has no newest copy, and the pause."""
+
+_COPY_MS: Final = 3_000
+"""For so long nobody else replaces a shard's copy."""
+
+_TOO_MANY: Final = -1
+_OLD: Final = -2
+
+_CHANGE: Final = """\
+-- KEYS: the overrides, the stamp, the audit. ARGV: the time, the newest stamp that is known, the
+-- most overrides, the most that is audited, what is to be audited ("" for nothing), how many ids
+-- are removed, these; then an id and an override each.
+local stamp = tonumber(redis.call("GET", KEYS[2]) or "0") or 0
+if stamp < tonumber(ARGV[2]) then
+  return -2
+end
+local removed = tonumber(ARGV[6])
 local count = redis.call("HLEN", KEYS[1])
-for place = 6, 5 + removed do
+for place = 7, 6 + removed do
   count = count - redis.call("HEXISTS", KEYS[1], ARGV[place])
 end
-if count + (#ARGV - 5 - removed) / 2 > tonumber(ARGV[2]) then
+if count + (#ARGV - 6 - removed) / 2 > tonumber(ARGV[3]) then
   return -1
 end
-for place = 6, 5 + removed do
+for place = 7, 6 + removed do
   redis.call("HDEL", KEYS[1], ARGV[place])
 end
-for place = 6 + removed, #ARGV, 2 do
+for place = 7 + removed, #ARGV, 2 do
   redis.call("HSET", KEYS[1], ARGV[place], ARGV[place + 1])
 end
-redis.call("SET", KEYS[2], ARGV[1])
-if ARGV[4] ~= "" then
-  redis.call("LPUSH", KEYS[3], ARGV[4])
-  redis.call("LTRIM", KEYS[3], 0, ARGV[3] - 1)
+redis.call("SET", KEYS[2], string.format("%.0f", math.max(stamp + 1, tonumber(ARGV[1]))))
+if ARGV[5] ~= "" then
+  redis.call("LPUSH", KEYS[3], ARGV[5])
+  redis.call("LTRIM", KEYS[3], 0, ARGV[4] - 1)
 end
+return 1
+"""
+
+_BEGIN: Final = """\
+-- KEYS: who copies. ARGV: for how many milliseconds nobody else may.
+return redis.call("SET", KEYS[1], "1", "NX", "PX", ARGV[1]) and 1 or 0
+"""
+
+_REPLACE: Final = """\
+-- KEYS: the overrides, the stamp, a newer copy of the overrides, who copies. ARGV: its stamp.
+redis.call("DEL", KEYS[4])
+if (tonumber(redis.call("GET", KEYS[2]) or "0") or 0) >= tonumber(ARGV[1]) then
+  redis.call("UNLINK", KEYS[3])
+  return 0
+end
+redis.call("UNLINK", KEYS[1])
+if redis.call("EXISTS", KEYS[3]) == 1 then
+  redis.call("RENAME", KEYS[3], KEYS[1])
+  redis.call("PERSIST", KEYS[1])
+end
+redis.call("SET", KEYS[2], ARGV[1])
 return 1
 """
 
@@ -68,73 +111,155 @@ class OverridesInRedis:
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store
-        self._version: Reply = _UNKNOWN
+        self._turn = asyncio.Lock()
+        self._stamp = 0
+        """Of what was read last."""
+        self._whole = True
+        """Whether nothing was changed while that was read."""
         self._read: dict[bytes, tuple[bytes, Override | None]] = {}
         """What was read last, by id, and what that says; None for what cannot be read."""
+        self._told: int | None = None
+        """The stamp of what was told last."""
 
     async def changed(self) -> Mapping[str, Override] | None:
         """As `KeptOverrides`."""
-        version = await self._now()
-        if version == self._version:
-            return None
-        if not version and self._read:
-            log.warning(
-                "Redis has lost the overrides that were in force (%d): make them again",
-                len(self._read),
-            )
-        for _ in range(_MOST_READS):
-            await self._read_all()
-            before, version = version, await self._now()
-            if version == before:
-                break
-        self._version = before
-        found = [override for _, override in self._read.values() if override is not None]
-        return {override.id: override for override in found}
+        async with self._turn:
+            await self._look()
+            if self._stamp == self._told:
+                return None
+            self._told = self._stamp
+            found = [override for _, override in self._read.values() if override is not None]
+            return {override.id: override for override in found}
 
     async def change(
         self, added: Sequence[Override], removed: Sequence[str], audit: str | None
     ) -> None:
-        """As `KeptOverrides`, by one script."""
-        keys = [self._store.key(key) for key in (_OVERRIDES, _VERSION, _AUDIT)]
-        command: list[Argument] = ["EVAL", _SCRIPT, len(keys), *keys]
-        command += [urandom(8).hex(), MAX_OVERRIDES, MOST_AUDITED, audit or ""]
-        command += [len(removed), *removed]
+        """As `KeptOverrides`, by one script, in a server that has the newest copy."""
+        keys = [self._store.key(key) for key in (_OVERRIDES, _STAMP, _AUDIT)]
+        rest: list[Argument] = [MAX_OVERRIDES, MOST_AUDITED, audit or "", len(removed), *removed]
         for each in added:
-            command += [each.id, json.dumps(each.fields())]
-        reply = await self._store.command(_OVERRIDES, *command)
-        if reply == -1:
-            raise too_many()
+            rest += [each.id, json.dumps(each.fields())]
+        async with self._turn:
+            for _ in range(_MOST_ATTEMPTS):
+                await self._look()
+                command = ("EVAL", _CHANGE, len(keys), *keys, now_us(), self._stamp, *rest)
+                reply = await self._store.command(_OVERRIDES, *command)
+                if reply == _TOO_MANY:
+                    raise too_many()
+                if reply != _OLD:
+                    return
+                await asyncio.sleep(_AGAIN_SECONDS)
+        raise StoreError("Redis has only an old copy of the overrides: try again")
 
     async def audited(self, most: int) -> Sequence[str]:
-        """As `KeptOverrides`."""
-        reply = await self._ask("LRANGE", _AUDIT, 0, most - 1)
+        """As `KeptOverrides`. Each change stands in the server that was asked to make it."""
+        home, *others = self._keepers()
+        found = await self._lines(home, most)
+        for name in others:
+            with suppress(StoreError):
+                found += await self._lines(name, most)
+        return sorted(found, key=_time_of, reverse=True)[:most] if others else found
+
+    async def _look(self) -> None:
+        """Reads the newest copy, and replaces older ones. Raises StoreError if nobody can say.
+
+        An older copy than the one that is known counts only if there is no newer one any more.
+        """
+        keepers = self._keepers()
+        stamps = await asyncio.gather(*(self._stamp_or_error(name) for name in keepers))
+        told = {
+            name: stamp
+            for name, stamp in zip(keepers, stamps, strict=True)
+            if isinstance(stamp, int)
+        }
+        if not told:
+            raise next(stamp for stamp in stamps if isinstance(stamp, StoreError))
+        first = max(told, key=lambda name: told[name])
+        if told[first] > self._stamp or (told[first] < self._stamp and len(told) == len(stamps)):
+            await self._read_all(first, told[first])
+        for name, stamp in told.items():
+            if stamp < self._stamp and self._whole:
+                with suppress(StoreError):  # that server's health says so
+                    await self._copy_to(name)
+
+    async def _copy_to(self, name: str) -> None:
+        """Replaces a shard's copy by what was read, at once and as a whole."""
+        if await self._run(name, _BEGIN, [_COPIER], _COPY_MS) != 1:
+            return  # another process is at it
+        copy = shared_key(_NAME, f"copy.{urandom(8).hex()}")
+        pairs = [(each, text) for each, (text, _) in self._read.items()]
+        for start in range(0, len(pairs), _AT_ONCE):
+            some = pairs[start : start + _AT_ONCE]
+            await self._ask(name, "HSET", copy, *chain.from_iterable(some))
+            await self._ask(name, "PEXPIRE", copy, _COPY_MS)
+        await self._run(name, _REPLACE, [_OVERRIDES, _STAMP, copy, _COPIER], self._stamp)
+
+    def _keepers(self) -> list[str]:
+        return self._store.keepers(_OVERRIDES)
+
+    async def _stamp_or_error(self, name: str) -> int | StoreError:
+        try:
+            return await self._stamp_at(name)
+        except StoreError as error:
+            return error
+
+    async def _stamp_at(self, name: str) -> int:
+        """The stamp of a copy, 0 if there is none.
+
+        GET would say nothing where there is none, as a lost connection does.
+        """
+        reply = await self._ask(name, "GETRANGE", _STAMP, 0, -1)
+        return int(reply) if isinstance(reply, bytes) and reply.isdigit() else 0
+
+    async def _lines(self, name: str, most: int) -> list[str]:
+        reply = await self._ask(name, "LRANGE", _AUDIT, 0, most - 1)
         lines = reply if isinstance(reply, list) else []
         return [line.decode("utf-8", "replace") for line in lines if isinstance(line, bytes)]
 
-    async def _now(self) -> Reply:
-        """The version; GET would say nothing where there is none, as a lost connection does."""
-        return await self._ask("GETRANGE", _VERSION, 0, -1)
+    async def _ask(self, name: str, command: str, key: bytes, *arguments: Argument) -> Reply:
+        return await self._store.command(key, command, self._store.key(key), *arguments, at=name)
 
-    async def _ask(self, command: str, key: bytes, *arguments: str | int) -> Reply:
-        return await self._store.command(key, command, self._store.key(key), *arguments)
+    async def _run(self, name: str, script: str, keys: Sequence[bytes], *rest: Argument) -> Reply:
+        named = [self._store.key(key) for key in keys]
+        return await self._store.command(
+            _OVERRIDES, "EVAL", script, len(named), *named, *rest, at=name
+        )
 
-    async def _read_all(self) -> None:
-        """Reads all of them, a few at a time; those that are as they were are not read again."""
+    async def _read_all(self, name: str, stamp: int) -> None:
+        """Reads a copy, whose stamp is known; anew if it changes meanwhile."""
+        for _ in range(_MOST_READS):
+            found = await self._found_at(name)
+            before, stamp = stamp, await self._stamp_at(name)
+            if stamp == before:
+                break
+        lost = len(self._read.keys() - found.keys()) if before < self._stamp else 0
+        if lost:
+            log.warning(
+                "Redis has lost the overrides that were in force (%d): make them again", lost
+            )
+        self._stamp, self._whole, self._read = before, stamp == before, found
+
+    async def _found_at(self, name: str) -> dict[bytes, tuple[bytes, Override | None]]:
+        """All of a copy, a few at a time; those that are as they were are not parsed again."""
         cursor, found = b"0", dict[bytes, tuple[bytes, Override | None]]()
         while True:
-            reply = await self._ask("HSCAN", _OVERRIDES, cursor.decode(), "COUNT", _AT_ONCE)
+            reply = await self._ask(name, "HSCAN", _OVERRIDES, cursor, "COUNT", _AT_ONCE)
             if not isinstance(reply, list) or len(reply) != _CURSOR_AND_PAIRS:
                 raise StoreError("Redis does not tell the overrides")
             cursor, pairs = reply
-            for name, text in zip(pairs[::2], pairs[1::2], strict=True):
-                known = self._read.get(name)
-                found[name] = known if known and known[0] == text else (text, _override(text))
+            for id_, text in zip(pairs[::2], pairs[1::2], strict=True):
+                known = self._read.get(id_)
+                found[id_] = known if known and known[0] == text else (text, _override(text))
             if cursor == b"0":
-                break
-        self._read = found
+                return found
 
 
-_UNKNOWN: Final[Reply] = object()
+def _time_of(line: str) -> str:
+    """When a change was made, as its line says; empty if it does not say."""
+    try:
+        return str(json.loads(line).get("time", ""))
+    except (ValueError, RecursionError, AttributeError):
+        return ""
 
 
 def _override(text: bytes) -> Override | None:

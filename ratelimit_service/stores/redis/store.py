@@ -43,9 +43,8 @@ _ANY_SPEC: Final = spec_of(Limit(1, Unit.SECOND))
 
 
 _MOST_LOOKS = 10
-_LOOK_SECONDS = 1.0
 _LOOK_AGAIN_SECONDS = 0.05
-"""So often somebody who looks at a counter asks its server, how long each time, and the pause."""
+"""So often somebody who looks at a counter asks its server, and the pause."""
 
 
 def _topology(url: str, config: ShardConfig) -> Topology:
@@ -127,12 +126,28 @@ class RedisStore:
         """A key as it stands in the server."""
         return self._key_prefix + key
 
-    async def command(self, place: bytes, *command: Argument) -> Reply:
+    def keepers(self, place: bytes) -> list[str]:
+        """The servers that should each have a copy of what all processes share, by their names.
+
+        The one in which this key lies is the first. In a ring another shard has the key if shards
+        are added or removed, so all keep copies. In a cluster keys move with their slot.
+        """
+        home = self._first.find(Hit(place, _ANY_SPEC))[0].name
+        if not isinstance(self._first, RingOfShards):
+            return [""]
+        return [home, *(shard.name for shard in self._first.shards if shard.name != home)]
+
+    async def command(self, place: bytes, *command: Argument, at: str = "") -> Reply:
         """Asks the server in which this key lies; raises StoreError if it does not answer.
 
-        This is for what operators do, not for decisions: it waits for a second or two.
+        With `at` it asks the shard of that name. This is for what operators do, not for
+        decisions: it waits for a second or two.
         """
-        return await self._command(self._first.find, Hit(place, _ANY_SPEC), command)
+        hit = Hit(place, _ANY_SPEC)
+        if not at:
+            return await self._command(self._first.find, hit, command)
+        named = next(shard for shard in self._first.shards if shard.name == at)
+        return await self._command(lambda _: (named, 0), hit, command)
 
     async def forget(self, hits: Sequence[Hit]) -> None:
         """Lets these counters start anew, each atomically. Raises StoreError.
@@ -147,28 +162,35 @@ class RedisStore:
         self, find: Callable[[Hit], Home], hit: Hit, command: Sequence[Argument]
     ) -> Reply:
         why = ""
+        target: Shard | None = None
         for _ in range(_MOST_ASKED):
-            shard, _slot = find(hit)
+            shard = target or find(hit)[0]
+            if target is not None:
+                target.call("ASKING")
             asked = shard.call(*command)
-            if asked is None:
+            if asked is None and target is None:
                 raise StoreError(f"Redis ({shard.name}) is away: try again when it is back")
-            await asyncio.wait([asked], timeout=_ASK_SECONDS)
-            if not asked.done():
-                raise StoreError(
-                    f"Redis ({shard.name}) gave no answer within {_ASK_SECONDS:g} s: try again"
-                )
-            reply = asked.result()
-            if reply is None:
-                raise StoreError(f"Redis ({shard.name}) hung up: try again")
-            if not isinstance(reply, Exception):
-                return reply
-            why = str(reply)
-            if why.partition(" ")[0] not in _ELSEWHERE:
-                break
-            for topology in self._topologies:
-                topology.doubt()
+            if asked is not None:
+                reply = await _reply(shard, asked)
+                if not isinstance(reply, Exception):
+                    return reply
+                why = str(reply)
+                if why.partition(" ")[0] not in _ELSEWHERE:
+                    break
+                if target is None:
+                    target = self._follow(shard, why)
+                    if target is not None:
+                        continue
+            target = None
             await asyncio.sleep(_ASK_AGAIN_SECONDS)
         raise StoreError(f"Redis refused {command[0]!s}: {why}")
+
+    def _follow(self, shard: Shard, error: str) -> Shard | None:
+        """Which server takes a command that one has sent elsewhere; None if that will turn out."""
+        for topology in self._topologies:
+            if shard in topology.shards:
+                return topology.follow(shard, error)
+        return None
 
     @property
     def waits(self) -> bool:
@@ -233,7 +255,7 @@ class RedisStore:
             self._wait_until(deadline_us, now)
 
     async def look(self, peeks: Sequence[Hit]) -> list[Look | None]:
-        """How these counters stand, by what their servers say to peeks, and to GET."""
+        """How these counters stand, by what their servers say to peeks, and keep."""
         return [await self._look(peek) for peek in peeks]
 
     async def _look(self, peek: Hit) -> Look | None:
@@ -241,21 +263,23 @@ class RedisStore:
             asked: asyncio.Future[list[Settled]] = self._loop.create_future()
             self.charge([[peek]], asked.set_result)
             (settled,) = await asked
-            shard = self._find(peek)[0]  # the answer may have said that it is another one now
-            at_us = shard.now_us()
+            at_us = self._find(peek)[0].now_us()
             if settled.outcomes and (outcome := settled.outcomes[0]) is not None:
                 if peek.spec.algorithm.held is None:
                     return Look(outcome, None, at_us)
-                reply = shard.call("GET", self.key(peek.key))
-                if reply is not None:
-                    await asyncio.wait([reply], timeout=_LOOK_SECONDS)
-                    state = reply.result() if reply.done() else None
-                    if isinstance(state, bytes):
-                        return Look(outcome, state, at_us)
-                if outcome.remaining == peek.spec.limit:
-                    return Look(outcome, None, at_us)
+                state = await self._state(peek)
+                if state or outcome.remaining == peek.spec.limit:
+                    return Look(outcome, state or None, at_us)
             await asyncio.sleep(_LOOK_AGAIN_SECONDS)
         return None
+
+    async def _state(self, hit: Hit) -> bytes:
+        """What is kept of a hit's counter; empty if nothing is, or nobody can say."""
+        try:  # GET would say nothing where there is none, as a lost connection does
+            state = await self._command(self._find, hit, ("GETRANGE", self.key(hit.key), 0, -1))
+        except StoreError:
+            return b""
+        return state if isinstance(state, bytes) else b""
 
     def _find_by_window(self, hit: Hit) -> Home:
         topology = self._second if hit.spec.window_us == SECOND_US else self._first
@@ -294,6 +318,19 @@ class RedisStore:
                 charge.abandon()
         if waiting:
             self._wait_until(waiting[0][0], now)
+
+
+async def _reply(shard: Shard, asked: asyncio.Future[Reply]) -> Reply:
+    """What a server replies, which may be an error. Raises StoreError if there is no reply."""
+    await asyncio.wait([asked], timeout=_ASK_SECONDS)
+    if not asked.done():
+        raise StoreError(
+            f"Redis ({shard.name}) gave no answer within {_ASK_SECONDS:g} s: try again"
+        )
+    reply = asked.result()
+    if reply is None:
+        raise StoreError(f"Redis ({shard.name}) hung up: try again")
+    return reply
 
 
 def _nobody_asks(_keys: Sequence[bytes]) -> None: ...

@@ -75,8 +75,11 @@ class Topology(Protocol):
     def find(self, hit: Hit) -> Home:
         """The home of a hit's counter; the same object for all that one script call may settle."""
 
-    def doubt(self) -> None:
-        """Hears that a server has sent a command elsewhere: homes are to be looked up anew."""
+    def follow(self, shard: Shard, error: str, /) -> Shard | None:
+        """Hears that a server has sent a command elsewhere: homes are to be looked up anew.
+
+        Returns the server that takes the command already, if it is told ASKING first.
+        """
 
     async def start(self) -> None:
         """Tries every server once, in bounded time, and keeps them connected from then on."""
@@ -117,8 +120,9 @@ class RingOfShards:
         """The shard that owns the counter's partition."""
         return self._homes[self._owners[partition_of(hit[0])]]
 
-    def doubt(self) -> None:
+    def follow(self, _shard: Shard, _error: str, /) -> Shard | None:
         """Does nothing: the ring is as it is."""
+        return None
 
     async def start(self) -> None:
         """Tries every shard once, at most a second long, and keeps trying in the background."""
