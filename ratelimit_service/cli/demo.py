@@ -19,6 +19,7 @@ import click
 
 from ratelimit_service.cli.say import say
 from ratelimit_service.errors import RateLimitError, SettingsError
+from ratelimit_service.settings import ADMIN_ADDRESS_BY_DEFAULT
 
 __all__ = ["demo"]
 
@@ -52,6 +53,10 @@ Ask the service without Envoy, or why a request meets a rule:
   {ratelimit} hit demo user=carol --address localhost:{grpc} --repeat 7
   {ratelimit} explain --rules {rules} demo user=alice
 
+See who is limited, in a browser at http://127.0.0.1:{admin}/, or in another terminal:
+
+  {ratelimit} top --admin 127.0.0.1:{admin}
+
 Logs are in {directory}. Ctrl-C ends both."""
 
 _START_SECONDS: Final = 30.0
@@ -61,6 +66,7 @@ _END_SECONDS: Final = 10.0
 _ENVOY_PORT: Final = 10_000
 _GRPC_PORT: Final = 8_081
 _HTTP_PORT: Final = 8_080
+_ADMIN_PORT: Final = int(ADMIN_ADDRESS_BY_DEFAULT.rpartition(":")[2])
 _PORTS: Final = {"http": _ENVOY_PORT, "backend": 10_001, "ratelimit": _GRPC_PORT, "admin": 9_901}
 """The ports in the configuration."""
 
@@ -70,7 +76,12 @@ _PORTS: Final = {"http": _ENVOY_PORT, "backend": 10_001, "ratelimit": _GRPC_PORT
 @click.option("--port", default=_ENVOY_PORT, show_default=True, help="Where Envoy listens.")
 @click.option("--grpc", default=_GRPC_PORT, show_default=True, help="Where the service listens.")
 @click.option("--http", default=_HTTP_PORT, show_default=True, help="Its HTTP port.")
-def demo(directory: Path, port: int, grpc: int, http: int) -> int:
+@click.option(
+    "--admin",
+    type=int,
+    help=f"Where it shows its callers. [default: {_ADMIN_PORT}, or a free port if that is taken]",
+)
+def demo(directory: Path, port: int, grpc: int, http: int, admin: int | None) -> int:
     """Start the service with an Envoy before it, and say what to try.
 
     Rules, Envoy's configuration and both logs are put into DIRECTORY, ratelimit-demo if none is
@@ -83,6 +94,7 @@ def demo(directory: Path, port: int, grpc: int, http: int) -> int:
     envoy = _envoy()
     for flag, number in (("--port", port), ("--grpc", grpc), ("--http", http)):
         _check_free(flag, number)
+    admin = _admin_port(admin)
     rules, config = directory / "rules" / "demo.yaml", directory / "envoy.yaml"
     rules.parent.mkdir(parents=True, exist_ok=True)
     if not rules.exists():
@@ -94,6 +106,7 @@ def demo(directory: Path, port: int, grpc: int, http: int) -> int:
         config.write_text(_configuration(port, grpc))
     service = [sys.executable, "-m", "ratelimit_service", "serve", "--rules", str(rules.parent)]
     service += ["--grpc", f"127.0.0.1:{grpc}", "--http", f"127.0.0.1:{http}"]
+    service += ["--admin", f"127.0.0.1:{admin}"]
     command = [envoy, "--config-path", str(config), "--use-dynamic-base-id"]
     with ExitStack() as ends:
         running = [
@@ -101,7 +114,7 @@ def demo(directory: Path, port: int, grpc: int, http: int) -> int:
             _Running("envoy", command, directory / "envoy.log", ends),
         ]
         _wait(running, http, port)
-        said = {"envoy": port, "grpc": grpc, "rules": rules, "config": config}
+        said = {"envoy": port, "grpc": grpc, "admin": admin, "rules": rules, "config": config}
         say(_TRY.format(**said, directory=directory, ratelimit=_as_called()))
         try:
             while True:
@@ -162,6 +175,27 @@ def _check_free(flag: str, port: int) -> None:
             raise SettingsError(f"port {port}: {why}; name another with {flag}") from error
 
 
+def _admin_port(asked: int | None) -> int:
+    """The port that was asked for, if it is free; else the usual one, or any that is free.
+
+    Raises SettingsError.
+    """
+    try:
+        _check_free("--admin", _ADMIN_PORT if asked is None else asked)
+    except SettingsError:
+        if asked is not None:
+            raise
+        return _free_port()
+    return _ADMIN_PORT if asked is None else asked
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
 def _check_listens(config: Path, flag: str, port: int) -> None:
     """Raises SettingsError if a configuration that is kept does not have a port."""
     if not re.search(rf"port_value: {port}\b", config.read_text()):
@@ -182,11 +216,7 @@ def _as_called() -> str:
 def _configuration(port: int, grpc: int) -> str:
     """The configuration with these ports, and others that are free."""
     text = (files("ratelimit_service.cli") / "envoy.yaml").read_text()
-    chosen = _PORTS | {"http": port, "ratelimit": grpc}
-    for name in ("backend", "admin"):
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            chosen[name] = found.getsockname()[1]
+    chosen = {"http": port, "backend": _free_port(), "ratelimit": grpc, "admin": _free_port()}
     for name, old in _PORTS.items():
         text = text.replace(f"port_value: {old}}}", f"port_value: <{name}>}}")
     for name, new in chosen.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import signal
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ratelimit_service.errors import SettingsError
 from tests.cli.inside import Inside
 from tests.e2e.conftest import need_envoy
 from tests.servers.process import Process, free_port, listens, wait_until
@@ -19,6 +21,9 @@ from tests.servers.service import http
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
 ANY_PATH = "                        - match: {prefix: /}\n"
 
+
+demo_command = importlib.import_module("ratelimit_service.cli.demo")
+"""The module: its package has a command of the same name."""
 
 Spawn = Callable[[list[str], Path], Process]
 
@@ -47,9 +52,12 @@ def test_demo(tmp_path: Path, spawn: Spawn) -> None:
     port, grpc, http_port = free_port(), free_port(), free_port()
     words = [sys.executable, "-m", "ratelimit_service", "demo", str(tmp_path / "d")]
     words += ["--port", str(port), "--grpc", str(grpc), "--http", str(http_port)]
-    demo = spawn(words, tmp_path / "log")
+    admin = free_port()
+    demo = spawn([*words, "--admin", str(admin)], tmp_path / "log")
     demo.wait_ready(lambda: "Ctrl-C ends both" in demo.log)
     assert http(f"http://127.0.0.1:{http_port}/readyz").status == 200
+    assert f"in a browser at http://127.0.0.1:{admin}/" in demo.log
+    assert http(f"http://127.0.0.1:{admin}/").status == 200
 
     def status() -> int:
         return http(f"http://127.0.0.1:{port}/", headers={"x-user": "alice"}).status
@@ -61,7 +69,7 @@ def test_demo(tmp_path: Path, spawn: Spawn) -> None:
 
     demo.signal(signal.SIGTERM)
     assert demo.wait() == 0
-    assert not any(map(listens, (port, grpc, http_port)))
+    assert not any(map(listens, (port, grpc, http_port, admin)))
 
     rule, route = re.findall(r"```yaml\n(.*?)```", TUTORIAL.read_text(), re.DOTALL)
     rules.write_text(rules.read_text() + rule)
@@ -69,6 +77,8 @@ def test_demo(tmp_path: Path, spawn: Spawn) -> None:
     config.write_text(config.read_text().replace(ANY_PATH, route + ANY_PATH, 1))
     again = spawn(words, tmp_path / "again.log")
     again.wait_ready(lambda: "Ctrl-C ends both" in again.log)
+    (shown,) = re.findall(r"in a browser at (\S+),", again.log)
+    assert http(shown).status == 200
     login = f"http://127.0.0.1:{port}/login"
     assert [http(login).status for _ in range(4)].count(429) in {0, 1}  # a minute may end
     wait_until(lambda: http(login).status == 429, "the fourth request of a minute to be denied")
@@ -93,6 +103,19 @@ def test_configuration_with_other_ports(
     assert said.code == 2
     assert "envoy.yaml does not have port" in said.err
     assert "name the one that it has with --port, or delete the file" in said.err
+
+
+def test_usual_admin_port_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second demo shows its callers at a free port; one that is asked for must be free."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(demo_command, "_ADMIN_PORT", port)
+
+        found = demo_command._admin_port(None)
+
+        assert found not in {0, port}
+        with pytest.raises(SettingsError, match=f"port {port}: .*name another with --admin"):
+            demo_command._admin_port(port)
 
 
 def test_port_that_is_taken(tmp_path: Path, spawn: Spawn) -> None:
