@@ -15,8 +15,8 @@ from ratelimit_service.runtime import logs
 from ratelimit_service.runtime.admin_port import check_tokens
 from ratelimit_service.runtime.certificates import check_certificates
 from ratelimit_service.runtime.cpus import usable_cpus
-from ratelimit_service.runtime.deciding import open_store
 from ratelimit_service.runtime.process import raise_file_limit, run
+from ratelimit_service.runtime.stores import open_store
 from ratelimit_service.runtime.supervisor import supervise
 from ratelimit_service.settings import Settings, inherited
 from ratelimit_service.telemetry.otlp import check_installed

@@ -31,11 +31,11 @@ from ratelimit_service.runtime.announcement import announce
 from ratelimit_service.runtime.certificates import Certificates
 from ratelimit_service.runtime.channel import sockets
 from ratelimit_service.runtime.cpus import usable_cpus
-from ratelimit_service.runtime.deciding import open_store
 from ratelimit_service.runtime.decision_log import DecisionLogWriter
 from ratelimit_service.runtime.exporting import Exporting, check_free
 from ratelimit_service.runtime.handover import Handover
 from ratelimit_service.runtime.signals import Signals, hold_signals, log
+from ratelimit_service.runtime.stores import open_store
 from ratelimit_service.runtime.workers import Counts, Workers
 from ratelimit_service.settings import Settings
 from ratelimit_service.telemetry.otlp import Otlp

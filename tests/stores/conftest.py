@@ -78,7 +78,11 @@ async def cluster_store(redis_cluster: RedisCluster, clock: Time) -> AsyncIterat
     await store.close()
 
 
-@pytest.fixture(params=["memory", "redis", "ring", "cluster"])
+STORES = ["memory", "redis", "ring", "cluster"]
+"""What the table of cases and all laws hold for."""
+
+
+@pytest.fixture(params=STORES)
 def store(request: pytest.FixtureRequest) -> Store:
     name = request.param if request.param == "memory" else f"{request.param}_store"
     found: Store = request.getfixturevalue(name)

@@ -1,0 +1,85 @@
+"""Every store, by how `--store` begins: what opens it, and what comes with it.
+
+What must not live here: how counters are kept (`stores`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from ratelimit_service.errors import SettingsError
+from ratelimit_service.health import Health
+from ratelimit_service.model import Hit
+from ratelimit_service.observer import Stats
+from ratelimit_service.service.caller_history import Board
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores import LookAt, Store
+from ratelimit_service.stores.local_cache import LocalCache
+from ratelimit_service.stores.memory import MemoryStore
+from ratelimit_service.stores.overrides import KeptOverrides, OverridesInMemory
+from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis.board import RedisBoard
+from ratelimit_service.stores.redis.overrides import OverridesInRedis
+
+__all__ = ["STORES", "Opened", "open_store"]
+
+
+class Opened(NamedTuple):
+    """A store, and what else is known of it.
+
+    `live_counters` is how many counters this process has in memory, None if they are elsewhere.
+    `shard_of` says which server has a hit's counter, "" if none has. `look_at` tells how counters
+    stand, `forget` lets them start anew. Overrides are `kept` there. On the `board` processes leave
+    records for each other.
+    """
+
+    store: Store
+    live_counters: Callable[[], int] | None
+    shard_of: Callable[[Hit], str]
+    look_at: LookAt
+    forget: Callable[[Sequence[Hit]], Awaitable[None]]
+    kept: KeptOverrides
+    board: Board | None = None
+
+
+def open_store(settings: Settings, stats: Stats, health: Health) -> Opened:
+    """The store that the settings name, not started. Raises SettingsError if it cannot be used."""
+    scheme, separator, _ = settings.store.partition("://")
+    return STORES.get(scheme + separator, _in_redis)(settings, stats, health)
+
+
+def _in_memory(settings: Settings, stats: Stats, health: Health) -> Opened:
+    if settings.second_store:
+        raise SettingsError("--second-store needs a --store in Redis")
+    memory = MemoryStore(settings.max_counters, stats, health)
+    kept = OverridesInMemory(settings.overrides_file)
+    return Opened(memory, memory.__len__, lambda _: "", memory.look, memory.forget, kept)
+
+
+def _in_redis(settings: Settings, stats: Stats, health: Health) -> Opened:
+    if settings.overrides_file:
+        raise SettingsError(
+            "--overrides-file is for counters in memory: in Redis overrides lie beside them"
+        )
+    store = RedisStore(
+        settings.store,
+        settings.store_timeout_us,
+        stats,
+        health,
+        second_url=settings.second_store,
+        key_prefix=settings.key_prefix,
+    )
+    kept, board = OverridesInRedis(store), RedisBoard(store)
+    opened = Opened(store, None, store.shard_of, store.look, store.forget, kept, board)
+    if not settings.local_cache_bytes:
+        return opened
+    cache = LocalCache(store, settings.local_cache_bytes, stats)
+    store.tell_of_give_backs(cache.given_back)
+    return opened._replace(store=cache)
+
+
+STORES: dict[str, Callable[[Settings, Stats, Health], Opened]] = {
+    "memory": _in_memory,
+}
+"""By the scheme with its `://`, or the whole name. All else is Redis, which has many schemes."""
