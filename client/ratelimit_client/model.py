@@ -244,10 +244,9 @@ class Decision:
     @property
     def retry_after(self) -> float | None:
         """Seconds until a denied request passes; None if it is allowed, or if nobody knows."""
-        status = None if self.allowed else self.status
-        if status is None or status.allowed or status.reset is None:
-            return None
-        return max(0.0, status.reset - self.age)
+        over = () if self.allowed else self.statuses
+        waits = [each.reset for each in over if not each.allowed and each.reset is not None]
+        return max(0.0, max(waits) - self.age) if waits else None
 
     @property
     def delay(self) -> float:

@@ -53,14 +53,14 @@ def remaining_of(one: Shown) -> int:
     return max(0, one.outcome.remaining - one.limit.soft)
 
 
-def _status(planned: Plan, spoken: Shown | None) -> Status:
+def _status(planned: Plan, spoken: Shown | None, ban_us: int | None) -> Status:
     rule = planned.rule
     if rule.kind is Kind.NO_RULE:
         return Status(Code.OK)
     if rule.kind is Kind.UNLIMITED:
         return Status(Code.OK, remaining=MAX_ADDEND)
     if rule.kind is Kind.BANNED:
-        return Status(Code.OVER_LIMIT)
+        return Status(Code.OVER_LIMIT, reset_us=ban_us)
     if spoken is None:
         return Status(_by_policy(planned))
     outcome = spoken.outcome
@@ -87,6 +87,13 @@ def by_policy(planned: Plan, spoken: Shown | None) -> bool:
     return planned.rule.kind in (Kind.COUNTED, Kind.UNSERVED)
 
 
-def statuses_of(plans: Sequence[Plan], spoken: Sequence[Shown | None]) -> tuple[Status, ...]:
-    """A status for each descriptor, of the limits that speak for them."""
-    return tuple(map(_status, plans, spoken))
+def statuses_of(
+    plans: Sequence[Plan], spoken: Sequence[Shown | None], ban_us: int | None = None
+) -> tuple[Status, ...]:
+    """A status for each descriptor, of the limits that speak for them.
+
+    `ban_us` is how long a banned request is to wait; None if its bans have no end.
+    """
+    return tuple(
+        [_status(planned, one, ban_us) for planned, one in zip(plans, spoken, strict=True)]
+    )

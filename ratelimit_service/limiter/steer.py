@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from ratelimit_service.algorithms import ALGORITHMS, capacity_of, soft_of, spec_of
+from ratelimit_service.limiter.additions.registry import OF_BANS
 from ratelimit_service.limiter.compiled import CompiledLimit, CompiledRule, Kind, Plan
 from ratelimit_service.limiter.near import near_threshold
 from ratelimit_service.limiter.overrides import Ruling, ruling_of
@@ -44,6 +45,7 @@ class SteeredPlans(NamedTuple):
     `hits` are those of all plans, and `grants` has for each of them the hits on grants that are
     tried first. A `banned` request is denied whatever its hits come to, which are refunds. All
     this holds before `until_us`. `settled` is what the request comes to if it has no hits.
+    `bans_end_us` is when the last of its bans ends, None if one has no end, or there is none.
     """
 
     plans: Sequence[Plan]
@@ -52,6 +54,7 @@ class SteeredPlans(NamedTuple):
     banned: bool
     until_us: int
     settled: Settled
+    bans_end_us: int | None
 
 
 class _Steered(NamedTuple):
@@ -86,7 +89,20 @@ def steer(
         banned,
         min([each.until_us for each in steered], default=_NEVER_US),
         _BANNED if banned else unasked(found),
+        _bans_end(found) if banned else None,
     )
+
+
+def _bans_end(plans: Sequence[Plan]) -> int | None:
+    """When the last of these bans ends; None if one of them does not."""
+    ends = [
+        override.until_us
+        for planned in plans
+        if planned.rule.kind is Kind.BANNED
+        for override in planned.rule.overrides
+    ]
+    known = [end for end in ends if end is not None]
+    return max(known) if len(known) == len(ends) else None
 
 
 def _untouched(planned: Plan) -> _Steered:
@@ -153,7 +169,7 @@ def _rule(
         limits[0].near_remaining if limits else 0,
         rule.independent,
         False,
-        rule.says,
+        rule.says | OF_BANS if kind is Kind.BANNED else rule.says,
         any(each.spec.algorithm.leases for each in limits),
         rule.groups,
         rule.stray,

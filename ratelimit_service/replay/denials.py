@@ -211,8 +211,9 @@ def _overridden(fields: Mapping[str, object]) -> str:
     told = []
     for each in overrides if isinstance(overrides, list) else []:
         if isinstance(each, dict):
+            until = f" until {each['until']}" if "until" in each else ""
             reason = f": {each['reason']}" if "reason" in each else ""
-            told.append(f"{each.get('kind')} {each.get('id')}{reason}")
+            told.append(f"{each.get('kind')} {each.get('id')}{until}{reason}")
     return printable(f"by override ({'; '.join(told)})") if told else ""
 
 

@@ -79,7 +79,13 @@ class Answering:
             in_order = iter(outcomes)
             each = [list(islice(in_order, len(planned.hits))) for planned in asked.plans]
             decision = limiter.answer(
-                asked.request, asked.plans, each, settled, self._settings, asked.lease
+                asked.request,
+                asked.plans,
+                each,
+                settled,
+                self._settings,
+                asked.lease,
+                asked.ban_us,
             )
             answer = wire.encode_decision(decision)
             limiter.tally(asked.plans, each, verdict, self._stats, self._settings, self.callers)

@@ -10,7 +10,7 @@ from ratelimit_service.limiter import Plan
 from ratelimit_service.model import Hit, Request
 from ratelimit_service.stores import Settled
 
-__all__ = ["Asked", "leased"]
+__all__ = ["Asked", "banned", "leased"]
 
 
 class Asked:
@@ -19,10 +19,21 @@ class Asked:
     `limits` are the encoded limits if every descriptor is usual, else None. `says` are the bits
     of the additions that may speak in its answer; `request` is None where they do not need it.
     `settled` is what the request comes to if it has no hits. With `leasing` some hits take
-    leases; `lease` is their id, drawn for each call.
+    leases; `lease` is their id, drawn for each call. `ban_us` is how long a banned request is to
+    wait, of each call too; None if nobody knows.
     """
 
-    __slots__ = ("hits", "lease", "leasing", "limits", "plans", "request", "says", "settled")
+    __slots__ = (
+        "ban_us",
+        "hits",
+        "lease",
+        "leasing",
+        "limits",
+        "plans",
+        "request",
+        "says",
+        "settled",
+    )
 
     def __init__(
         self,
@@ -34,6 +45,7 @@ class Asked:
         leasing: bool,
         settled: Settled,
         lease: bytes = b"",
+        ban_us: int | None = None,
     ) -> None:
         self.plans = plans
         self.hits = hits
@@ -43,6 +55,7 @@ class Asked:
         self.leasing = leasing
         self.settled = settled
         self.lease = lease
+        self.ban_us = ban_us
 
 
 def leased(asked: Asked) -> Asked:
@@ -51,6 +64,20 @@ def leased(asked: Asked) -> Asked:
     hits = [hit._replace(lease=lease) if _takes_lease(hit) else hit for hit in asked.hits]
     return Asked(
         asked.plans, hits, asked.limits, asked.says, asked.request, True, asked.settled, lease
+    )
+
+
+def banned(asked: Asked, ban_us: int) -> Asked:
+    """The same, of a call that comes so long before its bans end. It takes no leases."""
+    return Asked(
+        asked.plans,
+        asked.hits,
+        asked.limits,
+        asked.says,
+        asked.request,
+        asked.leasing,
+        asked.settled,
+        ban_us=ban_us,
     )
 
 

@@ -25,6 +25,7 @@ from ratelimit_service.model import (
     Override,
     Request,
     Unit,
+    time_text,
 )
 from ratelimit_service.rules.paths import Source, parse_path, path_text
 from ratelimit_service.service.records import DecisionRecord
@@ -300,6 +301,8 @@ def _caller(caller: str, hashed: HashValue | None) -> str:
 
 def _override(override: Override) -> dict[str, object]:
     told: dict[str, object] = {"id": override.id, "kind": str(override.kind)}
+    if override.until_us is not None:
+        told["until"] = time_text(override.until_us)
     if override.reason:
         told["reason"] = override.reason
     return told

@@ -17,7 +17,7 @@ from ratelimit_service.errors import BadRequestError
 from ratelimit_service.limiter import DomainOverrides
 from ratelimit_service.model import Entry, Hit, Override
 from ratelimit_service.rules.tree import Snapshot
-from ratelimit_service.service.asked import Asked
+from ratelimit_service.service.asked import Asked, banned
 from ratelimit_service.service.granting import Granting, Wish
 from ratelimit_service.service.memo import Memo
 from ratelimit_service.service.planning import Planning
@@ -34,7 +34,8 @@ _NEVER_US: Final = 1 << 62
 class Steered(NamedTuple):
     """A request with its overrides, from `since_us` until before `until_us`.
 
-    Without `asked` no override takes any of its descriptors.
+    Without `asked` no override takes any of its descriptors. `bans_end_us` is when a banned request
+    may come back, if that is known.
     """
 
     since_us: int
@@ -42,6 +43,7 @@ class Steered(NamedTuple):
     asked: Asked | None = None
     grants: Sequence[Sequence[Hit]] = ()
     banned: bool = False
+    bans_end_us: int | None = None
 
 
 class _Domain:
@@ -119,7 +121,10 @@ class Steering:
                 planned.append(asked)
                 touched.append(None)
             else:
-                planned.append(steered.asked)
+                found = steered.asked
+                if steered.bans_end_us is not None:
+                    found = banned(found, steered.bans_end_us - now_us)
+                planned.append(found)
                 touched.append(steered)
         return planned, touched
 
@@ -171,6 +176,8 @@ class Steering:
             )
             asked = self._planning.asked(found, request)
             grants = found.grants if any(found.grants) else ()
-            steered = Steered(now_us, found.until_us, asked, grants, found.banned)
+            steered = Steered(
+                now_us, found.until_us, asked, grants, found.banned, found.bans_end_us
+            )
         memo.put(body, domain.number, steered)
         return steered

@@ -16,11 +16,12 @@ from ratelimit_service.admin import HttpPort
 from ratelimit_service.errors import TransportError
 from ratelimit_service.health import Phase
 from ratelimit_service.metrics import Metrics, Sources
-from ratelimit_service.model import FailurePolicy
+from ratelimit_service.model import SECOND_US, FailurePolicy
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Store
 from tests.servers.service import HTTPAnswer, http
 from tests.service.asking import Asking, Away
+from tests.service.overriding import BAN, override
 
 RULES = """
 domain: edge
@@ -65,6 +66,16 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     site.asking.health.enter(Phase.SERVING)
     yield site
     await site.admin.close()
+
+
+async def test_json_says_when_a_ban_ends(site: Site) -> None:
+    """A banned caller is denied, and told when it may come back if the ban ends."""
+    until_us = site.asking.clock() + 90 * SECOND_US
+    for ban, wait in ((override(BAN, until_us=until_us), "90"), (override(BAN), None)):
+        site.asking.service.steering.add([ban])
+        answer = await site.ask("/json", REQUEST)
+        assert (answer.status, answer.headers.get("retry-after")) == (429, wait)
+        site.asking.service.steering.remove([ban])
 
 
 async def test_json(site: Site) -> None:

@@ -173,12 +173,14 @@ def test_file_that_is_not_there(log: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_denial_by_an_override(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A ban is named with its reason, and all denials by it belong together."""
-    ban = {"by": "override", "overrides": [{"id": "ab12", "kind": "ban", "reason": "abuse"}]}
+    one = {"id": "ab12", "kind": "ban", "until": "2026-07-02T00:00:00Z", "reason": "abuse"}
+    ban = {"by": "override", "overrides": [one]}
     lines = [line(f"14:0{minute}:00", **ban) for minute in range(3, 6)]
     banned = [
         json.dumps({k: v for k, v in json.loads(one).items() if k != "limit"}) for one in lines
     ]
 
     assert why(capsys, log, banned)[1] == (
-        "denied at 14:03:00: by override (ban ab12: abuse); 2 further denials until 14:05:00\n"
+        "denied at 14:03:00: by override (ban ab12 until 2026-07-02T00:00:00Z: abuse); "
+        "2 further denials until 14:05:00\n"
     )

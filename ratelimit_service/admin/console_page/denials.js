@@ -36,7 +36,10 @@ function why(said) {
   if (said.code !== "OVER_LIMIT") parts.push(said.code);
   if (said.rule) parts.push(`rule ${said.rule}${said.source ? ` (${said.source})` : ""}`);
   if (said.reset_seconds) parts.push(`${Math.ceil(said.reset_seconds)} s to wait`);
-  for (const { kind, reason } of said.overrides ?? []) parts.push(reason ? `${kind}: ${reason}` : kind);
+  for (const { kind, until, reason } of said.overrides ?? []) {
+    const end = until ? ` until ${new Date(until).toLocaleString()}` : "";
+    parts.push(`${kind}${end}${reason ? `: ${reason}` : ""}`);
+  }
   if (said.caller) parts.push(`asked by ${said.caller}`);
   if (said.times > 1) parts.push(`${said.times} times`);
   return parts.join("; ");

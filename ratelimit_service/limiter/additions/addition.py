@@ -32,10 +32,20 @@ class Told:
     """What is known of a request that passes, or is denied.
 
     `outcomes` has one for each hit of each plan. `request` is there if an addition needs it.
-    `lease` is the id of the leases that the request takes, empty if it takes none.
+    `lease` is the id of the leases that the request takes, empty if it takes none. `ban_us` is how
+    long a banned request is to wait, None if its bans have no end.
     """
 
-    __slots__ = ("_statuses", "lease", "outcomes", "plans", "request", "settings", "settled")
+    __slots__ = (
+        "_statuses",
+        "ban_us",
+        "lease",
+        "outcomes",
+        "plans",
+        "request",
+        "settings",
+        "settled",
+    )
 
     def __init__(
         self,
@@ -45,6 +55,7 @@ class Told:
         settled: Settled,
         settings: Settings,
         lease: bytes,
+        ban_us: int | None = None,
     ) -> None:
         self.request = request
         self.plans = plans
@@ -52,6 +63,7 @@ class Told:
         self.settled = settled
         self.settings = settings
         self.lease = lease
+        self.ban_us = ban_us
         self._statuses: tuple[Status, ...] = ()
 
     @property
@@ -64,7 +76,7 @@ class Told:
         if not self._statuses:
             pairs = zip(self.plans, self.outcomes, strict=True)
             spoken = [shown(planned, each) for planned, each in pairs]
-            self._statuses = statuses_of(self.plans, spoken)
+            self._statuses = statuses_of(self.plans, spoken, self.ban_us)
         return self._statuses
 
     def passed(self) -> list[tuple[CompiledLimit, Hit, Outcome]]:
@@ -97,7 +109,8 @@ class Said:
     def retry_after(self, told: Told) -> None:
         """Says when a denied caller may come back; once, however many ask for it.
 
-        That is when all limits that deny have room again, as Envoy's own `Retry-After` has it.
+        That is when all limits that deny have room again, as Envoy's own `Retry-After` has it, or
+        when the bans are over.
         """
         resets_us = [
             status.reset_us

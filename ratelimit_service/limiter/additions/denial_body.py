@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from ratelimit_service.algorithms import ALGORITHMS
 from ratelimit_service.limiter.additions.addition import Said, Told
 from ratelimit_service.limiter.additions.names import policy_name, window_text
+from ratelimit_service.limiter.compiled import Kind
 from ratelimit_service.model import (
     SECOND_US,
     AnswerStyle,
@@ -38,19 +39,23 @@ def _style_of(settings: Settings, rule: Rule | None) -> AnswerStyle:
 
 
 class _Denied(NamedTuple):
-    """What a body can say. Without a count there is no limit, and no wait."""
+    """What a body can say. Without a count there is no limit, and a wait only for a ban's end."""
 
     limit: Limit | None
     retry_after: int | None
     style: AnswerStyle
+    banned: bool
 
     @property
     def message(self) -> str:
         """A sentence for people."""
         limit = self.limit
-        if limit is None:
+        if limit is not None:
+            said = f"The limit is {limit.requests_per_unit} {_how_often(limit)}."
+        elif self.banned:
+            said = "Requests are denied."
+        else:
             return "Requests are denied for a moment."
-        said = f"The limit is {limit.requests_per_unit} {_how_often(limit)}."
         return said if self.retry_after is None else f"{said} Try again in {self.retry_after} s."
 
 
@@ -83,7 +88,8 @@ class DenialBody:
                 style = _style_of(told.settings, planned.rule.declared)
                 reset_us = status.reset_us
                 wait = None if reset_us is None else whole_seconds(reset_us)
-                content_type, body = _body(_Denied(status.limit, wait, style))
+                banned = planned.rule.kind is Kind.BANNED
+                content_type, body = _body(_Denied(status.limit, wait, style, banned))
                 said.body = body.encode()
                 if content_type and body:
                     said.response_headers.append(Header("content-type", content_type))

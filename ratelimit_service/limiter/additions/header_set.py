@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ratelimit_service.limiter.additions.addition import Told
-from ratelimit_service.limiter.compiled import Plan
+from ratelimit_service.limiter.compiled import Kind, Plan
 from ratelimit_service.model import Code, HeaderSet, Limit, Status
 from ratelimit_service.rules.tree import Rule
 from ratelimit_service.settings import Settings
@@ -46,6 +46,14 @@ class ChosenHeaders:
     def speaks_of(self, settings: Settings, rule: Rule | None, limits: Sequence[Limit]) -> bool:
         """Of what is counted, where it is chosen."""
         return bool(limits) and header_set_of(settings, rule) is self.chosen
+
+    def _banned(self, told: Told) -> bool:
+        """Whether a descriptor is banned that this set is chosen for."""
+        return any(
+            planned.rule.kind is Kind.BANNED
+            and header_set_of(told.settings, planned.rule.declared) is self.chosen
+            for planned in told.plans
+        )
 
     def _of(self, told: Told) -> list[tuple[Plan, Outcomes, Status]]:
         """The descriptors whose rules chose it, with their outcomes and statuses."""

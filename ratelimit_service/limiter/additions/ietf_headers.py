@@ -22,7 +22,7 @@ class IetfHeaders(ChosenHeaders):
         super().__init__(HeaderSet.IETF)
 
     def add(self, told: Told, said: Said) -> None:
-        """Adds nothing if nothing was counted."""
+        """Adds nothing if nothing was counted, but when a ban ends."""
         policies: list[str] = []
         limits: list[str] = []
         names: set[str] = set()
@@ -40,6 +40,7 @@ class IetfHeaders(ChosenHeaders):
                 Header("RateLimit-Policy", ", ".join(policies)),
                 Header("RateLimit", ", ".join(limits)),
             ]
+        if policies or self._banned(told):
             said.retry_after(told)
 
 

@@ -19,7 +19,7 @@ from ratelimit_service.model import Limit
 from ratelimit_service.rules.tree import Rule
 from ratelimit_service.settings import Settings
 
-__all__ = ["ADDITIONS", "say", "speaking", "wanted"]
+__all__ = ["ADDITIONS", "OF_BANS", "say", "speaking", "wanted"]
 
 ADDITIONS: Final[list[Addition]] = [
     ReferenceHeaders(),
@@ -32,6 +32,12 @@ ADDITIONS: Final[list[Addition]] = [
     Delay(),
     Lease(),
 ]
+
+_OF_BANS: Final = (XRateLimitHeaders, IetfHeaders, DenialBody)
+OF_BANS: Final = sum(
+    [1 << place for place, each in enumerate(ADDITIONS) if isinstance(each, _OF_BANS)]
+)
+"""Those that may speak of a ban, as bits. What the settings or its rule chose they know."""
 
 
 def wanted(settings: Settings) -> list[Addition]:

@@ -16,7 +16,7 @@ class XRateLimitHeaders(ChosenHeaders):
         super().__init__(HeaderSet.X_RATELIMIT)
 
     def add(self, told: Told, said: Said) -> None:
-        """Adds nothing if nothing was counted."""
+        """Adds nothing if nothing was counted, but when a ban ends."""
         foremost = self._foremost(told)
         if foremost is not None:
             limit, remaining, reset_us = foremost
@@ -25,4 +25,5 @@ class XRateLimitHeaders(ChosenHeaders):
                 Header("X-RateLimit-Remaining", str(remaining)),
                 Header("X-RateLimit-Reset", str(whole_seconds(reset_us))),
             ]
+        if foremost is not None or self._banned(told):
             said.retry_after(told)
