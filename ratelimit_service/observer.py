@@ -180,7 +180,7 @@ class Taken(TypedDict):
 class Stats:
     """What the process counts, apart from the rules' own tallies."""
 
-    def __init__(self) -> None:
+    def __init__(self) -> None:  # noqa: PLR0915 -- a statement for each number
         self.latency = Histogram()
         self.decisions: Counter[str] = Counter()
         """Answers by overall code: `ok`, `over_limit`."""
@@ -233,6 +233,11 @@ class Stats:
         (too many waited in the process that decides), `dropped_overload` (calls that it refused for
         lack of time), `dropped_unsent` (the writer did not take
         them), `dropped_slow` (the disk or reader is too slow), `dropped_error` (it takes none)."""
+        self.queued: Counter[str] = Counter()
+        """Denied requests for the queues of rules: `written`, `dropped_oldest` (written, then the
+        queue was full and the oldest made room), `dropped_busy` (too many waited in the process
+        that decides), `dropped_large` (the request has too many bytes), `dropped_error` (Redis was
+        away or did not confirm it), `dropped_no_redis` (counters are not there, so no queue is)."""
         self.unknown_domains = 0
         """Descriptors that asked for a domain no rule file names."""
         self.not_addresses = 0
@@ -290,5 +295,6 @@ _LABELLED: Final[tuple[str, ...]] = (
     "paused_reads",
     "tls_reloads",
     "decision_log",
+    "queued",
     "override_decisions",
 )

@@ -261,6 +261,7 @@ def _of_modes(old: Rule, new: Rule) -> Iterator[Detail]:
         ("replaces", ", ".join(sorted(old.replaces)), ", ".join(sorted(new.replaces))),
         ("answer", _answer(old), _answer(new)),
         ("metadata", _json(old.metadata), _json(new.metadata)),
+        ("on_limit", _on_limit(old), _on_limit(new)),
     ):
         if before != after:
             yield Detail(
@@ -284,6 +285,10 @@ def _quota(rule: Rule) -> str:
 def _answer(rule: Rule) -> str:
     said = rule.answer._asdict() if rule.answer else {}
     return _json({name: value for name, value in said.items() if value} or None)
+
+
+def _on_limit(rule: Rule) -> str:
+    return "enqueue" if rule.enqueue else ""
 
 
 def _json(value: object) -> str:

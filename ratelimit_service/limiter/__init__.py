@@ -7,6 +7,7 @@ from ratelimit_service.limiter.compiled import CompiledRule, Plan
 from ratelimit_service.limiter.ground import DecidedBy, Ground, ground_of
 from ratelimit_service.limiter.overrides import DomainOverrides, Ruling, ruling_of
 from ratelimit_service.limiter.plan import LEASE_BYTES, Planner, PlanTemplate, unasked
+from ratelimit_service.limiter.queueing import queue_of
 from ratelimit_service.limiter.steer import SteeredPlans, grant_end, steer
 from ratelimit_service.limiter.tally import tally, tally_plain, tally_within
 
@@ -31,6 +32,7 @@ __all__ = [
     "grant_end",
     "ground_of",
     "plain",
+    "queue_of",
     "ruling_of",
     "say",
     "steer",

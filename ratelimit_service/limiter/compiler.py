@@ -32,6 +32,8 @@ class Compiler:
         """What answers may say beside their statuses."""
         self.no_rule = CompiledRule(Kind.NO_RULE, says=self._says(None, ()))
         """For descriptors of unknown domains, and those whose rule is replaced by another."""
+        self.enqueues = False
+        """Whether any rule that was met puts denied requests into a queue."""
         self._snapshot = 0
         self._minute = 0
         self._rules: dict[object, CompiledRule] = {}
@@ -134,6 +136,7 @@ class Compiler:
                 independent=self._independent(rule),
                 says=self._says(rule, ()),
             )
+        self.enqueues = self.enqueues or rule.enqueue
         mode = Mode.ENFORCED
         if rule.shadow_mode:
             mode = Mode.SHADOW

@@ -55,19 +55,19 @@ class Planner:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._compiler = Compiler(settings)
-        self.needs_request = any(each.needs_request for each in self._compiler.additions)
+        self.compiler = Compiler(settings)
+        self.needs_request = any(each.needs_request for each in self.compiler.additions)
         """Whether answers need the request as it was."""
 
     def plan(self, request: Request, snapshot: Snapshot) -> list[Plan]:
         """Plans every descriptor of a request, in order."""
-        self._compiler.renew(snapshot)
+        self.compiler.renew(snapshot)
         settings = self._settings
         domain = snapshot.domains.get(request.domain)
         if domain is None:
-            rule = self._compiler.no_rule
+            rule = self.compiler.no_rule
             if snapshot.never_loaded(request.domain):
-                rule = self._compiler.unserved()
+                rule = self.compiler.unserved()
             return [Plan(rule)] * len(request.descriptors)
         minute = snapshot.minute
         matches = [
@@ -88,7 +88,7 @@ class Planner:
             if addend is None:
                 addend = request.hits_addend or 1
             if not isinstance(found, Match):
-                rule = self._compiler.override(domain, found)
+                rule = self.compiler.override(domain, found)
                 refund = descriptor.is_negative_hits
                 plans.append(_counted(rule, descriptor.entries, (), addend, refund))
             elif found.rule is None or (replaced and replaced & found.rule.names):
@@ -106,12 +106,12 @@ class Planner:
 
         None if what stands beside it may matter; `addend` is the request's, 0 if it has none.
         """
-        self._compiler.renew(snapshot)
+        self.compiler.renew(snapshot)
         found = match(domain, entries, snapshot.minute)
         met, identity, shared, _, _ = found
         if met is None:
-            return None if self._settings.quota_mode else Plan(self._compiler.unmatched(domain))
-        rule = self._compiler.matched(domain, met, found)
+            return None if self._settings.quota_mode else Plan(self.compiler.unmatched(domain))
+        rule = self.compiler.matched(domain, met, found)
         if not rule.independent:
             return None
         if not rule.limits:
@@ -122,9 +122,9 @@ class Planner:
         self, domain: Domain, entries: Sequence[Entry], addend: int, snapshot: Snapshot
     ) -> PlanTemplate | None:
         """As `plan_alone` for all values of the last entry; None if they are not all alike."""
-        self._compiler.renew(snapshot)
+        self.compiler.renew(snapshot)
         met = match_any_value(domain, entries, snapshot.minute)
-        rule = self._compiler.rule(domain, met) if met else self._compiler.no_rule
+        rule = self.compiler.rule(domain, met) if met else self.compiler.no_rule
         if not rule.independent or len(rule.limits) != 1 or rule.groups:
             return None
         (limit,) = rule.limits
@@ -146,20 +146,20 @@ class Planner:
 
     def _holds(self, domain: Domain, rule: Rule) -> bool:
         """Whether any of a rule's limits holds now."""
-        return bool(self._compiler.rule(domain, rule).limits)
+        return bool(self.compiler.rule(domain, rule).limits)
 
     def _without(self, domain: Domain, found: Match, addend: int) -> Plan:
         """The plan of a descriptor whose rule is missing or replaced. Unlimited rules stay."""
         if found.rule is not None and found.rule.unlimited:
-            return Plan(self._compiler.rule(domain, found.rule, found.metric_value), addend)
+            return Plan(self.compiler.rule(domain, found.rule, found.metric_value), addend)
         if found.rule is None:
-            return Plan(self._compiler.unmatched(domain))
-        return Plan(self._compiler.no_rule)
+            return Plan(self.compiler.unmatched(domain))
+        return Plan(self.compiler.no_rule)
 
     def _matched(
         self, domain: Domain, descriptor: Descriptor, found: Match, rule: Rule, addend: int
     ) -> Plan:
-        compiled = self._compiler.matched(domain, rule, found)
+        compiled = self.compiler.matched(domain, rule, found)
         if not compiled.limits:
             return Plan(compiled, addend)
         refund = descriptor.is_negative_hits

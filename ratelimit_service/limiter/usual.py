@@ -26,6 +26,7 @@ _PLANNED_ALONE: Final = frozenset(
         "detailed_metric",
         "metadata",
         "answer",
+        "enqueue",
         "source",
         "tallies",
     )

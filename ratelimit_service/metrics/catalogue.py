@@ -185,6 +185,20 @@ CATALOGUE: tuple[Metric, ...] = (
         ),
         "decision_log",
     ),
+    _labelled(
+        "queued_requests",
+        "Denied requests for the queues of rules, written or dropped.",
+        "outcome",
+        (
+            "written",
+            "dropped_oldest",
+            "dropped_busy",
+            "dropped_large",
+            "dropped_error",
+            "dropped_no_redis",
+        ),
+        "queued",
+    ),
     _labelled("decisions", "Requests decided.", "code", ("ok", "over_limit"), "decisions"),
     Metric(
         "ratelimit_decision_duration_seconds",

@@ -44,6 +44,7 @@ def advice(nodes: Iterable[Node], path: _Path = ()) -> Iterator[Problem]:
         if node.rule is not None:
             yield from _pointless(node.rule)
             yield from _unfitting(node.rule)
+            yield from _idle_queue(node.rule)
         if node.children is not None:
             yield from advice(node.children.nodes, here)
 
@@ -165,6 +166,14 @@ def _unfitting(rule: Rule) -> Iterator[Problem]:
         if why := _why_unfitting(limit):
             message = f"{limit_text(limit)}: {why}"
             yield Problem(rule.source, rule.path, message, "window", tolerated=True, hint=True)
+
+
+def _idle_queue(rule: Rule) -> Iterator[Problem]:
+    """A queue that stays empty."""
+    if rule.enqueue and (rule.unlimited or rule.shadow_mode):
+        why = "is unlimited" if rule.unlimited else "is a shadow"
+        message = f"on_limit: enqueue does nothing here: the rule {why}, so it denies nobody"
+        yield Problem(rule.source, rule.path, message, "idle_queue", tolerated=True, hint=True)
 
 
 def _why_unfitting(limit: Limit) -> str:

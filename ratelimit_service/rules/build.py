@@ -129,7 +129,14 @@ def build(versions: Iterable[Version], tallies: TalliesOf, *, strict: bool) -> B
             for node in walk(nodes):
                 times.add(node)
             domains[name] = Domain(
-                name, Level.of(nodes), overrides, shard_by, policies, times or None, unmatched
+                name,
+                Level.of(nodes),
+                overrides,
+                shard_by,
+                policies,
+                times or None,
+                unmatched,
+                any(node.rule.enqueue for node in walk(nodes) if node.rule),
             )
     return Built(
         tuple(reports),

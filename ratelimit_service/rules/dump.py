@@ -68,6 +68,8 @@ def _of_rule(rule: Rule) -> Iterator[str]:
     if rule.answer:
         said = {name: value for name, value in rule.answer._asdict().items() if value}
         yield f"answer: {json.dumps(said, ensure_ascii=False)}"
+    if rule.enqueue:
+        yield "on_limit: enqueue"
 
 
 def _of_way(domain: Domain, way: tuple[Node, ...]) -> Iterator[str]:

@@ -190,6 +190,8 @@ def _matches(node: Node, matcher: Matcher, value: str) -> bool:
 def _why(steps: tuple[EntryStep, ...], found: Match, descriptor: Descriptor, minute: int) -> str:
     if found.rule:
         what = "; ".join(_now(limit, minute) for limit in found.rule.limits) or "unlimited"
+        if found.rule.enqueue:
+            what += "; what is denied goes into its queue"
         return f"rule {found.rule.path} at {found.rule.source}: {what}"
     if not descriptor.entries:
         return "no rule: the descriptor has no entries"

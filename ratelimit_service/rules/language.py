@@ -37,6 +37,7 @@ __all__ = [
     "LINK",
     "MAX_LIMITS",
     "MAX_TEXT",
+    "ON_LIMIT",
     "PERCENT",
     "REFERENCE_KEYS",
     "REPLACES_KEYS",
@@ -69,6 +70,7 @@ MAX_LIMITS: Final = 16
 REPLACES_KEYS: Final = ("name",)
 WHEN_KEYS: Final = ("days", "from", "to", "time_zone")
 GROUP_KEYS: Final = ("ipv4", "ipv6")
+ON_LIMIT: Final = ("deny", "enqueue")
 
 Shape = Mapping[str, object]
 """What may stand under a key, as a JSON Schema. Null is nothing, wherever a key may be left out."""
@@ -220,6 +222,13 @@ _ON_DESCRIPTOR: Final = (
         _SWITCH,
         "Deny only when every quota rule of the request is over; see [quotas](#quotas).",
         "`false`",
+    ),
+    RuleKey(
+        "on_limit",
+        _word(ON_LIMIT),
+        "What becomes of a request that is over the limit: `deny`, or `enqueue` to put it into a "
+        "queue as well; see [queues](#queues).",
+        "`deny`",
     ),
     RuleKey(
         "share_threshold",

@@ -22,7 +22,7 @@ Keys = Mapping[str, tuple[yaml.Node, yaml.Node]]
 """Keys and their values, as they stand in a file, by name."""
 
 _ROOT_KEYS = ("overlay",)
-_BESIDE_THE_LIMIT = ("share_threshold", "group", "value_to_metric", "answer")
+_BESIDE_THE_LIMIT = ("share_threshold", "group", "value_to_metric", "answer", "on_limit")
 _ENTRY_KEYS = ("domain", "key", "rate_limit", *_BESIDE_THE_LIMIT, "shard_by")
 _THE_SERVERS = ("unit", "window", "requests_per_unit", "unlimited", "name", "replaces")
 _LIMIT_KEYS = tuple(name for name in LIMIT_KEYS if name not in _THE_SERVERS)

@@ -83,6 +83,8 @@ class Assembly:
         """Of the domain that is being put together."""
         self._times = Times()
         """The same."""
+        self._enqueues = False
+        """The same."""
         self.domains: dict[str, Domain] = {}
         """Those that are complete."""
 
@@ -100,6 +102,7 @@ class Assembly:
                     node = node.with_children(self._closed)
                 if node.rule:
                     self._policies.add(node.rule.failure_policy)
+                    self._enqueues = self._enqueues or node.rule.enqueue
                 self._times.add(node)
                 self._open[-1].add(node)
             elif isinstance(record, _Opened):
@@ -118,9 +121,11 @@ class Assembly:
                         frozenset(self._policies),
                         self._times or None,
                         self._tallies(record.domain, UNMATCHED),
+                        self._enqueues,
                     )
                     self._policies.clear()
                     self._times = Times()
+                    self._enqueues = False
 
 
 def _no_tallies(domain: str, path: str) -> Tallies:

@@ -23,6 +23,7 @@ from ratelimit_service.rules.grouping import check_groupings, read_grouping
 from ratelimit_service.rules.language import (
     LIMIT_KEYS,
     MAX_LIMITS,
+    ON_LIMIT,
     REFERENCE_KEYS,
     REPLACES_KEYS,
     ROOT_KEYS,
@@ -39,7 +40,7 @@ from ratelimit_service.rules.tree import Level, Node, Rule, taken_twice, too_man
 
 __all__ = ["RuleFile", "compiled", "parse"]
 
-_OF_THE_RULE = ("shadow_mode", "quota_mode", "detailed_metric", "metadata", "answer")
+_OF_THE_RULE = ("shadow_mode", "quota_mode", "detailed_metric", "metadata", "answer", "on_limit")
 """Keys of a descriptor that act on its own rate_limit and on nothing else."""
 
 _MOST_KNOWN = 10_000
@@ -236,6 +237,7 @@ class _Language:
             detailed_metric=descriptor.switch("detailed_metric"),
             metadata=descriptor.plain("metadata"),
             answer=read_answer(descriptor, self._answer),
+            enqueue=descriptor.one_of("on_limit", ON_LIMIT, "deny") == "enqueue",
             source=descriptor.source(key),
             tallies=self._tallies(self._domain, path),
         )

@@ -68,6 +68,8 @@ class Rule:
     detailed_metric: bool = False
     metadata: Mapping[str, object] | None = None
     answer: AnswerStyle | None = None
+    enqueue: bool = False
+    """Whether requests that it denies go into its queue."""
     source: Source = _NOWHERE
     tallies: Tallies = field(default_factory=Tallies)
 
@@ -85,6 +87,7 @@ class Rule:
             self.detailed_metric,
             self.metadata,
             self.answer,
+            self.enqueue,
             self.source,
             self.tallies,
         )
@@ -337,6 +340,8 @@ class Domain:
     times: Times | None = None
     """Where rules depend on the time."""
     unmatched: Tallies = field(default_factory=Tallies)
+    enqueues: bool = False
+    """Whether a rule of it puts denied requests into a queue."""
 
     @property
     def rules(self) -> Iterator[Rule]:

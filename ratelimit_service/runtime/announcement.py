@@ -7,15 +7,20 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 
 from ratelimit_service.rules.tree import Level, Node, Snapshot
+from ratelimit_service.service.enqueueing import nowhere_to_queue
 from ratelimit_service.settings import Settings, redacted
 from ratelimit_service.text import printable
 
 __all__ = ["announce"]
 
 log = logging.getLogger(__name__)
+
+_MOST_NAMED = 5
+"""Rules that a warning names."""
 
 
 def announce(
@@ -55,6 +60,7 @@ def announce(
         lines += ["make a decision with", command]
     sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
     sys.stdout.flush()
+    _warn_of_queues(settings, snapshot)
     for flag, url in (("store", settings.store), ("second-store", settings.second_store)):
         if redacted(url) != url and any(url in word for word in sys.argv):
             log.warning(
@@ -63,6 +69,18 @@ def announce(
                 flag,
                 flag.upper().replace("-", "_"),
             )
+
+
+def _warn_of_queues(settings: Settings, snapshot: Snapshot) -> None:
+    """Says which rules have a queue where there can be none."""
+    if settings.store != "memory":
+        return
+    domains = [domain for domain in snapshot.domains.values() if domain.enqueues]
+    rules = list(
+        islice((rule for domain in domains for rule in domain.rules if rule.enqueue), _MOST_NAMED)
+    )
+    if rules:
+        log.warning("%s", nowhere_to_queue(rules))
 
 
 def _domains(names: Iterable[str]) -> str:

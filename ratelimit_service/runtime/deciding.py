@@ -12,6 +12,7 @@ from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.runtime.stores import open_store
 from ratelimit_service.service import Service
 from ratelimit_service.service.caller_history import CallerHistory
+from ratelimit_service.service.enqueueing import Enqueueing
 from ratelimit_service.service.overrides import Overrides
 from ratelimit_service.service.questions import Deciding
 from ratelimit_service.settings import Settings
@@ -24,13 +25,14 @@ async def deciding(
     settings: Settings, snapshot: Callable[[], Snapshot], stats: Stats, health: Health
 ) -> AsyncIterator[Deciding]:
     """A service whose store has been tried once. Raises SettingsError if there can be none."""
-    store, live_counters, shard_of, look_at, forget, kept, board = open_store(
+    store, live_counters, shard_of, look_at, forget, kept, board, queues = open_store(
         settings, stats, health
     )
     keeping: asyncio.Task[None] | None = None
     try:
         await store.start()
         service = Service(snapshot, store, settings, stats)
+        service.enqueueing = enqueueing = Enqueueing(queues, stats)
         history = CallerHistory(service.callers, board) if service.callers is not None else None
         if history is not None:
             keeping = asyncio.create_task(history.keep())
@@ -49,7 +51,9 @@ async def deciding(
                 forget,
                 overrides,
                 history,
+                queues,
             )
+        await enqueueing.finish()
         if history is not None and board is not None:
             await history.leave()  # for those who ask when this process is gone
     finally:

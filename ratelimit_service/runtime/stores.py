@@ -18,9 +18,11 @@ from ratelimit_service.stores import LookAt, Store
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.overrides import KeptOverrides, OverridesInMemory
+from ratelimit_service.stores.queues import Queues
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.board import RedisBoard
 from ratelimit_service.stores.redis.overrides import OverridesInRedis
+from ratelimit_service.stores.redis.queues import RedisQueues
 
 __all__ = ["STORES", "Opened", "open_store"]
 
@@ -31,7 +33,7 @@ class Opened(NamedTuple):
     `live_counters` is how many counters this process has in memory, None if they are elsewhere.
     `shard_of` says which server has a hit's counter, "" if none has. `look_at` tells how counters
     stand, `forget` lets them start anew. Overrides are `kept` there. On the `board` processes leave
-    records for each other.
+    records for each other. Rules have `queues` there for denied requests.
     """
 
     store: Store
@@ -41,6 +43,7 @@ class Opened(NamedTuple):
     forget: Callable[[Sequence[Hit]], Awaitable[None]]
     kept: KeptOverrides
     board: Board | None = None
+    queues: Queues | None = None
 
 
 def open_store(settings: Settings, stats: Stats, health: Health) -> Opened:
@@ -71,7 +74,8 @@ def _in_redis(settings: Settings, stats: Stats, health: Health) -> Opened:
         key_prefix=settings.key_prefix,
     )
     kept, board = OverridesInRedis(store), RedisBoard(store)
-    opened = Opened(store, None, store.shard_of, store.look, store.forget, kept, board)
+    queues = RedisQueues(store, settings.queue_length)
+    opened = Opened(store, None, store.shard_of, store.look, store.forget, kept, board, queues)
     if not settings.local_cache_bytes:
         return opened
     cache = LocalCache(store, settings.local_cache_bytes, stats)

@@ -176,6 +176,8 @@ class _Worker:
             await server.stop(grace_us)
             for task in beating:
                 task.cancel()
+            if here.service.enqueueing is not None:
+                await here.service.enqueueing.finish()
             self._flush_decisions()  # before the last report, which says what was dropped of it
             await self._report()
         await self._channel.flushed()

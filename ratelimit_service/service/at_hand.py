@@ -13,6 +13,7 @@ from typing import Final
 from ratelimit_service import limiter
 from ratelimit_service.limiter import Plan
 from ratelimit_service.observer import Stats
+from ratelimit_service.rules.tree import Rule
 from ratelimit_service.service.callers import CallOrigin
 from ratelimit_service.service.records import DecisionRecord
 from ratelimit_service.stores import Settled
@@ -27,7 +28,7 @@ _MOST: Final = 4_096
 class Ready:
     """An answer, and how often it was given."""
 
-    __slots__ = ("callers", "message", "plans", "record", "settled", "times")
+    __slots__ = ("callers", "message", "plans", "queue", "record", "settled", "times")
 
     def __init__(self, message: bytes, plans: Sequence[Plan], settled: Settled) -> None:
         self.message = message
@@ -36,6 +37,8 @@ class Ready:
         self.times = 0
         self.record: DecisionRecord | None = None
         """What somebody who listens, or traces, hears of it."""
+        self.queue: Rule | None = None
+        """The rule into whose queue these requests go."""
         self.callers: list[CallOrigin] = []
         """Some of those whom it was given to, if somebody asks."""
 
@@ -48,11 +51,14 @@ class AtHand:
         stats: Stats,
         tell: Callable[[DecisionRecord, int, Sequence[CallOrigin]], None] | None = None,
         callers: limiter.TopCallers | None = None,
+        enqueue: Callable[[Rule, bytes, int], None] | None = None,
     ) -> None:
         """`tell` hears how often an answer was given, and to some of whom, if that has a record.
 
-        `callers` are those of all rules, to which who was over is added.
+        `callers` are those of all rules, to which who was over is added. `enqueue` hears how often
+        a request was denied that goes into a queue.
         """
+        self._enqueue = enqueue
         self._tell = tell
         self._callers = callers
         self._stats = stats
@@ -87,6 +93,8 @@ class AtHand:
                     callers.name(body, ready.plans)
                 self._stats.latency.add(0, ready.times)
                 self._given += ready.times
+                if ready.queue is not None and self._enqueue is not None:
+                    self._enqueue(ready.queue, body, ready.times)
                 if ready.record is not None and self._tell is not None:
                     self._tell(ready.record, ready.times, ready.callers)
         self._answers = {}

@@ -43,6 +43,7 @@ class Planning:
         self._faults = faults
         self._rare_log = rare_log
         self._planner = limiter.Planner(settings)
+        self.compiler = self._planner.compiler
         self.requests = Memo[Asked](_REQUESTS)
         """Whole requests: who plans looks here first."""
         self._parts = Memo[Plan](_PARTS)

@@ -14,16 +14,17 @@ from typing import Final
 
 from ratelimit_service.clock import Clock, elapsed_us, now_us
 from ratelimit_service.errors import StatusCode
-from ratelimit_service.limiter import DecidedBy, TopCallers
+from ratelimit_service.limiter import DecidedBy, TopCallers, queue_of
 from ratelimit_service.model import Hit
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.moment import at_moment
-from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.rules.tree import Rule, Snapshot
 from ratelimit_service.service.answering import Answering
 from ratelimit_service.service.asked import Asked, leased
 from ratelimit_service.service.at_hand import AtHand, Ready
 from ratelimit_service.service.callers import CallOrigin
 from ratelimit_service.service.decisions import DecisionLog
+from ratelimit_service.service.enqueueing import Enqueueing
 from ratelimit_service.service.faults import Faults
 from ratelimit_service.service.planning import Planning
 from ratelimit_service.service.rare_log import RareLog
@@ -40,6 +41,7 @@ from ratelimit_service.stores import (
     Done,
     Settled,
     Store,
+    Verdict,
     Wanted,
     always,
     wanted_at,
@@ -83,7 +85,10 @@ class Service:
         self.callers = None if settings.no_callers else TopCallers()
         """Who is over, near or busy, for whoever takes it every few seconds."""
         self._answering.callers = self.callers
-        self.at_hand = AtHand(stats, self._tell_at_hand, self.callers)
+        self._compiler = self._planning.compiler
+        self.enqueueing: Enqueueing | None = None
+        """Takes the denied requests of rules that have a queue."""
+        self.at_hand = AtHand(stats, self._tell_at_hand, self.callers, self._enqueue_at_hand)
         """Answers for when there is no time."""
         self._decisions = DecisionLog.if_wanted(self._serves)
         self.listener: Listener | None = None
@@ -237,8 +242,33 @@ class Service:
                 callers.until -= batch.size
                 if callers.until < 0 or callers.unnamed:
                     self._note_callers(batch, callers)
+            if self._compiler.enqueues:
+                self._enqueue(batch, found)
             if self.listener is not None or batch.traced:
                 self._record(batch, found, answers, took_us)
+
+    def _enqueue(self, batch: _Batch, found: Sequence[Settled]) -> None:
+        """Hands on those denied requests of a batch whose rules have a queue."""
+        enqueueing = self.enqueueing
+        if enqueueing is None:
+            return
+        try:
+            for place, settled in enumerate(found):
+                asked = batch.asked[place]
+                if settled.verdict is Verdict.DENIED and isinstance(asked, Asked):
+                    rule = queue_of(asked.plans, settled)
+                    if rule is not None:
+                        enqueueing.take(rule, batch.bodies[place])
+        except Exception as error:
+            self._faults.note("denied requests could not be queued", error)
+
+    def _enqueue_at_hand(self, rule: Rule, body: bytes, times: int) -> None:
+        """The same for a request that was denied so many times by an answer at hand."""
+        try:
+            if self.enqueueing is not None:
+                self.enqueueing.take(rule, body, times)
+        except Exception as error:
+            self._faults.note("denied requests could not be queued", error)
 
     def _note_callers(self, batch: _Batch, callers: TopCallers) -> None:
         """Adds those of a batch that are of the sample, and says who has no name yet."""
@@ -339,6 +369,8 @@ class Service:
         ready = Ready(answer, asked.plans, settled)
         if self.wants_callers:
             ready.record = record(body, asked, settled, answer)
+        if self._compiler.enqueues:
+            ready.queue = queue_of(asked.plans, settled)
         self.at_hand.put(body, ready)
 
     def _tell_at_hand(

@@ -127,6 +127,12 @@ class Settings:
     max_counters: int = _COUNTERS.setting(
         1_000_000, POSITIVE, "The most counters the memory store holds."
     )
+    queue_length: int = _COUNTERS.setting(
+        10_000,
+        POSITIVE,
+        "The most denied requests that the queue of a rule with on_limit: enqueue holds in Redis; "
+        "then the oldest make room.",
+    )
 
     failure_policy: FailurePolicy = _DECISIONS.setting(
         FailurePolicy.OPEN,

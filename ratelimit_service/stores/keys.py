@@ -25,6 +25,7 @@ __all__ = [
     "grant_key",
     "is_digest",
     "partition_of",
+    "queue_key",
     "shared_key",
     "slot_of",
     "slot_of_tag",
@@ -164,6 +165,16 @@ def shared_key(name: str, part: str = "") -> bytes:
     named = name.encode()
     key = b"{%08x}!%b" % (crc32(named), named)
     return key + b"." + part.encode() if part else key
+
+
+def queue_key(domain: str, rule: str) -> bytes:
+    """The key of the queue of a rule, by its path; each has a tag of its own.
+
+    It has at most 90 bytes, as a counter's key, and the same form: no algorithm's letter is an
+    exclamation mark.
+    """
+    counted = f"{len(domain)}:{domain}{len(rule)}:{rule}".encode("utf-8", "surrogatepass")
+    return _named(_crc32(counted), b"!queue", counted)
 
 
 def partition_of(key: bytes) -> int:

@@ -305,6 +305,7 @@ _MONDAYS = "{days: [mon], from: 00:00, to: 24:00, time_zone: UTC}"
         ("descriptors.0.quota_mode", True, LOOSENED, "denies alone",
          "quota: denies only with all other quotas", ""),
         ("descriptors.0.metadata", {"a": 1}, CHANGED, "", 'metadata {"a": 1.0}', ""),
+        ("descriptors.0.on_limit", "enqueue", CHANGED, "", "on_limit enqueue", ""),
         ("descriptors.0.detailed_metric", True, CHANGED, "", "metrics by k", ""),
         ("descriptors.0.value_to_metric", True, CHANGED, "", "metrics by k", ""),
         (f"{_A}.burst", 8, TIGHTENED, "5 per second, token_bucket, burst 9",

@@ -93,6 +93,7 @@ def test_values_have_tallies_of_their_own() -> None:
         (f"{{key: a, rate_limit: {FIVE}}}", True, True),
         (f"{{key: a, shadow_mode: true, rate_limit: {FIVE}}}", True, True),
         (f"{{key: a, detailed_metric: true, rate_limit: {FIVE}}}", True, True),
+        (f"{{key: a, on_limit: enqueue, rate_limit: {FIVE}}}", True, True),
         (f"{{key: a, quota_mode: true, rate_limit: {FIVE}}}", True, False),
         (f"{{key: a, rate_limits: [{FIVE}, {{unit: hour, requests_per_unit: 9}}]}}", False, True),
         ("{key: a, rate_limit: {unit: minute, requests_per_unit: 5, soft: 20%}}", False, True),

@@ -143,6 +143,18 @@ def test_what_to_write_instead(value: str, instead: str) -> None:
     assert problem.message.endswith(f"; write {instead} in its place")
 
 
+def test_queues_that_stay_empty() -> None:
+    """A queue of a rule that denies nobody is pointed at."""
+    assert hints(
+        f"""\
+        - {{key: a, on_limit: enqueue, {LIMIT}}}
+        - {{key: b, on_limit: enqueue, shadow_mode: true, {LIMIT}}}
+        - {{key: c, on_limit: enqueue, rate_limit: {{unlimited: true}}}}
+        - {{key: d, on_limit: deny, rate_limit: {{unlimited: true}}}}
+        """
+    ) == [("b", "idle_queue"), ("c", "idle_queue")]
+
+
 @pytest.mark.parametrize(
     ("limit", "unfitting"),
     [

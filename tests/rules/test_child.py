@@ -42,6 +42,7 @@ VERSIONS = [
         "small.yaml",
         b"domain: small\ndescriptors:\n"
         b"  - {key: a, shadow_mode: true, value_to_metric: true, metadata: {x: [1, {y: z}]},"
+        b" on_limit: enqueue,"
         b" rate_limit: {unit: week, unit_multiplier: 2, requests_per_unit: 5, name: n}}\n"
         b"  - {key: b, value: 'x*', share_threshold: true, rate_limit: {unlimited: true,"
         b" replaces: [{name: n}, {name: nobody}]}}",

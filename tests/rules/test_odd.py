@@ -67,7 +67,7 @@ _LIMITS = [
 ]
 _FLAGS = [
     *("shadow_mode", "quota_mode", "share_threshold", "detailed_metric", "value_to_metric"),
-    "metadata",
+    *("metadata", "on_limit"),
 ]
 _DESCRIPTORS = [
     *("value: @", "rate_limit: @", "rate_limits: @", "rate_limits: [@]", "descriptors: @", "@: 1"),

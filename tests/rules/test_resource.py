@@ -52,6 +52,7 @@ def told(rule: Rule) -> tuple[object, ...]:
         rule.quota_mode,
         rule.failure_policy,
         rule.detailed_metric,
+        rule.enqueue,
         rule.metadata,
     )
 
@@ -254,7 +255,7 @@ overlay:
   - rate_limit: {algorithm: sliding_window, failure_policy: closed}
   - {domain: "ed*", key: "us*", rate_limit: {algorithm: token_bucket, burst: 9}}
   - {domain: "other", rate_limit: {algorithm: leaky_bucket}}
-  - {key: path, share_threshold: true, value_to_metric: true}
+  - {key: path, share_threshold: true, value_to_metric: true, on_limit: enqueue}
   - {domain: edge, shard_by: [user]}
 """)
     limit = {"unit": "MINUTE", "requests_per_unit": 5}
@@ -276,6 +277,7 @@ descriptors:
         value: "/*"
         share_threshold: true
         value_to_metric: true
+        on_limit: enqueue
         rate_limit:
           {unit: minute, requests_per_unit: 5, algorithm: sliding_window, failure_policy: closed}
 """

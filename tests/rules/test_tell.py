@@ -108,6 +108,18 @@ def test_explain(snapshot: Snapshot, tmp_path: Path, asked: str, told: str) -> N
     assert str(explanation).replace(f"{tmp_path}/", "") == told
 
 
+def test_explain_tells_of_a_queue(tmp_path: Path) -> None:
+    """Explain says where requests go that the rule denies."""
+    path = tmp_path / "all.yaml"
+    path.write_text(EVERYTHING)
+    rules = Rules(path, stats=Stats(), health=Health())
+    rules.load()
+
+    told = str(explain(rules.snapshot, "all", descriptor("path=/a/b,user=ann")))
+
+    assert told.endswith(": 2 per day; what is denied goes into its queue")
+
+
 def test_explain_unknown_domain(snapshot: Snapshot) -> None:
     """A domain that is not there, or not served, is said to be so."""
     unknown = explain(snapshot, "edg", descriptor("a=b"))
@@ -171,6 +183,7 @@ descriptors:
         value_to_metric: true
         detailed_metric: true
         metadata: {plan: gold, nested: {list: [1, true, "a\\nb"]}}
+        on_limit: Enqueue
         rate_limit: {unit: day, requests_per_unit: 2}
       - {key: free, metadata: {why: public}, rate_limit: {unlimited: true}}
 """
@@ -186,12 +199,12 @@ def test_dump_leaves_nothing_out(tmp_path: Path) -> None:
     assert "".join(dump(rules.snapshot)).replace(f"{tmp_path}/", "").splitlines() == [
         "all.path_/a/*.user: unit=DAY requests_per_unit=2, shadow_mode: false, "
         "quota_mode: false, algorithm: fixed_window, detailed_metric: true, "
-        'metadata: {"plan": "gold", "nested": {"list": [1.0, true, "a\\nb"]}}, '
+        'metadata: {"plan": "gold", "nested": {"list": [1.0, true, "a\\nb"]}}, on_limit: enqueue, '
         "share_threshold: path=/a/*, value_to_metric: path=/a/* user, shard_by: path user, "
-        "at all.yaml:13:9",
+        "at all.yaml:14:9",
         'all.path_/a/*.free: unlimited: true, metadata: {"why": "public"}, '
         "share_threshold: path=/a/*, value_to_metric: path=/a/*, shard_by: path user, "
-        "at all.yaml:14:46",
+        "at all.yaml:15:46",
     ]
 
 

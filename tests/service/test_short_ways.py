@@ -49,6 +49,7 @@ OTHERS = (
     "quota_mode: true, ",
     "detailed_metric: true, ",
     "value_to_metric: true, ",
+    "on_limit: enqueue, ",
     "answer: {headers: ietf, body: problem, description: Slow down}, ",
     "answer: {headers: x-ratelimit, template: '{limit} a {unit}'}, ",
 )

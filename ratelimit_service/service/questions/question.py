@@ -24,6 +24,7 @@ from ratelimit_service.service.overrides import Overrides
 from ratelimit_service.service.service import Service
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import LookAt, Store
+from ratelimit_service.stores.queues import Queues
 
 __all__ = ["About", "Deciding", "Question", "QuestionError"]
 
@@ -39,7 +40,7 @@ class Deciding:
     in memory, None if they are elsewhere. `shard_of` says which server has a hit's counter, "" if
     none has. `look_at` tells how counters stand, past any local cache, and `forget` lets them start
     anew (it raises StoreError). `overrides` are those in force. `history` knows callers, unless
-    nobody wants that.
+    nobody wants that. `queues` are those of rules, None where counters are in memory.
     """
 
     settings: Settings
@@ -54,6 +55,7 @@ class Deciding:
     forget: Callable[[Sequence[Hit]], Awaitable[None]]
     overrides: Overrides
     history: CallerHistory | None = None
+    queues: Queues | None = None
 
 
 class Question(NamedTuple):

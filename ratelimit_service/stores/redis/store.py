@@ -118,6 +118,10 @@ class RedisStore:
         """The name of the shard that a hit's counter lies in now."""
         return self._find(hit)[0].name
 
+    def shard_of_key(self, key: bytes) -> str:
+        """The same of what is no counter; `command` asks it there."""
+        return self._first.find(Hit(key, _ANY_SPEC))[0].name
+
     def tell_of_give_backs(self, given_back: GivenBack) -> None:
         """Calls `given_back` with the keys of counters whenever hits on them were given back."""
         self._given_back = given_back

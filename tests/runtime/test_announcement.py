@@ -1,0 +1,41 @@
+"""What is said at the start of the service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service.runtime.announcement import announce
+from ratelimit_service.settings import Settings
+from tests.service.asking import Asking
+
+RULES = """
+domain: {domain}
+descriptors:
+  - {{key: user, {says}rate_limit: {{unit: day, requests_per_unit: 1}}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("store", "says", "warned"),
+    [
+        ("memory", "on_limit: enqueue, ", True),
+        ("memory", "", False),
+        ("redis://localhost", "on_limit: enqueue, ", False),
+    ],
+)
+def test_queues_need_redis(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, store: str, says: str, warned: bool
+) -> None:
+    """A start with counters in memory says which rules have a queue, and what to do."""
+    rules = [RULES.format(domain=domain, says=says) for domain in ("edge", "mail")]
+    asking = Asking(tmp_path, *rules)
+
+    announce(Settings(store=store), asking.rules.snapshot, 8081, 8080, 0)
+
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == warned
+    if warned:
+        assert "user of edge, user of mail" in said[0]
+        assert "give a Redis as --store, or remove on_limit" in said[0]

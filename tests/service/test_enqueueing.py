@@ -1,0 +1,332 @@
+"""Which denied requests go into the queues of rules, and what becomes of them there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from ratelimit_service import wire
+from ratelimit_service.errors import StoreError
+from ratelimit_service.model import Code, Descriptor, Entry, FailurePolicy, Limit, Request, Unit
+from ratelimit_service.observer import Stats
+from ratelimit_service.rules.tree import Rule
+from ratelimit_service.service import enqueueing
+from ratelimit_service.service.enqueueing import Enqueueing
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores import AT_ONCE, Store
+from ratelimit_service.stores.local_cache import LocalCache
+from ratelimit_service.stores.queues import Queue, QueueLook
+from ratelimit_service.wire.json import requests_from_json
+from ratelimit_service.wire.request_json import request_to_json
+from tests.service.asking import Asking, Away, descriptor
+from tests.service.overriding import BAN, override
+from tests.stores.conftest import Time
+from tests.stores.test_local_cache import Counting
+from tests.wire.test_messages import REQUEST, result_of
+
+RULES = """
+domain: edge
+descriptors:
+  - {key: user, on_limit: enqueue, rate_limit: {unit: day, requests_per_unit: 1}}
+  - key: job
+    on_limit: enqueue
+    metadata: {team: mail}
+    rate_limit: {unit: day, requests_per_unit: 1}
+  - {key: path, rate_limit: {unit: day, requests_per_unit: 1}}
+  - {key: seen, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 1}}
+  - {key: quota, quota_mode: true, on_limit: enqueue, rate_limit: {unit: day, requests_per_unit: 1}}
+  - {key: other, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 1}}
+  - {key: open, rate_limit: {unit: day, requests_per_unit: 100}}
+  - {key: deny, on_limit: deny, rate_limit: {unit: day, requests_per_unit: 1}}
+"""
+
+
+class Kept:
+    """Queues in a list each, of which the oldest items make room."""
+
+    def __init__(self, most: int = 1_000) -> None:
+        self.queues: dict[Queue, list[Mapping[str, str]]] = {}
+        self.lost: dict[Queue, int] = {}
+        self.fault: Exception | None = None
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+        self._most = most
+
+    async def put(self, queue: Queue, items: Sequence[Mapping[str, str]], lost: int) -> int:
+        await self.may_go_on.wait()
+        if self.fault is not None:
+            raise self.fault
+        kept = self.queues.setdefault(queue, [])
+        kept += items
+        self.lost[queue] = self.lost.get(queue, 0) + lost
+        room = max(0, len(kept) - self._most)
+        del kept[:room]
+        return room
+
+    async def look(self, queue: Queue) -> QueueLook:
+        raise NotImplementedError
+
+
+class Enqueued(Asking):
+    """A service with queues."""
+
+    def __init__(
+        self,
+        directory: Path,
+        store: Store | None = None,
+        settings: Settings | None = None,
+        rules: str = RULES,
+    ) -> None:
+        super().__init__(directory, rules, store=store, settings=settings)
+        self.kept = Kept()
+        self.enqueueing = self.service.enqueueing = Enqueueing(self.kept, self.stats)
+
+    async def queued(self) -> dict[str, list[Any]]:
+        """What lies in the queue of each rule: the values of the first entries of descriptors."""
+        await self.enqueueing.finish()
+        return {
+            queue.rule: [
+                [each["entries"][0]["value"] for each in json.loads(item["request"])["descriptors"]]
+                for item in items
+            ]
+            for queue, items in self.kept.queues.items()
+        }
+
+
+@pytest.fixture
+def enqueued(tmp_path: Path) -> Enqueued:
+    return Enqueued(tmp_path)
+
+
+async def test_what_is_denied(enqueued: Enqueued) -> None:
+    """What a rule denies goes into its queue in order, and nothing else does."""
+    for user in ("ann", "ann", "bob", "ann", "bob"):
+        await enqueued.ask(f"user={user}")
+    for each in ("path=a", "path=a", "deny=a", "deny=a", "seen=a", "seen=a", "unknown=a"):
+        await enqueued.ask(each)
+
+    assert await enqueued.queued() == {"user": [["ann"], ["ann"], ["bob"]]}
+    assert enqueued.stats.queued == {"written": 3, "dropped_oldest": 0}
+
+
+@pytest.mark.parametrize(
+    ("asked", "rule"),
+    [
+        (["user=a"], "user"),
+        (["open=a", "user=a"], "user"),
+        (["job=a", "user=a"], "job"),
+        (["user=a", "job=a"], "user"),
+        (["seen=a", "user=a"], "user"),
+        (["path=a", "user=a"], None),
+        (["user=a", "path=a"], None),
+        (["user=a", "user=new"], "user"),
+        (["user=a", "path=new"], "user"),
+        (["quota=a"], "quota"),
+        (["quota=a", "other=a"], None),
+        (["quota=a", "other=new"], None),
+        (["user=a", "other=a"], None),
+        (["user=a", "other=a", "quota=new"], "user"),
+        (["user=a", "unknown=a"], "user"),
+    ],
+)
+async def test_all_who_deny_must_say_so(
+    enqueued: Enqueued, asked: list[str], rule: str | None
+) -> None:
+    """A request is queued if all rules that deny it say so, by the rule that comes first."""
+    for key in ("user", "job", "path", "seen", "quota", "other"):
+        await enqueued.ask(f"{key}=a")
+
+    await enqueued.ask(*asked)
+
+    names = [each.partition("=")[2] for each in asked]
+    assert await enqueued.queued() == ({rule: [names]} if rule else {})
+
+
+async def test_a_limit_that_the_caller_brings(enqueued: Enqueued) -> None:
+    """No rule says what becomes of what it denies, so that is not queued."""
+    none = Limit(0, Unit.DAY)
+
+    await enqueued.ask(descriptor("user=a", limit=none))
+    await enqueued.ask("user=b", descriptor("any=a", limit=none))
+
+    assert await enqueued.queued() == {}
+
+
+async def test_bans(enqueued: Enqueued) -> None:
+    """What an operator bans is not queued, whatever its rule says."""
+    enqueued.service.steering.add([override(BAN, "user=ann")])
+
+    answer = await enqueued.ask("user=ann")
+
+    assert answer.code is Code.OVER_LIMIT
+    assert await enqueued.queued() == {}
+
+
+@pytest.mark.parametrize("policy", [FailurePolicy.CLOSED, FailurePolicy.ERROR])
+async def test_failure_policies(tmp_path: Path, policy: FailurePolicy) -> None:
+    """What a failure policy denies is not over its limit, so it is not queued."""
+    enqueued = Enqueued(tmp_path, Away(), Settings(failure_policy=policy))
+
+    await enqueued.answer(Request("edge", (descriptor("user=a"),)))
+
+    assert await enqueued.queued() == {}
+
+
+async def test_what_the_local_cache_denies(tmp_path: Path) -> None:
+    """It is queued too, also when the same answer is given again for lack of time."""
+    clock = Time()
+    enqueued = Enqueued(tmp_path, LocalCache(Counting(clock), 1 << 20, Stats(), clock))
+    service = enqueued.service
+    body = wire.encode_request(Request("edge", (descriptor("user=ann"),)))
+    for _ in range(5):
+        await service.decide([body])
+
+    await service.decide([body], AT_ONCE)
+    service.at_hand.answers(0)[body].times += 4
+    service.at_hand.settle()
+
+    assert await enqueued.queued() == {"user": [["ann"]] * (4 + 1 + 4)}
+
+
+async def test_what_an_item_says(enqueued: Enqueued) -> None:
+    """An item is the request as /json takes it, its rule, and the metadata of the rule."""
+    asked = (
+        Descriptor((Entry("job", "é\r\n\u202e"), Entry("more", "")), None, 3),
+        Descriptor((Entry("user", "ann"),), Limit(5, Unit.WEEK, 2)),
+        Descriptor((Entry("user", "refunded"),), is_negative_hits=True),
+        Descriptor((Entry("job", "7"),)),
+    )
+    for _ in range(2):
+        await enqueued.answer(Request("edge", asked, 2))
+    await enqueued.enqueueing.finish()
+
+    (first, second) = enqueued.kept.queues[Queue("edge", "job")]
+    assert first == second
+    assert first["rule"] == "job"
+    assert json.loads(first["metadata"]) == {"team": "mail"}
+    (body,) = result_of(requests_from_json(first["request"].encode(), refunds=False)).requests
+    assert wire.decode_request(body) == Request("edge", (asked[0], asked[1], asked[3]), 2)
+
+
+@settings(max_examples=30)
+@given(REQUEST)
+def test_any_request_in_json(request: Request) -> None:
+    """What is written of any request, /json reads as the same request, from one line."""
+    text = request_to_json(request)
+
+    (body,) = result_of(requests_from_json(text.encode(), refunds=True)).requests
+    assert wire.decode_request(body) == request
+    assert "\n" not in text
+
+
+async def denials(enqueued: Enqueued, count: int, user: str = "a") -> None:
+    """So many requests that are denied, after one that is not."""
+    body = wire.encode_request(Request("edge", (descriptor(f"user={user}"),)))
+    await enqueued.service.decide([body] * (count + 1))
+
+
+async def test_answers_never_wait(enqueued: Enqueued, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the queue hangs requests are answered; those it has no room for are counted."""
+    monkeypatch.setattr(enqueueing, "_MOST_WAITING", 50)
+    monkeypatch.setattr(enqueueing, "_AT_ONCE", 10)
+    enqueued.kept.may_go_on.clear()
+
+    await denials(enqueued, 80)
+    dropped = enqueued.stats.queued["dropped_busy"]
+    assert (dropped, enqueued.stats.queued["written"]) == (30, 0)
+    enqueued.kept.may_go_on.set()
+
+    assert len((await enqueued.queued())["user"]) == 50
+    await denials(enqueued, 1, "b")
+    assert len((await enqueued.queued())["user"]) == 51
+    assert enqueued.kept.lost[Queue("edge", "user")] == 30
+
+
+async def test_bytes_are_bounded(enqueued: Enqueued, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting requests have so many bytes at most, and one of them too."""
+    monkeypatch.setattr(enqueueing, "_MOST_BYTES_WAITING", 10 * enqueueing.MOST_BYTES)
+    name = "x" * (enqueueing.MOST_BYTES - 100)
+
+    await denials(enqueued, 20, name)
+    await denials(enqueued, 5, name + "y" * 100)
+    await enqueued.queued()
+
+    assert enqueued.stats.queued == {
+        "written": 10,
+        "dropped_oldest": 0,
+        "dropped_busy": 10,
+        "dropped_large": 5,
+    }
+
+
+async def test_a_queue_that_is_away(enqueued: Enqueued) -> None:
+    """What it does not confirm is dropped, not sent again, and told when it is back."""
+    enqueued.kept.fault = StoreError("Redis is away")
+    await denials(enqueued, 3)
+    assert await enqueued.queued() == {}
+    assert enqueued.stats.queued == {"dropped_error": 3}
+
+    enqueued.kept.fault = None
+    await denials(enqueued, 1, "b")
+
+    assert await enqueued.queued() == {"user": [["b"]]}
+    assert enqueued.kept.lost == {Queue("edge", "user"): 3}
+
+
+async def test_no_queue_in_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With counters in memory it is counted, and the log says once what to do."""
+    asking = Asking(tmp_path, RULES)
+    asking.service.enqueueing = Enqueueing(None, asking.stats)
+
+    for _ in range(4):
+        await asking.ask("user=a")
+
+    assert asking.stats.queued == {"dropped_no_redis": 3}
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == (
+        "nothing is queued (on_limit: enqueue in user of edge): queues are in Redis, and counters "
+        "are not; give a Redis as --store, or remove on_limit"
+    )
+
+
+class Asked(Enqueueing):
+    """Notes that it was asked to take a request."""
+
+    asked = 0
+
+    def take(self, rule: Rule, body: bytes, times: int = 1) -> None:
+        self.asked += 1
+        super().take(rule, body, times)
+
+
+@pytest.mark.parametrize(("says", "asked"), [("enqueue", 1), ("deny", 0)])
+async def test_rules_without_queues_hand_nothing_on(tmp_path: Path, says: str, asked: int) -> None:
+    """Where no rule has a queue nobody is asked to take a request."""
+    asking = Asking(tmp_path, RULES.replace("on_limit: enqueue", f"on_limit: {says}"))
+    asking.service.enqueueing = taking = Asked(None, asking.stats)
+
+    assert (await asking.ask("user=a")).code is Code.OK
+    assert (await asking.ask("user=a")).code is Code.OVER_LIMIT
+    assert taking.asked == asked
+
+
+@pytest.mark.parametrize("fault", [KeyError("x"), StoreError("x")])
+async def test_a_fault_costs_nobody_an_answer(
+    enqueued: Enqueued, fault: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever fails on the way into a queue, callers have their answers, and it goes on."""
+    enqueued.kept.fault = fault
+    await denials(enqueued, 2)
+    await enqueued.enqueueing.finish()
+    enqueued.kept.fault = None
+    await denials(enqueued, 2, "b")
+
+    assert await enqueued.queued() == {"user": [["b"]] * 2}
+    assert enqueued.stats.queued["dropped_error"] == 2
+    assert ("please report" in caplog.text) == isinstance(fault, KeyError)
