@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from ratelimit_service import compiled
 from tests.servers.cluster import RedisCluster
+from tests.servers.process import end_those_of_one_test, for_several_tests
 from tests.servers.redis import RedisServer
 
 # A machine that is busy breaks no law.
@@ -30,6 +32,27 @@ def need(program: str, how: str) -> None:
         if os.environ.get("CI"):
             pytest.fail(message)
         pytest.skip(message)
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    """What a test has started ends with it, also if it fails halfway.
+
+    No test lowers the priority of this process: all that follow would be starved on a busy machine.
+    """
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
+    yield
+    end_those_of_one_test()
+    assert os.getpriority(os.PRIO_PROCESS, 0) == priority
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object],
+) -> Generator[None, object, object]:
+    """What a fixture of several tests starts ends with that fixture."""
+    with contextlib.nullcontext() if fixturedef.scope == "function" else for_several_tests():
+        return (yield)
 
 
 def _redis(directory: Path) -> Iterator[RedisServer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import NamedTuple
 
@@ -29,6 +30,9 @@ class Inside:
 
     def __call__(self, *arguments: object) -> Said:
         self._monkeypatch.setattr(sys, "argv", ["ratelimit", *map(str, arguments)])
+        self._monkeypatch.setattr(
+            os, "nice", lambda _: 0
+        )  # it would hold for all tests that follow
         with pytest.raises(SystemExit) as ended:
             main()
         out, err = self._capsys.readouterr()

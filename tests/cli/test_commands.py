@@ -74,6 +74,7 @@ class Ran:
             redirect_stderr(err),
         ):
             patch.setattr(sys, "argv", ["ratelimit", *arguments])
+            patch.setattr(os, "nice", lambda _: 0)  # it would hold for all tests that follow
             for name, value in environment.items():
                 patch.setenv(name, value)
             with pytest.raises(SystemExit) as ended:
@@ -131,9 +132,9 @@ def test_ranks() -> None:
         "RATELIMIT_DEFAULT_RULES": "/image",
     }
 
-    refused = [Ran("serve", *flags, **environment).err]
+    refused = [Ran("serve", "--check", *flags, **environment).err]
     for name in list(environment):
-        refused.append(Ran("serve", **environment).err)
+        refused.append(Ran("serve", "--check", **environment).err)
         del environment[name]
 
     for path, error in zip(("/flag", "/ours", "/reference/config", "/image"), refused, strict=True):

@@ -139,6 +139,13 @@ def test_what_is_copied_exists() -> None:
     assert sorted(set(sources)) == sorted(let_in)
 
 
+def is_ready(port: int) -> bool:
+    try:
+        return http(f"http://127.0.0.1:{port}/readyz").status == 200
+    except OSError:
+        return False
+
+
 @pytest.mark.timeout(1800)
 def test_image(tmp_path: Path, own_redis: RedisServer) -> None:
     """What the steps build serves as compose starts it: as nobody, on a root that is read-only."""
@@ -150,6 +157,7 @@ def test_image(tmp_path: Path, own_redis: RedisServer) -> None:
         "RATELIMIT_STORE": store.replace("redis:6379", f"127.0.0.1:{own_redis.port}"),
         "RATELIMIT_HTTP": f"127.0.0.1:{http_port}",
         "RATELIMIT_GRPC": "127.0.0.1:0",
+        "RATELIMIT_STORE_TIMEOUT": "5s",  # this machine may be busy
     }
     user = int(last("USER").partition(":")[0])
 
@@ -160,19 +168,23 @@ def test_image(tmp_path: Path, own_redis: RedisServer) -> None:
 
     process = ContainerProcess(command(entrypoint()), tmp_path / "log")
     process.spawn()
-    process.wait_ready(lambda: listens(http_port))
+    process.wait_ready(lambda: is_ready(http_port))
     answer = http(
         f"http://127.0.0.1:{http_port}/json",
         {"domain": "demo", "descriptors": [{"entries": [{"key": "user", "value": "bob"}]}]},
     )
     (check,) = re.findall(r"CMD (\[.*\])$", last("HEALTHCHECK"))
-    healthy = subprocess.run(command(json.loads(check)), check=False).returncode
+
+    def healthy() -> bool:
+        return subprocess.run(command(json.loads(check)), check=False).returncode == 0
+
+    wait_until(healthy, "it to answer within the second that it has")
     version = subprocess.run(
         command([*entrypoint(), "--version"]), capture_output=True, text=True, check=True
     ).stdout
     process.kill()
     wait_until(lambda: not listens(http_port), "the container to be gone")
-    unhealthy = subprocess.run(command(json.loads(check)), check=False).returncode
+    assert not healthy()
 
     opt = image.root / "opt" / "ratelimit"
     assert not list((opt / "bin").glob("pip*"))
@@ -180,7 +192,6 @@ def test_image(tmp_path: Path, own_redis: RedisServer) -> None:
     assert "License-Expression: Apache-2.0\n" in metadata.read_text()
     assert (metadata.parent / "licenses" / "LICENSE").exists()
     assert (answer.status, '"limitRemaining": 4' in answer.text) == (200, True)
-    assert (healthy, unhealthy) == (0, 1)
     assert ("compiled" in version) is compiled()
 
 

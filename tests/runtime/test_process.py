@@ -14,7 +14,7 @@ from ratelimit_service.client import Client
 from ratelimit_service.errors import TransportError
 from ratelimit_service.model import Code, Request
 from tests.runtime.conftest import RULES, Start
-from tests.servers.process import PATIENCE_SECONDS, free_port, wait_until
+from tests.servers.process import Process, free_port, wait_until
 from tests.servers.redis import RedisServer
 from tests.servers.service import COMMAND, http
 from tests.service.asking import descriptor
@@ -275,15 +275,14 @@ def test_stands_in_for_the_reference(tmp_path: Path, own_redis: RedisServer) -> 
         "REDIS_SOCKET_TYPE": "tcp",
         "REDIS_URL": f"127.0.0.1:{own_redis.port}",
         "LOG_FORMAT": "json",
+        "RATELIMIT_STORE_TIMEOUT": "5s",  # it has no such name, and this machine may be busy
     }
-    process = subprocess.Popen([COMMAND], env=environment, stdout=subprocess.PIPE, text=True)
-
-    wait_until(lambda: answers(http_port), "the service to serve")
+    service = Process([COMMAND], tmp_path / "log", environment)
+    service.spawn()
+    service.wait_ready(lambda: answers(http_port))
 
     assert ask(f"127.0.0.1:{grpc_port}", 3) == [Code.OK, Code.OK, Code.OVER_LIMIT]
-    process.terminate()
-    output, _ = process.communicate(timeout=PATIENCE_SECONDS)
-    assert f"counters in redis://127.0.0.1:{own_redis.port}" in output
+    assert f"counters in redis://127.0.0.1:{own_redis.port}" in service.log
 
 
 def answers(port: int) -> bool:

@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -118,7 +117,13 @@ class Container:
 
 
 class ContainerProcess(Process):
-    """A process that runs a container's command."""
+    """A process that runs a container's command.
+
+    The container's process 1 has changed its user, and would outlive the process that made it.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        super().__init__(command, log, family=True)
 
     @property
     def pid(self) -> int:
@@ -126,15 +131,6 @@ class ContainerProcess(Process):
         outer = self.child.pid
         (inner,) = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()
         return int(inner)
-
-    def kill(self) -> None:
-        """Ends the container at once, if it runs.
-
-        Its process 1 has changed its user, and so would outlive the process that made it.
-        """
-        if self.child.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
-        super().kill()
 
 
 def installed(directory: Path) -> Container:

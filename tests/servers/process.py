@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 PATIENCE_SECONDS = 120.0
@@ -57,6 +57,27 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+_running: set[Process] = set()
+_shared: set[Process] = set()
+"""Those that serve several tests."""
+
+
+@contextlib.contextmanager
+def for_several_tests() -> Iterator[None]:
+    """What is spawned within serves several tests: the end of one does not end it."""
+    before = set(_running)
+    try:
+        yield
+    finally:
+        _shared.update(_running - before)
+
+
+def end_those_of_one_test() -> None:
+    """Ends what a test has spawned and has not ended itself."""
+    for process in _running - _shared:
+        process.kill()
+
+
 class Process:
     """A child process with its log in a file."""
 
@@ -88,6 +109,7 @@ class Process:
                 stderr=subprocess.STDOUT,
                 env=self._environment,
             )
+        _running.add(self)
 
     def wait_ready(self, ready: Callable[[], object]) -> None:
         """Waits until the process is ready; fails at once if it ends before."""
@@ -119,3 +141,4 @@ class Process:
         if self._child is not None and self._child.poll() is None:
             self._child.kill()
             self._child.wait(PATIENCE_SECONDS)
+        _running.discard(self)
