@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import ExitStack, closing
 
 from ratelimit_service.accepting import Acceptor
+from tests.servers.process import PATIENCE_SECONDS
 
 
 async def test_connections_are_taken_a_few_at_a_time() -> None:
@@ -38,7 +39,7 @@ async def test_connections_are_taken_a_few_at_a_time() -> None:
         acceptor.start()
         count_rounds()
 
-        await asyncio.wait_for(done.wait(), 10)
+        await asyncio.wait_for(done.wait(), PATIENCE_SECONDS)
 
         acceptor.stop()
     assert max(taken.values()) == 8

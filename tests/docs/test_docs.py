@@ -166,23 +166,23 @@ def test_readme_hits_as_the_command_does(tmp_path: Path) -> None:
     command, shown = shown_in_readme("hit")
     body, answer = re.findall(r"curl --json '(.*?)' .*\n    (.*)\n", README.read_text())[0]
 
-    hit = subprocess.run(
-        [COMMAND, *command.split()[1:], "--address", service.address],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    seconds = re.compile(r"\d+( s\b|s\")")
+    for user in ("alice", "bobby", "carol"):  # a minute may end meanwhile
+        words = [*command.replace("alice", user).split()[1:], "--address", service.address]
+        hit = subprocess.run([COMMAND, *words], capture_output=True, text=True, check=False)
+        printed = seconds.sub("N", hit.stdout.replace(user, "alice"))
+        if printed == seconds.sub("N", textwrap.dedent(shown)):
+            break
     curl = http(f"http://127.0.0.1:{service.http_port}/json", json.loads(body))
 
     service.kill()
-    seconds = re.compile(r"\d+( s\b|s\")")
-    assert seconds.sub("N", hit.stdout) == seconds.sub("N", textwrap.dedent(shown))
+    assert printed == seconds.sub("N", textwrap.dedent(shown))
     assert seconds.sub("N", curl.text) == seconds.sub("N", answer)
 
 
 def test_commands_of_operations(tmp_path: Path, redis_server: RedisServer) -> None:
     """Every command that docs/operations.md shows does what it says to a service with workers."""
-    flags = ["--rules", str(TOP / "rules"), "--store", redis_server.url, "--workers", "2"]
+    flags = ["--rules", str(TOP / "rules"), "--store", redis_server.url, "--workers", "1"]
     service = ServiceProcess(tmp_path, *flags)
     service.start()
     commands = re.findall(
@@ -202,7 +202,7 @@ def test_commands_of_operations(tmp_path: Path, redis_server: RedisServer) -> No
         answers.append(done.stdout)
 
     shown, nothing, restarted, checked = answers
-    assert [worker["state"] for worker in json.loads(shown)["workers"]] == ["serving"] * 2
+    assert [worker["state"] for worker in json.loads(shown)["workers"]] == ["serving"]
     assert nothing == ""
     assert "SIGHUP: reading the rules again" in service.log
     assert restarted.splitlines()[-1].startswith("restarted: version ")
@@ -313,6 +313,10 @@ def test_systemd_unit_drops_privileges() -> None:
     assert float(exposure) <= 2.0
 
 
+OURS = ("ratelimit_service", "client", "proto", "docs", "tests", "benchmarks", "examples")
+"""The directories with code of this project."""
+
+
 def test_architecture_names_every_module() -> None:
     """docs/architecture.md says of every module where it lives, and of none that is gone."""
     text = (TOP / "docs" / "architecture.md").read_text()
@@ -324,8 +328,13 @@ def test_architecture_names_every_module() -> None:
     for module in modules:
         if module.name != "__init__.py" and module.name not in algorithms:
             assert re.search(rf"\b{module.stem}\b", places), module
-    for folder, name in re.findall(r"\b(\w+/)?(\w+\.(?:py|lua))\b", text):
-        assert list(package.parent.rglob(f"{folder}{name}")), f"{folder}{name}"
+    named = {
+        f"{folder}{name}" for folder, name in re.findall(r"\b(\w+/)?(\w+\.(?:py|lua))\b", text)
+    }
+    # Not all below the top: most files there are installed ones.
+    ours = [path for folder in OURS for path in (TOP / folder).rglob("*.*")]
+    for name in named:
+        assert any(path.match(name) for path in (*ours, *TOP.glob("*.py"))), name
 
 
 APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"

@@ -10,7 +10,7 @@ import pytest
 
 from ratelimit_service.transport.h2.headers import HeaderReader
 from tests.e2e.conftest import need_envoy
-from tests.servers.envoy import Envoy, shipped_config, traced
+from tests.servers.envoy import Envoy, ratelimit_filter, shipped_config, traced
 from tests.servers.recorder import Recorder
 
 
@@ -21,6 +21,7 @@ async def test_blocks_of_envoy(tmp_path: Path, tracing: bool) -> None:
     recorded: list[bytes] = []
     server, port = await Recorder.serve(recorded)
     config = traced(shipped_config()) if tracing else shipped_config()
+    ratelimit_filter(config)["timeout"] = "5s"  # a call that is given up early may send no block
     envoy = Envoy(config, tmp_path, {"ratelimit": port})
     await asyncio.to_thread(envoy.start)
     for number in range(20):

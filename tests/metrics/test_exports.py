@@ -22,7 +22,7 @@ from ratelimit_service.rules.match import match
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
 from ratelimit_service.settings import Settings
-from tests.servers.process import free_port
+from tests.servers.process import PATIENCE_SECONDS, free_port
 from tests.servers.redis import RedisServer
 from tests.servers.service import ServiceProcess, http
 
@@ -153,7 +153,7 @@ class Listener:
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("127.0.0.1", 0))
-        self._socket.settimeout(5)
+        self._socket.settimeout(PATIENCE_SECONDS)
         self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
 
     def datagrams(self, number: int) -> Sequence[bytes]:

@@ -34,7 +34,7 @@ from ratelimit_service.service.decision_key import hash_of
 from ratelimit_service.service.decision_line import hashed_value
 from ratelimit_service.settings import Settings
 from tests.runtime.conftest import Start
-from tests.servers.process import wait_until
+from tests.servers.process import PATIENCE_SECONDS, wait_until
 from tests.servers.redis import RedisServer
 from tests.service.asking import Asking, Away, descriptor
 
@@ -145,7 +145,7 @@ async def test_lines_go_out_by_themselves(tmp_path: Path) -> None:
     feeding = Feeding(tmp_path)
     await feeding.asking.ask("user=bob")
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not feeding.sent:
             await asyncio.sleep(0.01)
 
@@ -294,7 +294,7 @@ async def test_failure_of_lines_ends_no_log(tmp_path: Path) -> None:
         Settings(decision_log="x"), feeding.asking.service, feeding.asking.stats, send
     )
     await feeding.asking.ask("user=bob")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not faults:
             await asyncio.sleep(0.01)
         await feeding.asking.ask("user=bob")
@@ -445,7 +445,7 @@ def test_syslog(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stats, health = Stats(), Health()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as system:
         system.bind(str(tmp_path / "log"))
-        system.settimeout(10)
+        system.settimeout(PATIENCE_SECONDS)
         log = DecisionLogWriter(Settings(decision_log="syslog"), stats, health)
         log.take(b"one\n" + b"x" * (16 << 18) + b"\ntwo\n")
         assert system.recv(100) == b"<134>ratelimit: one"
@@ -508,7 +508,7 @@ async def test_faults_are_known_at_once(tmp_path: Path) -> None:
     health = Health()
     path = tmp_path / "nowhere" / "decisions.jsonl"
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(PATIENCE_SECONDS),
         DecisionLogWriter(Settings(decision_log=str(path)), Stats(), health).running() as writer,
     ):
         while not health.faults:
@@ -527,7 +527,7 @@ async def test_lines_are_counted_at_once(tmp_path: Path) -> None:
     stats = Stats()
     settings = Settings(decision_log=str(tmp_path / "log"))
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(PATIENCE_SECONDS),
         DecisionLogWriter(settings, stats, Health()).running() as writer,
     ):
         writer.take(b"{}\n" * 3)

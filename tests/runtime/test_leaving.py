@@ -17,6 +17,7 @@ from ratelimit_service.runtime.channel import MessageKind
 from ratelimit_service.runtime.worker_process import WorkerProcess
 from ratelimit_service.runtime.workers import Workers
 from ratelimit_service.settings import Settings
+from tests.servers.process import PATIENCE_SECONDS
 
 
 class Stand(WorkerProcess):
@@ -62,7 +63,7 @@ async def test_successor_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
 
     workers._all = [leaving, next_one]
     dead.ended.set()
-    await asyncio.wait_for(letting, 10)
+    await asyncio.wait_for(letting, PATIENCE_SECONDS)
 
     assert leaving.said == [MessageKind.LEAVE]
     assert leaving.why == "replaced"

@@ -18,6 +18,7 @@ from ratelimit_service.runtime.channel import MessageKind, Received
 from ratelimit_service.runtime.worker_process import WorkerProcess
 from ratelimit_service.runtime.workers import Workers
 from ratelimit_service.settings import Settings
+from tests.servers.process import PATIENCE_SECONDS
 
 
 class Fake(WorkerProcess):
@@ -88,7 +89,7 @@ class Fixture:
         return [worker.number for worker in self.all]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not condition():
                 await asyncio.sleep(0)
 

@@ -24,6 +24,7 @@ from ratelimit_service.transport.h2 import H2Server, frames, handshake, server
 from ratelimit_service.transport.h2.frames import PREFACE, FrameType
 from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.transport.tls import TLSFiles
+from tests.servers.process import PATIENCE_SECONDS
 from tests.service.asking import Asking
 from tests.transport.test_addresses import Files
 from tests.transport.test_h2 import Client
@@ -33,7 +34,7 @@ from tests.transport.test_transports import RULES
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():
             await asyncio.sleep(0.001)
     assert condition(), what
@@ -256,7 +257,7 @@ async def test_many_ends_of_handshakes(tmp_path: Path) -> None:
         client.close()
 
     refused, ended = place.stats.refused_connections, [0]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while ended[-1] < len(clients):
             await asyncio.sleep(0)
             ended.append(refused["handshake"])
@@ -306,7 +307,7 @@ async def heard(clients: Sequence[socket.socket]) -> list[bool]:
     found = []
     for client in clients:
         try:
-            found.append(bool(await asyncio.wait_for(loop.sock_recv(client, 9), 10)))
+            found.append(bool(await asyncio.wait_for(loop.sock_recv(client, 9), PATIENCE_SECONDS)))
         except ConnectionError:
             found.append(False)
     return found

@@ -19,6 +19,7 @@ from ratelimit_service.transport.h2.limits import BLOCKED_SECONDS, GREETING_SECO
 from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.transport.h2.turns import TURN_US, Turns
 from ratelimit_service.transport.transports import TRANSPORTS
+from tests.servers.process import PATIENCE_SECONDS
 from tests.service.asking import Asking
 from tests.transport.test_h2 import Client, messages
 
@@ -441,7 +442,7 @@ async def test_age_over_real_sockets(tmp_path: Path, transport: str) -> None:
     writer.write(PREFACE + frames.settings({}) + frames.frame(FrameType.SETTINGS, ACK, 0, b""))
 
     kind = None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while kind != FrameType.GOAWAY:
             head = await reader.readexactly(9)
             kind = head[3]

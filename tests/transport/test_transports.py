@@ -20,6 +20,7 @@ from ratelimit_service.health import Health, Phase
 from ratelimit_service.model import Code, Request
 from ratelimit_service.transport.transports import TRANSPORTS
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
+from tests.servers.process import PATIENCE_SECONDS
 from tests.service.asking import Asking, Busy, Timed, descriptor
 
 RULES = "domain: edge\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]"
@@ -106,8 +107,9 @@ async def test_abandoned_call_is_not_charged(tmp_path: Path, transport: str) -> 
         f"/{SERVICE}/{METHOD}"
     )
     body = encode_request(Request("edge", (descriptor("a=x"),)))
-    cancelled, late, patient = call(body), call(body, timeout=0.05), call(body)
-    async with asyncio.timeout(10):
+    await server.channel.channel_ready()  # so that the call comes before its time is over
+    cancelled, late, patient = call(body), call(body, timeout=0.3), call(body)
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while len(still_wanted(busy)) < 3:
             await asyncio.sleep(0.001)
         cancelled.cancel()
@@ -198,7 +200,7 @@ async def test_unknown_method_as_an_open_stream(server: Server) -> None:
     call: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = server.channel.stream_stream("/a.B/C")
     asked = call()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         code = await asked.code()
 
     assert code is grpc.StatusCode.UNIMPLEMENTED
