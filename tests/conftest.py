@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from ratelimit_service import compiled
 from tests.servers.cluster import RedisCluster
-from tests.servers.process import end_those_of_one_test, for_several_tests
+from tests.servers.process import for_several_tests, none_outlives
 from tests.servers.redis import RedisServer
 
 # A machine that is busy breaks no law.
@@ -41,24 +41,16 @@ def _as_it_was() -> Iterator[None]:
     No test lowers the priority of this process: all that follow would be starved on a busy machine.
     """
     priority = os.getpriority(os.PRIO_PROCESS, 0)
-    yield
-    end_those_of_one_test()
+    with none_outlives():
+        yield
     assert os.getpriority(os.PRIO_PROCESS, 0) == priority
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(
-    fixturedef: pytest.FixtureDef[object],
-) -> Generator[None, object, object]:
-    """What a fixture of several tests starts ends with that fixture."""
-    with contextlib.nullcontext() if fixturedef.scope == "function" else for_several_tests():
-        return (yield)
-
-
-def _redis(directory: Path) -> Iterator[RedisServer]:
+def _redis(directory: Path, *, shared: bool = False) -> Iterator[RedisServer]:
     need("redis-server", "sudo apt install redis-server")
     server = RedisServer(directory)
-    server.start()
+    with for_several_tests() if shared else contextlib.nullcontext():
+        server.start()
     yield server
     server.kill()
 
@@ -66,7 +58,7 @@ def _redis(directory: Path) -> Iterator[RedisServer]:
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """A Redis shared by all tests that leave it running; flush it before use."""
-    yield from _redis(tmp_path_factory.mktemp("redis"))
+    yield from _redis(tmp_path_factory.mktemp("redis"), shared=True)
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +66,8 @@ def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisClu
     """A Redis Cluster shared by all tests that leave it as it is; flush it before use."""
     need("redis-server", "sudo apt install redis-server")
     cluster = RedisCluster(tmp_path_factory.mktemp("cluster"))
-    cluster.start()
+    with for_several_tests():
+        cluster.start()
     yield cluster
     cluster.kill()
 

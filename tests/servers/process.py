@@ -59,23 +59,25 @@ def descendants(pid: int) -> list[int]:
 
 _running: set[Process] = set()
 _shared: set[Process] = set()
-"""Those that serve several tests."""
 
 
 @contextlib.contextmanager
-def for_several_tests() -> Iterator[None]:
-    """What is spawned within serves several tests: the end of one does not end it."""
+def none_outlives() -> Iterator[None]:
+    """Ends what is spawned within and has not ended, but for what several tests share."""
     before = set(_running)
     try:
         yield
     finally:
-        _shared.update(_running - before)
+        for process in _running - before - _shared:
+            process.kill()
 
 
-def end_those_of_one_test() -> None:
-    """Ends what a test has spawned and has not ended itself."""
-    for process in _running - _shared:
-        process.kill()
+@contextlib.contextmanager
+def for_several_tests() -> Iterator[None]:
+    """What is spawned within is shared by several tests. It may start in the midst of one."""
+    before = set(_running)
+    yield
+    _shared.update(_running - before)
 
 
 class Process:
