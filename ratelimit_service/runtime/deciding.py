@@ -25,9 +25,8 @@ async def deciding(
     settings: Settings, snapshot: Callable[[], Snapshot], stats: Stats, health: Health
 ) -> AsyncIterator[Deciding]:
     """A service whose store has been tried once. Raises SettingsError if there can be none."""
-    store, live_counters, shard_of, look_at, forget, kept, board, queues = open_store(
-        settings, stats, health
-    )
+    opened = open_store(settings, stats, health)
+    store, live_counters, shard_of, look_at, forget, kept, board, queues, shard_states = opened
     keeping: asyncio.Task[None] | None = None
     try:
         await store.start()
@@ -52,6 +51,7 @@ async def deciding(
                 overrides,
                 history,
                 queues,
+                shard_states,
             )
         await enqueueing.finish()
         if history is not None and board is not None:

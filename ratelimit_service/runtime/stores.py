@@ -14,7 +14,7 @@ from ratelimit_service.model import Hit
 from ratelimit_service.observer import Stats
 from ratelimit_service.service.caller_history import Board
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import LookAt, Store
+from ratelimit_service.stores import LookAt, ShardState, Store
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.overrides import KeptOverrides, OverridesInMemory
@@ -33,7 +33,8 @@ class Opened(NamedTuple):
     `live_counters` is how many counters this process has in memory, None if they are elsewhere.
     `shard_of` says which server has a hit's counter, "" if none has. `look_at` tells how counters
     stand, `forget` lets them start anew. Overrides are `kept` there. On the `board` processes leave
-    records for each other. Rules have `queues` there for denied requests.
+    records for each other. Rules have `queues` there for denied requests. `shard_states` says how
+    the store's servers stand, if it has any.
     """
 
     store: Store
@@ -44,6 +45,7 @@ class Opened(NamedTuple):
     kept: KeptOverrides
     board: Board | None = None
     queues: Queues | None = None
+    shard_states: Callable[[], Sequence[ShardState]] = tuple
 
 
 def open_store(settings: Settings, stats: Stats, health: Health) -> Opened:
@@ -75,7 +77,8 @@ def _in_redis(settings: Settings, stats: Stats, health: Health) -> Opened:
     )
     kept, board = OverridesInRedis(store), RedisBoard(store)
     queues = RedisQueues(store, settings.queue_length)
-    opened = Opened(store, None, store.shard_of, store.look, store.forget, kept, board, queues)
+    look, states = store.look, store.shard_states
+    opened = Opened(store, None, store.shard_of, look, store.forget, kept, board, queues, states)
     if not settings.local_cache_bytes:
         return opened
     cache = LocalCache(store, settings.local_cache_bytes, stats)

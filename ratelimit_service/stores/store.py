@@ -8,7 +8,18 @@ from typing import Final, NamedTuple, Protocol
 from ratelimit_service.model import Hit, Outcome, State
 from ratelimit_service.stores.settled import Settled
 
-__all__ = ["AT_ONCE", "NEVER", "Done", "Look", "LookAt", "Store", "Wanted", "always", "wanted_at"]
+__all__ = [
+    "AT_ONCE",
+    "NEVER",
+    "Done",
+    "Look",
+    "LookAt",
+    "ShardState",
+    "Store",
+    "Wanted",
+    "always",
+    "wanted_at",
+]
 
 Done = Callable[[list[Settled]], None]
 """Takes the results of a batch of requests, in their order."""
@@ -43,6 +54,25 @@ class Look(NamedTuple):
     outcome: Outcome
     state: State | None
     at_us: int
+
+
+class ShardState(NamedTuple):
+    """A server of a store, as this process sees it now.
+
+    `kind` is what it is among the others, and `address` is where it is connected, empty while it is
+    away. While the breaker is open the server is sick, and left alone until it answers pings.
+    `round_trip_us` is of the last beat, None before the first. `under_way` are calls without a
+    reply, and `waiting` are batches that are not sent yet. So many `processes` count there.
+    """
+
+    name: str
+    kind: str
+    address: str
+    breaker_open: bool
+    round_trip_us: int | None
+    under_way: int
+    waiting: int
+    processes: int
 
 
 LookAt = Callable[[Sequence[Hit]], Awaitable[list[Look | None]]]

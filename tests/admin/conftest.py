@@ -18,6 +18,7 @@ from ratelimit_service.service.caller_history import CallerHistory
 from ratelimit_service.service.overrides import Overrides
 from ratelimit_service.service.questions import Deciding
 from ratelimit_service.settings import Settings
+from ratelimit_service.stores import ShardState
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.overrides import OverridesInMemory
 from tests.servers.service import HTTPAnswer, http
@@ -36,6 +37,7 @@ class AdminSite:
     def __init__(self, directory: Path, settings: Settings, rules: str, at: str) -> None:
         directory.mkdir(exist_ok=True)
         self.directory = directory
+        self.shards: list[ShardState] = []
         self.asking = asking = Asking(directory, rules, settings=settings)
         self._at = at
         self.operating = Operating(
@@ -71,6 +73,7 @@ class AdminSite:
             None
             if asking.service.callers is None
             else CallerHistory(asking.service.callers, None, asking.clock),
+            shard_states=lambda: self.shards,
         )
 
     async def start(self) -> None:

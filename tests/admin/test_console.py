@@ -14,6 +14,7 @@ from ratelimit_service.admin import feed
 from ratelimit_service.admin.console import console_files
 from ratelimit_service.model import Code
 from ratelimit_service.settings import Settings
+from ratelimit_service.stores import ShardState
 from tests.admin.conftest import AdminSite, StartSite
 from tests.servers.chromium import Chromium
 from tests.servers.process import PATIENCE_SECONDS
@@ -21,6 +22,12 @@ from tests.servers.process import PATIENCE_SECONDS
 EVIL = "<img src=x onerror=alert(1)>"
 TYPED = EVIL.replace("=", "\\=")
 TOKEN = "w" * 16
+SHARDS = [
+    [EVIL, "connected in 1 of 2 processes", "open in 1 of 2 processes", "250 µs", "2", "5", "3"],
+    ["main", "connected", "closed", "900 µs", "0", "0", "3"],
+]
+CELLS = """[...document.querySelectorAll("#shard-rows tr")].map((row) =>
+    [...row.children].map((cell) => cell.firstChild.textContent))"""
 
 
 async def test_page_may_do_nothing_else(admin: AdminSite) -> None:
@@ -82,6 +89,11 @@ async def test_in_chromium(
     tokens = tmp_path / "tokens"
     await asyncio.to_thread(tokens.write_text, f"write {TOKEN} alice\n")
     site = await start_site(Settings(admin_token_file=str(tokens)))
+    site.shards += [
+        ShardState(EVIL, "shard", EVIL, False, 250, 2, 1, 3),
+        ShardState(EVIL, "shard", "", True, None, 0, 4, 3),
+        ShardState("main", "server, by Sentinel", "10.0.0.7:6379", False, 900, 0, 0, 3),
+    ]
     await asyncio.to_thread(chromium.visit, f"{site.url}/")
 
     await shown(chromium, "document.activeElement.id", lambda found: found == "token")
@@ -102,6 +114,7 @@ async def test_in_chromium(
     await asyncio.to_thread(chromium.press, "#override-rows button")
     await shown(chromium, text_of("#override-rows"), lambda found: not found)
     callers = await shown(chromium, text_of("#caller-rows"))
+    shards = await shown(chromium, CELLS)
     images = await asyncio.to_thread(chromium.run, "document.images.length")
     who = await asyncio.to_thread(chromium.run, text_of("#who"))
     await asyncio.to_thread(chromium.resize, 360, 800, dark=True)
@@ -116,6 +129,7 @@ async def test_in_chromium(
     assert after.code is Code.OVER_LIMIT
     assert site.asking.stats.override_decisions["ban"] == 1
     assert f"user={TYPED}" in callers
+    assert shards == SHARDS
     assert (images, who) == (0, "alice")
     assert width <= 360
     assert [fault for fault in chromium.faults if "401" not in fault] == []

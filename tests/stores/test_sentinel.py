@@ -58,6 +58,9 @@ async def test_master_is_found_by_its_name(
 
     assert redis.Redis(port=watched.servers[0].port).exists(hit().key)
     assert health.faults == {}
+    (state,) = store.shard_states()
+    assert state.kind == "server, by Sentinel"
+    assert state.address == f"127.0.0.1:{watched.servers[0].port}/0"
 
 
 async def test_failover(store: RedisStore, watched: Watched, health: Health) -> None:

@@ -18,6 +18,7 @@ async def _told(deciding: Deciding, _: About) -> object:
         "compiled": compiled(),
         "counters": counters() if counters is not None else None,
         "faults": deciding.health.faults,
+        "shards": [each._asdict() for each in deciding.shard_states()],
     }
 
 

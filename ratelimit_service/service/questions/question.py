@@ -23,7 +23,7 @@ from ratelimit_service.service.caller_history import CallerHistory
 from ratelimit_service.service.overrides import Overrides
 from ratelimit_service.service.service import Service
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import LookAt, Store
+from ratelimit_service.stores import LookAt, ShardState, Store
 from ratelimit_service.stores.queues import Queues
 
 __all__ = ["About", "Deciding", "Question", "QuestionError"]
@@ -41,6 +41,7 @@ class Deciding:
     none has. `look_at` tells how counters stand, past any local cache, and `forget` lets them start
     anew (it raises StoreError). `overrides` are those in force. `history` knows callers, unless
     nobody wants that. `queues` are those of rules, None where counters are in memory.
+    `shard_states` says how the store's servers stand, if it has any.
     """
 
     settings: Settings
@@ -56,6 +57,7 @@ class Deciding:
     overrides: Overrides
     history: CallerHistory | None = None
     queues: Queues | None = None
+    shard_states: Callable[[], Sequence[ShardState]] = tuple
 
 
 class Question(NamedTuple):

@@ -103,6 +103,16 @@ class Batches:
         """Whether nothing waits to be sent, or for a reply."""
         return not self._queue and not self._in_flight
 
+    @property
+    def under_way(self) -> int:
+        """How many script calls have no reply yet."""
+        return self._in_flight
+
+    @property
+    def waiting(self) -> int:
+        """How many batches are not sent yet, also for want of a server."""
+        return len(self._queue) + len(self._held)
+
     def charge(self, batch: Batch) -> None:
         """Queues a batch for the next script calls.
 

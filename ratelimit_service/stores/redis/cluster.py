@@ -45,6 +45,8 @@ _URGENT_SECONDS = 0.1
 class ClusterOfNodes:
     """The masters of a cluster, by the slots they have."""
 
+    kind = "cluster node"
+
     def __init__(self, cluster: Cluster, config: ShardConfig) -> None:
         self._cluster = cluster
         self._config = config

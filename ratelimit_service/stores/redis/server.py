@@ -122,6 +122,10 @@ class Server:
         self._alarm: asyncio.Future[str] = self._loop.create_future()
         """Done when somebody should look at the connection."""
         self._fault_at: float | None = None
+        self.at = ""
+        """Where it is connected; a master that Sentinel names may be elsewhere the next time."""
+        self.round_trip_us: int | None = None
+        """How long the last beat took there and back."""
         self._ahead_us: int | None = None
         """How far the server's clock is ahead of `elapsed_us`, at least."""
 
@@ -267,6 +271,7 @@ class Server:
                 reason = f"Redis at {self._address} cannot be connected to: see the log"
             else:
                 log.info("connected to Redis at %s", address)
+                self.at = str(address)
                 wait, since = first, self._loop.time()
                 self._well(connection)
                 tried.set()
@@ -278,7 +283,7 @@ class Server:
                     connection.close("the service failed: see its log")
                 finally:
                     following.cancel()
-                self.connection = None
+                self.connection, self.at, self.round_trip_us = None, "", None
                 lasted = self._loop.time() - since
                 reason = f"Redis at {address} is away: {connection.lost.result()}"
                 self._user.gone("disconnected")
@@ -337,6 +342,8 @@ class Server:
         """Says that this process counts here, and hears who else does."""
 
         def heard(reply: Reply) -> None:
+            if reply is not None:
+                self.round_trip_us = elapsed_us() - connection.answered_left_us
             beats = others(reply)
             if beats is not None and self._process not in beats:
                 connection.distrust()

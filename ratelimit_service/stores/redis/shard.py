@@ -17,7 +17,7 @@ from ratelimit_service.clock import Clock, elapsed_us
 from ratelimit_service.health import Health
 from ratelimit_service.model import Hit, Outcome
 from ratelimit_service.observer import Stats
-from ratelimit_service.stores import NEVER
+from ratelimit_service.stores import NEVER, ShardState
 from ratelimit_service.stores.redis.address import Address, Sentinels
 from ratelimit_service.stores.redis.batch import Batch
 from ratelimit_service.stores.redis.batches import Batches
@@ -71,6 +71,8 @@ class Shard:
         counts, not the server's. All keys in the server begin with `key_prefix`.
         """
         self.name = name
+        self.sentinel = isinstance(address, Sentinels)
+        """Whether Sentinel names the server."""
         self._router = router
         self._heard = heard
         self._key_prefix = key_prefix
@@ -128,6 +130,22 @@ class Shard:
     def idle(self) -> bool:
         """Whether nothing waits to be sent there, or for a reply."""
         return self._batches.idle
+
+    def state(self, kind: str) -> ShardState:
+        """How the server stands; `kind` is what it is among the others."""
+        server, batches = self._server, self._batches
+        if self.sentinel:
+            kind = f"{kind}, by Sentinel"
+        return ShardState(
+            self.name,
+            kind,
+            server.at,
+            server.sick,
+            server.round_trip_us,
+            batches.under_way,
+            batches.waiting,
+            self.processes,
+        )
 
     def debts(self) -> Iterator[tuple[Sequence[Sequence[Hit]], int]]:
         """All that the server has not been told, with the time it is over: another is told."""

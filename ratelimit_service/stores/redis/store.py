@@ -20,7 +20,16 @@ from ratelimit_service.errors import StoreError
 from ratelimit_service.health import Health
 from ratelimit_service.model import SECOND_US, Hit, Limit, Unit
 from ratelimit_service.observer import Stats
-from ratelimit_service.stores import AT_ONCE, NEVER, Done, Look, Settled, Wanted, always
+from ratelimit_service.stores import (
+    AT_ONCE,
+    NEVER,
+    Done,
+    Look,
+    Settled,
+    ShardState,
+    Wanted,
+    always,
+)
 from ratelimit_service.stores.redis.address import Cluster, parse_store
 from ratelimit_service.stores.redis.charge import Charge, Home
 from ratelimit_service.stores.redis.cluster import ClusterOfNodes
@@ -113,6 +122,14 @@ class RedisStore:
     def shards(self) -> Sequence[Shard]:
         """All that are known now."""
         return [shard for topology in self._topologies for shard in topology.shards]
+
+    def shard_states(self) -> list[ShardState]:
+        """How each server stands."""
+        found = []
+        for topology in self._topologies:
+            kind = topology.kind if topology is self._first else f"{topology.kind}, second store"
+            found += [shard.state(kind) for shard in topology.shards]
+        return found
 
     def shard_of(self, hit: Hit) -> str:
         """The name of the shard that a hit's counter lies in now."""

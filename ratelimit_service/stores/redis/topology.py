@@ -68,6 +68,9 @@ class ShardConfig:
 class Topology(Protocol):
     """Where each counter lies."""
 
+    kind: str
+    """What a server of it is called."""
+
     @property
     def shards(self) -> Collection[Shard]:
         """All servers that have counters now."""
@@ -100,6 +103,7 @@ class RingOfShards:
         self._strangers: dict[str, Process] = {}
         """For each shard a process that counts there but places counters on another ring."""
         alone = len(ring.members) == 1
+        self.kind = "server" if alone else "shard"
         self._shards = {
             member.name: config.shard(
                 member.name, member.endpoint, process, self._heard, alone=alone
