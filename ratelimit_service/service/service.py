@@ -51,7 +51,10 @@ __all__ = ["Service"]
 
 _SHORT_HITS: Final = 64
 """A request of more hits takes two turns of the loop: it is planned in one, charged and answered in
-the next. Others have theirs in between. A store that waits makes that pause by itself."""
+another. A store that waits makes that pause by itself."""
+
+Soon = Callable[[Callable[[], None]], object]
+"""Has something called in a later turn of the loop."""
 
 _NO_TIME: Final = Refusal(
     StatusCode.RESOURCE_EXHAUSTED, "there is no time: more calls come than can be counted"
@@ -97,6 +100,8 @@ class Service:
         """Of which decisions; of all, if nothing is said."""
         self.tracer: Tracer | None = None
         """Who makes spans of calls, if anybody does."""
+        self.soon: Soon | None = None
+        """Where turns are shared out; if nowhere, the loop's next turn is taken."""
         self.missed: Callable[[int], None] | None = None
         """Hears how many calls were refused of which there was no time to tell the listener."""
 
@@ -188,9 +193,10 @@ class Service:
         wanted: Wanted,
         deadline_us: int,
     ) -> None:
-        """Charges a batch in the loop's next turn."""
+        """Charges a batch in a turn of its own."""
         charge = partial(self._charge, batch, charged, settled, wanted, deadline_us)
-        asyncio.get_running_loop().call_soon(charge)
+        soon = self.soon or asyncio.get_running_loop().call_soon
+        soon(charge)
 
     def _charge(
         self,

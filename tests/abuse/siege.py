@@ -11,7 +11,7 @@ import gc
 import socket
 import time
 import tracemalloc
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -19,8 +19,12 @@ from typing import Self
 import hpack
 
 from ratelimit_service.health import Health
-from ratelimit_service.model import Descriptor, Request
+from ratelimit_service.model import Descriptor, Hit, Request
 from ratelimit_service.observer import Stats
+from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.service import Service
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores import NEVER, Done, Store, Wanted, always
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.frames import (
@@ -174,15 +178,51 @@ class Attacker:
 Attack = Callable[["Attacker"], Awaitable[None]]
 
 
+class Noting:
+    """Counters that note how often they are asked to count a batch."""
+
+    waits = False
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.batches = 0
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def charge(
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Done,
+        wanted: Wanted = always,
+        deadline_us: int = NEVER,
+    ) -> None:
+        self.batches += 1
+        self._store.charge(requests, done, wanted, deadline_us)
+
+
 class Siege:
     """One service, attacked again and again."""
 
     def __init__(self, directory: Path) -> None:
         stats, health = Stats(), Health()
-        store = MemoryStore(1_000_000, stats, health)
-        service = Asking(directory, RULES, store=store).service
+        self._rules = Asking(directory, RULES).rules
+        self._counters = Noting(MemoryStore(1_000_000, stats, health))
+        self._planned = 0
+        service = Service(self._snapshot, self._counters, Settings(), stats)
         self._server = H2Server("127.0.0.1:0", service, health)
         self._attackers: list[Attacker] = []
+
+    def _snapshot(self) -> Snapshot:
+        """The rules, which the service looks up to plan a batch."""
+        self._planned += 1
+        return self._rules.snapshot
+
+    @property
+    def steps(self) -> int:
+        """How many batches were planned so far, and how many counted, in sum."""
+        return self._planned + self._counters.batches
 
     async def __aenter__(self) -> Self:
         return self

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
+from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import BadRequestError
 from ratelimit_service.service import AT_ONCE, NEVER, Refusal, Service, counted_until
 from ratelimit_service.transport.h2.connection import (
@@ -16,7 +18,7 @@ from ratelimit_service.transport.h2.connection import (
     Message,
     Methods,
 )
-from ratelimit_service.transport.h2.costs import USUAL_BYTES, USUAL_TAGS
+from ratelimit_service.transport.h2.costs import LONG_BYTES, USUAL_BYTES, USUAL_TAGS
 from ratelimit_service.transport.h2.gathered import Gathered, Pending
 from ratelimit_service.transport.h2.overload import FRESH_US, LOOKS, Fate, Haste, Overload, too_slow
 from ratelimit_service.transport.h2.protocol import Http2Protocol
@@ -35,6 +37,9 @@ _TAG: Final = b"\x12"
 
 _ENOUGH: Final = 16
 """So many calls are a batch of their own: others would hardly make them cheaper."""
+
+_MANY: Final = 32
+"""A call that is worth more usual ones is planned in a turn of its own, and counted in another."""
 
 METHODS: Final = Methods(frozenset({_DECIDE, _CHECK, _WATCH}), REFLECTION_PATHS)
 METHODS_UNREFLECTED: Final = Methods(METHODS.unary, frozenset())
@@ -164,6 +169,11 @@ class ServiceCalls:
             self._overload.hurried(len(stream_ids))
             deadline_us = AT_ONCE
 
+        if max(map(len, calls.messages)) > LONG_BYTES:
+            calls = self._decide_large(protocol, calls, deadline_us)
+            stream_ids = calls.stream_ids
+            if not stream_ids:
+                return
         if len(stream_ids) >= _ENOUGH:
             alone = Gathered(self._pending)
             alone.add(protocol, calls, deadline_us)
@@ -176,6 +186,38 @@ class ServiceCalls:
             gathered = self._gathered[key] = Gathered(self._pending)
         gathered.add(protocol, calls, deadline_us)
         protocol.at_end_of_turn(self._submit, _weight(calls.messages))
+
+    def _decide_large(self, protocol: Http2Protocol, calls: Calls, deadline_us: int) -> Calls:
+        """Has those calls decided one by one, in turns of their own, that have many descriptors.
+
+        Returns the others.
+        """
+        others = []
+        for place, message in enumerate(calls.messages):
+            weight = _weight((message,))
+            if weight <= _MANY:
+                others.append(place)
+                continue
+            one = _some(calls, (place,))
+            arrived_us = protocol.arrived_us
+            step = partial(self._decide_alone, protocol, one, deadline_us, arrived_us)
+            protocol.in_a_turn_alone(step, weight)
+        return calls if len(others) == len(calls.messages) else _some(calls, others)
+
+    def _decide_alone(
+        self, protocol: Http2Protocol, calls: Calls, deadline_us: int, arrived_us: int
+    ) -> None:
+        """Has calls decided, unless they have waited for their turn for too long."""
+        timeout_us = calls.head.timeout_us
+        waited_us = elapsed_us() - arrived_us
+        if timeout_us is not None and deadline_us != AT_ONCE and too_slow(waited_us, timeout_us):
+            self._overload.note(Fate.REFUSED, len(calls.stream_ids))
+            protocol.connection.refuse(calls.stream_ids)
+            protocol.flush_soon()
+            return
+        alone = Gathered(self._pending)
+        alone.add(protocol, calls, deadline_us)
+        alone.submit(self._service)
 
     def _submit(self) -> None:
         """Has all calls of a turn decided."""
@@ -237,13 +279,17 @@ def _streams(event: Event) -> list[int]:
 def _still_open(protocol: Http2Protocol, calls: Calls) -> Calls:
     """The calls without those that the same read has also cancelled."""
     connection = protocol.connection
-    ids, messages, callers = calls.stream_ids, calls.messages, calls.callers
+    ids = calls.stream_ids
     still = [place for place, stream_id in enumerate(ids) if connection.is_open(stream_id)]
-    if len(still) == len(ids):
-        return calls
+    return calls if len(still) == len(ids) else _some(calls, still)
+
+
+def _some(calls: Calls, places: Sequence[int]) -> Calls:
+    """Those of some calls that have these places among them."""
+    ids, messages, callers = calls.stream_ids, calls.messages, calls.callers
     return Calls(
         calls.head,
-        [ids[place] for place in still],
-        [messages[place] for place in still],
-        None if callers is None else [callers[place] for place in still],
+        [ids[place] for place in places],
+        [messages[place] for place in places],
+        None if callers is None else [callers[place] for place in places],
     )

@@ -66,6 +66,10 @@ charged; but it takes of a turn."""
 LARGE_BYTES: Final = 4_096
 """A message above this is no usual call: it may take longer than all else in a turn."""
 
+LONG_BYTES: Final = 512
+"""A message above this may have so many descriptors, of eight bytes at least, that to decide it
+takes a millisecond or more."""
+
 USUAL_BYTES: Final = 128
 """A message above this is no usual call: it may have many descriptors, of a dozen bytes each."""
 

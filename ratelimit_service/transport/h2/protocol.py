@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol, cast
 
 from ratelimit_service.clock import elapsed_us
@@ -79,6 +80,8 @@ class Http2Protocol(asyncio.Protocol):
         """Whether the connection holds complete frames that it has not handled."""
         self._waiting = False
         """Whether a turn has been asked for."""
+        self._steps = 0
+        """How many of its calls are decided in turns of their own, and are not yet."""
         self._handled = False
         """Whether pieces were handled in this turn whose answers are not written yet."""
         self._unread_since_us = 0
@@ -134,7 +137,7 @@ class Http2Protocol(asyncio.Protocol):
         self._inbox_bytes += len(data)
         if self._inbox_bytes > INBOX_BYTES and self._pause_reading():
             self._memory.paused_unhandled += 1
-        if not self._waiting and not self._writing_paused:
+        if not self._waiting and not self._writing_paused and not self._steps:
             self._waiting = True
             self._turns.add(self, now_us)
 
@@ -158,10 +161,11 @@ class Http2Protocol(asyncio.Protocol):
             self._forget_inbox()
             self._more = False
         self.dear = connection.may_be_dear
-        self._waiting = (bool(self._inbox) or self._more) and not self._writing_paused
+        may_be = not (self._writing_paused or self._steps)
+        self._waiting = (bool(self._inbox) or self._more) and may_be
         if not self._waiting:
             self._chosen = False
-            if late and not self._writing_paused and (self._drawing or self._start_drawing(now_us)):
+            if late and may_be and (self._drawing or self._start_drawing(now_us)):
                 self._waiting = True
                 return True
             self._stop_drawing()
@@ -245,6 +249,29 @@ class Http2Protocol(asyncio.Protocol):
         """Has `finish` called once at the end of this turn, as `Turns.later` says."""
         self._turns.later(finish, calls)
 
+    def in_a_turn_alone(self, step: Callable[[], None], calls: int) -> None:
+        """Has `step` called in a turn of its own, as `Turns.alone` says.
+
+        What has come behind it is not handled before.
+        """
+        self._steps += 1
+        self._turns.alone(partial(self._do_step, step), calls)
+
+    def _do_step(self, step: Callable[[], None]) -> None:
+        self._steps -= 1
+        try:
+            step()
+        except Exception as error:
+            self.fail(error)
+        self._ask_for_turn()
+
+    def _ask_for_turn(self) -> None:
+        """Asks for a turn if there is anything that may be handled."""
+        may_be = not (self._waiting or self._writing_paused or self._steps)
+        if may_be and (self._inbox or self._more):
+            self._waiting = True
+            self._turns.add(self, elapsed_us())
+
     def end_turn(self) -> None:
         """Writes the answers to the pieces of this turn."""
         if self._handled:
@@ -311,9 +338,7 @@ class Http2Protocol(asyncio.Protocol):
         """Called by asyncio."""
         self._writing_paused = self.connection.congested = False
         self._more = self.connection.has_more
-        if not self._waiting and (self._inbox or self._more):
-            self._waiting = True
-            self._turns.add(self, elapsed_us())
+        self._ask_for_turn()
         if not self._waiting:
             self._resume_reading()
 

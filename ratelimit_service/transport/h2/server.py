@@ -74,6 +74,7 @@ class H2Server:
         overload = Overload(self._stats, health)
         self._calls = ServiceCalls(service, HealthService(health), overload)
         self._turns = Turns()
+        service.soon = self._turns.go_on
         self._handshakes = Handshakes(self._turns)
         self._methods = METHODS if reflection else METHODS_UNREFLECTED
         self._max_age = max_connection_age_us / 1_000_000

@@ -7,14 +7,17 @@ starts from the least that any waiting one has used, so that nobody can save tim
 shares out processors this way.) So clients that send much, or expensive frames, hold up neither the
 others nor the replies of a store, however many clients they are. A piece that may take long is the
 only one of its turn. What small pieces of a turn ask for is decided together at its end
-(`Turns.later`), since many small batches cost several times what a large one does. What must not
-live here: bytes, and how they are handled.
+(`Turns.later`), since many small batches cost several times what a large one does. What takes long
+to decide is done in steps, each in a turn of its own (`Turns.alone`). Every other turn is one for
+pieces, so small calls wait for one step at most. What must not live here: bytes, and how they are
+handled.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -80,6 +83,12 @@ class Turns:
         """For how many calls that is."""
         self._call_us = _GUESSED_US
         """How long it takes for a call, as it took lately."""
+        self._steps: deque[Callable[[], None]] = deque()
+        """Steps of long work, each for a turn of its own."""
+        self._step_calls = 0
+        """For how many calls steps were left in this turn."""
+        self._stepping = False
+        """Whether the last turn was one for a step."""
 
     def came_us(self, now_us: int) -> int:
         """When bytes have come, on average, that the loop has just read.
@@ -103,13 +112,32 @@ class Turns:
         self._finish = finish
         self._later_calls += calls
 
+    def alone(self, step: Callable[[], None], calls: int) -> None:
+        """Has the first step of long work called in a turn of its own, after others' work.
+
+        It stands for the work of so many calls of this piece. `step` raises nothing.
+        """
+        self._steps.append(step)
+        self._step_calls += calls
+        self._schedule()
+
+    def go_on(self, step: Callable[[], None]) -> None:
+        """Has the next step of work that has begun called in a turn of its own."""
+        self._steps.appendleft(step)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
     def add(self, waiting: Waiting, now_us: int) -> None:
         """Takes in a connection that is not waiting already.
 
         If no other waits, and little has been handled lately, a piece is handled at once.
         """
         waiting.used_us = max(waiting.used_us, self._least_us)
-        if not self._waiting:
+        if not self._waiting and not self._steps:
             self._least_us = waiting.used_us
             # A pause makes good three times its own length of handling.
             idle_us = now_us - self._ended_us
@@ -121,9 +149,7 @@ class Turns:
             ):
                 return
         self._push(waiting)
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._turn)
+        self._schedule()
 
     def _handled_at_once(self, waiting: Waiting, now_us: int) -> bool:
         """Handles a piece; returns whether there is more."""
@@ -145,9 +171,22 @@ class Turns:
         heapq.heappush(self._waiting, (used_us, self._number, waiting))
 
     def _turn(self) -> None:
-        waiting = self._waiting
-        now = elapsed_us()
-        until = now + TURN_US
+        started = elapsed_us()
+        self._stepping = bool(self._steps) and not (self._stepping and self._waiting)
+        if self._stepping:
+            self._steps.popleft()()
+            # What comes in this round of the loop is not handled at once.
+            self._lately_us += elapsed_us() - started
+        else:
+            self._handle_pieces(started)
+        self._before_us, self._ended_us = self._ended_us, elapsed_us()
+        self._scheduled = bool(self._waiting or self._steps)
+        if self._scheduled:
+            self._loop.call_soon(self._turn)
+
+    def _handle_pieces(self, now: int) -> None:
+        """Handles pieces for as long as a turn may take."""
+        waiting, until = self._waiting, now + TURN_US
         handled: list[Waiting] = []
         while waiting and not (handled and waiting[0][2].dear):
             if now + self._later_calls * self._call_us >= until:
@@ -155,25 +194,22 @@ class Turns:
             first = heapq.heappop(waiting)[2]
             self._least_us = max(self._least_us, first.used_us)
             handled.append(first)
-            more, before = False, self._later_calls
+            more, before = False, self._later_calls + self._step_calls
             try:
                 more = first.handle_piece(now)
             except Exception as error:  # its fault must not cost others their turn
                 first.fail(error)
             started, now = now, elapsed_us()
-            first.used_us += now - started + (self._later_calls - before) * self._call_us
+            left_calls = self._later_calls + self._step_calls - before
+            first.used_us += now - started + left_calls * self._call_us
             if more:
                 self._push(first)
         self._finish_turn(handled)
-        now = elapsed_us()
-        self._before_us, self._ended_us = self._ended_us, now
-        self._scheduled = bool(waiting)
-        if waiting:
-            self._loop.call_soon(self._turn)
 
     def _finish_turn(self, handled: Sequence[Waiting]) -> None:
         """Does what was left for the end of the turn, and writes."""
         finish, calls = self._finish, self._later_calls
+        self._step_calls = 0
         if finish is not None and calls:
             self._finish, self._later_calls = None, 0
             started = elapsed_us()
