@@ -11,6 +11,11 @@ import yaml
 
 __all__ = ["Documents", "TooDeepError", "compose"]
 
+_TEXT = "tag:yaml.org,2002:str"
+
+_MAY_BE_OTHER = frozenset(yaml.CSafeLoader.yaml_implicit_resolvers)
+"""What scalars begin with that may be something else than text; "" is what an empty one does."""
+
 _MOST_KNOWN = 10_000
 """Texts whose tags are remembered."""
 
@@ -71,6 +76,8 @@ class _Loader(yaml.CSafeLoader):
             if self._deeper < 1:
                 raise _TooDeep
             return self._resolved(kind, value, implicit)
+        if value[:1] not in _MAY_BE_OTHER:
+            return _TEXT
         known = self._tags.get((value, implicit))
         if known is None:
             known = self._resolved(kind, value, implicit)

@@ -40,7 +40,7 @@ def find(level: Level, entry: Entry, minute: int = 0) -> Node | None:
     """The node of a level that an entry goes to, in a minute from the Unix epoch."""
     key, value = entry
     by_value = level.exact.get(key)
-    node = by_value.get(value) if by_value else None
+    node = None if by_value is None else by_value.get(value)
     if node is not None:
         return node
     asked = level.matching.get(key)

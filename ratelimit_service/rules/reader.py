@@ -7,8 +7,10 @@ text. What keys mean is `schema`'s business; this module knows none of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple, Never
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import chain
+from typing import Never
 
 import yaml
 
@@ -17,7 +19,7 @@ from ratelimit_service.rules.composer import TooDeepError, compose
 from ratelimit_service.rules.paths import Source, path_text
 from ratelimit_service.rules.problem import Problem, did_you_mean, quoted
 
-__all__ = ["Fields", "ForeignMark", "Path", "Reader", "Unreadable", "listed"]
+__all__ = ["Fields", "ForeignMark", "Path", "Reader", "Scalars", "Unreadable", "listed"]
 
 _MAX_DEPTH = 100
 """The deepest nesting, of collections and of descriptors."""
@@ -30,6 +32,7 @@ _MAX_DIGITS = 64
 
 _TAG = "tag:yaml.org,2002:"
 _NULL = f"{_TAG}null"
+_STR = f"{_TAG}str"
 _BOOL = f"{_TAG}bool"
 _INT = f"{_TAG}int"
 _FLOAT = f"{_TAG}float"
@@ -49,9 +52,11 @@ class Unreadable(Exception):  # noqa: N818 -- no error of its own: its problem i
     """Nothing more can be read in this file."""
 
 
-class _Pair(NamedTuple):
-    key: yaml.Node
-    value: yaml.Node
+_Pair = tuple[yaml.Node, yaml.Node]
+"""A key of a mapping, and its value."""
+
+Scalars = tuple[tuple[tuple[str, str, str], ...], ...]
+"""What mappings of scalars say: the keys, with the tags and texts of their values."""
 
 
 class Reader:
@@ -118,20 +123,26 @@ class Reader:
         if depth > _MAX_DEPTH:
             self._stop(self.source(node), "too_deep", f"nested more than {_MAX_DEPTH} deep")
 
-    def pairs(self, node: yaml.MappingNode, depth: int = 0) -> Iterator[tuple[_Pair, bool]]:
-        """A mapping's own pairs first, then those of `<<`, each with whether it is merged in."""
+    def pairs(
+        self, node: yaml.MappingNode, depth: int = 0
+    ) -> tuple[Sequence[_Pair], Iterable[_Pair]]:
+        """A mapping's own pairs, and those of `<<`."""
         self.visit(node, 0)
-        merges: list[yaml.Node] = []
-        for key, value in node.value:
-            if key.tag == _MERGE:
-                merges += value.value if isinstance(value, yaml.SequenceNode) else [value]
-            else:
-                yield _Pair(key, value), depth > 0
+        own: Sequence[_Pair] = node.value
+        merges = [value for key, value in own if key.tag == _MERGE]
+        if not merges:
+            return own, ()
+        return [pair for pair in own if pair[0].tag != _MERGE], self._merged(merges, depth)
+
+    def _merged(self, merges: Iterable[yaml.Node], depth: int) -> Iterator[_Pair]:
         for merge in merges:
-            if not isinstance(merge, yaml.MappingNode) or depth > _MAX_DEPTH:
-                message = "<< must name a mapping other than itself"
-                self._stop(self.source(merge), "yaml", message)
-            yield from self.pairs(merge, depth + 1)
+            for each in merge.value if isinstance(merge, yaml.SequenceNode) else [merge]:
+                if not isinstance(each, yaml.MappingNode) or depth > _MAX_DEPTH:
+                    message = "<< must name a mapping other than itself"
+                    self._stop(self.source(each), "yaml", message)
+                own, merged = self.pairs(each, depth + 1)
+                yield from own
+                yield from merged
 
     def composed(self, data: bytes) -> yaml.Node:
         """The first document of a YAML text. Raises Unreadable."""
@@ -177,8 +188,13 @@ class Fields:
         path: Path,
         allowed: Collection[str],
         places: Mapping[str, str],
+        *,
+        deeper: bool = False,
     ) -> None:
-        """Notes keys that may not stand here; of one that stands here twice the last counts."""
+        """Notes keys that may not stand here; of one that stands here twice the last counts.
+
+        With `deeper` it is a place of its own in the tree, below `path`.
+        """
         self._reader = reader
         self._node = node
         self._pairs: dict[str, _Pair] = {}
@@ -186,18 +202,29 @@ class Fields:
         self.path = path
         self.readable = isinstance(node, yaml.MappingNode)
         if not isinstance(node, yaml.MappingNode):
-            reader.report(node, path, "type", f"this must be a mapping of {listed(allowed)}")
+            if deeper:
+                self.path = (*path, ("", ""))
+            reader.report(node, self.path, "type", f"this must be a mapping of {listed(allowed)}")
             return
-        for pair, merged in reader.pairs(node):
-            name = _raw(pair.key)
+        pairs = self._pairs
+        odd: list[_Pair] = []
+        own, merged = reader.pairs(node)
+        for pair in own:
+            name = _raw(pair[0])
+            if name not in allowed or name in pairs:
+                odd.append(pair)
+            if name in allowed:
+                pairs[name] = pair
+        for pair in merged:
+            name = _raw(pair[0])
             if name not in allowed:
-                self._report_key(pair.key, name, allowed)
-            elif name not in self._pairs:
-                self._pairs[name] = pair
-            elif not merged:
-                message = f"{name} stands here twice: the last one counts"
-                reader.report(pair.key, path, "duplicate_key", message, tolerated=True)
-                self._pairs[name] = pair
+                odd.append(pair)
+            else:
+                pairs.setdefault(name, pair)
+        if deeper:  # as far as it can be told before it is checked
+            self.path = (*path, (self.raw("key"), self.raw("value")))
+        for key, _ in odd:
+            self._report_key(key, allowed)
 
     def __contains__(self, name: str) -> bool:
         return name in self._pairs
@@ -205,21 +232,43 @@ class Fields:
     def given(self, name: str) -> bool:
         """Whether the key is there, and not null."""
         pair = self._pairs.get(name)
-        return pair is not None and pair.value.tag != _NULL
+        return pair is not None and pair[1].tag != _NULL
 
-    @property
-    def scalars(self) -> tuple[tuple[str, str, str], ...] | None:
-        """The keys with their values' tags and texts, if all are scalars: they say all it means."""
+    def within(self, names: AbstractSet[str]) -> bool:
+        """Whether it has no other keys than these."""
+        return self._pairs.keys() <= names
+
+    def content(self, name: str) -> Scalars | None:
+        """What stands under a key, if that is a mapping of scalars, or a list of such ones.
+
+        It is all that it means: two values with the same content mean the same.
+        """
+        value = self._pairs[name][1]
         found = []
-        for name, (_, value) in self._pairs.items():
-            if not isinstance(value, yaml.ScalarNode):
+        for mapping in value.value if isinstance(value, yaml.SequenceNode) else (value,):
+            if not isinstance(mapping, yaml.MappingNode):
                 return None
-            found.append((name, value.tag, value.value))
+            scalars = []
+            for key, of in mapping.value:
+                if key.tag != _STR or not isinstance(key, yaml.ScalarNode):
+                    return None
+                if not isinstance(of, yaml.ScalarNode):
+                    return None
+                scalars.append((key.value, of.tag, of.value))
+            found.append(tuple(scalars))
         return tuple(found)
+
+    def visit(self, name: str) -> None:
+        """Counts what stands under a key, and is not looked at because its content is known."""
+        value = self._pairs[name][1]
+        if isinstance(value, yaml.SequenceNode):
+            self._reader.visit(value, len(self.path))
+        for mapping in value.value if isinstance(value, yaml.SequenceNode) else (value,):
+            self._reader.visit(mapping, 0)
 
     def source(self, name: str | None = None) -> Source:
         """Where a key stands, or the mapping."""
-        return self._reader.source(self._pairs[name].key if name else self._node)
+        return self._reader.source(self._pairs[name][0] if name else self._node)
 
     def report(
         self,
@@ -235,34 +284,34 @@ class Fields:
         """Notes a problem at a key, at a key's value, at a node within it, or at the mapping."""
         node = at or self._node
         if key is not None:
-            node = self._pairs[key].key
+            node = self._pairs[key][0]
         elif value is not None:
-            node = self._pairs[value].value
+            node = self._pairs[value][1]
         self._reader.report(node, self.path, kind, message, tolerated=tolerated, hint=hint)
 
     def node(self, name: str) -> yaml.Node:
         """The value of a key that is there."""
-        return self._pairs[name].value
+        return self._pairs[name][1]
 
     def key_node(self, name: str) -> yaml.Node:
         """A key that is there."""
-        return self._pairs[name].key
+        return self._pairs[name][0]
 
     def raw(self, name: str) -> str:
         """A value as it stands in the file, whatever YAML takes it for; "" if it is no scalar."""
-        return _raw(self._pairs[name].value) if name in self._pairs else ""
+        return _raw(self._pairs[name][1]) if name in self._pairs else ""
 
     def text(self, name: str) -> str:
         """A value's source text."""
         if not self.given(name):
             return ""
-        if not isinstance(self._pairs[name].value, yaml.ScalarNode):
+        if not isinstance(self._pairs[name][1], yaml.ScalarNode):
             self.report("type", f"{name} must be text", value=name)
         return self.raw(name)
 
     def texts(self, name: str) -> list[str] | None:
         """A list of texts; None if it is anything else."""
-        value = self._pairs[name].value
+        value = self._pairs[name][1]
         if not isinstance(value, yaml.SequenceNode):
             return None
         found = []
@@ -275,7 +324,7 @@ class Fields:
 
     def one_or_more(self, name: str) -> list[tuple[str, yaml.Node]]:
         """A text, or a list of texts, each with where it stands."""
-        value = self._pairs[name].value
+        value = self._pairs[name][1]
         items = value.value if isinstance(value, yaml.SequenceNode) else [value]
         self._reader.visit(value, 0)
         found: list[tuple[str, yaml.Node]] = []
@@ -289,14 +338,14 @@ class Fields:
 
     def text_pairs(self, name: str) -> list[tuple[str, str]]:
         """The keys and texts of a mapping, in order."""
-        return self._text_pairs(name, self._pairs[name].value)
+        return self._text_pairs(name, self._pairs[name][1])
 
     def entries(self, name: str) -> list[list[tuple[str, str]]]:
         """A list of what `text_pairs` reads; an item may be a list of mappings itself.
 
         So one that has a key twice can be written.
         """
-        value = self._pairs[name].value if name in self._pairs else None
+        value = self._pairs[name][1] if name in self._pairs else None
         if not isinstance(value, yaml.SequenceNode):
             if value is not None:
                 self.report("type", f"{name} must be a list of mappings", value=name)
@@ -315,7 +364,7 @@ class Fields:
             self._reader.report(node, self.path, "type", f"{name}: write {{key: value}} here")
             return []
         pairs = []
-        for (key, value), _ in self._reader.pairs(node):
+        for key, value in chain(*self._reader.pairs(node)):
             if not isinstance(value, yaml.ScalarNode):
                 self._reader.report(value, self.path, "type", f"{name}: this must be text")
             pairs.append((_raw(key), _raw(value)))
@@ -325,7 +374,7 @@ class Fields:
         """A boolean of YAML 1.1, without quotes."""
         if not self.given(name):
             return False
-        switch = _switch(self._pairs[name].value)
+        switch = _switch(self._pairs[name][1])
         if switch is None:
             self.report("type", f"{name} must be true or false, without quotes", value=name)
         return switch is True
@@ -334,7 +383,7 @@ class Fields:
         """An integer of YAML 1.1 from `least` to `most`, without quotes; `least` if missing."""
         if not self.given(name):
             return least
-        number = _number(self._pairs[name].value)
+        number = _number(self._pairs[name][1])
         if not isinstance(number, int) or not least <= number <= most:
             message = f"{name} must be a whole number from {least} to {most}, without quotes"
             self.report("number", message, value=name)
@@ -343,7 +392,7 @@ class Fields:
 
     def numbers(self, name: str, least: int, most: int = MAX_ADDEND) -> list[int] | None:
         """A list of integers from `least` to `most`, `least` for what is none; None if no list."""
-        node = self._pairs[name].value
+        node = self._pairs[name][1]
         if not isinstance(node, yaml.SequenceNode):
             return None
         found = []
@@ -370,21 +419,20 @@ class Fields:
 
     def mapping(self, name: str, allowed: Collection[str]) -> Fields:
         """A mapping within this one, at the same place in the tree."""
-        value = self._pairs[name].value
+        value = self._pairs[name][1]
         return Fields(self._reader, value, self.path, allowed, self._places)
 
     def items(self, name: str, allowed: Collection[str], *, deeper: bool) -> Iterator[Fields]:
         """The mappings of a list; with `deeper` each is a place of its own in the tree."""
         if not self.given(name):
             return
-        node = self._pairs[name].value
+        node = self._pairs[name][1]
         if not isinstance(node, yaml.SequenceNode):
             self.report("type", f"{name} must be a list", value=name)
             return
         self._reader.visit(node, len(self.path))
         for item in node.value:
-            path = (*self.path, _entry(item)) if deeper else self.path
-            fields = Fields(self._reader, item, path, allowed, self._places)
+            fields = Fields(self._reader, item, self.path, allowed, self._places, deeper=deeper)
             if fields.readable:
                 yield fields
 
@@ -392,7 +440,7 @@ class Fields:
         """A mapping of anything, as JSON has it."""
         if not self.given(name):
             return None
-        node = self._pairs[name].value
+        node = self._pairs[name][1]
         plain = self._plain(node, 0)
         if isinstance(plain, dict):
             return plain
@@ -403,10 +451,12 @@ class Fields:
         self._reader.visit(node, depth)
         if isinstance(node, yaml.MappingNode):
             values: dict[str, object] = {}
-            for (key, value), merged in self._reader.pairs(node):
-                name = _raw(key)
-                if not merged or name not in values:
-                    values[name] = self._plain(value, depth + 1)
+            own, merged = self._reader.pairs(node)
+            for key, value in own:
+                values[_raw(key)] = self._plain(value, depth + 1)
+            for key, value in merged:
+                if _raw(key) not in values:
+                    values[_raw(key)] = self._plain(value, depth + 1)
             return values
         if isinstance(node, yaml.SequenceNode):
             return [self._plain(item, depth + 1) for item in node.value]
@@ -423,8 +473,13 @@ class Fields:
             self._reader.report(node, self.path, "type", message)
         return _raw(node)
 
-    def _report_key(self, key: yaml.Node, name: str, allowed: Collection[str]) -> None:
-        if name in self._places:
+    def _report_key(self, key: yaml.Node, allowed: Collection[str]) -> None:
+        """Reports a key that may not stand here, or not once more."""
+        name = _raw(key)
+        if name in allowed:
+            message = f"{name} stands here twice: the last one counts"
+            self._reader.report(key, self.path, "duplicate_key", message, tolerated=True)
+        elif name in self._places:
             tolerated = name in self._reader.anywhere
             place = self._places[name]
             message = f"{name} must stand {place}, not here"
@@ -474,18 +529,6 @@ def _switch(node: yaml.Node) -> bool | None:
     if node.tag != _BOOL or word not in _TRUE | _FALSE:
         return None
     return word in _TRUE
-
-
-def _entry(item: yaml.Node) -> tuple[str, str]:
-    """Key and value of a descriptor, as far as they can be told before it is checked."""
-    key, value = "", ""
-    if isinstance(item, yaml.MappingNode):
-        for name, node in item.value:
-            if name.value == "key":
-                key = _raw(node)
-            elif name.value == "value":
-                value = _raw(node)
-    return key, value
 
 
 def listed(words: Iterable[str]) -> str:

@@ -34,7 +34,7 @@ from ratelimit_service.rules.limits import limit_name, read_limit
 from ratelimit_service.rules.matchers import registry
 from ratelimit_service.rules.paths import Source, path_text
 from ratelimit_service.rules.problem import Problem, quoted
-from ratelimit_service.rules.reader import Fields, Reader, Unreadable
+from ratelimit_service.rules.reader import Fields, Reader, Scalars, Unreadable
 from ratelimit_service.rules.schedule import read_valid_until
 from ratelimit_service.rules.tree import Level, Node, Rule, taken_twice, too_many
 
@@ -44,7 +44,7 @@ _OF_THE_RULE = ("shadow_mode", "quota_mode", "detailed_metric", "metadata", "ans
 """Keys of a descriptor that act on its own rate_limit and on nothing else."""
 
 _MOST_KNOWN = 10_000
-"""Limits that are remembered while a file is read."""
+"""What is written of limits, and remembered while a file is read."""
 
 _DOMAIN_LINE = re.compile(rb"^domain[ \t]*:[ \t]*[\"']?([^\"'#\r\n]+)", re.MULTILINE)
 
@@ -54,6 +54,15 @@ class ShardBy(NamedTuple):
 
     keys: frozenset[str]
     source: Source
+
+
+class _RateLimits(NamedTuple):
+    """What a rule's limits come to."""
+
+    limits: tuple[Limit, ...]
+    names: frozenset[str]
+    replaces: frozenset[str]
+    failure_policy: FailurePolicy | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +165,11 @@ class _Language:
         self._tallies = tallies
         self._answer = answer
         self._keys = descriptor_keys()
+        self._usual = {"key", "rate_limit", "rate_limits", "descriptors", *registry.keys()}
+        """Where a descriptor has no other keys, nobody looks for each of these."""
         self._problems = problems
-        self._known: dict[tuple[tuple[str, str, str], ...], Limit] = {}
-        """Limits without problems, by what is written."""
+        self._known: dict[tuple[str, Scalars], _RateLimits] = {}
+        """Limits without problems, by their key and what is written."""
 
     def descriptors(self, fields: Fields) -> tuple[Node, ...]:
         seen: dict[tuple[str, str, bool], Node] = {}
@@ -183,28 +194,25 @@ class _Language:
         fields.path = (*fields.path[:-1], (key, value))
         if not key:
             fields.report("no_key", "key is missing or empty: every descriptor needs one")
-        share_threshold = fields.switch("share_threshold")
+        more = not fields.within(self._usual)
+        share_threshold = more and fields.switch("share_threshold")
         if share_threshold and taken and matcher is None:
             message = (
                 f"share_threshold needs {registry.shareable()}: "
                 "without one there is nothing to share"
             )
             fields.report("share_threshold", message, key="share_threshold")
-        grouping = read_grouping(fields)
+        grouping = read_grouping(fields) if more else None
         rule = None
         limits: list[Fields] = []
         if fields.given("rate_limit"):
             if fields.given("rate_limits"):
                 message = "rate_limit and rate_limits exclude each other: put all into the list"
                 fields.report("rate_limits", message, key="rate_limits")
-            limit = fields.mapping("rate_limit", LIMIT_KEYS)
-            limits = [limit] if limit.readable else []
-            rule = self._rule(fields, "rate_limit", limits)
+            rule, limits = self._rule(fields, "rate_limit", more=more)
         elif fields.given("rate_limits"):
-            limits = list(fields.items("rate_limits", LIMIT_KEYS, deeper=False))
-            _check_number_of_limits(fields, limits)
-            rule = self._rule(fields, "rate_limits", limits)
-        else:
+            rule, limits = self._rule(fields, "rate_limits", more=more)
+        elif more:
             _report_idle(fields)
         check_groupings(fields, limits, grouping, matcher, shared=share_threshold)
         below = self.descriptors(fields)
@@ -217,30 +225,74 @@ class _Language:
             rule,
             Level.of(below) if below else None,
             share_threshold,
-            fields.switch("value_to_metric"),
+            more and fields.switch("value_to_metric"),
             fields.source(),
             grouping,
-            read_valid_until(fields),
+            read_valid_until(fields) if more else None,
         )
 
-    def _rule(self, descriptor: Fields, key: str, mappings: Sequence[Fields]) -> Rule:
+    def _rule(self, descriptor: Fields, key: str, *, more: bool) -> tuple[Rule, list[Fields]]:
+        """The rule whose limits stand under a key, and those limits if they had to be read.
+
+        `more` says whether the descriptor has any keys that are not usual.
+        """
+        said, limits = self._rate_limits(descriptor, key)
         path = path_text(descriptor.path)
+        source, tallies = descriptor.source(key), self._tallies(self._domain, path)
+        if not more:
+            return Rule(
+                self._domain,
+                path,
+                *said[:3],
+                failure_policy=said.failure_policy,
+                answer=self._answer,
+                source=source,
+                tallies=tallies,
+            ), limits
         return Rule(
-            domain=self._domain,
-            path=path,
-            limits=self._limits(descriptor, key, mappings),
-            names=frozenset(each.raw("name") for each in mappings if each.given("name")) - {""},
-            replaces=frozenset().union(*map(_replaces, mappings)),
+            self._domain,
+            path,
+            *said[:3],
             shadow_mode=descriptor.switch("shadow_mode"),
             quota_mode=descriptor.switch("quota_mode"),
-            failure_policy=_failure_policy(mappings),
+            failure_policy=said.failure_policy,
             detailed_metric=descriptor.switch("detailed_metric"),
             metadata=descriptor.plain("metadata"),
             answer=read_answer(descriptor, self._answer),
             enqueue=descriptor.one_of("on_limit", ON_LIMIT, "deny") == "enqueue",
-            source=descriptor.source(key),
-            tallies=self._tallies(self._domain, path),
+            source=source,
+            tallies=tallies,
+        ), limits
+
+    def _rate_limits(self, descriptor: Fields, key: str) -> tuple[_RateLimits, list[Fields]]:
+        """What stands under `rate_limit` or `rate_limits`, and what was read for it.
+
+        Most limits of a large file are the same, and none is read twice. Of those with problems
+        each place is told.
+        """
+        content = descriptor.content(key)
+        if content is not None:
+            known = self._known.get((key, content))
+            if known is not None:
+                descriptor.visit(key)
+                return known, []
+        before = len(self._problems)
+        if key == "rate_limits":
+            mappings = list(descriptor.items(key, LIMIT_KEYS, deeper=False))
+            _check_number_of_limits(descriptor, mappings)
+        else:
+            mapping = descriptor.mapping(key, LIMIT_KEYS)
+            mappings = [mapping] if mapping.readable else []
+        said = _RateLimits(
+            self._limits(descriptor, key, mappings),
+            frozenset(each.raw("name") for each in mappings if each.given("name")) - {""},
+            frozenset().union(*map(_replaces, mappings)),
+            _failure_policy(mappings),
         )
+        well = len(self._problems) == before
+        if content is not None and well and len(self._known) < _MOST_KNOWN:
+            self._known[key, content] = said
+        return said, mappings
 
     def _limits(
         self, descriptor: Fields, key: str, mappings: Sequence[Fields]
@@ -249,7 +301,7 @@ class _Language:
         limits: list[Limit] = []
         seen: dict[object, Fields] = {}
         for fields in mappings:
-            limit = self._limit(fields, descriptor, None if listed_ones else key)
+            limit = read_limit(fields, descriptor, None if listed_ones else key)
             if limit is None:
                 limit_name(fields)
                 if listed_ones:
@@ -266,21 +318,6 @@ class _Language:
                     )
             limits.append(limit)
         return tuple(limits)
-
-    def _limit(self, fields: Fields, descriptor: Fields, key: str | None) -> Limit | None:
-        """As `read_limit`. Most limits of a large file are the same, and none is read twice.
-
-        Of one with problems each place is told.
-        """
-        content = fields.scalars
-        known = self._known.get(content) if content else None
-        if known is not None:
-            return known
-        before = len(self._problems)
-        limit = read_limit(fields, descriptor, key)
-        if content and limit and len(self._problems) == before and len(self._known) < _MOST_KNOWN:
-            self._known[content] = limit
-        return limit
 
 
 def _check_number_of_limits(fields: Fields, limits: Sequence[Fields]) -> None:

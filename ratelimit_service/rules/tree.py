@@ -5,7 +5,7 @@ Nothing here reads files, knows YAML or decides; `match` walks these, `schema` b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ratelimit_service.model import AnswerStyle, FailurePolicy, Grouping, Limit, Schedule
@@ -46,6 +46,9 @@ TalliesOf = Callable[[str, str], Tallies]
 
 
 _NOWHERE = Source("")
+
+_MOST_IN_ONE_TABLE = 10_000
+_TABLES = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,11 +183,12 @@ class Level:
     """The nodes below one node, arranged for look-up: exact, then matchers, then key alone.
 
     `exact` holds, for each key, its nodes by value, and by their matchers' literals; `matching`
-    those whose matchers are to be asked. `nodes` are all, as declared.
+    those whose matchers are to be asked. `nodes` are all, as declared; nobody changes the list,
+    which is no tuple only because to copy a long one takes milliseconds.
     """
 
-    nodes: tuple[Node, ...]
-    exact: Mapping[str, Mapping[str, Node]]
+    nodes: Sequence[Node]
+    exact: Mapping[str, dict[str, Node] | ManyNodes]
     matching: Mapping[str, MatcherNodes]
     default: Mapping[str, Node]
 
@@ -197,6 +201,29 @@ class Level:
         for _ in builder.completing():
             pass
         return builder.level()
+
+
+class ManyNodes:
+    """The nodes of one key on a level by the values that they take, where these are many.
+
+    They are in many small tables: to grow one of 100,000 holds requests up for milliseconds.
+    """
+
+    __slots__ = ("_tables",)
+
+    def __init__(self, nodes: Mapping[str, Node]) -> None:
+        """Takes over what was in one table."""
+        self._tables: list[dict[str, Node]] = [{} for _ in range(_TABLES)]
+        for value, node in nodes.items():
+            self.setdefault(value, node)
+
+    def get(self, value: str) -> Node | None:
+        """The node that takes a value."""
+        return self._tables[hash(value) % _TABLES].get(value)
+
+    def setdefault(self, value: str, node: Node) -> None:
+        """Adds a node, unless one has the value."""
+        self._tables[hash(value) % _TABLES].setdefault(value, node)
 
 
 class MatcherNodes:
@@ -241,7 +268,7 @@ class LevelBuilder:
 
     def __init__(self) -> None:
         self._nodes: list[Node] = []
-        self._exact: dict[str, dict[str, Node]] = {}
+        self._exact: dict[str, dict[str, Node] | ManyNodes] = {}
         self._matching: dict[str, MatcherNodes] = {}
         self._default: dict[str, Node] = {}
 
@@ -256,11 +283,19 @@ class LevelBuilder:
             if node.matcher.asked:
                 self._ask(node, node.matcher)
             for value in node.matcher.literals:
-                self._exact.setdefault(node.key, {}).setdefault(value, node)
+                self._look_up(node.key, value, node)
         elif node.value:
-            self._exact.setdefault(node.key, {})[node.value] = node
+            self._look_up(node.key, node.value, node)
         else:
             self._default[node.key] = node
+
+    def _look_up(self, key: str, value: str, node: Node) -> None:
+        nodes = self._exact.get(key)
+        if nodes is None:
+            nodes = self._exact[key] = {}
+        nodes.setdefault(value, node)
+        if isinstance(nodes, dict) and len(nodes) > _MOST_IN_ONE_TABLE:
+            self._exact[key] = ManyNodes(nodes)
 
     def _ask(self, node: Node, matcher: Matcher) -> None:
         asked = self._matching.get(node.key)
@@ -275,7 +310,7 @@ class LevelBuilder:
 
     def level(self) -> Level:
         """The level, when it is complete."""
-        return Level(tuple(self._nodes), self._exact, self._matching, self._default)
+        return Level(self._nodes, self._exact, self._matching, self._default)
 
 
 _MOST_TIMES = 1_000

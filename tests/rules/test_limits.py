@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ratelimit_service.model import Anchor, Calendar, Limit, Unit
+from ratelimit_service.model import Anchor, Calendar, FailurePolicy, Limit, Unit
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.explain import limit_text
 from ratelimit_service.rules.schema import parse
@@ -85,3 +85,33 @@ def test_several_limits_are_told_each() -> None:
         "algorithm: fixed_window, and unit=HOUR requests_per_unit=2, unit_multiplier: 3, "
         "algorithm: fixed_window, at f:3:14\n"
     )
+
+
+@pytest.mark.parametrize("list_of_limits", [False, True])
+def test_the_same_limit_many_times(list_of_limits: bool) -> None:
+    """A limit that is written many times is read the same each time, with its mistakes."""
+    good = "{name: n, unit: day, requests_per_unit: 3, failure_policy: closed}"
+    bad = "{unit: fortnight, requests_per_unit: 3}"
+    key, shown = ("rate_limits", "[{}]") if list_of_limits else ("rate_limit", "{}")
+    lines = [
+        f"  - {{key: k, value: v{number}, {more}{key}: {shown.format(limit)}}}\n"
+        for number, (limit, more) in enumerate(
+            [(good, ""), (bad, ""), (good, "shadow_mode: true, "), (bad, ""), (good, "")]
+        )
+    ]
+
+    file = parse("f", f"domain: d\ndescriptors:\n{''.join(lines)}".encode())
+
+    assert [(problem.source.line, problem.kind) for problem in file.problems] == [
+        (4, "unit"),
+        (6, "unit"),
+    ]
+    rules = [node.rule for node in file.nodes if node.value in {"v0", "v2", "v4"}]
+    assert all(rule is not None for rule in rules)
+    told = [(r.limits, [*r.names], r.failure_policy, r.shadow_mode) for r in rules if r]
+    limits = (Limit(3, Unit.DAY, name="n"),)
+    assert told == [
+        (limits, ["n"], FailurePolicy.CLOSED, False),
+        (limits, ["n"], FailurePolicy.CLOSED, True),
+        (limits, ["n"], FailurePolicy.CLOSED, False),
+    ]

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratelimit_service.model import Entry
 from ratelimit_service.observer import MAX_VALUE_BYTES, OTHER
-from ratelimit_service.rules.match import Match, match
+from ratelimit_service.rules.match import Match, find, match
 from ratelimit_service.rules.matchers.pattern import Pattern
 from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.schema import parse
-from ratelimit_service.rules.tree import Domain, Level
+from ratelimit_service.rules.tree import Domain, Level, Node
 from tests.service.asking import descriptor
 
 
@@ -195,3 +196,16 @@ def test_paths_are_unique(one: list[tuple[str, str]], other: list[tuple[str, str
 def test_no_entries() -> None:
     """A descriptor without entries meets no rule."""
     assert match(domain(TREE), ()) == Match(None)
+
+
+def test_many_values() -> None:
+    """Each of very many values of a level finds its own node, and others the key alone."""
+    nodes = [Node("k", f"v{number}", None, None, None) for number in range(20_000)]
+    alone = Node("k", "", None, None, None)
+
+    level = Level.of([*nodes, alone])
+
+    assert all(find(level, Entry("k", node.value)) is node for node in nodes)
+    assert find(level, Entry("k", "v20000")) is alone
+    assert find(level, Entry("other", "v1")) is None
+    assert list(level.nodes) == [*nodes, alone]

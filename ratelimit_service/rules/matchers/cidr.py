@@ -186,13 +186,18 @@ def _networks(numbers: list[int]) -> Networks:
     return Networks(tuple(map(Network, each, each, each)))
 
 
-_MAPPED: Final = IPv6Network("::ffff:0:0/96")
-_NO_HOST_BITS: Final = "write its first address"
+_IPV4_LENGTHS: Final = frozenset(map(str, range(33)))
 
 
 def _network(text: str) -> Network:
     """A network of a file. Raises ValueError with what is wrong with it."""
     address, slash, length = text.partition("/")
+    if length in _IPV4_LENGTHS and ":" not in address:  # as most are; the rest takes long
+        found = address_of(address)
+        if found is not None:
+            whole = Network.around(found, int(length))
+            if whole.address == found:
+                return whole
     if slash and not (length.isascii() and length.isdigit()):
         raise ValueError(f"{quoted(text)} is no network: write its length as in 10.0.0.0/8")
     try:

@@ -51,13 +51,20 @@ def shareable() -> str:
 
 def taken(fields: Fields) -> TakenValues | None:
     """Which values a descriptor takes; None if it does not say so rightly, as is noted then."""
-    here = list(dict.fromkeys(each.key for each in MATCHERS if each.key in fields))
+    here: list[str] = []
+    for each in MATCHERS:
+        if each.key in fields and each.key not in here:
+            here.append(each.key)
     value = fields.text(Pattern.key)
     if len(here) > 1:
         message = f"{here[0]} and {here[1]} exclude each other: write a descriptor for each"
         fields.report("matcher", message, key=here[1])
         return None
-    kind = next((each for each in MATCHERS if each.written(fields)), None)
+    kind = None
+    for each in MATCHERS if here else ():
+        if each.written(fields):
+            kind = each
+            break
     if kind is None:
         return TakenValues(value, None)
     if not fields.given(kind.key):
