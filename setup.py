@@ -26,8 +26,8 @@ COMPILED = """
     limiter/additions/* limiter/answer limiter/tally
     wire/request wire/response
     service/refusal service/faults service/asked service/memo service/planning
-    service/answering service/at_hand service/patience service/records
-    service/service
+    service/answering service/at_hand service/patience service/records service/callers
+    service/telling service/service
     transport/h2/costs transport/h2/limits transport/h2/frames transport/h2/fields
     transport/h2/headers transport/h2/messages transport/h2/events transport/h2/streams
     transport/h2/account

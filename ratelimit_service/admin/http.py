@@ -47,7 +47,7 @@ class Decide(Protocol):
     """Answers serialized requests, which may come with who made them."""
 
     def __call__(
-        self, bodies: Sequence[bytes], *, callers: Sequence[CallOrigin] | None = None
+        self, bodies: Sequence[bytes], *, origins: Sequence[CallOrigin] | None = None
     ) -> Awaitable[list[Answer]]:
         """As `Service.decide`."""
 
@@ -117,8 +117,8 @@ class HttpPort(Port):
             self._stats.refusals["json"] += 1
             return web.Response(status=400, text=f"the body cannot be read: {error}\n")
         wanted = self._settings.otel_traces or self._settings.decision_log
-        callers = [_caller(request)] * len(batch.requests) if wanted else None
-        answers = await self._decide(batch.requests, callers=callers)
+        origins = [_caller(request)] * len(batch.requests) if wanted else None
+        answers = await self._decide(batch.requests, origins=origins)
         return await (_all_told(answers) if batch.listed else _told(answers[0]))
 
     async def _healthcheck(self, _: web.Request) -> web.Response:

@@ -60,7 +60,7 @@ async def serve_alone(settings: Settings) -> int:
         otlp = await stack.enter_async_context(Otlp(settings).running())
         if settings.otel_traces:
             spans = Spans(settings, otlp.send_spans, here.shard_of)
-            here.service.tracer = spans
+            here.service.telling.tracer = spans
             stack.callback(spans.flush)
         writer = DecisionLogWriter(settings, stats, health)
         if settings.decision_log:

@@ -15,6 +15,7 @@ from ratelimit_service.service.caller_history import CallerHistory
 from ratelimit_service.service.enqueueing import Enqueueing
 from ratelimit_service.service.overrides import Overrides
 from ratelimit_service.service.questions import Deciding
+from ratelimit_service.service.tail import Tail
 from ratelimit_service.settings import Settings
 
 __all__ = ["deciding"]
@@ -49,6 +50,7 @@ async def deciding(
                 look_at,
                 forget,
                 overrides,
+                Tail(service.telling),
                 history,
                 queues,
                 shard_states,

@@ -1,8 +1,8 @@
 """From decisions to lines of the decision log, in the process that decides.
 
 It hears of decisions after they were answered, and makes lines of them a few at a time between
-batches of requests. What must not live here: what a line says (`service.decision_line`), and where
-lines go (`decision_log`).
+batches of requests. What must not live here: what a line says (`decision_lines`), and where lines
+go (`decision_log`).
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Final
 
 from ratelimit_service.clock import now_us
 from ratelimit_service.model import Hit
 from ratelimit_service.observer import Stats
-from ratelimit_service.service import DecisionRecord, Service
+from ratelimit_service.runtime.decision_lines import DecisionLines
+from ratelimit_service.service import DecidedBatch, DecisionRecord, Service
 from ratelimit_service.service.decision_key import hash_of, read_key
-from ratelimit_service.service.decision_line import Circumstances, line_of
 from ratelimit_service.settings import Settings, split_pairs
-from ratelimit_service.telemetry.parents import parent_of, request_id_of
 
 __all__ = ["DecisionFeed"]
 
@@ -57,12 +57,17 @@ class DecisionFeed:
         sample = split_pairs(settings.decision_log_sample)
         self._denied = float(sample.get("denied", 1))
         self._allowed = float(sample.get("allowed", 1))
-        self._hashed = hash_of(read_key(settings.decision_log_key_file))
         self._stats = stats
         self._send = send
-        self._store = settings.store.partition(":")[0]
-        self._shard_of = shard_of
-        self._waiting: deque[tuple[int, DecisionRecord]] = deque()
+        self._lines = DecisionLines(
+            self._denied,
+            self._allowed,
+            hash_of(read_key(settings.decision_log_key_file)),
+            settings.store.partition(":")[0],
+            shard_of,
+        )
+        self._waiting: deque[tuple[int, DecidedBatch, int]] = deque()
+        """Decisions: when, with which others, and their places among them."""
         self._size = 0
         """Bytes of requests that wait."""
         self._due = False
@@ -78,32 +83,67 @@ class DecisionFeed:
     ) -> DecisionFeed:
         """One that listens to this service from now on."""
         feed = cls(settings, stats, send, shard_of)
-        service.listener = feed.hear
-        service.chosen = feed.chosen
-        service.missed = feed.missed
+        service.telling.add(feed)
         return feed
 
-    def chosen(self, denied: bool) -> bool:
-        """Whether a decision is written down."""
-        share = self._denied if denied else self._allowed
-        return share == 1 or (share > 0 and random.random() < share)  # noqa: S311 -- no secret
-
-    def missed(self, refused: int) -> None:
+    def missed(self, calls: int) -> None:
         """Counts calls that were refused with no time to tell of them."""
-        self._stats.decision_log["dropped_overload"] += round(refused * self._denied)
+        self._stats.decision_log["dropped_overload"] += round(calls * self._denied)
 
-    def hear(self, records: Sequence[DecisionRecord]) -> None:
-        """Takes chosen decisions that were just answered."""
-        at_us = now_us()
-        for place, record in enumerate(records):
-            if len(self._waiting) >= _MOST_WAITING or self._size >= _MOST_BYTES_WAITING:
-                self._stats.decision_log["dropped_busy"] += len(records) - place
-                break
-            self._waiting.append((at_us, record))
-            self._size += len(record.body)
-        if not self._due and self._waiting:
+    def hear(self, decided: DecidedBatch) -> None:
+        """Takes those decisions that are to be written down."""
+        if decided.records is not None:
+            decided = DecidedBatch.of(self._some_of(decided.records))
+            places: Sequence[int] = range(len(decided.bodies))
+        else:
+            places = self._chosen(decided)
+        if not places:
+            return
+        at_us, waiting, bodies = now_us(), self._waiting, decided.bodies
+        size = sum(map(len, bodies))
+        if len(waiting) + len(places) <= _MOST_WAITING and self._size + size <= _MOST_BYTES_WAITING:
+            if len(places) < len(bodies):
+                size = sum([len(bodies[place]) for place in places])
+            waiting.extend(zip(repeat(at_us), repeat(decided), places))
+            self._size += size
+        else:
+            self._fill_up(at_us, decided, places)
+        if not self._due and waiting:
             self._due = True
             asyncio.get_running_loop().call_later(_WAIT_SECONDS, self._make_some)
+
+    def _fill_up(self, at_us: int, decided: DecidedBatch, places: Sequence[int]) -> None:
+        """Takes as many as there is room for, and counts the others."""
+        for number, place in enumerate(places):
+            if len(self._waiting) >= _MOST_WAITING or self._size >= _MOST_BYTES_WAITING:
+                self._stats.decision_log["dropped_busy"] += len(places) - number
+                return
+            self._waiting.append((at_us, decided, place))
+            self._size += len(decided.bodies[place])
+
+    def _chosen(self, decided: DecidedBatch) -> Sequence[int]:
+        """The places of the decisions that are written down."""
+        if self._denied == self._allowed == 1:
+            return range(len(decided.bodies))
+        # Most are allowed, and of these hardly any is written down.
+        return [
+            place
+            for place in range(len(decided.bodies))
+            if self._wants(self._denied if decided.denied(place) else self._allowed)
+        ]
+
+    def _some_of(self, records: Sequence[DecisionRecord]) -> list[DecisionRecord]:
+        """The records that are written down, each for as many decisions as are."""
+        found = []
+        for record in records:
+            share, times = self._denied if record.denied else self._allowed, record.times
+            wanted = times if share == 1 else sum([self._wants(share) for _ in range(times)])
+            if wanted:
+                found.append(record if wanted == times else record._replace(times=wanted))
+        return found
+
+    def _wants(self, share: float) -> bool:
+        return share == 1 or (share > 0 and random.random() < share)  # noqa: S311 -- no secret
 
     def flush(self) -> None:
         """Sends all that waits."""
@@ -120,32 +160,13 @@ class DecisionFeed:
 
     def _make(self) -> None:
         """Makes lines of the oldest decisions."""
-        some: list[tuple[int, DecisionRecord]] = []
-        size = 0
-        while self._waiting and len(some) < _AT_ONCE and size < _BYTES_AT_ONCE:
-            some.append(self._waiting.popleft())
-            size += len(some[-1][1].body)
+        some: list[tuple[int, DecidedBatch, int]] = []
+        waiting, size = self._waiting, 0
+        while waiting and len(some) < _AT_ONCE and size < _BYTES_AT_ONCE:
+            each = waiting.popleft()
+            some.append(each)
+            size += len(each[1].bodies[each[2]])
         self._size -= size
-        lines = [
-            line_of(
-                record,
-                at_us,
-                self._denied if record.denied else self._allowed,
-                self._hashed,
-                self._circumstances(record),
-            )
-            for at_us, record in some
-        ]
-        data = "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
-        if not self._send(data, len(lines)):
-            self._stats.decision_log["dropped_unsent"] += len(lines)
-
-    def _circumstances(self, record: DecisionRecord) -> Circumstances:
-        peer = request_id = trace_id = shard = ""
-        if record.caller is not None:
-            peer, headers = record.caller.peer, record.caller.headers
-            if headers:
-                request_id, trace_id = request_id_of(headers), parent_of(headers).trace_id
-        if record.hit is not None:
-            shard = self._shard_of(record.hit)
-        return Circumstances(peer, request_id, trace_id, self._store, shard)
+        data = self._lines.of(some).encode("utf-8", "replace")
+        if not self._send(data, len(some)):
+            self._stats.decision_log["dropped_unsent"] += len(some)

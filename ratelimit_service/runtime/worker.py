@@ -138,7 +138,7 @@ class _Worker:
 
                 send = partial(self._channel.send, MessageKind.SPANS)
                 spans = Spans(settings, send, here.shard_of)
-                here.service.tracer = spans
+                here.service.telling.tracer = spans
                 stack.callback(spans.flush)
             if settings.decision_log:
                 # Imported only here: who writes no log should not have it in memory.
@@ -263,10 +263,10 @@ class _Worker:
             self._ruled.set()
 
     async def _decide(
-        self, number: bytes, body: bytes, callers: Sequence[CallOrigin] | None = None
+        self, number: bytes, body: bytes, origins: Sequence[CallOrigin] | None = None
     ) -> None:
         if self._deciding is not None:
-            (answer,) = await self._deciding.service.decide([body], callers=callers)
+            (answer,) = await self._deciding.service.decide([body], origins=origins)
             code, said = (
                 (answer.code, answer.message.encode())
                 if isinstance(answer, Refusal)

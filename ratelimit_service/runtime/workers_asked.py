@@ -35,10 +35,10 @@ class AskedWorkers:
         """Of the last thing that was asked; its answer brings it back."""
 
     async def decide(
-        self, bodies: Sequence[bytes], *, callers: Sequence[CallOrigin] | None = None
+        self, bodies: Sequence[bytes], *, origins: Sequence[CallOrigin] | None = None
     ) -> list[Answer]:
         """Does what `Service.decide` does, in one of the workers."""
-        each: Sequence[CallOrigin | None] = callers or [None] * len(bodies)
+        each: Sequence[CallOrigin | None] = origins or [None] * len(bodies)
         return [await self._decide(*pair) for pair in zip(bodies, each, strict=True)]
 
     async def ask(self, question: bytes) -> bytes:

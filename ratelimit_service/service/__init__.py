@@ -4,7 +4,7 @@ from ratelimit_service.limiter import DecidedBy
 from ratelimit_service.service.at_hand import Ready
 from ratelimit_service.service.callers import CALLER_HEADERS, REQUEST_ID, CallOrigin, Headers
 from ratelimit_service.service.patience import counted_until
-from ratelimit_service.service.records import Chosen, DecisionRecord, Listener
+from ratelimit_service.service.records import DecidedBatch, DecisionRecord, Listener
 from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.service.service import Service
 from ratelimit_service.service.tracer import Traced, Tracer
@@ -17,7 +17,7 @@ __all__ = [
     "REQUEST_ID",
     "Answer",
     "CallOrigin",
-    "Chosen",
+    "DecidedBatch",
     "DecidedBy",
     "DecisionRecord",
     "Headers",

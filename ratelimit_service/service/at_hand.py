@@ -28,7 +28,7 @@ _MOST: Final = 4_096
 class Ready:
     """An answer, and how often it was given."""
 
-    __slots__ = ("callers", "message", "plans", "queue", "record", "settled", "times")
+    __slots__ = ("message", "origins", "plans", "queue", "record", "settled", "times")
 
     def __init__(self, message: bytes, plans: Sequence[Plan], settled: Settled) -> None:
         self.message = message
@@ -39,7 +39,7 @@ class Ready:
         """What somebody who listens, or traces, hears of it."""
         self.queue: Rule | None = None
         """The rule into whose queue these requests go."""
-        self.callers: list[CallOrigin] = []
+        self.origins: list[CallOrigin] = []
         """Some of those whom it was given to, if somebody asks."""
 
 
@@ -96,5 +96,5 @@ class AtHand:
                 if ready.queue is not None and self._enqueue is not None:
                     self._enqueue(ready.queue, body, ready.times)
                 if ready.record is not None and self._tell is not None:
-                    self._tell(ready.record, ready.times, ready.callers)
+                    self._tell(ready.record, ready.times, ready.origins)
         self._answers = {}

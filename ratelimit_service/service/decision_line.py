@@ -37,8 +37,13 @@ __all__ = [
     "HashValue",
     "LoggedDecision",
     "NothingAskedError",
+    "asked_part",
+    "beginning",
+    "decider_part",
     "hashed_value",
     "line_of",
+    "origin_part",
+    "place_part",
     "read_limit",
     "read_line",
 ]
@@ -116,15 +121,15 @@ def line_of(
 
     `sample` is the part of such decisions that is written down.
     """
-    body, denied = record.body, record.denied
-    asked = _remembered if len(body) <= _MOST_REMEMBERED else _asked
-    parts = [_START + _time(at_us), asked(body, hashed)]
+    denied = record.denied
+    parts = [beginning(at_us) + asked_part(record.body, hashed)]
     # Formatting a member of an enumeration takes ten times as long as adding it.
     parts.append('"code":"' + _code(record, denied=denied) + '","by":"' + record.by + '"')
     if record.overrides:
         parts.append(f'"overrides":{_json([_override(each) for each in record.overrides])}')
     if record.limit is not None or record.overrides:
-        parts.append(f'"descriptor":{record.descriptor}{_decided_by(record, hashed)}')
+        told = decider_part(record.rule, record.source, record.limit, hashed)
+        parts.append(f'"descriptor":{record.descriptor}{told}')
     if record.limit is not None:
         outcome = record.outcome
         if outcome is not None and record.hit is not None:
@@ -145,6 +150,17 @@ def line_of(
 
 
 _START: Final = f'{{"v":{DECISION_SCHEMA},"time":"'
+
+
+def beginning(at_us: int) -> str:
+    """How a line of a decision at this moment begins, with a comma at the end."""
+    return _START + _time(at_us)
+
+
+def asked_part(body: bytes, hashed: HashValue | None) -> str:
+    """The fields of what was asked."""
+    return _remembered(body, hashed) if len(body) <= _MOST_REMEMBERED else _asked(body, hashed)
+
 
 _MOST_REMEMBERED: Final = 512
 """Bytes of a request whose part of a line is remembered; who is denied asks the same again."""
@@ -175,9 +191,10 @@ _deciders: Final[dict[int, _Decider]] = {}
 _MOST_DECIDERS: Final = 1_024
 
 
-def _decided_by(record: DecisionRecord, hashed: HashValue | None) -> str:
-    """The fields that say which limit of which rule it was."""
-    limit, source = record.limit, record.source
+def decider_part(
+    rule: str, source: Source | None, limit: Limit | None, hashed: HashValue | None
+) -> str:
+    """The fields that say which limit of which rule it was, with a comma before each."""
     known = _deciders.get(id(limit))
     if (
         known is not None
@@ -186,7 +203,7 @@ def _decided_by(record: DecisionRecord, hashed: HashValue | None) -> str:
         and known.hashed is hashed
     ):
         return known.told
-    told = _decider(record.rule, "" if source is None else str(source), limit, hashed)
+    told = _decider(rule, "" if source is None else str(source), limit, hashed)
     if limit is not None and source is not None:
         if len(_deciders) >= _MOST_DECIDERS:
             _deciders.clear()
@@ -207,7 +224,7 @@ def _decider(rule: str, source: str, limit: Limit | None, hashed: HashValue | No
 
 
 @lru_cache(1024)
-def _place(store: str, shard: str) -> str:
+def place_part(store: str, shard: str) -> str:
     """The fields that say where the counter is."""
     return f'"store":{_json(store)}' + (f',"shard":{_json(shard)}' if shard else "")
 
@@ -229,9 +246,9 @@ def _second(seconds: int) -> str:
 
 @lru_cache(16)
 def _time(at_us: int) -> str:
-    """A moment with the quote behind it; all decisions of a batch have the same."""
+    """A moment with the quote and the comma behind it; all decisions of a batch have the same."""
     seconds, rest = divmod(at_us, SECOND_US)
-    return f'{_second(seconds)}.{rest:06}Z"'
+    return f'{_second(seconds)}.{rest:06}Z",'
 
 
 def _code(record: DecisionRecord, *, denied: bool) -> str:
@@ -283,20 +300,26 @@ def _add_circumstances(
     """Adds the fields that say who asked, how long it took, and where it was counted."""
     caller, request_id, trace_id, store, shard = circumstances
     if store and record.hit is not None:
-        parts.append(_place(store, shard))
+        parts.append(place_part(store, shard))
     if record.took_us >= 0:
         parts.append(f'"duration_seconds":{record.took_us / SECOND_US}')
-    if caller:
-        parts.append(_caller(caller, hashed))
+    if told := origin_part(caller, request_id, trace_id, hashed):
+        parts.append(told[1:])
+
+
+def origin_part(caller: str, request_id: str, trace_id: str, hashed: HashValue | None) -> str:
+    """The fields that say who asked, with a comma before each."""
+    told = _caller(caller, hashed) if caller else ""
     if request_id:
-        parts.append(f'"request_id":{_json(request_id)}')
+        told += f',"request_id":{_json(request_id)}'
     if trace_id:
-        parts.append(f'"trace_id":{_json(trace_id)}')
+        told += f',"trace_id":"{trace_id}"'
+    return told
 
 
 @lru_cache(256)
 def _caller(caller: str, hashed: HashValue | None) -> str:
-    return f'"caller":{_json(caller if hashed is None else hashed(caller))}'
+    return f',"caller":{_json(caller if hashed is None else hashed(caller))}'
 
 
 def _override(override: Override) -> dict[str, object]:

@@ -1,9 +1,9 @@
-"""What was decided, for whoever listens: a record of each request, made only if somebody does."""
+"""What was decided, for whoever listens: a record is made when somebody asks for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from ratelimit_service.limiter import DecidedBy, ground_of
 from ratelimit_service.model import Hit, Limit, Outcome, Override
@@ -11,9 +11,9 @@ from ratelimit_service.rules.paths import Source
 from ratelimit_service.service.asked import Asked
 from ratelimit_service.service.callers import CallOrigin
 from ratelimit_service.service.refusal import Answer
-from ratelimit_service.stores import Settled, Verdict
+from ratelimit_service.stores import BROKEN, Settled, Verdict
 
-__all__ = ["Chosen", "DecisionRecord", "Listener", "is_denied", "record"]
+__all__ = ["DecidedBatch", "DecisionRecord", "Listener", "is_denied", "record"]
 
 
 class DecisionRecord(NamedTuple):
@@ -49,11 +49,73 @@ class DecisionRecord(NamedTuple):
         return is_denied(self.answer, self.verdict)
 
 
-Listener = Callable[[Sequence[DecisionRecord]], None]
-"""Hears of the decisions of one batch, after they were answered. It must not wait."""
+class DecidedBatch:
+    """Decisions that were made together. It holds what they were made of, and never changes.
 
-Chosen = Callable[[bool], bool]
-"""Whether the listener wants a decision, by whether it denied. Others are not recorded at all."""
+    `settled` is None after a fault of ours; then not all need have been `asked`. `records` are
+    there if they were made before: then nothing else is known.
+    """
+
+    __slots__ = ("answers", "asked", "bodies", "origins", "records", "settled", "took_us")
+
+    def __init__(
+        self,
+        bodies: Sequence[bytes],
+        asked: Sequence[Asked | Answer],
+        settled: Sequence[Settled] | None,
+        answers: Sequence[Answer],
+        origins: Sequence[CallOrigin] | None,
+        took_us: int,
+    ) -> None:
+        self.bodies = bodies
+        self.asked = asked
+        self.settled = settled
+        self.answers = answers
+        self.origins = origins
+        """Who has asked; None if nobody has looked."""
+        self.took_us = took_us
+        self.records: Sequence[DecisionRecord] | None = None
+
+    @classmethod
+    def of(cls, records: Sequence[DecisionRecord]) -> DecidedBatch:
+        """Decisions of which there are records."""
+        decided = cls(
+            [each.body for each in records], (), None, [each.answer for each in records], None, -1
+        )
+        decided.records = records
+        return decided
+
+    def denied(self, place: int) -> bool:
+        """Whether the request at this place did not pass."""
+        if self.records is not None:
+            return self.records[place].denied
+        planned = self.settled is not None and isinstance(self.asked[place], Asked)
+        verdict = self.settled[place].verdict if planned and self.settled is not None else None
+        return is_denied(self.answers[place], verdict)
+
+    def record(self, place: int) -> DecisionRecord:
+        """The record of the request at this place."""
+        if self.records is not None:
+            return self.records[place]
+        answer = self.answers[place]
+        asked = self.asked[place] if place < len(self.asked) else answer
+        settled = BROKEN
+        if self.settled is not None:
+            settled = self.settled[place]
+        elif isinstance(asked, Asked) and not asked.hits:
+            settled = asked.settled
+        origin = None if self.origins is None else self.origins[place]
+        return record(self.bodies[place], asked, settled, answer, origin, self.took_us)
+
+
+class Listener(Protocol):
+    """Hears of decisions. It must not wait."""
+
+    def hear(self, decided: DecidedBatch) -> None:
+        """Hears of decisions, after they were answered."""
+
+    def missed(self, calls: int) -> None:
+        """Hears how many calls were refused of which there was no time to tell."""
 
 
 def is_denied(answer: Answer, verdict: Verdict | None) -> bool:

@@ -2,7 +2,7 @@
 
 A batch is planned, charged together and answered. No request can stop the process or another
 request of its batch: what goes wrong becomes that request's refusal. What must not live here:
-how one request is planned (`planning`) and answered (`answering`).
+how one request is planned (`planning`) and answered (`answering`), and who is told (`telling`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from functools import partial
 from typing import Final
 
 from ratelimit_service.clock import Clock, elapsed_us, now_us
-from ratelimit_service.errors import StatusCode
-from ratelimit_service.limiter import DecidedBy, TopCallers, queue_of
+from ratelimit_service.limiter import TopCallers, queue_of
 from ratelimit_service.model import Hit
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.moment import at_moment
@@ -28,14 +27,14 @@ from ratelimit_service.service.enqueueing import Enqueueing
 from ratelimit_service.service.faults import Faults
 from ratelimit_service.service.planning import Planning
 from ratelimit_service.service.rare_log import RareLog
-from ratelimit_service.service.records import Chosen, DecisionRecord, Listener, is_denied, record
+from ratelimit_service.service.records import DecidedBatch, record
 from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.service.steering import Steering
-from ratelimit_service.service.tracer import Traced, Tracer
+from ratelimit_service.service.telling import Telling
+from ratelimit_service.service.tracer import Traced
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import (
     AT_ONCE,
-    BROKEN,
     DROPPED,
     NEVER,
     Done,
@@ -55,10 +54,6 @@ another. A store that waits makes that pause by itself."""
 
 Soon = Callable[[Callable[[], None]], object]
 """Has something called in a later turn of the loop."""
-
-_NO_TIME: Final = Refusal(
-    StatusCode.RESOURCE_EXHAUSTED, "there is no time: more calls come than can be counted"
-)
 
 
 class Service:
@@ -91,25 +86,19 @@ class Service:
         self._compiler = self._planning.compiler
         self.enqueueing: Enqueueing | None = None
         """Takes the denied requests of rules that have a queue."""
-        self.at_hand = AtHand(stats, self._tell_at_hand, self.callers, self._enqueue_at_hand)
+        self.telling = Telling(self._faults)
+        """Who hears of decisions. Of those `at_hand` they hear a little later."""
+        self.at_hand = AtHand(stats, self.telling.at_hand, self.callers, self._enqueue_at_hand)
         """Answers for when there is no time."""
         self._decisions = DecisionLog.if_wanted(self._serves)
-        self.listener: Listener | None = None
-        """Who hears of decisions, if anybody does. Those `at_hand` are told a little later."""
-        self.chosen: Chosen | None = None
-        """Of which decisions; of all, if nothing is said."""
-        self.tracer: Tracer | None = None
-        """Who makes spans of calls, if anybody does."""
         self.soon: Soon | None = None
         """Where turns are shared out; if nowhere, the loop's next turn is taken."""
-        self.missed: Callable[[int], None] | None = None
-        """Hears how many calls were refused of which there was no time to tell the listener."""
 
     async def decide(
         self,
         bodies: Sequence[bytes],
         deadline_us: int = NEVER,
-        callers: Sequence[CallOrigin] | None = None,
+        origins: Sequence[CallOrigin] | None = None,
     ) -> list[Answer]:
         """As `submit`, for callers that wait."""
         future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
@@ -118,7 +107,7 @@ class Service:
             if not future.done():  # as it is once its waiter was cancelled
                 future.set_result(answers)
 
-        self.submit(bodies, answered, lambda _: not future.done(), deadline_us, callers)
+        self.submit(bodies, answered, lambda _: not future.done(), deadline_us, origins)
         return await future
 
     def submit(
@@ -127,7 +116,7 @@ class Service:
         done: Callable[[list[Answer]], None],
         wanted: Wanted = always,
         deadline_us: int = NEVER,
-        callers: Sequence[CallOrigin] | None = None,
+        origins: Sequence[CallOrigin] | None = None,
     ) -> None:
         """Answers serialized RateLimitRequests: `done` gets the answers in their order.
 
@@ -135,15 +124,15 @@ class Service:
         settled atomically by itself, all against the same rules. A request that is not `wanted`
         any more when its turn comes to be sent to the store is not charged, nor is one after the
         deadline, which is by `clock.elapsed_us` (`counted_until`). With the deadline `AT_ONCE` a
-        request is decided without waiting for a store. `callers` have made the calls, None where
-        nobody has looked (`wants_callers`).
+        request is decided without waiting for a store. `origins` say who has made the calls, None
+        where nobody has looked (`Telling.wants_origins`).
         """
         if self._decisions is not None:
             done = self._decisions.before(done, bodies)
-        batch = _Batch(done, bodies, elapsed_us(), callers)
+        batch = _Batch(done, bodies, elapsed_us(), origins)
         try:
-            if callers is not None and self.tracer is not None and self.tracer.open:
-                batch.traced = self.tracer.choose(callers)
+            if origins is not None:
+                batch.traced = self.telling.choose(origins)
             snapshot = self._snapshot()
             if snapshot.times is not None:
                 snapshot = at_moment(snapshot, self._clock())
@@ -212,11 +201,6 @@ class Service:
         except Exception as error:
             self._fail(batch, error)
 
-    @property
-    def wants_callers(self) -> bool:
-        """Whether somebody wants to know just now who makes calls: a listener, or a tracer."""
-        return self.listener is not None or (self.tracer is not None and self.tracer.open)
-
     def _serves(self, domain: str) -> bool:
         return domain in self._snapshot().domains
 
@@ -250,7 +234,7 @@ class Service:
                     self._note_callers(batch, callers)
             if self._compiler.enqueues:
                 self._enqueue(batch, found)
-            if self.listener is not None or batch.traced:
+            if self.telling.listeners or batch.traced:
                 self._record(batch, found, answers, took_us)
 
     def _enqueue(self, batch: _Batch, found: Sequence[Settled]) -> None:
@@ -301,62 +285,9 @@ class Service:
         answers: Sequence[Answer],
         took_us: int,
     ) -> None:
-        """Tells who listens of a batch, and who traces of the calls that were chosen.
-
-        Nothing was found after a fault. What fails here costs nobody an answer.
-        """
-        try:
-            if self.listener is not None:
-                records = [
-                    self._record_of(batch, found, answers, place, took_us)
-                    for place in self._chosen(batch, found, answers)
-                ]
-                if records:
-                    self.listener(records)
-        except Exception as error:
-            self._faults.note("a listener failed with decisions", error)
-        tracer = self.tracer
-        if tracer is None:
-            return
-        try:
-            for traced in batch.traced:
-                told = self._record_of(batch, found, answers, traced.place, took_us)
-                tracer.decided(traced, told)
-        except Exception as error:
-            self._faults.note("spans of calls could not be made", error)
-
-    def _chosen(
-        self, batch: _Batch, found: Sequence[Settled] | None, answers: Sequence[Answer]
-    ) -> Sequence[int]:
-        """The places of those decisions of which the listener wants to hear."""
-        chosen = self.chosen
-        if chosen is None:
-            return range(len(answers))
-        places = []
-        for place, answer in enumerate(answers):
-            planned = found is not None and isinstance(batch.asked[place], Asked)
-            verdict = found[place].verdict if planned and found is not None else None
-            if chosen(is_denied(answer, verdict)):
-                places.append(place)
-        return places
-
-    def _record_of(
-        self,
-        batch: _Batch,
-        found: Sequence[Settled] | None,
-        answers: Sequence[Answer],
-        place: int,
-        took_us: int,
-    ) -> DecisionRecord:
-        answer = answers[place]
-        asked = batch.asked[place] if place < len(batch.asked) else answer
-        settled = BROKEN
-        if found is not None:
-            settled = found[place]
-        elif isinstance(asked, Asked) and not asked.hits:
-            settled = asked.settled
-        caller = None if batch.callers is None else batch.callers[place]
-        return record(batch.bodies[place], asked, settled, answer, caller, took_us)
+        """Tells of a batch. Nothing was found after a fault."""
+        decided = DecidedBatch(batch.bodies, batch.asked, found, answers, batch.origins, took_us)
+        self.telling.tell(decided, batch.traced)
 
     def _keep_at_hand(
         self, body: bytes, asked: Asked | Answer, settled: Settled, answer: Answer
@@ -373,60 +304,11 @@ class Service:
             if outcome is not None and (outcome.local or outcome.remaining or not outcome.over):
                 return
         ready = Ready(answer, asked.plans, settled)
-        if self.wants_callers:
+        if self.telling.wants_origins:
             ready.record = record(body, asked, settled, answer)
         if self._compiler.enqueues:
             ready.queue = queue_of(asked.plans, settled)
         self.at_hand.put(body, ready)
-
-    def _tell_at_hand(
-        self, told: DecisionRecord, times: int, callers: Sequence[CallOrigin]
-    ) -> None:
-        """Tells who listens of an answer that was given so many times, and who traces of some."""
-        listener, chosen = self.listener, self.chosen
-        try:
-            if listener is not None:
-                if chosen is not None:
-                    times = sum([chosen(told.denied) for _ in range(times)])
-                if times:
-                    listener((told._replace(times=times),))
-        except Exception as error:
-            self._faults.note("a listener failed with decisions", error)
-        self._trace([told] * len(callers), callers)
-
-    def turned_away(self, calls: Sequence[tuple[bytes, CallOrigin]], others: int) -> None:
-        """Tells who listens, and who traces, of calls that were refused for lack of time.
-
-        Of so many `others` it tells only the number.
-        """
-        if others and self.missed is not None:
-            self.missed(others)
-        if not calls:
-            return
-        listener, chosen = self.listener, self.chosen
-        told = [
-            DecisionRecord(body, _NO_TIME, None, DecidedBy.NOTHING, caller=caller)
-            for body, caller in calls
-        ]
-        try:
-            if listener is not None:
-                wanted = [each for each in told if chosen is None or chosen(True)]
-                if wanted:
-                    listener(wanted)
-        except Exception as error:
-            self._faults.note("a listener failed with decisions", error)
-        self._trace(told, [caller for _, caller in calls])
-
-    def _trace(self, told: Sequence[DecisionRecord], callers: Sequence[CallOrigin]) -> None:
-        """Tells who traces of those calls that it chooses."""
-        tracer = self.tracer
-        if tracer is None or not callers or not tracer.open:
-            return
-        try:
-            for traced in tracer.choose(callers):
-                tracer.decided(traced, told[traced.place])
-        except Exception as error:
-            self._faults.note("spans of calls could not be made", error)
 
     def _fail(self, batch: _Batch, error: Exception) -> None:
         """Ends a batch by a fault of ours: refuses what needed the store, or was not planned."""
@@ -441,7 +323,7 @@ class Service:
         ]
         answers += [self.bug(error) for _ in range(batch.size - len(answers))]
         self._tell(batch, answers)
-        if self.listener is not None or batch.traced:
+        if self.telling.listeners or batch.traced:
             self._record(batch, None, answers, elapsed_us() - batch.started_us)
 
     def _tell(self, batch: _Batch, answers: list[Answer]) -> None:
@@ -458,10 +340,10 @@ class _Batch:
     __slots__ = (
         "asked",
         "bodies",
-        "callers",
         "done",
         "finished",
         "hurried",
+        "origins",
         "places",
         "size",
         "started_us",
@@ -473,11 +355,11 @@ class _Batch:
         done: Callable[[list[Answer]], None],
         bodies: Sequence[bytes],
         started_us: int,
-        callers: Sequence[CallOrigin] | None,
+        origins: Sequence[CallOrigin] | None,
     ) -> None:
         self.done = done
         self.bodies = bodies
-        self.callers = callers
+        self.origins = origins
         self.size = len(bodies)
         self.started_us = started_us
         self.asked: Sequence[Asked | Answer] = ()

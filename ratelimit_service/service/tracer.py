@@ -26,9 +26,9 @@ class Tracer(Protocol):
 
     @property
     def open(self) -> bool:
-        """Whether it may want a call just now; else nobody need look at callers for it."""
+        """Whether it may want a call just now; else nobody need look who makes calls."""
 
-    def choose(self, callers: Sequence[CallOrigin]) -> Sequence[Traced]:
+    def choose(self, origins: Sequence[CallOrigin]) -> Sequence[Traced]:
         """Which calls of a batch, by their callers' headers, become spans."""
 
     def decided(self, traced: Traced, record: DecisionRecord) -> None:

@@ -60,10 +60,10 @@ class Spans:
         """Whether there may be more spans in this second."""
         return self._budget.room > 0
 
-    def choose(self, callers: Sequence[CallOrigin]) -> Sequence[Traced]:
+    def choose(self, origins: Sequence[CallOrigin]) -> Sequence[Traced]:
         """The sampled ones, as far as there may be more spans in this second."""
         chosen = []
-        for place, each in enumerate(callers):
+        for place, each in enumerate(origins):
             parent = parent_of(each.headers)
             if self._is_sampled(parent) and self._budget.take(1):
                 chosen.append(Traced(place, parent))

@@ -144,8 +144,8 @@ class GrpcioServer:
         deadline_us = NEVER
         if seconds is not None:
             deadline_us = counted_until(elapsed_us(), int(seconds * 1_000_000))
-        callers = [_caller(context)] if self._service.wants_callers else None
-        (answer,) = await self._service.decide([body], deadline_us, callers)
+        origins = [_caller(context)] if self._service.telling.wants_origins else None
+        (answer,) = await self._service.decide([body], deadline_us, origins)
         return await _answered(answer, context)
 
     async def _check(self, message: bytes, context: _Context) -> bytes:

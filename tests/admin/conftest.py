@@ -17,6 +17,7 @@ from ratelimit_service.metrics import Sources
 from ratelimit_service.service.caller_history import CallerHistory
 from ratelimit_service.service.overrides import Overrides
 from ratelimit_service.service.questions import Deciding
+from ratelimit_service.service.tail import Tail
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import ShardState
 from ratelimit_service.stores.memory import MemoryStore
@@ -70,6 +71,7 @@ class AdminSite:
             store.look,
             store.forget,
             self.overrides,
+            Tail(asking.service.telling),
             None
             if asking.service.callers is None
             else CallerHistory(asking.service.callers, None, asking.clock),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,9 +13,9 @@ import pytest
 
 from ratelimit_service.admin.feed import Feed
 from ratelimit_service.admin.routes import console
-from ratelimit_service.service import DecisionRecord
-from ratelimit_service.service.questions.denials import _Tail
+from ratelimit_service.service.tail import Tail
 from tests.admin.conftest import AdminSite, StartSite
+from tests.service.asking import Heard
 
 Event = tuple[str, Any]
 
@@ -129,27 +129,12 @@ async def test_streams_end(admin: AdminSite, monkeypatch: pytest.MonkeyPatch) ->
     assert (refused.status, "close one" in refused.text) == (503, True)
 
 
-class Heard:
-    """A listener that samples: of denials every second one, of the others none."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-        self.records: list[DecisionRecord] = []
-
-    def chosen(self, denied: bool) -> bool:
-        self.asked += denied
-        return denied and self.asked % 2 == 0
-
-    def hear(self, records: Sequence[DecisionRecord]) -> None:
-        self.records += records
-
-
 async def test_watching_leaves_the_decision_log_as_it_is(admin: AdminSite) -> None:
     """Who listens already hears of the same decisions while somebody watches, and afterwards."""
-    service, heard = admin.asking.service, Heard()
-    service.listener, service.chosen = heard.hear, heard.chosen
-    tail = _Tail(service)
+    service = admin.asking.service
+    heard, tail = Heard(service), Tail(service.telling)
 
+    tail.take()
     for _ in range(6):
         await admin.asking.ask("user=bob")
     seen = tail.take()
@@ -158,20 +143,19 @@ async def test_watching_leaves_the_decision_log_as_it_is(admin: AdminSite) -> No
         await admin.asking.ask("user=bob")
 
     assert len(seen) == 4
-    assert len(heard.records) == 3
-    assert all(record.denied for record in heard.records)
+    assert len(heard) == 8
+    assert tail.take() == []
 
 
 async def test_a_flood_of_denials_is_cut(admin: AdminSite) -> None:
-    """Of many denials at once so many are noted; the others cost nothing."""
+    """Of many denials at once so many are noted, and then again once these were told."""
     await admin.operating.ask("denials")
     for _ in range(100):
         await admin.asking.ask("user=bob")
-    assert admin.asking.service.chosen is not None
 
-    assert not admin.asking.service.chosen(True)
     assert len(await admin.operating.ask("denials")) == 40  # type: ignore[arg-type]
-    assert admin.asking.service.chosen(True)
+    await admin.asking.ask("user=bob")
+    assert len(await admin.operating.ask("denials")) == 1  # type: ignore[arg-type]
 
 
 async def test_tree(start_site: StartSite) -> None:

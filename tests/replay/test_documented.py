@@ -13,10 +13,9 @@ from ratelimit_service.replay.envoy_log import read_mapping
 from ratelimit_service.replay.findings import NEAR
 from ratelimit_service.replay.recorded import moment_us
 from ratelimit_service.replay.use import SAMPLE, TOP_NAMES
-from ratelimit_service.service import DecisionRecord
 from ratelimit_service.service.decision_line import Circumstances, line_of, read_line
 from tests.replay.playing import run
-from tests.service.asking import Asking
+from tests.service.asking import Asking, Heard
 
 DOCUMENTS = Path(__file__).parents[2] / "docs"
 DOCUMENT = (DOCUMENTS / "replay.md").read_text()
@@ -71,9 +70,8 @@ descriptors:
 - {key: user, rate_limit: {unit: minute, unit_multiplier: 2, requests_per_unit: 1, name: a}}
 - {key: seen, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 1}}
 """
-    heard: list[DecisionRecord] = []
     asking = Asking(tmp_path, rules)
-    asking.service.listener = heard.extend
+    heard = Heard(asking.service)
     for _ in range(2):
         await asking.ask("user=bob")
         await asking.ask("seen=bob")

@@ -29,7 +29,7 @@ from ratelimit_service.replay.denials import decisions_about
 from ratelimit_service.runtime import decision_log
 from ratelimit_service.runtime.decision_feed import DecisionFeed
 from ratelimit_service.runtime.decision_log import DecisionLogFile, DecisionLogWriter
-from ratelimit_service.service import AT_ONCE, CallOrigin, DecisionRecord
+from ratelimit_service.service import AT_ONCE, CallOrigin, DecidedBatch, DecisionRecord
 from ratelimit_service.service.decision_key import hash_of
 from ratelimit_service.service.decision_line import hashed_value
 from ratelimit_service.settings import Settings
@@ -101,8 +101,8 @@ async def test_lines_say_who_asked_and_where_it_was_counted(tmp_path: Path) -> N
     body = wire.encode_request(Request("edge", (descriptor("user=bob"),)))
     trace = "0af7651916cd43dd8448eb211c80319c"
     headers = [(b"x-request-id", b"7" * 300), (b"b3", f"{trace}-b7ad6b7169203331".encode())]
-    await feeding.asking.service.decide([body], callers=[CallOrigin("10.0.0.7", headers)])
-    await feeding.asking.service.decide([body], callers=[CallOrigin("")])
+    await feeding.asking.service.decide([body], origins=[CallOrigin("10.0.0.7", headers)])
+    await feeding.asking.service.decide([body], origins=[CallOrigin("")])
     await feeding.asking.service.decide([b"\xff"])
 
     told, silent, unreadable = feeding.lines
@@ -117,7 +117,7 @@ async def test_callers_are_hashed(tmp_path: Path) -> None:
     """In a hashed log no address of a caller can be read."""
     (tmp_path / "key").write_text("0123456789abcdef\n")
     feeding = Feeding(tmp_path, decision_log_key_file=str(tmp_path / "key"))
-    await feeding.asking.service.decide([b"\xff"], callers=[CallOrigin("10.0.0.7")])
+    await feeding.asking.service.decide([b"\xff"], origins=[CallOrigin("10.0.0.7")])
 
     (line,) = feeding.lines
     assert line["caller"] == hashed_value(b"0123456789abcdef", "10.0.0.7")
@@ -132,7 +132,7 @@ async def test_lines_without_a_caller_are_read_as_well(tmp_path: Path) -> None:
     )
     feeding = Feeding(tmp_path)
     body = wire.encode_request(Request("edge", (descriptor("user=bob"),)))
-    await feeding.asking.service.decide([body], callers=[CallOrigin("10.0.0.7")])
+    await feeding.asking.service.decide([body], origins=[CallOrigin("10.0.0.7")])
     path = tmp_path / "log"
     path.write_text("\n".join([old, *map(json.dumps, feeding.lines)]))
 
@@ -267,13 +267,13 @@ async def test_waiting_requests_are_bounded(tmp_path: Path) -> None:
     feeding = Feeding(tmp_path)
     body = b"x" * 65_000
     told = DecisionRecord(body, b"", None, DecidedBy.NOTHING)
-    feeding.feed.hear([told] * 1_000)
-    feeding.feed.hear([told])
+    feeding.feed.hear(DecidedBatch.of([told] * 1_000))
+    feeding.feed.hear(DecidedBatch.of([told]))
 
     kept = len(feeding.lines)
     assert 100 < kept < 400
     assert feeding.dropped == {"dropped_busy": 1_001 - kept}
-    feeding.feed.hear([told])
+    feeding.feed.hear(DecidedBatch.of([told]))
     assert len(feeding.lines) == kept + 1
 
 

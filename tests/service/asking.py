@@ -11,7 +11,7 @@ from ratelimit_service.health import Health
 from ratelimit_service.model import Decision, Descriptor, Entry, Hit, Limit, Outcome, Request
 from ratelimit_service.observer import Stats, Tally
 from ratelimit_service.rules.load import Rules
-from ratelimit_service.service import Refusal, Service
+from ratelimit_service.service import DecidedBatch, DecisionRecord, Refusal, Service
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import DROPPED, NEVER, Done, Outcomes, Store, Wanted, always, judge
 from ratelimit_service.stores.memory import MemoryStore
@@ -96,6 +96,21 @@ def descriptor(
     """`descriptor("user=bob,plan=free")`."""
     entries = [part.partition("=") for part in text.split(",")] if text else []
     return Descriptor(tuple(Entry(key, value) for key, _, value in entries), limit, addend, refund)
+
+
+class Heard(list[DecisionRecord]):
+    """The records of all that a service decides from now on."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__()
+        self.not_told = 0
+        service.telling.add(self)
+
+    def hear(self, decided: DecidedBatch) -> None:
+        self += [decided.record(place) for place in range(len(decided.bodies))]
+
+    def missed(self, calls: int) -> None:
+        self.not_told += calls
 
 
 class Asking:

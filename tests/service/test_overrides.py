@@ -25,13 +25,12 @@ from ratelimit_service.model import (
     Request,
     read_override,
 )
-from ratelimit_service.service import DecisionRecord
 from ratelimit_service.service.decision_line import line_of
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
-from tests.service.asking import Asking, Away, descriptor
+from tests.service.asking import Asking, Away, Heard, descriptor
 from tests.service.overriding import BAN, EXEMPT, GRANT, LIMIT, override
 from tests.stores.cases import T
 
@@ -300,8 +299,7 @@ async def test_the_global_shadow_mode_holds_for_bans(tmp_path: Path) -> None:
 
 async def test_records_name_overrides(asking: Asking) -> None:
     """Who listens hears which override denied a request or let it through, and its rule."""
-    heard: list[DecisionRecord] = []
-    asking.service.listener = heard.extend
+    heard = Heard(asking.service)
     ban, exempt = override(BAN), override(EXEMPT, "user=alice")
     limit = override(LIMIT, "user=eve", 1)
     asking.service.steering.add([ban, exempt, limit])

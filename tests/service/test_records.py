@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,12 @@ import pytest
 from ratelimit_service import wire
 from ratelimit_service.model import FailurePolicy, Outcome, Request
 from ratelimit_service.observer import Stats
-from ratelimit_service.service import DecidedBy, DecisionRecord, Refusal
+from ratelimit_service.service import DecidedBatch, DecidedBy, Refusal
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Store, Verdict
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
-from tests.service.asking import Asking, Away, descriptor
+from tests.service.asking import Asking, Away, Heard, descriptor
 
 RULES = """
 domain: edge
@@ -29,11 +28,9 @@ descriptors:
 
 def listened(
     directory: Path, store: Store | None = None, settings: Settings | None = None
-) -> tuple[Asking, list[DecisionRecord]]:
-    heard: list[DecisionRecord] = []
+) -> tuple[Asking, Heard]:
     asking = Asking(directory, RULES, store=store, settings=settings)
-    asking.service.listener = heard.extend
-    return asking, heard
+    return asking, Heard(asking.service)
 
 
 async def test_what_was_asked_and_which_limit_decided(tmp_path: Path) -> None:
@@ -79,18 +76,20 @@ async def test_by_local_cache(tmp_path: Path) -> None:
 
 
 async def test_listener_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A listener that fails costs no answer, and is in the log."""
+    """A listener that fails costs no answer, and no other listener a decision. It is in the log."""
     asking, _ = listened(tmp_path)
 
-    def fails(_: Sequence[DecisionRecord]) -> None:
-        raise KeyError("no disk")
+    class Failing(Heard):
+        def hear(self, _: DecidedBatch) -> None:
+            raise KeyError("no disk")
 
-    asking.service.listener = fails
+    failing, later = Failing(asking.service), Heard(asking.service)
     with caplog.at_level(logging.ERROR):
         decision = await asking.ask("user=bob")
 
     assert decision.statuses
     assert "no disk" in caplog.text
+    assert (len(failing), len(later)) == (0, 1)
 
 
 async def test_decisions_that_a_fault_has_ended(tmp_path: Path) -> None:

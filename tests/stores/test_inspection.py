@@ -13,6 +13,7 @@ from ratelimit_service.model import SECOND_US, Hit
 from ratelimit_service.service.overrides import Overrides
 from ratelimit_service.service.questions import Deciding, QuestionError
 from ratelimit_service.service.questions.registry import QUESTIONS
+from ratelimit_service.service.tail import Tail
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Look, Store
 from ratelimit_service.stores.local_cache import LocalCache
@@ -119,6 +120,7 @@ def deciding(asking: Asking, store: Store) -> Deciding:
         store.look,
         store.forget,
         Overrides(OverridesInMemory(), asking.service.steering, asking.stats, asking.clock),
+        Tail(asking.service.telling),
     )
 
 

@@ -42,12 +42,12 @@ class Traced:
         self.sent: list[dict[str, object]] = []
         settings = Settings(rules="", otel_traces=True, **set_to)  # type: ignore[arg-type]
         self.spans = Spans(settings, lambda told: self.sent.extend(json.loads(told)), lambda _: "s")
-        self.asking.service.tracer = self.spans
+        self.asking.service.telling.tracer = self.spans
 
     async def ask(self, *headers: Headers, body: bytes = BODY) -> list[dict[str, object]]:
         """Asks once for each of these; the spans of that."""
         for each in headers:
-            await self.asking.service.decide([body], callers=[CallOrigin("", each)])
+            await self.asking.service.decide([body], origins=[CallOrigin("", each)])
         self.spans.flush()
         sent, self.sent = self.sent, []
         return sent
@@ -132,7 +132,7 @@ async def test_refusals_of_ours_are_errors(tmp_path: Path) -> None:
     traced = Traced(tmp_path)
     rules = RULES.replace("requests_per_unit: 1}", "requests_per_unit: 1, failure_policy: error}")
     traced.asking = Asking(tmp_path, rules, store=Away())
-    traced.asking.service.tracer = traced.spans
+    traced.asking.service.telling.tracer = traced.spans
     (span,) = await traced.ask(SAMPLED)
 
     assert "the store gave no answer" in str(span["error"])
@@ -175,7 +175,7 @@ async def test_collector_gets_spans_over_both_transports(
     _, server = collector
     asking = Asking(tmp_path, RULES)
     settings = Settings(rules="", otel_traces=True, otel_sampling_ratio=0.0)
-    asking.service.tracer = spans = Spans(settings, otlp.send_spans, lambda _: "")
+    asking.service.telling.tracer = spans = Spans(settings, otlp.send_spans, lambda _: "")
     for transport in TRANSPORTS:
         health = Health()
         ours = TRANSPORTS[transport]("127.0.0.1:0", asking.service, health)

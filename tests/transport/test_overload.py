@@ -14,7 +14,6 @@ from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Health
 from ratelimit_service.model import Code, FailurePolicy, Hit, Outcome, Request
 from ratelimit_service.observer import Stats
-from ratelimit_service.service import DecisionRecord
 from ratelimit_service.service.at_hand import AtHand, Ready
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import AT_ONCE, DROPPED, NEVER, Done, Outcomes, Wanted, always, judge
@@ -29,7 +28,7 @@ from ratelimit_service.transport.h2.server import H2Server
 from ratelimit_service.transport.h2.turns import Turns
 from ratelimit_service.transport.health import HealthService
 from tests.servers.redis import RedisServer
-from tests.service.asking import Asking, Away, Busy, Timed, descriptor
+from tests.service.asking import Asking, Away, Busy, Heard, Timed, descriptor
 from tests.stores.cases import hearing, hit
 from tests.transport.test_h2 import Client
 from tests.transport.test_protocol import Wire, held_back
@@ -576,8 +575,7 @@ async def test_answers_at_hand_are_counted_at_the_end(tmp_path: Path) -> None:
     server = H2Server("127.0.0.1:0", asking.service, Health(), stats=asking.stats)
     await server.start()
     body = wire.encode_request(Request("edge", (descriptor("user=bob"),)))
-    heard: list[DecisionRecord] = []
-    asking.service.listener = heard.extend
+    heard = Heard(asking.service)
     await asking.service.decide([body], AT_ONCE)
     asking.service.at_hand.answers(0)[body].times += 7
     await server.stop(0)

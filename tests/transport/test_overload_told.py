@@ -10,7 +10,7 @@ from ratelimit_service.runtime.decision_feed import DecisionFeed
 from ratelimit_service.service import CallOrigin, DecidedBy, DecisionRecord, Refusal, Traced
 from ratelimit_service.settings import Settings
 from ratelimit_service.transport.h2.overload import LOOKS
-from tests.service.asking import Asking, Timed
+from tests.service.asking import Asking, Heard, Timed
 from tests.transport.test_overload import RULES, Ends
 
 ID = b"x-request-id"
@@ -41,9 +41,8 @@ def ends_of(tmp_path: Path) -> Ends:
 async def test_refused_calls_are_told(tmp_path: Path) -> None:
     """Who listens hears of a refused call what was asked, who asked, and that it was refused."""
     ends = ends_of(tmp_path)
-    heard: list[DecisionRecord] = []
-    ends.service.listener = heard.extend
-    ends.service.tracer = tracer = Keeping()
+    heard = Heard(ends.service)
+    ends.service.telling.tracer = tracer = Keeping()
 
     assert not ends.call(waited_us=800_000)
     ends.calls.look()
@@ -62,7 +61,7 @@ async def test_refused_calls_are_told(tmp_path: Path) -> None:
 async def test_answers_at_hand_have_spans(tmp_path: Path) -> None:
     """A call that gets an answer that is at hand becomes a span with its own parent."""
     ends = ends_of(tmp_path)
-    ends.service.tracer = tracer = Keeping()
+    ends.service.telling.tracer = tracer = Keeping()
     ends.call(waited_us=500_000)
     tracer.heard.clear()
     answered = [ends.call(waited_us=500_000) for _ in range(9)]
@@ -76,8 +75,7 @@ async def test_answers_at_hand_have_spans(tmp_path: Path) -> None:
 async def test_headers_of_refused_calls_are_read(tmp_path: Path) -> None:
     """Each refused call is told with the headers that it came with."""
     ends = ends_of(tmp_path)
-    heard: list[DecisionRecord] = []
-    ends.service.listener = heard.extend
+    heard = Heard(ends.service)
     for number in range(3):
         extra = [("grpc-timeout", "1S"), ("x-request-id", f"call-{number}")]
         data = ends.client.headers(extra) + ends.client.data(b"no request")
@@ -122,5 +120,5 @@ async def test_nobody_listens(tmp_path: Path) -> None:
 
     assert ends.calls._haste.turned_away == []
     answers = ends.calls._haste.answers.values()
-    assert [each.callers for each in answers] == [[]]
+    assert [each.origins for each in answers] == [[]]
     assert ends.calls._haste.looks == LOOKS

@@ -39,7 +39,7 @@ class Calls:
 
     def forget(self, protocol: Http2Protocol) -> None: ...
 
-    wants_callers = False
+    wants_origins = False
 
     def haste(self, protocol: Http2Protocol) -> None: ...
 

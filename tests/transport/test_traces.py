@@ -15,7 +15,7 @@ from ratelimit_service.service import CallOrigin, DecidedBy, DecisionRecord, Hea
 from ratelimit_service.transport.h2.connection import Calls
 from ratelimit_service.transport.transports import TRANSPORTS
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
-from tests.service.asking import Asking, descriptor
+from tests.service.asking import Asking, Heard, descriptor
 from tests.transport.test_h2 import Client
 
 RULES = "domain: edge\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]"
@@ -68,7 +68,7 @@ async def test_each_call_brings_its_own_parent(
     Calls that differ in nothing else are one batch to us.
     """
     asking, call = server
-    asking.service.tracer = tracer = Keeping()
+    asking.service.telling.tracer = tracer = Keeping()
     began_us = elapsed_us()
     for number in range(1, 6):
         await call(BODY, metadata=[("traceparent", PARENT.format(number)), ("x-other", "1")])
@@ -94,7 +94,7 @@ async def test_closed_tracer_hears_nothing(
 ) -> None:
     """Headers are read for a tracer only while it is open."""
     asking, call = server
-    asking.service.tracer = tracer = Keeping()
+    asking.service.telling.tracer = tracer = Keeping()
     for number, tracer.open in enumerate((True, False, False, True)):
         await call(BODY, metadata=[("traceparent", PARENT.format(number))])
 
@@ -108,8 +108,7 @@ async def test_listener_hears_who_called(
 ) -> None:
     """Who listens hears from which address a call came, what it calls itself, and its duration."""
     asking, call = server
-    heard: list[DecisionRecord] = []
-    asking.service.listener = heard.extend
+    heard = Heard(asking.service)
     began_us = elapsed_us()
     for number in range(3):
         await call(BODY, metadata=[("x-request-id", f"id-{number}"), ("traceparent", PARENT)])
@@ -131,7 +130,7 @@ async def test_fault_of_a_tracer_costs_no_answer(
 ) -> None:
     """A call is answered also where its tracer fails."""
     asking, call = server
-    asking.service.tracer = Failing()
+    asking.service.telling.tracer = Failing()
 
     assert decode_decision(await call(BODY)).code is Code.OK
 
@@ -141,7 +140,7 @@ async def test_refused_requests_are_told_too(
 ) -> None:
     """A request that cannot be read has a span as well: it says why it was refused."""
     asking, call = server
-    asking.service.tracer = tracer = Keeping()
+    asking.service.telling.tracer = tracer = Keeping()
     with pytest.raises(grpc.aio.AioRpcError):
         await call(b"\xff", metadata=[("b3", "0")])
 
@@ -156,15 +155,15 @@ def traces(client: Client, data: bytes) -> list[Headers]:
     found: list[Headers] = []
     for event in client.connection.receive(data):
         assert isinstance(event, Calls)
-        assert event.callers is not None
-        found += [list(each.headers) for each in event.callers]
+        assert event.origins is not None
+        found += [list(each.headers) for each in event.origins]
     return found
 
 
 def test_parents_are_read_with_and_without_a_table() -> None:
     """A parent is read from Huffman-coded values, from the client's table, and without one."""
     client = Client()
-    client.connection.wants_callers = True
+    client.connection.wants_origins = True
     extra = [("traceparent", PARENT.format(7)), ("x-b3-sampled", "1")]
     told = [(name.encode(), value.encode()) for name, value in extra]
     with_table = [client.headers(extra) + client.data() for _ in range(3)]
@@ -180,7 +179,7 @@ def test_calls_of_one_read_keep_their_order() -> None:
     """Calls of which only some are asked for their trace are not mixed up."""
     client = Client()
     client.settle()
-    client.connection.wants_callers = True
+    client.connection.wants_origins = True
     data = b""
     for number in range(20):
         extra = [("traceparent", PARENT.format(number))] if number % 3 else []
@@ -189,8 +188,8 @@ def test_calls_of_one_read_keep_their_order() -> None:
     told: dict[bytes, Headers] = {}
     for event in client.connection.receive(data):
         assert isinstance(event, Calls)
-        assert event.callers is not None
-        headers = [list(each.headers) for each in event.callers]
+        assert event.origins is not None
+        headers = [list(each.headers) for each in event.origins]
         told |= dict(zip(event.messages, headers, strict=True))
     assert told == {
         b"%d" % number: [(b"traceparent", PARENT.format(number).encode())] if number % 3 else []

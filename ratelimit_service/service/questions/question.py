@@ -22,6 +22,7 @@ from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.caller_history import CallerHistory
 from ratelimit_service.service.overrides import Overrides
 from ratelimit_service.service.service import Service
+from ratelimit_service.service.tail import Tail
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import LookAt, ShardState, Store
 from ratelimit_service.stores.queues import Queues
@@ -39,9 +40,9 @@ class Deciding:
     `snapshot` gives the rules that hold now. `live_counters` is how many counters this process has
     in memory, None if they are elsewhere. `shard_of` says which server has a hit's counter, "" if
     none has. `look_at` tells how counters stand, past any local cache, and `forget` lets them start
-    anew (it raises StoreError). `overrides` are those in force. `history` knows callers, unless
-    nobody wants that. `queues` are those of rules, None where counters are in memory.
-    `shard_states` says how the store's servers stand, if it has any.
+    anew (it raises StoreError). `overrides` are those in force. `tail` knows the latest denials,
+    and `history` callers, unless nobody wants that. `queues` are those of rules, None where
+    counters are in memory. `shard_states` says how the store's servers stand, if it has any.
     """
 
     settings: Settings
@@ -55,6 +56,7 @@ class Deciding:
     look_at: LookAt
     forget: Callable[[Sequence[Hit]], Awaitable[None]]
     overrides: Overrides
+    tail: Tail
     history: CallerHistory | None = None
     queues: Queues | None = None
     shard_states: Callable[[], Sequence[ShardState]] = tuple

@@ -87,9 +87,9 @@ class ServiceCalls:
             self._cancel(protocol, event)
 
     @property
-    def wants_callers(self) -> bool:
+    def wants_origins(self) -> bool:
         """Whether somebody asks just now who makes calls."""
-        return self._service.wants_callers
+        return self._service.telling.wants_origins
 
     def haste(self, protocol: Http2Protocol) -> Haste | None:
         """What a connection may do by itself with its next piece, if its calls have waited."""
@@ -137,7 +137,7 @@ class ServiceCalls:
         refused, told = haste.refused, haste.turned_away
         haste.refused, haste.turned_away = 0, []
         self._overload.note(Fate.REFUSED, refused)
-        self._service.turned_away(told, refused - len(told))
+        self._service.telling.turned_away(told, refused - len(told))
 
     def failed(self, error: Exception) -> None:
         """Counts and logs a fault of ours."""
@@ -160,11 +160,11 @@ class ServiceCalls:
             self._overload.note(fate, len(stream_ids))
             if fate is Fate.REFUSED:
                 connection.refuse(stream_ids)
-                if calls.callers is not None:
+                if calls.origins is not None:
                     looks = min(self._haste.looks, len(stream_ids))
                     self._haste.looks -= looks
-                    told = list(zip(calls.messages[:looks], calls.callers[:looks], strict=True))
-                    self._service.turned_away(told, len(stream_ids) - looks)
+                    told = list(zip(calls.messages[:looks], calls.origins[:looks], strict=True))
+                    self._service.telling.turned_away(told, len(stream_ids) - looks)
                 return
             self._overload.hurried(len(stream_ids))
             deadline_us = AT_ONCE
@@ -180,7 +180,7 @@ class ServiceCalls:
             alone.submit(self._service)
             return
         patience = -1 if timeout_us is None else timeout_us.bit_length()
-        key = deadline_us == AT_ONCE, patience, calls.callers is None
+        key = deadline_us == AT_ONCE, patience, calls.origins is None
         gathered = self._gathered.get(key)
         if gathered is None:
             gathered = self._gathered[key] = Gathered(self._pending)
@@ -286,10 +286,10 @@ def _still_open(protocol: Http2Protocol, calls: Calls) -> Calls:
 
 def _some(calls: Calls, places: Sequence[int]) -> Calls:
     """Those of some calls that have these places among them."""
-    ids, messages, callers = calls.stream_ids, calls.messages, calls.callers
+    ids, messages, origins = calls.stream_ids, calls.messages, calls.origins
     return Calls(
         calls.head,
         [ids[place] for place in places],
         [messages[place] for place in places],
-        None if callers is None else [callers[place] for place in places],
+        None if origins is None else [origins[place] for place in places],
     )

@@ -303,7 +303,7 @@ class Connection(Incoming):
         self._streams[stream_id] = None
         self._consume(length)
         caller: CallOrigin | None = None
-        if self.wants_callers:
+        if self.wants_origins:
             caller = self._origin(block)
         self._call(head, stream_id, message, events, caller)
         return end
@@ -326,7 +326,7 @@ class Connection(Incoming):
         if not streams:
             return 0
         haste.refused += len(streams)
-        if self.wants_callers and haste.looks > 0:
+        if self.wants_origins and haste.looks > 0:
             haste.looks -= 1
             end = stop + 9 + int.from_bytes(data[stop : stop + 3], "big")
             message = data[stop + 9 + PREFIX_BYTES : end]
@@ -407,9 +407,9 @@ class Connection(Incoming):
             return False
         ready.times += 1
         haste.given += 1
-        if self.wants_callers and haste.looks > 0:
+        if self.wants_origins and haste.looks > 0:
             haste.looks -= 1
-            ready.callers.append(self._origin(block))
+            ready.origins.append(self._origin(block))
         return True
 
 

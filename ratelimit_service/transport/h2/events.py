@@ -15,13 +15,13 @@ __all__ = ["Calls", "Cancelled", "Ended", "Event", "Message"]
 class Calls:
     """Complete unary calls with the same headers; each with its one message.
 
-    `callers` are who made each of them; None if nobody asks.
+    `origins` are who made each of them; None if nobody asks.
     """
 
     head: Head
     stream_ids: list[int]
     messages: list[bytes]
-    callers: list[CallOrigin] | None = None
+    origins: list[CallOrigin] | None = None
 
 
 class Message(NamedTuple):

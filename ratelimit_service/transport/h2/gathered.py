@@ -42,7 +42,7 @@ class Pending:
 class Gathered:
     """A batch of calls whose callers wait about equally long, in the order of their handling."""
 
-    __slots__ = ("_callers", "_deadline_us", "_messages", "_parts", "_pending", "_starts")
+    __slots__ = ("_deadline_us", "_messages", "_origins", "_parts", "_pending", "_starts")
 
     def __init__(self, pending: Pending) -> None:
         self._pending = pending
@@ -52,19 +52,19 @@ class Gathered:
         self._starts: list[int] = []
         """The place of each part's first message."""
         self._messages: list[bytes] = []
-        self._callers: list[CallOrigin] | None = None
+        self._origins: list[CallOrigin] | None = None
 
     def add(self, protocol: Http2Protocol, calls: Calls, deadline_us: int) -> None:
         """Adds calls of a connection. The earliest deadline holds for the whole batch.
 
-        Either all calls of a batch have `callers`, or none has.
+        Either all calls of a batch have `origins`, or none has.
         """
         self._deadline_us = min(self._deadline_us, deadline_us)
         self._starts.append(len(self._messages))
         self._parts.append((protocol, calls.stream_ids))
         self._messages += calls.messages
-        if calls.callers is not None:
-            self._callers = (self._callers or []) + calls.callers
+        if calls.origins is not None:
+            self._origins = (self._origins or []) + calls.origins
 
     def submit(self, service: Service) -> None:
         """Has the calls decided; each is answered on its own connection."""
@@ -75,7 +75,7 @@ class Gathered:
                 partial(_decided, service, self),
                 partial(_wanted, self),
                 self._deadline_us,
-                self._callers,
+                self._origins,
             )
         except Exception as error:  # `submit` raises nothing, unless there is a fault in itself
             self.answer(service, [service.bug(error) for _ in self._messages])

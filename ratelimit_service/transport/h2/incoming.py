@@ -61,7 +61,7 @@ class Incoming(Control):
 
     def __init__(self, methods: Methods, memory: Memory) -> None:
         super().__init__(methods, memory)
-        self.wants_callers = False
+        self.wants_origins = False
         """Whether somebody asks who makes calls."""
         self.peer = ""
         """The address of the client; "" for a Unix socket."""
@@ -121,7 +121,7 @@ class Incoming(Control):
     def _open(self, stream_id: int, flags: int, block: bytes, events: list[Event]) -> None:
         caller: CallOrigin | None = None
         try:
-            if self.wants_callers:
+            if self.wants_origins:
                 head, headers = self._headers.read_with_caller(block)
                 caller = CallOrigin(self.peer, headers)
             else:
@@ -328,17 +328,17 @@ class Incoming(Control):
         """Hands on a complete unary call, together with those just before it if it can be."""
         last = events[-1] if events else None
         if isinstance(last, Calls) and last.head is head:
-            if caller is None and last.callers is None:
+            if caller is None and last.origins is None:
                 last.stream_ids.append(stream_id)
                 last.messages.append(message)
                 return
-            if caller is not None and last.callers is not None:
+            if caller is not None and last.origins is not None:
                 last.stream_ids.append(stream_id)
                 last.messages.append(message)
-                last.callers.append(caller)
+                last.origins.append(caller)
                 return
-        callers = None if caller is None else [caller]
-        events.append(Calls(head, [stream_id], [message], callers))
+        origins = None if caller is None else [caller]
+        events.append(Calls(head, [stream_id], [message], origins))
 
     # Ends
 

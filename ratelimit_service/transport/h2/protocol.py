@@ -42,7 +42,7 @@ class CallHandler(Protocol):
         """Hears that the connection is gone: nothing can be answered any more."""
 
     @property
-    def wants_callers(self) -> bool:
+    def wants_origins(self) -> bool:
         """Whether somebody asks who makes calls."""
 
     def haste(self, protocol: Http2Protocol) -> Haste | None:
@@ -238,7 +238,7 @@ class Http2Protocol(asyncio.Protocol):
             haste.refusing = True
         refused = haste is not None and haste.refusing
         piece = self._late_piece() if refused else self._next_piece(_PIECE_BYTES)
-        connection.wants_callers = self._calls.wants_callers
+        connection.wants_origins = self._calls.wants_origins
         events = connection.receive(piece, _PIECE_CALLS)
         if events:
             self._calls.handle(self, events)

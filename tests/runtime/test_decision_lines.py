@@ -1,0 +1,101 @@
+"""Lines of many decisions at once."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service import wire
+from ratelimit_service.model import FailurePolicy, Request
+from ratelimit_service.observer import Stats
+from ratelimit_service.runtime.decision_lines import DecisionLines
+from ratelimit_service.service import CallOrigin, DecidedBatch, Service
+from ratelimit_service.service.decision_line import Circumstances, HashValue, line_of
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores.local_cache import LocalCache
+from ratelimit_service.stores.memory import MemoryStore
+from tests.service.asking import Asking, Away, Heard, descriptor
+
+RULES = """
+domain: edge
+descriptors:
+  - {key: user, rate_limit: {unit: day, requests_per_unit: 2}}
+  - {key: path, rate_limit: {unit: minute, requests_per_unit: 1, name: p, algorithm: token_bucket}}
+  - key: both
+    rate_limits: [{unit: day, requests_per_unit: 3}, {unit: hour, requests_per_unit: 1}]
+  - {key: seen, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 1}}
+  - {key: free, rate_limit: {unlimited: true}}
+"""
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+ORIGINS = (
+    CallOrigin(),
+    CallOrigin("10.0.0.7"),
+    CallOrigin("10.0.0.8", [(b"x-request-id", b'"\x1b\\'), (b"b3", b"%b-b7ad6b7169203331" % b"1")]),
+    CallOrigin("", [(b"x-request-id", b"7"), (b"b3", f"{TRACE}-b7ad6b7169203331".encode())]),
+)
+
+
+class Batches(Heard):
+    """The decisions of a service, as they were told."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.told: list[tuple[int, DecidedBatch, int]] = []
+
+    def hear(self, decided: DecidedBatch) -> None:
+        moment = 1_760_000_000_000_000 + 1_000_003 * (len(self.told) // 9)
+        self.told += [(moment, decided, place) for place in range(len(decided.bodies))]
+
+
+@pytest.mark.parametrize("store", ["memory", "redis", "away"])
+@pytest.mark.parametrize("hashed", [None, str.upper])
+async def test_lines_of_many_are_the_lines_of_each(
+    tmp_path: Path, store: str, hashed: HashValue | None
+) -> None:
+    """What decisions have in common is written once, and each line says what it says alone."""
+    chance = random.Random(store)
+    asking = Asking(tmp_path, RULES)
+    service = asking.service
+    if store == "redis":
+        memory = MemoryStore(99, Stats(), asking.health, asking.clock)
+        service = asking.served_by(LocalCache(memory, 1 << 20, Stats()), Settings())
+    elif store == "away":
+        service = asking.served_by(Away(), Settings(failure_policy=FailurePolicy.CLOSED))
+    batches = Batches(service)
+    keys = ("user=bob", "user=ü\u202e", "path=/a", "both=b", "seen=c", "free=d", "none=e")
+    for _ in range(60):
+        bodies = [
+            wire.encode_request(
+                Request(
+                    "edge", tuple(map(descriptor, chance.choices(keys, k=chance.choice([1, 2]))))
+                )
+            )
+            if chance.random() < 0.9
+            else b"\xff"
+            for _ in range(chance.choice([1, 5]))
+        ]
+        origins = chance.choice([None, [chance.choice(ORIGINS) for _ in bodies]])
+        asking.now_us += 1_000_000
+        await service.decide(bodies, origins=origins)
+
+    def shard_of(hit: object) -> str:
+        return "" if store == "memory" else f"there:{hash(hit) % 2}"
+
+    lines = DecisionLines(0.5, 1, hashed, store, shard_of).of(batches.told)
+    alone = []
+    for at_us, decided, place in batches.told:
+        record = decided.record(place)
+        request_id = trace_id = ""
+        if record.caller is ORIGINS[2]:
+            request_id = '"\x1b\\'
+        elif record.caller is ORIGINS[3]:
+            request_id, trace_id = "7", TRACE
+        caller = record.caller.peer if record.caller is not None else ""
+        shard = "" if record.hit is None else shard_of(record.hit)
+        around = Circumstances(caller, request_id, trace_id, store, shard)
+        share = 0.5 if record.denied else 1
+        alone.append(line_of(record, at_us, share, hashed, around) + "\n")
+    assert lines.splitlines(keepends=True) == alone
+    assert sum('"code":"OVER_LIMIT"' in line for line in alone) > 30
