@@ -3,6 +3,9 @@
     python docs/generate.py           write them
     python docs/generate.py --check   exit 1 if they are not what would be written
 
+Where the project is on the network stands in pyproject.toml, as Source. All other files that say it
+are in HAVE_SOURCE, and are written from there.
+
 It also writes the JSON Schema of rule files, here and into the package, and there a copy of Envoy's
 configuration. docs/draw.py draws.
 
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -189,6 +193,26 @@ TABLES: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
 """By the name of a table: its document, and its lines."""
 
 
+HAVE_SOURCE = (
+    "README.md",
+    "pyproject.toml",
+    "client/README.md",
+    "client/pyproject.toml",
+    ".github/ISSUE_TEMPLATE/config.yml",
+    "deploy/helm/ratelimit-service/Chart.yaml",
+    "docker/Dockerfile",
+)
+"""The files that say where the project is on the network."""
+
+
+def with_source(source: str) -> Iterator[tuple[Path, str]]:
+    """These files, with another address of the project. README tells the present one."""
+    (now,) = re.findall(r"\]\((\S+)/blob/main/LICENSE\)", (DOCS.parent / "README.md").read_text())
+    for name in HAVE_SOURCE:
+        path = DOCS.parent / name
+        yield path, re.sub(rf"{re.escape(now)}(?![\w-])", lambda _: source, path.read_text())
+
+
 def written(text: str, name: str, lines: Iterable[str]) -> str:
     """A document's text with a table anew."""
     begin = f"<!-- {name}: made by make docs -->\n"
@@ -210,6 +234,8 @@ def everything() -> Iterator[tuple[Path, str]]:
     yield DEMO, ENVOY.read_text()
     for file, drawn in drawings():
         yield DOCS / file, drawn()
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]
+    yield from list(with_source(project["urls"]["Source"]))
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import textwrap
 import tomllib
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -78,6 +80,34 @@ def test_links_of_the_readme_are_absolute() -> None:
 
     assert targets
     assert [target for target in targets if not target.startswith(BLOB)] == []
+
+
+def test_address_of_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands in one line of pyproject.toml; `make docs` writes it wherever else it is."""
+    source = BLOB.removesuffix("/blob/main/")
+    monkeypatch.syspath_prepend(str(TOP / "docs"))
+    generate = importlib.import_module("generate")
+    elsewhere = "https://forge.example/acme/limits"
+
+    moved = dict(generate.with_source(elsewhere))
+    back = {path: text.replace(elsewhere, source) for path, text in moved.items()}
+
+    assert {path for path in texts() if source in path.read_text()} == set(moved)
+    assert back == {path: path.read_text() for path in moved}
+    assert all(source not in text and elsewhere in text for text in moved.values())
+
+
+def texts() -> Iterator[Path]:
+    """What people and tools read of this checkout: no code, and nothing that is made or got."""
+    named = {".md", ".toml", ".yaml", ".yml", ".json", ".service", ".txt", ".html", ".in", ""}
+    for top in TOP.iterdir():
+        if top.is_file() and top.suffix in named and not top.is_symlink():
+            yield top
+        elif top.name in {".github", "client", "deploy", "docker", "docs", "examples", "rules"}:
+            for path in top.rglob("*"):
+                made = {"node_modules", "target", "__pycache__"} & set(path.parts)
+                if path.is_file() and path.suffix in named and not made:
+                    yield path
 
 
 def test_numbers_of_the_readme_are_measured() -> None:
