@@ -22,6 +22,7 @@ from ratelimit_service.cli.init import init
 from ratelimit_service.cli.inspect import inspect
 from ratelimit_service.cli.lint import lint
 from ratelimit_service.cli.man import man
+from ratelimit_service.cli.queue import queue
 from ratelimit_service.cli.replay import replay
 from ratelimit_service.cli.restart import restart
 from ratelimit_service.cli.say import fail, mistake
@@ -88,6 +89,7 @@ for _command in (
     why,
     top,
     inspect,
+    queue,
     size,
     schema,
     hit,

@@ -16,41 +16,49 @@ def queue_of(plans: Sequence[Plan], settled: Settled) -> Rule | None:
     """The rule that denied a request, if it goes into that rule's queue.
 
     It does if every rule that denies it says `on_limit: enqueue`. What a ban or a failure policy
-    denies goes nowhere: not even a later try may pass.
+    denies goes nowhere: not even a later try may pass. Nor does a peek: nobody wanted more than to
+    look.
     """
     outcomes, verdict, by, _ = settled
     if verdict is not Verdict.DENIED or by < 0:
         return None
     deciding: Rule | None = None
-    enforced: list[CompiledRule] = []
-    quotas: list[CompiledRule] = []
+    enforced: list[Plan] = []
+    quotas: list[Plan] = []
     room = False
     place = 0
-    for rule, _, hits in plans:
-        if rule.kind is Kind.BANNED:
+    for plan in plans:
+        hits = plan.hits
+        if plan.rule.kind is Kind.BANNED:
             return None
         if not hits:
             continue
-        after = place + len(hits)
-        if place <= by < after:
-            deciding = rule.declared
-        mode, refund = hits[0].mode, hits[0].refund
-        over = _over(rule, outcomes[place:after])
-        place = after
-        if refund or mode is Mode.SHADOW:
+        over = _over(plan.rule, outcomes[place : place + len(hits)])
+        if place <= by < place + len(hits):
+            deciding = plan.rule.declared
+        place += len(hits)
+        mode = hits[0].mode
+        if hits[0].refund or mode is Mode.SHADOW:
             continue
         if over is None:
             return None
         if mode is Mode.QUOTA:
-            quotas.append(rule)
+            quotas.append(plan)
             room = room or not over
         elif over:
-            enforced.append(rule)
+            enforced.append(plan)
     denying = enforced if room else enforced + quotas
-    for rule in denying:
+    return deciding if _all_enqueue(denying) else None
+
+
+def _all_enqueue(denying: Sequence[Plan]) -> bool:
+    """Whether all of these rules have a queue, and more than a look was asked of one of them."""
+    asked_for = 0
+    for rule, addend, _ in denying:
         if rule.declared is None or not rule.declared.enqueue:
-            return None
-    return deciding
+            return False
+        asked_for += addend
+    return asked_for > 0
 
 
 def _over(rule: CompiledRule, outcomes: Outcomes) -> bool | None:

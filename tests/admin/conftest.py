@@ -22,6 +22,7 @@ from ratelimit_service.settings import Settings
 from ratelimit_service.stores import ShardState
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.overrides import OverridesInMemory
+from ratelimit_service.stores.queues import Queues
 from tests.servers.service import HTTPAnswer, http
 from tests.service.asking import Asking
 
@@ -35,8 +36,16 @@ descriptors:
 class AdminSite:
     """A running admin listener; `asking` is the service that it is of."""
 
-    def __init__(self, directory: Path, settings: Settings, rules: str, at: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        settings: Settings,
+        rules: str,
+        at: str,
+        queues: Queues | None = None,
+    ) -> None:
         directory.mkdir(exist_ok=True)
+        self._queues = queues
         self.directory = directory
         self.shards: list[ShardState] = []
         self.asking = asking = Asking(directory, rules, settings=settings)
@@ -75,6 +84,7 @@ class AdminSite:
             None
             if asking.service.callers is None
             else CallerHistory(asking.service.callers, None, asking.clock),
+            self._queues,
             shard_states=lambda: self.shards,
         )
 

@@ -13,7 +13,16 @@ from hypothesis import given, settings
 
 from ratelimit_service import wire
 from ratelimit_service.errors import StoreError
-from ratelimit_service.model import Code, Descriptor, Entry, FailurePolicy, Limit, Request, Unit
+from ratelimit_service.model import (
+    SECOND_US,
+    Code,
+    Descriptor,
+    Entry,
+    FailurePolicy,
+    Limit,
+    Request,
+    Unit,
+)
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.tree import Rule
 from ratelimit_service.service import enqueueing
@@ -38,6 +47,9 @@ descriptors:
     on_limit: enqueue
     metadata: {team: mail}
     rate_limit: {unit: day, requests_per_unit: 1}
+  - key: spent
+    on_limit: enqueue
+    rate_limit: {unit: day, requests_per_unit: 1, count_denied: true}
   - {key: path, rate_limit: {unit: day, requests_per_unit: 1}}
   - {key: seen, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 1}}
   - {key: quota, quota_mode: true, on_limit: enqueue, rate_limit: {unit: day, requests_per_unit: 1}}
@@ -70,7 +82,12 @@ class Kept:
         return room
 
     async def look(self, queue: Queue) -> QueueLook:
-        raise NotImplementedError
+        if self.fault is not None:
+            raise self.fault
+        length = len(self.queues.get(queue, []))
+        oldest, newest = (4_000 * SECOND_US, 90 * SECOND_US) if length else (None, None)
+        lost = self.lost.get(queue, 0)
+        return QueueLook(f"key of {queue.rule}", "here", length, oldest, newest, lost)
 
 
 class Enqueued(Asking):
@@ -156,6 +173,22 @@ async def test_a_limit_that_the_caller_brings(enqueued: Enqueued) -> None:
     await enqueued.ask("user=b", descriptor("any=a", limit=none))
 
     assert await enqueued.queued() == {}
+
+
+async def test_peeks(enqueued: Enqueued) -> None:
+    """Who only looks has nothing that could be done later."""
+    await enqueued.ask("job=a")
+    await enqueued.ask("spent=a", hits=5)
+    look = descriptor("spent=a", addend=0)
+
+    denied = [
+        await enqueued.ask(look),
+        await enqueued.ask(look, "job=new"),
+        await enqueued.ask(look, "job=a"),
+    ]
+
+    assert [each.code for each in denied] == [Code.OVER_LIMIT] * 3
+    assert await enqueued.queued() == {"spent": [["a"], ["a", "a"]]}
 
 
 async def test_bans(enqueued: Enqueued) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ratelimit_service.admin.route import Operating, Route
-from ratelimit_service.admin.routes import console, counters, overrides, processes, rules
+from ratelimit_service.admin.routes import console, counters, overrides, processes, queues, rules
 
 __all__ = ["routes"]
 
@@ -14,6 +14,7 @@ _GROUPS = (
     counters.routes,
     overrides.routes,
     processes.routes,
+    queues.routes,
     rules.routes,
 )
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from ratelimit_service.service.questions import callers, denials, inspection, process, steering
+from ratelimit_service.service.questions import (
+    callers,
+    denials,
+    inspection,
+    process,
+    queues,
+    steering,
+)
 from ratelimit_service.service.questions.question import Question
 
 __all__ = ["QUESTIONS"]
@@ -16,6 +23,7 @@ QUESTIONS: Final[dict[str, Question]] = {
         denials.QUESTION,
         inspection.QUESTION,
         process.QUESTION,
+        queues.QUESTION,
         *steering.QUESTIONS,
     )
 }

@@ -1,0 +1,70 @@
+"""`ratelimit queue`: how the queues of denied requests stand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ratelimit_service.cli.admin import asks_admin
+from ratelimit_service.cli.say import say
+from ratelimit_service.text import count
+
+if TYPE_CHECKING:
+    from ratelimit_service.client.admin import AdminClient
+
+__all__ = ["queue"]
+
+
+@click.command()
+@click.argument("domain", required=False, default="")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@asks_admin
+def queue(domain: str, as_json: bool, admin: AdminClient) -> int:
+    """Show the queues of rules with on_limit: enqueue. Nothing is taken out of them.
+
+    Shown is for each rule how many denied requests its queue holds, how old the oldest and the
+    newest are, how many were dropped, and the key of the Redis Stream with its server. Without a
+    domain those of all domains are shown.
+
+    Example: ratelimit queue mail
+    """
+    told: Any = admin.get("/queues", {"domain": domain} if domain else {})
+    if as_json:
+        click.echo(json.dumps(told))
+        return 0
+    for line in _lines(told):
+        say(line)
+    return 0
+
+
+def _lines(told: Any) -> Iterator[str]:
+    if not told["queues"]:
+        yield "no rule has a queue: write on_limit: enqueue beside its rate_limit"
+    for each in told["queues"]:
+        yield f"{each['domain']}: rule {each['rule']} ({each['source']})"
+        if "unknown" in each:
+            yield f"  {each['unknown']}"
+            continue
+        ages = ""
+        if each["oldest_seconds"] is not None:
+            oldest, newest = (_age(each[f"{name}_seconds"]) for name in ("oldest", "newest"))
+            ages = f", the oldest {oldest} old, the newest {newest}"
+        waiting = f"{each['length']} of {count(told['most'], 'request')} at most"
+        yield f"  {waiting}{ages}; {each['dropped']} dropped"
+        yield f"  stream {each['key']} in {each['shard']}"
+    if told["left_out"]:
+        yield f"and {told['left_out']} more: name a domain"
+
+
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
+
+
+def _age(seconds: float) -> str:
+    """An age in its largest whole unit."""
+    for length, unit in _UNITS:
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

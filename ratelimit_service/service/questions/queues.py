@@ -1,0 +1,81 @@
+"""`queues`: how the queues of rules with `on_limit: enqueue` stand. Nothing is taken out of them.
+
+About `domain`, where only one is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from ratelimit_service.errors import StatusCode, StoreError
+from ratelimit_service.model import SECOND_US
+from ratelimit_service.rules.tree import Rule
+from ratelimit_service.service.enqueueing import nowhere_to_queue
+from ratelimit_service.service.questions.question import About, Deciding, Question, QuestionError
+from ratelimit_service.slices import slowly
+from ratelimit_service.stores.queues import Queue, Queues
+
+__all__ = ["QUESTION"]
+
+_MOST: Final = 200
+"""Queues that are told, those of the first rules."""
+
+_AT_ONCE: Final = 20
+
+
+async def _told(deciding: Deciding, about: About) -> object:
+    domain = about.get("domain") or ""
+    domains = deciding.snapshot().domains
+    if domain and domain not in domains:
+        known = ", ".join(sorted(domains)) or "none"
+        raise QuestionError(
+            f"there is no domain {domain!r}: there are {known}", StatusCode.NOT_FOUND
+        )
+    rules: list[Rule] = []
+    left_out = 0
+    for name in sorted(domains):
+        if domains[name].enqueues and domain in {"", name}:
+            async for rule in slowly(domains[name].rules):
+                if rule.enqueue and len(rules) < _MOST:
+                    rules.append(rule)
+                elif rule.enqueue:
+                    left_out += 1
+    if rules and deciding.queues is None:
+        raise QuestionError(nowhere_to_queue(rules[:1]), StatusCode.NOT_FOUND)
+    told: list[dict[str, object]] = []
+    for start in range(0, len(rules), _AT_ONCE):
+        some = rules[start : start + _AT_ONCE]
+        told += await asyncio.gather(
+            *[_queue(rule, deciding.queues) for rule in some if deciding.queues is not None]
+        )
+    if told and all("unknown" in each for each in told):
+        raise QuestionError(str(told[0]["unknown"]), StatusCode.UNAVAILABLE)
+    return {"queues": told, "most": deciding.settings.queue_length, "left_out": left_out}
+
+
+async def _queue(rule: Rule, queues: Queues) -> dict[str, object]:
+    found: dict[str, object] = {
+        "domain": rule.domain,
+        "rule": rule.path,
+        "source": str(rule.source),
+    }
+    try:
+        look = await queues.look(Queue(rule.domain, rule.path))
+    except StoreError as error:
+        return {**found, "unknown": str(error)}
+    return found | {
+        "key": look.key,
+        "shard": look.shard,
+        "length": look.length,
+        "oldest_seconds": _seconds(look.oldest_us),
+        "newest_seconds": _seconds(look.newest_us),
+        "dropped": look.dropped,
+    }
+
+
+def _seconds(age_us: int | None) -> float | None:
+    return None if age_us is None else age_us / SECOND_US
+
+
+QUESTION: Final = Question("queues", _told)

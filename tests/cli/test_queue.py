@@ -1,0 +1,126 @@
+"""`ratelimit queue`, against an admin listener in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service.errors import StoreError
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores.queues import Queue, Queues
+from tests.admin.conftest import AdminSite
+from tests.cli.inside import Inside, Said
+from tests.service.test_enqueueing import Kept
+
+LIMIT = "rate_limit: {unit: day, requests_per_unit: 1}"
+RULES = f"""
+domain: mail
+descriptors:
+- {{key: customer, on_limit: enqueue, {LIMIT}}}
+- {{key: path, {LIMIT}}}
+- {{key: "\u202e", on_limit: enqueue, {LIMIT}}}
+"""
+
+
+class Asking:
+    """The command, and what it asks."""
+
+    def __init__(self, ratelimit: Inside, directory: Path, stack: AsyncExitStack) -> None:
+        self._ratelimit = ratelimit
+        self._directory = directory
+        self._stack = stack
+
+    async def start(self, queues: Queues | None, rules: str = RULES) -> None:
+        site = AdminSite(self._directory / "site", Settings(), rules, "127.0.0.1:0", queues)
+        await site.start()
+        self._stack.push_async_callback(site.listener.close)
+        self._at = f"127.0.0.1:{site.port}"
+        self.source = f"{site.directory}/0.yaml"
+
+    async def ask(self, *arguments: object) -> Said:
+        return await asyncio.to_thread(self._ratelimit, "queue", *arguments, "--admin", self._at)
+
+
+@pytest.fixture
+async def asking(ratelimit: Inside, tmp_path: Path) -> AsyncIterator[Asking]:
+    async with AsyncExitStack() as stack:
+        yield Asking(ratelimit, tmp_path, stack)
+
+
+async def test_how_queues_stand(asking: Asking) -> None:
+    """Each queue has its length, its ages, what was dropped, and where its stream is."""
+    kept = Kept()
+    await kept.put(Queue("mail", "customer"), [{}, {}], 3)
+    await asking.start(kept)
+
+    said = await asking.ask()
+
+    assert (said.code, said.err) == (0, "")
+    assert said.out.replace(asking.source, "mail.yaml").splitlines() == [
+        "mail: rule customer (mail.yaml:4:38)",
+        "  2 of 10000 requests at most, the oldest 67 min old, the newest 90 s; 3 dropped",
+        "  stream key of customer in here",
+        r'mail: rule "\u202e" (mail.yaml:6:33)',
+        "  0 of 10000 requests at most; 0 dropped",
+        r'  stream key of "\u202e" in here',
+    ]
+
+
+async def test_for_programs(asking: Asking) -> None:
+    """--json is what the listener answers."""
+    kept = Kept()
+    await kept.put(Queue("mail", "customer"), [{}], 0)
+    await asking.start(kept)
+
+    told = json.loads((await asking.ask("mail", "--json")).out)
+
+    assert (told["most"], told["left_out"], len(told["queues"])) == (10_000, 0, 2)
+    assert told["queues"][0] == {
+        "domain": "mail",
+        "rule": "customer",
+        "source": f"{asking.source}:4:38",
+        "key": "key of customer",
+        "shard": "here",
+        "length": 1,
+        "oldest_seconds": 4000,
+        "newest_seconds": 90,
+        "dropped": 0,
+    }
+
+
+async def test_what_cannot_be_told(asking: Asking) -> None:
+    """A domain that is not there, and a Redis that is away, are said in a sentence."""
+    kept = Kept()
+    kept.fault = StoreError("Redis (a:1) is away: try again when it is back")
+    await asking.start(kept)
+
+    unknown, away = await asking.ask("mial"), await asking.ask("mail")
+
+    assert (unknown.code, "there is no domain 'mial': there are mail" in unknown.err) == (2, True)
+    assert (away.code, "Redis (a:1) is away" in away.err) == (2, True)
+
+
+async def test_counters_in_memory(asking: Asking) -> None:
+    """Where counters are in memory it says that queues are not, and what to do."""
+    await asking.start(None)
+
+    said = await asking.ask()
+
+    assert (said.code, "give a Redis as --store" in said.err) == (2, True)
+
+
+async def test_no_queues(asking: Asking) -> None:
+    """Where no rule has a queue it says how one gets one."""
+    await asking.start(None, RULES.replace("on_limit: enqueue", "on_limit: deny"))
+
+    said = await asking.ask()
+
+    assert (said.code, said.out.strip()) == (
+        0,
+        "no rule has a queue: write on_limit: enqueue beside its rate_limit",
+    )
