@@ -185,11 +185,11 @@ async def many_connections(aim: Aim) -> None:
             wire.write(call(wire.next_stream(), body_of(keys)))
 
 
-@attack("32 calls of 2,000 entries, each second")
+@attack("32 calls of 1,000 entries, each second")
 async def many_entries(aim: Aim) -> None:
-    # Calls of more than 2,048 are refused.
+    # Calls of more than 1,024 are refused.
     def make(wire: H2) -> bytes:
-        entries = tuple(Entry("route", f"{wire.stream_id + number}") for number in range(2_000))
+        entries = tuple(Entry("route", f"{wire.stream_id + number}") for number in range(1_000))
         return call(wire.next_stream(), request(Descriptor(entries)))
 
     await flood(aim, 1, lambda wire: b"".join(make(wire) for _ in range(32)))

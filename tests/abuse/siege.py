@@ -54,6 +54,12 @@ RULES = """
 domain: edge
 descriptors:
   - {key: user, rate_limit: {unit: day, requests_per_unit: 1000000000}}
+  - key: a
+    descriptors:
+      - key: b
+        descriptors:
+          - key: c
+            descriptors: [{key: d, rate_limit: {unit: day, requests_per_unit: 1000000000}}]
   - {key: shown, detailed_metric: true, rate_limit: {unit: day, requests_per_unit: 1000000000}}
 """
 DECIDE = f"/{SERVICE}/{METHOD}"

@@ -14,6 +14,7 @@ from ratelimit_service.model import Descriptor, Entry
 from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.frames import ErrorCode, FrameType, SettingId
 from ratelimit_service.wire import SERVICE
+from ratelimit_service.wire.request import MAX_DESCRIPTORS, MAX_ENTRIES
 from tests.abuse.siege import (
     DECIDE,
     MAX_TURN_MS,
@@ -120,9 +121,19 @@ async def many_entries(attacker: Attacker) -> None:
 async def readable_entries(attacker: Attacker) -> None:
     calls = []
     for number in range(32):
-        entries = (Entry("user", f"{number}-{each}") for each in range(2_000))
+        entries = (Entry("user", f"{number}-{each}") for each in range(MAX_ENTRIES))
         calls.append(attacker.call(request(Descriptor(tuple(entries)))))
     await attacker.send(b"".join(calls))
+
+
+@attack("calls of as many descriptors and entries as are read, all of which are matched")
+async def matched_entries(attacker: Attacker) -> None:
+    depth = MAX_ENTRIES // MAX_DESCRIPTORS
+    for number in range(4):
+        values = (f"{number}-{each}" for each in range(MAX_DESCRIPTORS))
+        descriptors = (Descriptor(tuple(Entry(key, value) for key in "abcd")) for value in values)
+        assert depth == len("abcd")
+        await attacker.send(attacker.call(request(*descriptors)))
 
 
 @attack("calls of as many entries as there is room for")

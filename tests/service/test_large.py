@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.errors import StatusCode
-from ratelimit_service.model import Code, Hit, Request
+from ratelimit_service.model import Code, Descriptor, Entry, Hit, Request
 from ratelimit_service.service import Answer, Refusal
 from ratelimit_service.stores import NEVER, Done, Wanted, always
 from ratelimit_service.stores.memory import MemoryStore
@@ -115,3 +115,16 @@ async def test_fault_in_the_second_turn(scene: Scene) -> None:
 
     assert isinstance(answer, Refusal)
     assert answer.code is StatusCode.INTERNAL
+
+
+@pytest.mark.parametrize("count", [4, 5, 25])
+async def test_too_many_short_entries(scene: Scene, count: int) -> None:
+    """More than 1,024 entries are refused also where each descriptor is as short as it can be."""
+    asking, _ = scene
+    short = Descriptor((Entry("k", ""),) * count)
+
+    answer = await asking.answer(Request("edge", (short,) * 256))
+
+    assert isinstance(answer, Refusal) == (count > 4)
+    if isinstance(answer, Refusal):
+        assert "1024" in answer.message

@@ -252,9 +252,9 @@ A = {"key": "a", "value": "b"}
             "descriptors has 257: at most 256 are allowed",
         ),
         (
-            one(entries=[A] * 2_049),
+            one(entries=[A] * 1_025),
             "too_many_entries",
-            "descriptors have 2049 entries together: at most 2048 are allowed",
+            "descriptors have 1025 entries together: at most 1024 are allowed",
         ),
         (
             one(entries=[A, {"value": "x"}]),
@@ -440,8 +440,8 @@ def test_list_of_requests() -> None:
         ([{}, {"descriptors": [{"isNegativeHits": True}]}], "[1]: refunds (isNegativeHits)"),
         ([{"descriptors": [{}] * 150}] * 2, "have 300 descriptors together: at most 256"),
         (
-            [{"descriptors": [{"entries": [{"key": "a"}] * 700}]}] * 3,
-            "have 2100 entries together: at most 2048",
+            [{"descriptors": [{"entries": [{"key": "a"}] * 400}]}] * 3,
+            "have 1200 entries together: at most 1024",
         ),
     ],
 )
