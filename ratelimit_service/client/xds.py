@@ -93,6 +93,7 @@ class _Client:
         self._said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._pauses = Pauses()
         self._stamp = 0
+        self._resources = _Resources()
         self._judged: _Judged | None = None
         self._latest: bytes | None = None
         """What has come and was not looked at yet."""
@@ -244,7 +245,7 @@ class _Client:
             == (self._judged.response.version, self._judged.response.resources)
         )
         self._stamp += 1
-        parts = await asyncio.to_thread(_parts, response, self._stamp, same=same)
+        parts = await asyncio.to_thread(self._resources.parts, response, self._stamp, same=same)
         await asyncio.to_thread(_say, parts)
         while True:
             said = await self._said.get()
@@ -301,27 +302,42 @@ def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _parts(response: Response, stamp: int, *, same: bool) -> list[bytes]:
-    """A snapshot as the parent is told of it; one that it has had already is not sent again."""
-    if same:
-        return [_head(kind="again", stamp=stamp)]
-    parts: list[bytes] = []
-    unread = ""
-    for number, (type_url, data) in enumerate(response.resources, 1):
-        try:
-            name, values = decode_resource(type_url, data)
-        except BadRequestError as error:
-            unread = unread or f"resource {number} of version {response.version}: {error}"
-            continue
-        parts += [(name or values["domain"]).encode(), resource_bytes(response.version, values)]
-    head = _head(
-        kind="snapshot",
-        stamp=stamp,
-        version=response.version,
-        resources=len(parts) // 2,
-        unread=unread,
-    )
-    return [head, *parts]
+class _Resources:
+    """Resources as the parent is told of them; one that has come before is not decoded again."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, bytes], tuple[bytes, bytes]] = {}
+        """Name and rules of those that came last, by type and bytes."""
+
+    def parts(self, response: Response, stamp: int, *, same: bool) -> list[bytes]:
+        """What is said of a snapshot; one that the parent has had already is not sent again."""
+        if same:
+            return [_head(kind="again", stamp=stamp)]
+        parts: list[bytes] = []
+        unread = ""
+        known = {}
+        for number, resource in enumerate(response.resources, 1):
+            try:
+                name, said = known[resource] = self._known.get(resource) or _decoded(*resource)
+            except BadRequestError as error:
+                unread = unread or f"resource {number} of version {response.version}: {error}"
+                continue
+            parts += [name, resource_bytes(response.version, said)]
+        self._known = known
+        head = _head(
+            kind="snapshot",
+            stamp=stamp,
+            version=response.version,
+            resources=len(parts) // 2,
+            unread=unread,
+        )
+        return [head, *parts]
+
+
+def _decoded(type_url: str, data: bytes) -> tuple[bytes, bytes]:
+    """A resource's name, and what a rule file would say, in JSON. Raises BadRequestError."""
+    name, values = decode_resource(type_url, data)
+    return (name or values["domain"]).encode(), json.dumps(values).encode()
 
 
 def _head(**values: object) -> bytes:

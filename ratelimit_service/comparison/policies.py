@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from ratelimit_service.algorithms import ALGORITHMS, capacity_of, spec_of, value_of
@@ -45,7 +46,7 @@ def shared_places(way: Sequence[Node]) -> tuple[int, ...]:
 def details(old: PlacedRule, new: PlacedRule) -> tuple[Detail, ...]:
     """What is another in meaning; nothing if both are the same."""
     return (
-        *_of_limits(old.rule, new.rule),
+        *_of_limits(old.rule.limits, new.rule.limits),
         *_of_sharing(old.way, new.way),
         *_of_grouping(old.way, new.way),
         *_of_ends(old.way, new.way),
@@ -148,13 +149,22 @@ def _paired(
     return pairs, gone, come
 
 
-def _of_limits(old: Rule, new: Rule) -> Iterator[Detail]:
-    if old.unlimited or new.unlimited:
-        if old.unlimited != new.unlimited:
-            kind = ChangeKind.TIGHTENED if old.unlimited else ChangeKind.LOOSENED
-            yield Detail(kind, _limits_text(old.limits), _limits_text(new.limits))
+_Limits = tuple[Limit, ...]
+
+
+@lru_cache(maxsize=64)
+def _of_limits(old: _Limits, new: _Limits) -> tuple[Detail, ...]:
+    """Many rules have the same limits, and often all of them change."""
+    return tuple(_between(old, new))
+
+
+def _between(old: _Limits, new: _Limits) -> Iterator[Detail]:
+    if not (old and new):
+        if old or new:
+            kind = ChangeKind.LOOSENED if old else ChangeKind.TIGHTENED
+            yield Detail(kind, _limits_text(old), _limits_text(new))
         return
-    pairs, gone, come = _paired(old.limits, new.limits)
+    pairs, gone, come = _paired(old, new)
     for before, after in pairs:
         if _meaning(before) != _meaning(after):
             yield Detail(_direction(before, after), limit_text(before), limit_text(after))

@@ -14,7 +14,7 @@ from ratelimit_service.algorithms import spec_of
 from ratelimit_service.rules.overlay import NO_OVERLAY, Overlay, parse_overlay
 from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.problem import Problem, did_you_mean, quoted
-from ratelimit_service.rules.resource import parse_resource
+from ratelimit_service.rules.resource import KeptDescriptors, parse_resource, said_by
 from ratelimit_service.rules.schema import RuleFile, parse
 from ratelimit_service.rules.tree import (
     OVERRIDES,
@@ -30,7 +30,7 @@ from ratelimit_service.rules.tree import (
     walk,
 )
 
-__all__ = ["Built", "FileReport", "Language", "Version", "build", "merge"]
+__all__ = ["Built", "FileReport", "Former", "Language", "Version", "build", "merge"]
 
 
 Language = Literal["yaml", "resource", "overlay"]
@@ -79,39 +79,112 @@ class Built(NamedTuple):
     """Vanished files whose rules others have now, as after a renaming."""
 
 
-def build(versions: Iterable[Version], tallies: TalliesOf, *, strict: bool) -> Built:
-    """Reads and merges all files; with `strict` any problem makes a file bad."""
+class _ReadFile(NamedTuple):
+    """What a file has come to."""
+
+    content: bytes
+    file: RuleFile
+
+
+class _Merged(NamedTuple):
+    """What the files of a domain have come to."""
+
+    files: list[RuleFile]
+    domain: Domain
+    rules: int
+
+
+class Former:
+    """What was built last. What has not changed since is not read again, and is the same object."""
+
+    def __init__(self) -> None:
+        self.domains: dict[str, _Merged] = {}
+        """Those of which nothing was to be said."""
+        self._overlay: bytes | None = None
+        self._read: dict[str, list[_ReadFile]] = {}
+        self._now: dict[str, list[_ReadFile]] = {}
+        """Those of the build that goes on."""
+        self._kept: dict[str, KeptDescriptors] = {}
+
+    def begin(self, overlay: bytes) -> None:
+        """Begins the next build; with another overlay nothing is as it was."""
+        if overlay != self._overlay:
+            self.domains, self._read, self._kept = {}, {}, {}
+        self._overlay = overlay
+
+    def end(self, domains: dict[str, _Merged]) -> None:
+        """Ends it: only what it was made of is kept."""
+        self.domains = domains
+        self._read, self._now = self._now, {}
+        self._kept = {name: kept for name, kept in self._kept.items() if name in self._read}
+
+    def parsed(
+        self, version: Version, data: bytes, tallies: TalliesOf, overlay: Overlay
+    ) -> RuleFile:
+        """What a version's bytes say. It is read again if there was anything to be said of it."""
+        resource = version.language == "resource"
+        content = said_by(data) if resource else data
+        for read in self._read.get(version.name, ()):
+            if read.content == content and not read.file.problems:
+                break
+        else:
+            if resource:
+                kept = self._kept.setdefault(version.name, KeptDescriptors())
+                file = parse_resource(version.name, data, tallies, overlay, kept)
+            else:
+                file = parse(version.name, data, tallies)
+            read = _ReadFile(content, file)
+        self._now.setdefault(version.name, []).append(read)
+        return read.file
+
+
+def build(
+    versions: Iterable[Version], tallies: TalliesOf, *, strict: bool, former: Former | None = None
+) -> Built:
+    """Reads and merges all files; with `strict` any problem makes a file bad.
+
+    With `former` only what has changed since the last build is read. It takes what is built now.
+    """
 
     def fatal(problems: Iterable[Problem]) -> bool:
         return any(problem.fatal(strict=strict) for problem in problems)
 
+    former = former or Former()
     every = sorted(versions)
     reports: list[FileReport] = []
-    overlay = NO_OVERLAY
+    overlay, said = NO_OVERLAY, b""
     for version in (each for each in every if each.language == "overlay"):
         overlay, report = _overlay(version, fatal)
+        said = (version.good or b"") if report.bad else version.newest
         reports.append(report)
+    former.begin(said)
     good: dict[str, list[RuleFile]] = {}
     never_good = set()
     vanished = set()
     for version in (each for each in every if each.language != "overlay"):
         if version.vanished:
             vanished.add(version.name)
-        file = _parsed(version, version.newest, tallies, overlay)
+        file = former.parsed(version, version.newest, tallies, overlay)
         bad = fatal(file.problems)
         digest = _digest(version, bad=bad)
         reports.append(FileReport(file.name, file.domain, file.problems, bad, digest))
         if bad and version.good is not None:
-            file = _parsed(version, version.good, tallies, overlay)
+            file = former.parsed(version, version.good, tallies, overlay)
         elif bad:
             if file.domain:
                 never_good.add(file.domain)
             continue
         good.setdefault(file.domain, []).append(file)
-    domains, contradicting, conflicts = {}, set(), []
+    merged: dict[str, _Merged] = {}
+    kept: dict[str, _Merged] = {}
+    contradicting, conflicts = set(), []
     let_go: set[str] = set()
     for name, each in good.items():
         files = each
+        before = former.domains.get(name)
+        if before is not None and before.files == files:
+            merged[name] = kept[name] = before
+            continue
         nodes, problems = merge(files)
         there = [file for file in files if file.name not in vanished]
         if fatal(problems) and len(there) < len(files):
@@ -121,32 +194,45 @@ def build(versions: Iterable[Version], tallies: TalliesOf, *, strict: bool) -> B
         conflicts += problems
         if fatal(problems):
             contradicting.add(name)
-        else:
-            shard_by = next((file.shard_by.keys for file in files if file.shard_by), None)
-            overrides, unmatched = tallies(name, OVERRIDES), tallies(name, UNMATCHED)
-            policies = frozenset(node.rule.failure_policy for node in walk(nodes) if node.rule)
-            times = Times()
-            for node in walk(nodes):
-                times.add(node)
-            domains[name] = Domain(
-                name,
-                Level.of(nodes),
-                overrides,
-                shard_by,
-                policies,
-                times or None,
-                unmatched,
-                any(node.rule.enqueue for node in walk(nodes) if node.rule),
-            )
+            continue
+        merged[name] = _merged(name, nodes, files, tallies)
+        if not problems:
+            kept[name] = merged[name]
+    former.end(kept)
     return Built(
         tuple(reports),
-        domains,
+        {name: each.domain for name, each in merged.items()},
         frozenset(never_good),
         frozenset(contradicting),
         tuple(conflicts),
-        {name: sum(1 for _ in domain.rules) for name, domain in domains.items()},
+        {name: each.rules for name, each in merged.items()},
         frozenset(let_go),
     )
+
+
+def _merged(name: str, nodes: Sequence[Node], files: list[RuleFile], tallies: TalliesOf) -> _Merged:
+    """A domain of nodes that do not contradict each other."""
+    policies = set()
+    rules = 0
+    enqueues = False
+    times = Times()
+    for node in walk(nodes):
+        times.add(node)
+        if node.rule:
+            rules += 1
+            policies.add(node.rule.failure_policy)
+            enqueues = enqueues or node.rule.enqueue
+    domain = Domain(
+        name,
+        Level.of(nodes),
+        tallies(name, OVERRIDES),
+        next((file.shard_by.keys for file in files if file.shard_by), None),
+        frozenset(policies),
+        times or None,
+        tallies(name, UNMATCHED),
+        enqueues,
+    )
+    return _Merged(files, domain, rules)
 
 
 def _overlay(
@@ -162,17 +248,17 @@ def _overlay(
 
 def _digest(version: Version, *, bad: bool) -> str:
     used = version.good if bad else version.newest
-    return "" if used is None else hashlib.sha256(used).hexdigest()
-
-
-def _parsed(version: Version, data: bytes, tallies: TalliesOf, overlay: Overlay) -> RuleFile:
-    if version.language == "resource":
-        return parse_resource(version.name, data, tallies, overlay)
-    return parse(version.name, data, tallies)
+    if used is None:
+        return ""
+    said = said_by(used) if version.language == "resource" else used
+    return hashlib.sha256(said).hexdigest()
 
 
 def merge(files: Sequence[RuleFile]) -> tuple[tuple[Node, ...], list[Problem]]:
     """The root nodes of one domain's files, in their order, and where they contradict."""
+    if len(files) == 1:  # what is wrong within one is known already
+        nodes = files[0].nodes
+        return nodes, [*_unknown_targets(nodes), *_unequal_pools(nodes)]
     seen: dict[tuple[str, str, bool], Node] = {}
     problems = []
     found = []
@@ -183,9 +269,8 @@ def merge(files: Sequence[RuleFile]) -> tuple[tuple[Node, ...], list[Problem]]:
         else:
             found.append(node)
     nodes = tuple(found)
-    if len(files) > 1:  # one file's are known already
-        for node, message in too_many(nodes):
-            problems.append(Problem(node.source, "", message, "matcher"))
+    for node, message in too_many(nodes):
+        problems.append(Problem(node.source, "", message, "matcher"))
     return nodes, [
         *problems,
         *_other_shards(files),

@@ -1,8 +1,9 @@
 """Builds rules in a process of its own, and takes them over slice by slice.
 
 Reading YAML holds the interpreter for as long as it takes, a second for 20,000 rules; in the
-meantime Envoy would let requests through. What rules mean is `build`'s business, how trees
-come back that of `records`.
+meantime Envoy would let requests through. The process may stay: then it knows what it has built
+last, reads only what has changed, and sends only that. What rules mean is `build`'s business, how
+trees come back that of `records`.
 """
 
 from __future__ import annotations
@@ -12,83 +13,169 @@ import gc
 import os
 import pickle
 import sys
-from collections.abc import Sequence
+from asyncio import ReadTransport
+from collections.abc import Mapping, Sequence
 
 from ratelimit_service.errors import RulesError
 from ratelimit_service.observer import Tallies
-from ratelimit_service.pipes import ChildProcess, end, framed, read_frame, start
-from ratelimit_service.rules.build import Built, Version, build
+from ratelimit_service.pipes import (
+    ChildProcess,
+    end,
+    framed,
+    read_frame,
+    read_frame_at_once,
+    start,
+)
+from ratelimit_service.rules.build import Built, Former, Version, build
 from ratelimit_service.rules.records import Assembly, packed
-from ratelimit_service.rules.tree import TalliesOf
+from ratelimit_service.rules.tree import Domain, TalliesOf
 from ratelimit_service.slices import stepwise
 
-__all__ = ["build_in_child", "main"]
+__all__ = ["Builder", "build_in_child", "main"]
 
 _MAX_SECONDS = 120.0
 _NICENESS = 10
 """The child's niceness: requests matter more than rules."""
 
+_COLLECTS = 16
+"""After so many builds a child that stays looks for garbage: there is hardly any."""
+
+
+class Builder:
+    """Builds in another process as `build` does here, without holding up the event loop."""
+
+    def __init__(self, *, stays: bool = False) -> None:
+        """If it `stays`, the process knows what it has built last, until `end`."""
+        self._stays = stays
+        self._child: _Child | None = None
+        self._former: Mapping[str, Domain] = {}
+        """What the process that stays has built last."""
+
+    async def build(
+        self, versions: Sequence[Version], tallies: TalliesOf, *, strict: bool
+    ) -> Built:
+        """Raises RulesError if the process fails or takes too long."""
+        if self._child is not None and not self._child.alive:
+            self.end()
+        child, former = self._child or await _Child.started(), self._former
+        self._child, self._former = None, {}  # until it has built again
+        try:
+            built = await child.build(versions, Assembly(tallies, former), strict=strict)
+        except BaseException:
+            await child.ended()
+            raise
+        if self._stays:
+            self._child, self._former = child, built.domains
+        else:
+            await child.ended()
+        return built
+
+    def end(self) -> None:
+        """Ends the process, if there is one."""
+        if self._child is not None:
+            self._child.end()
+            self._child, self._former = None, {}
+
 
 async def build_in_child(versions: Sequence[Version], tallies: TalliesOf, *, strict: bool) -> Built:
-    """As `build`, without holding up the event loop.
-
-    Raises RulesError if the process fails or takes too long.
-    """
-    try:
-        process = await asyncio.to_thread(start, __name__)
-    except OSError as error:
-        raise RulesError(
-            f"the process that reads the rules cannot be started: {error.strerror}"
-        ) from error
-    try:
-        async with asyncio.timeout(_MAX_SECONDS):
-            stream = asyncio.StreamReader()
-            reading, _ = await asyncio.get_running_loop().connect_read_pipe(
-                lambda: asyncio.StreamReaderProtocol(stream), process.stdout
-            )
-            try:
-                await asyncio.to_thread(_give, process, versions, strict)
-                return await _take_over(stream, tallies)
-            finally:
-                reading.close()
-    except (asyncio.IncompleteReadError, ConnectionError) as error:
-        said = (await asyncio.to_thread(_last_words, process)).strip()
-        last = said.splitlines()[-1] if said else "it was killed"
-        raise RulesError(f"the process that reads the rules failed: {last}") from error
-    except TimeoutError as error:
-        raise RulesError(f"reading the rules took more than {_MAX_SECONDS:g} s") from error
-    finally:
-        await asyncio.to_thread(end, process)
+    """Builds once, in a process that then ends. Raises as `Builder.build`."""
+    return await Builder().build(versions, tallies, strict=strict)
 
 
-def _give(process: ChildProcess, versions: Sequence[Version], strict: bool) -> None:
-    assert process.stdin is not None  # noqa: S101 -- it is a pipe
-    with process.stdin as pipe:
-        pickle.dump((list(versions), strict), pipe)
+class _Child:
+    """The process, and how it is spoken to."""
 
+    def __init__(
+        self, process: ChildProcess, stream: asyncio.StreamReader, reading: ReadTransport
+    ) -> None:
+        self._process = process
+        self._stream = stream
+        self._reading = reading
 
-def _last_words(process: ChildProcess) -> str:
-    assert process.stderr is not None  # noqa: S101 -- it is a pipe
-    return process.stderr.read().decode("utf-8", "replace")
+    @classmethod
+    async def started(cls) -> _Child:
+        """Raises RulesError."""
+        try:
+            process = await asyncio.to_thread(start, __name__)
+        except OSError as error:
+            raise RulesError(
+                f"the process that reads the rules cannot be started: {error.strerror}"
+            ) from error
+        stream = asyncio.StreamReader()
+        reading, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), process.stdout
+        )
+        return cls(process, stream, reading)
 
+    async def build(
+        self, versions: Sequence[Version], assembly: Assembly, *, strict: bool
+    ) -> Built:
+        """What it builds, taken over slice by slice. Raises RulesError."""
+        try:
+            async with asyncio.timeout(_MAX_SECONDS):
+                await asyncio.to_thread(self._give, versions, strict)
+                return await self._take_over(assembly)
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            said = (await asyncio.to_thread(self._last_words)).strip()
+            last = said.splitlines()[-1] if said else "it was killed"
+            raise RulesError(f"the process that reads the rules failed: {last}") from error
+        except TimeoutError as error:
+            raise RulesError(f"reading the rules took more than {_MAX_SECONDS:g} s") from error
 
-async def _take_over(stream: asyncio.StreamReader, tallies: TalliesOf) -> Built:
-    assembly = Assembly(tallies)
-    while part := await read_frame(stream):
-        await stepwise(assembly.adding(part))
-        await asyncio.sleep(0)  # reading returns at once if enough has come
-    rest: Built = pickle.loads(await read_frame(stream))  # noqa: S301 -- our child's
-    return rest._replace(domains=assembly.domains)
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended by itself."""
+        return self._process.poll() is None
+
+    def end(self) -> None:
+        """Ends it at once."""
+        self._reading.close()
+        end(self._process)
+
+    async def ended(self) -> None:
+        """As `end`, without waiting for it on the event loop."""
+        self._reading.close()
+        await asyncio.to_thread(end, self._process)
+
+    def _give(self, versions: Sequence[Version], strict: bool) -> None:
+        pipe = self._process.stdin
+        assert pipe is not None  # noqa: S101 -- it is a pipe
+        pipe.write(framed(pickle.dumps((list(versions), strict), pickle.HIGHEST_PROTOCOL)))
+        pipe.flush()
+
+    async def _take_over(self, assembly: Assembly) -> Built:
+        while part := await read_frame(self._stream):
+            await stepwise(assembly.adding(part))
+            await asyncio.sleep(0)  # reading returns at once if enough has come
+        rest: Built = pickle.loads(await read_frame(self._stream))  # noqa: S301 -- our child's
+        return rest._replace(domains=assembly.domains)
+
+    def _last_words(self) -> str:
+        assert self._process.stderr is not None  # noqa: S101 -- it is a pipe
+        return self._process.stderr.read().decode("utf-8", "replace")
 
 
 def main() -> None:
-    """The child: reads its task from standard input; writes trees, an empty frame, and the rest."""
+    """The child: takes tasks from standard input, and ends with it.
+
+    For each it writes trees, an empty frame, and the rest.
+    """
     os.nice(_NICENESS)
-    gc.disable()  # it makes no garbage worth a look, and ends soon
-    versions, strict = pickle.load(sys.stdin.buffer)  # noqa: S301 -- our parent's
-    built = build(versions, Tallies, strict=strict)
-    for part in packed(built.domains.values()):
-        sys.stdout.buffer.write(framed(part))
-    rest = pickle.dumps(built._replace(domains={}), pickle.HIGHEST_PROTOCOL)
-    sys.stdout.buffer.write(framed(b"") + framed(rest))
-    sys.stdout.buffer.flush()
+    gc.disable()  # it makes next to no garbage
+    former = Former()
+    built: Mapping[str, Domain] = {}
+    number = 0
+    while task := read_frame_at_once(sys.stdin.buffer):
+        versions, strict = pickle.loads(task)  # noqa: S301 -- our parent's
+        before, rest = built, build(versions, Tallies, strict=strict, former=former)
+        built = rest.domains
+        for part in packed(built.values(), before):
+            sys.stdout.buffer.write(framed(part))
+        end_of_trees = framed(b"")
+        rest = rest._replace(domains={})
+        sys.stdout.buffer.write(end_of_trees + framed(pickle.dumps(rest, pickle.HIGHEST_PROTOCOL)))
+        sys.stdout.buffer.flush()
+        del versions, before, rest, task
+        number += 1
+        if number % _COLLECTS == 0:
+            gc.collect()

@@ -55,6 +55,7 @@ class FromXds(RuleSource):
     """The rules that one management server sends: the state of the world, over ADS."""
 
     leaves = True
+    changes_often = True
 
     def __init__(self, settings: Settings) -> None:
         """Raises SettingsError for what cannot be used."""

@@ -20,7 +20,7 @@ from ratelimit_service.errors import RulesError
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.build import Built, FileReport, Language, Version, build
-from ratelimit_service.rules.child import build_in_child
+from ratelimit_service.rules.child import Builder
 from ratelimit_service.rules.from_files import FromFiles
 from ratelimit_service.rules.paths import Source
 from ratelimit_service.rules.problem import Problem
@@ -100,6 +100,7 @@ class Rules:
         self._reloaded = reloaded
         self._difference = difference
         self._source = FromFiles(source) if isinstance(source, Path) else source
+        self._builder = Builder(stays=self._source.changes_often)
         self._stats = stats
         self._health = health
         self._strict = strict
@@ -182,7 +183,7 @@ class Rules:
                 self._note_missing(missing)
                 changed = self._changed(versions)
                 if changed or not (self.begun or missing):
-                    built = await build_in_child(
+                    built = await self._builder.build(
                         versions, self.book.tallies_of, strict=self._strict
                     )
                     # No name for the old snapshot here, or it would outlive its last slice.
@@ -207,6 +208,11 @@ class Rules:
         if not (self._source.leaves and self.begun):
             return None
         return {name: data.decode() for name, (_, data) in self._accepted.items()}
+
+    def end(self) -> None:
+        """Ends the processes that the rules come from, and those that build them."""
+        self._source.end()
+        self._builder.end()
 
     def watched_by(self, fault: str) -> None:
         """Says whether changes are seen at once: "", or why they are not."""

@@ -7,10 +7,10 @@ text. What keys mean is `schema`'s business; this module knows none of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import chain
-from typing import Never
+from typing import Never, TypeVar
 
 import yaml
 
@@ -19,7 +19,16 @@ from ratelimit_service.rules.composer import TooDeepError, compose
 from ratelimit_service.rules.paths import Source, path_text
 from ratelimit_service.rules.problem import Problem, did_you_mean, quoted
 
-__all__ = ["Fields", "ForeignMark", "Path", "Reader", "Scalars", "Unreadable", "listed"]
+__all__ = [
+    "Fields",
+    "ForeignMark",
+    "Path",
+    "ReadNode",
+    "Reader",
+    "Scalars",
+    "Unreadable",
+    "listed",
+]
 
 _MAX_DEPTH = 100
 """The deepest nesting, of collections and of descriptors."""
@@ -40,12 +49,27 @@ _MERGE = f"{_TAG}merge"
 _TRUE = {"yes", "true", "on"}
 _FALSE = {"no", "false", "off"}
 
+_T = TypeVar("_T")
+
 Path = tuple[tuple[str, str], ...]
 """A place in the tree of rules: the keys and values from the top."""
 
 
 class ForeignMark(yaml.Mark):
     """Where a node stands that is taken over from another file, `name`."""
+
+
+class ReadNode(yaml.MappingNode):
+    """A mapping that keeps what it has come to, for who reads the same again."""
+
+    result: object | None = None
+    """What it has come to, if nothing is to be said of it."""
+    visited = 0
+    """How many values that took."""
+    like: object | None = None
+    """What another one has come to that says the same, but for what names it."""
+    keeps = True
+    """Whether nothing was to be said of it before it was read."""
 
 
 class Unreadable(Exception):  # noqa: N818 -- no error of its own: its problem is noted already
@@ -110,6 +134,30 @@ class Reader:
             return Source(self.name)
         file = mark.name if isinstance(mark, ForeignMark) else self.name
         return Source(file, mark.line + 1, mark.column + 1)
+
+    def begin(self) -> tuple[int, int]:
+        """What `keep` is to be given where the reading of a mapping begins."""
+        return self._visited, len(self.problems)
+
+    def keep(self, node: yaml.Node, result: object, begun: tuple[int, int]) -> None:
+        """Lets a mapping keep what it has come to, if nothing is to be said of it."""
+        visited, problems = begun
+        if isinstance(node, ReadNode) and node.keeps and len(self.problems) == problems:
+            node.result, node.visited = result, self._visited - visited + len(node.value)
+
+    def kept(self, node: yaml.Node) -> object | None:
+        """What a mapping has come to before; None if it is to be read."""
+        if not isinstance(node, ReadNode) or node.result is None:
+            return None
+        self._visited += node.visited - len(node.value)
+        return node.result
+
+    def like(self, node: yaml.Node) -> object | None:
+        """What another mapping has come to that says the same, but for what names it."""
+        if not isinstance(node, ReadNode) or node.like is None:
+            return None
+        self._visited += node.visited - len(node.value)
+        return node.like
 
     def visit(self, node: yaml.Node, depth: int) -> None:
         """Counts a node's values. Raises Unreadable if they are too many or nested too deep.
@@ -228,6 +276,21 @@ class Fields:
 
     def __contains__(self, name: str) -> bool:
         return name in self._pairs
+
+    def once(self, kind: type[_T], read: Callable[[Fields], _T | None]) -> _T | None:
+        """What `read` makes of the mapping, or has made of it before."""
+        kept = self._reader.kept(self._node)
+        if isinstance(kept, kind):
+            return kept
+        begun = self._reader.begin()
+        result = read(self)
+        self._reader.keep(self._node, result, begun)
+        return result
+
+    def like(self, kind: type[_T]) -> _T | None:
+        """What another mapping has come to that says the same, but for what names it."""
+        like = self._reader.like(self._node)
+        return like if isinstance(like, kind) else None
 
     def given(self, name: str) -> bool:
         """Whether the key is there, and not null."""

@@ -3,13 +3,14 @@
 Reading a large tree in one go would hold the interpreter for as long as it takes, and in the
 meantime Envoy would let requests through. So it is written as records, children before their
 parents, a few of which are put together between two batches of requests. Tallies are named in
-it, not contained: those that count stay in their process.
+it, not contained: those that count stay in their process. What the other process has had before,
+and is the same node here, is named, too: a change among many rules is a few records.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from itertools import islice
 from typing import NamedTuple
@@ -23,14 +24,40 @@ from ratelimit_service.rules.tree import (
     Level,
     LevelBuilder,
     Node,
+    Rule,
     TalliesOf,
     Times,
+    walk,
 )
 
 __all__ = ["Assembly", "packed"]
 
 _SLICE_RECORDS = 60
 """Records put together at once: about a millisecond's worth."""
+
+_SLICE_KEPT = 500
+"""Nodes that are kept, and so only put into their place: as many take as long."""
+
+
+class _Begun(NamedTuple):
+    """A domain of which the other process has had an earlier state."""
+
+    domain: str
+
+
+class _KeptDomain(NamedTuple):
+    """A domain that is as it was."""
+
+    domain: str
+
+
+class _Kept(NamedTuple):
+    """Nodes of the level that is open, with all below them, as they were before.
+
+    They are told by their numbers in a walk through the domain's former tree.
+    """
+
+    numbers: tuple[int, ...]
 
 
 class _Opened(NamedTuple):
@@ -45,46 +72,126 @@ class _Leaf(NamedTuple):
     """Whether the level closed last is its children's."""
 
 
+class _Alike(NamedTuple):
+    """Nodes like that of the last `_Leaf`, but for key, value and their rule's path."""
+
+    names: tuple[tuple[str, str, str], ...]
+
+
 class _Closed(NamedTuple):
-    """The level is complete; if it is a domain's root, `domain` names it."""
-
-    domain: str | None
-    shard_by: frozenset[str] | None = None
+    """The level is complete."""
 
 
-_Record = _Opened | _Leaf | _Closed
+class _Root(NamedTuple):
+    """The level closed last is the root of a domain."""
+
+    domain: str
+    shard_by: frozenset[str] | None
+    policies: frozenset[FailurePolicy | None]
+    times: Times | None
+    enqueues: bool
 
 
-def packed(domains: Iterable[Domain]) -> Iterator[bytes]:
-    """The domains' trees in slices, each to be given to `Assembly.add` in this order."""
-    records = (record for domain in domains for record in _of_level(domain.root, domain))
+_Record = _Begun | _KeptDomain | _Kept | _Opened | _Leaf | _Alike | _Closed | _Root
+
+
+def packed(domains: Iterable[Domain], former: Mapping[str, Domain] = {}) -> Iterator[bytes]:
+    """The domains' trees in slices, each to be given to `Assembly.add` in this order.
+
+    `former` are the domains that the other process has, as they are here.
+    """
+    records = (record for each in domains for record in _of_domain(each, former.get(each.name)))
     while part := list(islice(records, _SLICE_RECORDS)):
         yield _dump(part)
 
 
-def _of_level(level: Level, domain: Domain | None = None) -> Iterator[_Record]:
+def _of_domain(domain: Domain, former: Domain | None) -> Iterator[_Record]:
+    if domain is former:
+        yield _KeptDomain(domain.name)
+        return
+    numbers: dict[Node, int] = {}
+    if former is not None:
+        yield _Begun(domain.name)
+        numbers = {node: number for number, node in enumerate(walk(former.root.nodes))}
+    yield from _of_level(domain.root, numbers)
+    yield _Root(domain.name, domain.shard_by, domain.policies, domain.times, domain.enqueues)
+
+
+def _of_level(level: Level, numbers: Mapping[Node, int]) -> Iterator[_Record]:
     yield _Opened()
+    kept: list[int] = []
+    last: Node | None = None
+    alike: list[tuple[str, str, str]] = []
     for node in level.nodes:
-        if node.children:
-            yield from _of_level(node.children)
-        yield _Leaf(node.with_children(None), node.children is not None)
-    yield _Closed(domain.name, domain.shard_by) if domain else _Closed(None)
+        number = numbers.get(node)
+        if kept and (number is None or len(kept) == _SLICE_KEPT):
+            yield _Kept(tuple(kept))
+            kept.clear()
+        more = number is None and last is not None and _are_alike(last, node)
+        if alike and (not more or len(alike) == _SLICE_RECORDS):
+            yield _Alike(tuple(alike))
+            alike.clear()
+        if number is not None:
+            kept.append(number)
+        elif more:
+            alike.append((node.key, node.value, node.rule.path if node.rule else ""))
+        else:
+            if node.children:
+                yield from _of_level(node.children, numbers)
+            yield _Leaf(node.with_children(None), node.children is not None)
+            last = node
+    if kept:
+        yield _Kept(tuple(kept))
+    if alike:
+        yield _Alike(tuple(alike))
+    yield _Closed()
+
+
+def _are_alike(one: Node, other: Node) -> bool:
+    """Whether two nodes were made of the same text, but for their names (`schema.alike`)."""
+    rule, policy = one.rule, other.rule
+    if rule is None or policy is None or rule.limits is not policy.limits:
+        return False
+    return (
+        one.matcher is other.matcher is None
+        and one.children is other.children is None
+        and one.source is other.source
+        and one.grouping is other.grouping
+        and rule.names is policy.names
+        and rule.replaces is policy.replaces
+        and rule.metadata is policy.metadata
+        and rule.answer is policy.answer
+        and rule.source is policy.source
+        and _flags(one, rule) == _flags(other, policy)
+    )
+
+
+def _flags(node: Node, rule: Rule) -> tuple[object, ...]:
+    return (
+        node.share_threshold,
+        node.value_to_metric,
+        node.valid_until,
+        rule.shadow_mode,
+        rule.quota_mode,
+        rule.failure_policy,
+        rule.detailed_metric,
+        rule.enqueue,
+    )
 
 
 class Assembly:
     """Puts trees together again."""
 
-    def __init__(self, tallies: TalliesOf) -> None:
-        """`tallies` gives this process's tallies of a rule."""
+    def __init__(self, tallies: TalliesOf, former: Mapping[str, Domain] = {}) -> None:
+        """`tallies` gives this process's tallies of a rule, `former` is what it had before."""
         self._tallies = tallies
+        self._former = former
+        self._had: list[Node] = []
+        """The former nodes of the domain that is being put together."""
         self._open: list[LevelBuilder] = []
         self._closed: Level | None = None
-        self._policies: set[FailurePolicy | None] = set()
-        """Of the domain that is being put together."""
-        self._times = Times()
-        """The same."""
-        self._enqueues = False
-        """The same."""
+        self._last: Node | None = None
+        """The node of the last `_Leaf`."""
         self.domains: dict[str, Domain] = {}
         """Those that are complete."""
 
@@ -100,32 +207,55 @@ class Assembly:
                 node = record.node
                 if record.has_children:
                     node = node.with_children(self._closed)
-                if node.rule:
-                    self._policies.add(node.rule.failure_policy)
-                    self._enqueues = self._enqueues or node.rule.enqueue
-                self._times.add(node)
                 self._open[-1].add(node)
+                self._last = node
+            elif isinstance(record, _Alike):
+                self._add_alike(record)
+                yield
+            elif isinstance(record, _Kept):
+                for number in record.numbers:
+                    self._open[-1].add(self._had[number])
+                yield
             elif isinstance(record, _Opened):
                 self._open.append(LevelBuilder())
-            else:
+            elif isinstance(record, _Closed):
                 builder = self._open.pop()
                 yield from builder.completing()
                 self._closed = builder.level()
-                if record.domain is not None:
-                    overrides = self._tallies(record.domain, OVERRIDES)
-                    self.domains[record.domain] = Domain(
-                        record.domain,
-                        self._closed,
-                        overrides,
-                        record.shard_by,
-                        frozenset(self._policies),
-                        self._times or None,
-                        self._tallies(record.domain, UNMATCHED),
-                        self._enqueues,
-                    )
-                    self._policies.clear()
-                    self._times = Times()
-                    self._enqueues = False
+            elif isinstance(record, _Root):
+                self._complete(record)
+            elif isinstance(record, _KeptDomain):
+                self.domains[record.domain] = self._former[record.domain]
+            else:
+                yield from self._begin(self._former[record.domain])
+
+    def _add_alike(self, record: _Alike) -> None:
+        like = self._last
+        assert like is not None  # noqa: S101 -- it comes first
+        rule = like.rule
+        for key, value, path in record.names:
+            other = rule and rule.elsewhere(path, self._tallies(rule.domain, path))
+            self._open[-1].add(like.elsewhere(key, value, other))
+
+    def _begin(self, former: Domain) -> Generator[None, None, None]:
+        nodes = walk(former.root.nodes)
+        while part := list(islice(nodes, _SLICE_KEPT)):
+            self._had += part
+            yield
+
+    def _complete(self, root: _Root) -> None:
+        assert self._closed is not None  # noqa: S101 -- its level comes first
+        self.domains[root.domain] = Domain(
+            root.domain,
+            self._closed,
+            self._tallies(root.domain, OVERRIDES),
+            root.shard_by,
+            root.policies,
+            root.times,
+            self._tallies(root.domain, UNMATCHED),
+            root.enqueues,
+        )
+        self._had.clear()
 
 
 def _no_tallies(domain: str, path: str) -> Tallies:

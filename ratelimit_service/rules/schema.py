@@ -38,7 +38,7 @@ from ratelimit_service.rules.reader import Fields, Reader, Scalars, Unreadable
 from ratelimit_service.rules.schedule import read_valid_until
 from ratelimit_service.rules.tree import Level, Node, Rule, taken_twice, too_many
 
-__all__ = ["RuleFile", "compiled", "parse"]
+__all__ = ["RuleFile", "alike", "compiled", "parse"]
 
 _OF_THE_RULE = ("shadow_mode", "quota_mode", "detailed_metric", "metadata", "answer", "on_limit")
 """Keys of a descriptor that act on its own rate_limit and on nothing else."""
@@ -175,9 +175,10 @@ class _Language:
         seen: dict[tuple[str, str, bool], Node] = {}
         nodes: list[Node] = []
         for item in fields.items("descriptors", self._keys, deeper=True):
-            node = self._descriptor(item)
+            node = item.once(Node, self._descriptor)
             if node is None:
                 continue
+            item.path = (*item.path[:-1], (node.key, node.value))
             if message := taken_twice(node, seen):
                 item.report("duplicate", message)
             else:
@@ -188,6 +189,8 @@ class _Language:
 
     def _descriptor(self, fields: Fields) -> Node | None:
         """None if it does not say what it takes."""
+        if (like := fields.like(Node)) is not None:
+            return self._alike(like, fields)
         key = fields.text("key")
         taken = registry.taken(fields)
         value, matcher = taken or ("", None)
@@ -230,6 +233,14 @@ class _Language:
             grouping,
             read_valid_until(fields) if more else None,
         )
+
+    def _alike(self, like: Node, fields: Fields) -> Node:
+        """A descriptor that differs from another (`alike`) in key or value alone."""
+        rule = like.rule
+        if rule is not None:
+            path = path_text(fields.path)
+            rule = rule.elsewhere(path, self._tallies(self._domain, path))
+        return like.elsewhere(fields.raw("key"), fields.raw("value"), rule)
 
     def _rule(self, descriptor: Fields, key: str, *, more: bool) -> tuple[Rule, list[Fields]]:
         """The rule whose limits stand under a key, and those limits if they had to be read.
@@ -318,6 +329,14 @@ class _Language:
                     )
             limits.append(limit)
         return tuple(limits)
+
+
+def alike(result: object) -> bool:
+    """Whether a descriptor would come to the same with any other key and value, but for these.
+
+    The value must hold no `*`, and be given where this one's is.
+    """
+    return isinstance(result, Node) and result.matcher is None and result.children is None
 
 
 def _check_number_of_limits(fields: Fields, limits: Sequence[Fields]) -> None:

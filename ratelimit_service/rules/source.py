@@ -54,6 +54,9 @@ class RuleSource(ABC):
     leaves = False
     """Whether what was good is handed to the next program of this process, instead of read anew."""
 
+    changes_often = False
+    """Whether rules change all the time, so that the process that builds them stays."""
+
     keeps_vanished = False
     """Whether the rules of a file that is not there any more stay until SIGHUP or a restart."""
 

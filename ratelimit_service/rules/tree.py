@@ -95,6 +95,25 @@ class Rule:
             self.tallies,
         )
 
+    def elsewhere(self, path: str, tallies: Tallies) -> Rule:
+        """The same policy on another path of the domain."""
+        return Rule(
+            self.domain,
+            path,
+            self.limits,
+            self.names,
+            self.replaces,
+            self.shadow_mode,
+            self.quota_mode,
+            self.failure_policy,
+            self.detailed_metric,
+            self.metadata,
+            self.answer,
+            self.enqueue,
+            self.source,
+            tallies,
+        )
+
     @property
     def unlimited(self) -> bool:
         """Whether requests that match are counted in metrics only."""
@@ -141,6 +160,21 @@ class Node:
     def with_children(self, children: Level | None) -> Node:
         """The same with other children."""
         return self if children is self.children else Node(*self._given(children))
+
+    def elsewhere(self, key: str, value: str, rule: Rule | None) -> Node:
+        """The same for another entry, with another rule."""
+        return Node(
+            key,
+            value,
+            self.matcher,
+            rule,
+            self.children,
+            self.share_threshold,
+            self.value_to_metric,
+            self.source,
+            self.grouping,
+            self.valid_until,
+        )
 
     def __reduce__(self) -> tuple[type[Node], tuple[object, ...]]:
         """How it is pickled: a dataclass's own way takes longer, and serving waits for it."""
@@ -333,6 +367,14 @@ class Times:
 
     def __bool__(self) -> bool:
         return bool(self._schedules or self._ends)
+
+    def __getstate__(self) -> tuple[dict[Schedule, None], dict[int, None]]:
+        """How they are pickled: without the snapshot that they keep."""
+        return self._schedules, self._ends
+
+    def __setstate__(self, state: tuple[dict[Schedule, None], dict[int, None]]) -> None:
+        Times.__init__(self)
+        self._schedules, self._ends = state
 
     def add(self, node: Node) -> None:
         """Adds those of a node."""

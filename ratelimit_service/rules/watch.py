@@ -38,3 +38,4 @@ async def watched(rules: Rules) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        rules.end()

@@ -302,7 +302,7 @@ class _Supervisor:
         self._decision_log.stop()  # what workers send from now on is for the next image
         counts = await self._counted()  # nobody adds to it any more
         rules = self._rules.leave()
-        self._rules.source.end()
+        self._rules.end()
         handover.become_successor(
             Handover(
                 grpc=[each.fileno() for each in self._grpc],

@@ -253,11 +253,10 @@ class _Worker:
                 await asyncio.sleep(0)
                 continue
             unserved = frozenset(part.unserved)
+            domains = assembly.domains
+            assembly = Assembly(self._book.tallies_of, domains)
             # No variable may hold the old snapshot here, or it would outlive its last slice.
-            await self._book.let_go(
-                self._book.swap(assembly.domains, unserved, emptied=part.emptied)
-            )
-            assembly = Assembly(self._book.tallies_of)
+            await self._book.let_go(self._book.swap(domains, unserved, emptied=part.emptied))
             if self._settled.done() and self._settled.result()[1].healthy_with_rules:
                 hold_without(self._health, self._book.snapshot)
             self._ruled.set()

@@ -13,7 +13,7 @@ import json
 import logging
 import pickle
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, NotRequired, TypedDict
 
@@ -25,6 +25,7 @@ from ratelimit_service.metrics import WorkerFigures
 from ratelimit_service.observer import Stats, Taken
 from ratelimit_service.rules.records import packed
 from ratelimit_service.rules.rulebook import Rulebook, Tallied
+from ratelimit_service.rules.tree import Domain
 from ratelimit_service.runtime.channel import BEAT_SECONDS, MessageKind, send_connection
 from ratelimit_service.runtime.worker_process import SLACK_SECONDS, Inherited, WorkerProcess
 from ratelimit_service.runtime.workers_asked import AskedWorkers
@@ -48,6 +49,9 @@ _DOUBTED_BEATS = 2
 _START_SECONDS = 60.0
 _YOUNG_SECONDS = 3.0
 """A worker that dies younger than this is started again with a pause."""
+
+_MOST_CHANGES = 2
+"""When the rules and their changes are so many times as much as the rules, all are sent anew."""
 
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 
@@ -109,7 +113,11 @@ class Workers(AskedWorkers):
         self._tls = tls
         self._spans = spans
         self._rules: list[tuple[MessageKind, bytes]] = []
-        """The messages that tell a worker the rules of now."""
+        """The messages that tell a new worker the rules of now: all, and then what has changed."""
+        self._told: Mapping[str, Domain] = {}
+        """The rules that workers have when they have taken these messages."""
+        self._whole_bytes = 0
+        """How much of the messages are all rules, before any change."""
         self._failures: dict[int, int] = {}
         """For each number how often in a row its worker died young."""
         self._overall = WorkersHealth(health, count)
@@ -226,17 +234,28 @@ class Workers(AskedWorkers):
         return False
 
     async def tell_rules(self) -> None:
-        """Sends the rules of now to all workers, also to those that start later."""
+        """Sends the rules of now to all workers, also to those that start later.
+
+        What has not changed is not sent again, but for once in a while: else those that start later
+        would have more and more changes to take.
+        """
         snapshot = self._book.snapshot
+        size = sum(len(part) for _, part in self._rules)
+        whole = not self._rules or size > _MOST_CHANGES * self._whole_bytes
         rules = []
-        for part in packed(snapshot.domains.values()):
+        for part in packed(snapshot.domains.values(), {} if whole else self._told):
             rules.append((MessageKind.RULES, part))
             await asyncio.sleep(0)
         end = {"unserved": sorted(snapshot.unserved), "emptied": snapshot.emptied}
-        self._rules = [*rules, (MessageKind.RULES_END, json.dumps(end).encode())]
+        rules.append((MessageKind.RULES_END, json.dumps(end).encode()))
+        if whole:
+            self._rules = []
+            self._whole_bytes = sum(len(part) for _, part in rules)
+        self._rules += rules
+        self._told = snapshot.domains
         for worker in self._all:
             if worker.version == __version__:
-                self._tell_rules_to(worker)
+                self._tell_rules_to(worker, rules)
 
     async def tell_tls(self, tls: TLS) -> None:
         """Sends the content of the gRPC port's TLS files to all workers, also to later ones."""
@@ -396,10 +415,12 @@ class Workers(AskedWorkers):
             return
         worker.send(MessageKind.TLS, pickle.dumps(self._tls))
         worker.send(MessageKind.SETTINGS, pickle.dumps((worker.number, self._settings)))
-        self._tell_rules_to(worker)
+        self._tell_rules_to(worker, self._rules)
 
-    def _tell_rules_to(self, worker: WorkerProcess) -> None:
-        for kind, payload in self._rules:
+    def _tell_rules_to(
+        self, worker: WorkerProcess, rules: Sequence[tuple[MessageKind, bytes]]
+    ) -> None:
+        for kind, payload in rules:
             worker.send(kind, payload)
 
     async def _let_leave(self, worker: WorkerProcess) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ def sent(config: dict[str, Any], overlay: Overlay = NO_OVERLAY) -> RuleFile:
     """A resource as it is after its way from the server."""
     message = json_format.ParseDict(config, RateLimitConfig())
     _, values = decode_resource(TYPE_URL, message.SerializeToString())
-    return parse_resource(NAME, resource_bytes("7", values), Tallies, overlay)
+    return parse_resource(NAME, resource_bytes("7", json.dumps(values).encode()), Tallies, overlay)
 
 
 def one(rate_limit: dict[str, Any] | None, **others: Any) -> dict[str, Any]:
