@@ -26,7 +26,7 @@ from tests.abuse.siege import (
     request,
     slowness,
 )
-from tests.transport.test_h2 import Client
+from tests.transport.h2_client import Client
 
 Attack = Callable[[Attacker], Awaitable[None]]
 

@@ -1,101 +1,24 @@
-"""The command `ratelimit`, run as a user does."""
+"""What all commands have in common: help, the environment, mistakes, and what they print."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import socket
 import subprocess
 import sys
-import tempfile
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout, suppress
-from io import StringIO
 from pathlib import Path
 
 import pytest
-import trustme
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ratelimit_service import __version__, compiled
-from ratelimit_service.cli import format_descriptor, main, parse_descriptor
-from ratelimit_service.model import Descriptor, Entry
 from ratelimit_service.settings import settings
-from tests.servers.process import PATIENCE_SECONDS, free_port
+from tests.cli.ran import Ran
+from tests.servers.process import free_port
 from tests.servers.redis import RedisServer
 from tests.servers.service import COMMAND, ServiceProcess
 
-RULES = """domain: demo
-descriptors:
-  - {key: user, rate_limit: {unit: day, requests_per_unit: 2, name: per-user}}
-  - {key: free, rate_limit: {unlimited: true}}
-  - key: vip
-    rate_limit: {unit: day, requests_per_unit: 9, replaces: [{name: per-user}]}
-  - {key: at_once, rate_limit: {unit: minute, requests_per_unit: 1, algorithm: concurrency}}
-  - key: burst
-    rate_limit: {unit: hour, requests_per_unit: 3, burst: 9, algorithm: token_bucket}
-"""
-
-TOP = Path(__file__).parents[2]
-
 ANY_PORTS = {"RATELIMIT_GRPC": "127.0.0.1:0", "RATELIMIT_HTTP": "127.0.0.1:0"}
 """Free ones, for a service that is to fail for another reason."""
-
-
-SERVES_NOBODY = {"explain", "hit", "lint", "schema", "test"}
-"""Commands that need no process of their own."""
-
-
-class Ran:
-    """What a run of the command has left."""
-
-    def __init__(self, *arguments: str, **environment: str) -> None:
-        if arguments[0] in SERVES_NOBODY or {"--help", "--check"} & set(arguments):
-            self._run_here(arguments, environment)
-            return
-        done = subprocess.run(
-            [COMMAND, *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE_SECONDS,
-            env={**os.environ, **environment},
-        )
-        self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
-
-    def _run_here(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        out, err = StringIO(), StringIO()
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            redirect_stdout(out),
-            redirect_stderr(err),
-        ):
-            patch.setattr(sys, "argv", ["ratelimit", *arguments])
-            patch.setattr(os, "nice", lambda _: 0)  # it would hold for all tests that follow
-            for name, value in environment.items():
-                patch.setenv(name, value)
-            with pytest.raises(SystemExit) as ended:
-                main()
-        assert isinstance(ended.value.code, int)
-        self.code, self.out, self.err = ended.value.code, out.getvalue(), err.getvalue()
-
-
-@pytest.fixture(scope="module")
-def rules(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("rules") / "demo.yaml"
-    path.write_text(RULES)
-    return path
-
-
-@pytest.fixture(scope="module")
-def service(rules: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    process = ServiceProcess(tmp_path_factory.mktemp("service"), "--rules", str(rules))
-    process.start()
-    yield process
-    process.kill()
 
 
 @pytest.mark.parametrize(
@@ -269,188 +192,6 @@ def test_port_in_use(rules: Path, service: ServiceProcess) -> None:
         assert f"choose another with {flag} HOST:PORT" in ran.err
 
 
-def test_lint(tmp_path: Path, rules: Path) -> None:
-    """Lint prints each problem with its place, and exits with 1 if there is any."""
-    bad = tmp_path / "bad.yaml"
-    bad.write_text("domain: a\nunit: day\n")
-
-    clean, found = Ran("lint", str(rules)), Ran("lint", str(rules), str(bad))
-
-    assert (clean.code, clean.out, clean.err) == (0, "", "no problems found\n")
-    assert (found.code, found.err) == (1, "1 problem found\n")
-    assert found.out.startswith(f"{bad}:2:1: unit does nothing here")
-
-
-def test_lint_formats(tmp_path: Path) -> None:
-    """Lint shows the line with a caret, and says the same as JSON, to GitHub, and as SARIF."""
-    bad = tmp_path / "bad.yaml"
-    bad.write_text(
-        "domain: a\ndescriptors:\n- {key: a, value: a/*, rate_limit: {unit: \u202eno}}\n"
-    )
-
-    text, github = Ran("lint", str(bad)), Ran("lint", "--format", "github", str(bad))
-    plain = json.loads(Ran("lint", "--format", "json", str(bad)).out)
-    sarif = json.loads(Ran("lint", "--format", "sarif", str(bad)).out)
-
-    assert text.out.splitlines()[1:3] == [
-        "    3 | - {key: a, value: a/*, rate_limit: {unit: \\u202eno}}",
-        "                               ^",
-    ]
-    assert [(each["line"], each["column"], each["level"]) for each in plain] == [
-        (3, 24, "error"),
-        (3, 43, "error"),
-    ]
-    assert github.out.startswith(f"::error file={bad},line=3,col=24,title=")
-    (run,) = sarif["runs"]
-    place = run["results"][0]["locations"][0]["physicalLocation"]
-    assert place["artifactLocation"]["uri"] == str(bad)
-    assert place["region"] == {"startLine": 3, "startColumn": 24}
-    assert {each["ruleId"] for each in run["results"]} == {each["kind"] for each in plain}
-
-
-def test_lint_reads_standard_input() -> None:
-    """A dash stands for standard input; a tab is called a tab."""
-    done = subprocess.run(
-        [COMMAND, "lint", "-"],
-        input="domain: a\ndescriptors:\n- key: k\n\tvalue: x\n",
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_SECONDS,
-    )
-
-    assert done.returncode == 1
-    assert done.stdout.startswith("<stdin>:4:1: this is no YAML: a tab: YAML wants spaces")
-    assert Ran("lint", "-", "x").code == 2
-
-
-def test_lint_hints(tmp_path: Path) -> None:
-    """What is only worth knowing is printed, and is no problem."""
-    path = tmp_path / "queue.yaml"
-    limit = "{unit: second, requests_per_unit: 5, max_wait: 2s, algorithm: leaky_bucket}"
-    path.write_text(f"domain: a\ndescriptors:\n  - key: k\n    rate_limit: {limit}\n")
-
-    ran = Ran("lint", str(path))
-
-    assert (ran.code, ran.err) == (0, "no problems found\n")
-    assert "Envoy does not wait: to it this queue is a meter with a burst of 10" in ran.out
-
-
-def test_schema() -> None:
-    """`schema` prints the JSON Schema that is published."""
-    assert Ran("schema").out == (TOP / "docs" / "rules.schema.json").read_text()
-
-
-def test_tests_of_rules(tmp_path: Path, rules: Path) -> None:
-    """The exit status of `test` tells success, a difference, too little coverage, and problems."""
-    path = tmp_path / "some.test.yaml"
-    step = "{domain: demo, descriptors: [{user: a}], times: 3, expect: %s}"
-    text = f"rules: {rules}\ncases: [{{name: one, steps: [{step}]}}]\n"
-
-    path.write_text(text % "[OK]")
-    problem = Ran("test", str(path))
-    path.write_text(text % "OK")
-    differs = Ran("test", str(path))
-    path.write_text((text % "OK").replace("times: 3", "times: 2"))
-    few, passed = Ran("test", str(path), "--min-coverage", "50"), Ran("test", str(tmp_path))
-
-    assert (problem.code, problem.out) == (2, "")
-    assert problem.err.startswith(f"{path}:2:")
-    assert (differs.code, differs.err) == (1, "")
-    assert "- expect: OK\n  + expect: OVER_LIMIT\n1 case, 1 failed\n" in differs.out
-    assert (few.code, few.out) == (1, "1 case passed\n")
-    assert few.err.endswith("1 of 5 rules met: 20 %\n--min-coverage 50 is not reached\n")
-    assert (passed.code, passed.out, passed.err) == (0, "1 case passed\n", "")
-
-
-def test_explain(rules: Path) -> None:
-    """Explain tells the rule, the walk and the counter."""
-    ran = Ran("explain", "--rules", str(rules), "demo", "user=a", "free=b")
-
-    assert ran.code == 0
-    assert f"rule user at {rules}:3:17: 2 per day" in ran.out
-    assert "counter {" in ran.out
-    assert "unlimited" in ran.out
-
-
-def test_explain_in_json(rules: Path) -> None:
-    """--json gives the same for programs, one object a descriptor."""
-    ran = Ran("explain", "--rules", str(rules), "--json", "demo", "user=a", "x=b")
-
-    first, second = map(json.loads, ran.out.splitlines())
-    assert (first["rule"], first["steps"][0]["taken"], second["rule"]) == ("user", "user", None)
-    assert first["counter"].endswith("f86400:4:demo4:user=1:a")
-
-
-def test_hit(service: ServiceProcess) -> None:
-    """Hit makes a decision a line, sums up, and exits with 1 once something is over."""
-    ran = Ran("hit", "demo", "user=hit", "--address", service.address, "--repeat", "3")
-
-    assert ran.code == 1
-    lines = ran.out.splitlines()
-    assert [line.partition(", resets in ")[0] for line in lines[:3]] == [
-        "OK          demo user=hit  1 of 2 left",
-        "OK          demo user=hit  0 of 2 left",
-        "OVER_LIMIT  demo user=hit  0 of 2 left",
-    ]
-    assert lines[3] == "2 allowed, 1 over limit"
-
-
-def test_hit_with_several_descriptors(service: ServiceProcess) -> None:
-    """Several descriptors are one request, told one a line below it."""
-    ran = Ran("hit", "demo", "free=a", "none=b", "--address", service.address)
-
-    assert (ran.code, ran.out.splitlines()) == (
-        0,
-        [
-            "OK          demo",
-            "  OK          free=a  unlimited",
-            "  OK          none=b  not counted: no rule matches",
-        ],
-    )
-
-
-@pytest.mark.parametrize(
-    ("asked", "why"),
-    [
-        (["demo", "none=b"], "no rule matches"),
-        (["demo", "none=b", "none=c"], "no rule matches"),
-        (["demo", "user=why,none=b"], "no rule matches"),
-        (["dmo", "user=why"], "the service has no domain 'dmo'"),
-        (["dmo", "user=why", "--limit", "5/hour"], "the service has no domain 'dmo'"),
-        (["demo", "user=why", "vip=a"], "another rule of the request replaces its own"),
-    ],
-)
-def test_hit_says_why_nothing_was_counted(
-    service: ServiceProcess, asked: list[str], why: str
-) -> None:
-    """What no count decides on is told with the reason, in JSON too, and asking counts nothing."""
-    ran = Ran("hit", *asked, "--address", service.address)
-    in_json = Ran("hit", *asked, "--address", service.address, "--json")
-
-    assert f"not counted: {why}\n" in ran.out
-    assert why in [each.get("not_counted") for each in json.loads(in_json.out)["statuses"]]
-    user = Ran("hit", "demo", "user=why", "--hits", "0", "--address", service.address)
-    assert "2 of 2 left" in user.out
-
-
-def test_hit_says_which_policy_decided(tmp_path: Path, rules: Path, own_redis: RedisServer) -> None:
-    """What the failure policy decides is told with the policy's name."""
-    own_redis.kill()
-    flags = ["--rules", str(rules), "--store", own_redis.url, "--failure-policy", "closed"]
-    service = ServiceProcess(tmp_path, *flags, "--workers", "1")
-    service.start()
-
-    ran = Ran("hit", "demo", "user=a", "--address", service.address)
-
-    service.kill()
-    assert (ran.code, ran.out) == (
-        1,
-        "OVER_LIMIT  demo user=a  "
-        "not counted: failure policy closed: the service's health says why\n",
-    )
-
-
 def test_password_on_the_command_line(
     tmp_path: Path, rules: Path, redis_server: RedisServer
 ) -> None:
@@ -471,109 +212,6 @@ def test_password_on_the_command_line(
     assert "hunter2" not in shown
 
 
-def test_hit_at_another_port(service: ServiceProcess) -> None:
-    """A port that speaks something else is told as what it is, with what to name instead."""
-    at_http = Ran("hit", "demo", "user=a", "--address", f"127.0.0.1:{service.http_port}")
-    with_tls = ["--tls-ca", str(Path(trustme.__file__).parent / "none.pem")]
-    no_file = Ran("hit", "demo", "user=a", "--address", service.address, *with_tls)
-    with tempfile.NamedTemporaryFile() as file:
-        trustme.CA().cert_pem.write_to_path(file.name)
-        no_tls = Ran("hit", "demo", "user=a", "--address", service.address, "--tls-ca", file.name)
-
-    assert at_http.err == (
-        f"ratelimit: 127.0.0.1:{service.http_port} speaks HTTP/1, not gRPC: if it is the service's "
-        "HTTP port, name its gRPC port with --address HOST:PORT, 8081 if nothing else was said\n"
-    )
-    assert "none.pem cannot be read" in no_file.err
-    assert no_tls.err == (
-        f"ratelimit: {service.address} speaks no TLS: leave out --tls-ca, or name another port\n"
-    )
-    assert (at_http.code, no_file.code, no_tls.code) == (2, 2, 2)
-    assert "Traceback" not in service.log
-
-
-@pytest.mark.parametrize(
-    ("said", "message"),
-    [
-        (b"220 mail\r\n", "speaks no gRPC: name the service's gRPC port"),
-        (b"", "closed the connection before a word of gRPC: if the service's port has TLS"),
-    ],
-)
-def test_hit_at_another_server(said: bytes, message: str) -> None:
-    """What answers in another protocol is no service that is away."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=say, args=(listener, said), daemon=True).start()
-
-        ran = Ran("hit", "demo", "a=b", "--address", f"127.0.0.1:{listener.getsockname()[1]}")
-
-    assert (ran.code, message in ran.err, ran.err.count("\n")) == (2, True, 1)
-
-
-def say(listener: socket.socket, said: bytes) -> None:
-    with suppress(OSError):  # the test is over
-        while True:
-            connection, _ = listener.accept()
-            connection.recv(1_000)
-            connection.sendall(said)
-            connection.close()
-
-
-def test_hit_shows_what_is_marked(service: ServiceProcess) -> None:
-    """Headers for the upstream stand behind the answer; a burst is not shown as part of a rate."""
-    first = Ran("hit", "demo", "at_once=a", "--address", service.address)
-    burst = Ran("hit", "demo", "burst=a", "--address", service.address)
-
-    assert re.search(r"0 of 1 left, resets in 60 s, x-ratelimit-lease: [0-9a-f]{16}\n", first.out)
-    assert "8 left, resets in" in burst.out
-
-
-def test_hit_in_json(service: ServiceProcess) -> None:
-    """--json gives the decision for programs."""
-    ran = Ran("hit", "demo", "user=json", "--address", service.address, "--json", "--hits", "2")
-
-    decision = json.loads(ran.out)
-    reset = decision["statuses"][0].pop("reset_seconds")
-    assert 1 <= reset <= 86_400
-    assert decision == {
-        "code": "OK",
-        "statuses": [
-            {
-                "code": "OK",
-                "remaining": 0,
-                "limit": {
-                    "requests_per_unit": 2,
-                    "unit": "day",
-                    "unit_multiplier": 1,
-                    "name": "per-user",
-                },
-            }
-        ],
-        "response_headers": {},
-        "request_headers": {},
-        "metadata": None,
-    }
-
-
-def test_hit_looks_gives_back_and_overrides(service: ServiceProcess) -> None:
-    """--hits 0 only looks, --refund gives back, --limit brings a limit along."""
-    common = ["hit", "demo", "user=more", "--address", service.address]
-
-    told = [
-        Ran(*common, *flags).out.partition("user=more  ")[2].partition(" left")[0]
-        for flags in (["--hits", "2"], ["--refund"], ["--hits", "0"], ["--limit", "9/day"])
-    ]
-
-    assert told == ["0 of 2", "1 of 2", "1 of 2", "7 of 9"]
-
-
-def test_hit_is_refused(service: ServiceProcess) -> None:
-    """A request that the service refuses is an error with the service's sentence."""
-    ran = Ran("hit", "", "a=b", "--address", service.address)
-
-    assert ran.code == 2
-    assert "INVALID_ARGUMENT: domain is empty" in ran.err
-
-
 def test_reader_that_goes_away(rules: Path) -> None:
     """`ratelimit … | head` ends quietly."""
     command = f"{COMMAND} explain --rules {rules} demo {'user=a ' * 2000} | head -n 1"
@@ -581,33 +219,6 @@ def test_reader_that_goes_away(rules: Path) -> None:
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
 
     assert done.stderr == ""
-
-
-TEXT = st.text('ab,=\\ é"', max_size=5)
-
-
-@given(st.lists(st.builds(Entry, TEXT.filter(bool), TEXT), min_size=1, max_size=3))
-def test_descriptors_are_written_as_they_are_read(entries: list[Entry]) -> None:
-    """Any descriptor can be typed, with a backslash before what has a meaning."""
-    descriptor = Descriptor(tuple(entries))
-
-    assert parse_descriptor(format_descriptor(descriptor)) == descriptor
-
-
-@pytest.mark.parametrize(
-    ("text", "entries"),
-    [
-        ("a=b", [("a", "b")]),
-        ("a", [("a", "")]),
-        ("a=", [("a", "")]),
-        ("a=b=c", [("a", "b=c")]),
-        ("a=b,c=d", [("a", "b"), ("c", "d")]),
-        (r"a\,b=c\\", [("a,b", "c\\")]),
-    ],
-)
-def test_descriptors(text: str, entries: list[tuple[str, str]]) -> None:
-    """A descriptor is typed key=value,key=value."""
-    assert parse_descriptor(text).entries == tuple(entries)
 
 
 def test_nothing_of_others_acts_on_the_terminal(tmp_path: Path) -> None:

@@ -11,6 +11,19 @@ from tests.stores.cases import T
 BAN, EXEMPT, LIMIT, GRANT = OverrideKind
 _NUMBERS = count()
 
+RULES = """
+domain: edge
+descriptors:
+  - key: user
+    rate_limit: {unit: minute, requests_per_unit: 2}
+  - key: plan
+    rate_limits:
+      - {name: short, unit: minute, requests_per_unit: 2}
+      - {name: long, unit: hour, requests_per_unit: 5}
+  - key: free
+    rate_limit: {unlimited: true}
+"""
+
 
 def override(
     kind: OverrideKind,

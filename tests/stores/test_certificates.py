@@ -13,7 +13,7 @@ import trustme
 from tests.conftest import need
 from tests.servers.process import PATIENCE_SECONDS, free_port
 from tests.servers.redis import RedisServer
-from tests.stores.test_redis import Fixture
+from tests.stores.redis_store import Fixture
 
 
 class Certified:

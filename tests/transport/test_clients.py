@@ -14,7 +14,7 @@ from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.calls import METHODS
 from ratelimit_service.transport.h2.connection import Connection
 from ratelimit_service.transport.h2.frames import ACK, END_HEADERS, FrameType, SettingId
-from tests.transport.test_h2 import HEADERS, PATH, Client, messages
+from tests.transport.h2_client import HEADERS, PATH, Client, messages
 
 
 class PythonClient:

@@ -1,172 +1,37 @@
-"""The thin transport's own: headers against an oracle, hostile bytes, h2spec."""
+"""Calls over HTTP/2: in any pieces, as windows allow, to a graceful end; and h2spec."""
 
 from __future__ import annotations
 
 import gzip
 import os
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
 import hpack
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratelimit_service.transport.h2 import frames
-from ratelimit_service.transport.h2.calls import METHODS
 from ratelimit_service.transport.h2.connection import (
     Calls,
     Cancelled,
-    Connection,
-    Event,
 )
-from ratelimit_service.transport.h2.fields import BlockError
 from ratelimit_service.transport.h2.frames import (
-    ACK,
     END_HEADERS,
     END_STREAM,
-    PREFACE,
     ErrorCode,
     FrameType,
     SettingId,
 )
-from ratelimit_service.transport.h2.headers import HeaderReader
 from ratelimit_service.transport.h2.limits import MAX_STREAMS
 from tests.conftest import need
 from tests.servers.service import ServiceProcess
+from tests.transport.h2_client import HEADERS, PATH, Client, messages
 
 TOP = Path(__file__).parents[2]
+
 H2SPEC = str(TOP / ".tools" / "h2spec")
-PATH = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
-HEADERS = [
-    (":method", "POST"),
-    (":scheme", "http"),
-    (":path", PATH),
-    (":authority", "ratelimit"),
-    ("te", "trailers"),
-    ("content-type", "application/grpc"),
-]
-
-
-class Client:
-    """The client's end of a connection without sockets."""
-
-    def __init__(self) -> None:
-        self.connection = Connection(METHODS)
-        self.encoder = hpack.Encoder()
-        self.stream_id = -1
-        self.connection.receive(PREFACE + frames.settings({}) + self.ack())
-
-    def settle(self) -> None:
-        """Makes the first call, after which no header block depends on another."""
-        self.connection.receive(self.headers() + self.data())
-        self.connection.answer(self.stream_id, b"")
-        self.encoder.header_table_size = 0
-        self.connection.receive(self.ack() + self.headers() + self.data())
-        self.connection.answer(self.stream_id, b"")
-        self.said()
-
-    @staticmethod
-    def ack() -> bytes:
-        return frames.frame(FrameType.SETTINGS, ACK, 0, b"")
-
-    def headers(
-        self, extra: Sequence[tuple[str, str]] = (), *, path: str = PATH, end: bool = False
-    ) -> bytes:
-        self.stream_id += 2
-        block = self.encoder.encode([*(dict(HEADERS) | {":path": path}).items(), *extra])
-        flags = END_HEADERS | (END_STREAM if end else 0)
-        return frames.frame(FrameType.HEADERS, flags, self.stream_id, block)
-
-    def data(self, message: bytes = b"body", *, end: bool = True) -> bytes:
-        payload = b"\0" + len(message).to_bytes(4, "big") + message
-        return frames.frame(FrameType.DATA, END_STREAM if end else 0, self.stream_id, payload)
-
-    def said(self) -> list[tuple[int, int, int, bytes]]:
-        """What the server has said since: type, flags, stream and payload of each frame."""
-        data, found = self.connection.take_output(), []
-        while data:
-            stop = 9 + int.from_bytes(data[:3], "big")
-            stream_id = int.from_bytes(data[5:9], "big")
-            found.append((data[3], data[4], stream_id, data[9:stop]))
-            data = data[stop:]
-        return found
-
-    @property
-    def goaway(self) -> int | None:
-        """The error code with which the server has ended the connection."""
-        codes = [
-            int.from_bytes(payload[4:8], "big")
-            for kind, _, _, payload in self.said()
-            if kind == FrameType.GOAWAY
-        ]
-        return codes[-1] if codes else None
-
-
-def messages(events: Sequence[Event]) -> list[tuple[int, bytes]]:
-    """The unary calls among the events: stream and message of each."""
-    return [
-        call
-        for event in events
-        if isinstance(event, Calls)
-        for call in zip(event.stream_ids, event.messages, strict=True)
-    ]
-
-
-NAMES = st.sampled_from(["x-request-id", "traceparent", "user-agent", "grpc-timeout", "x-a"])
-VALUES = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20)
-EXTRA = st.lists(st.tuples(NAMES, VALUES), max_size=6)
-
-
-@given(st.lists(st.tuples(EXTRA, st.integers(0, 4_096), st.booleans()), max_size=12))
-def test_headers_against_the_oracle(
-    blocks: list[tuple[list[tuple[str, str]], int, bool]],
-) -> None:
-    """Whatever a client indexes, evicts and resizes, each block reads as the hpack package does."""
-    reader, encoder, oracle = HeaderReader(), hpack.Encoder(), hpack.Decoder()
-    for number, (extra, size, huffman) in enumerate(blocks):
-        if number == len(blocks) // 2:
-            reader.without_table()
-            encoder.header_table_size = 0
-        elif number < len(blocks) // 2:
-            encoder.header_table_size = size
-        block = encoder.encode([*HEADERS, *extra], huffman=huffman)
-
-        head = reader.read(block)
-
-        decoded = dict(oracle.decode(block, raw=True))
-        assert (head.path, head.method) == (decoded[b":path"], decoded[b":method"])
-        assert head.content_type == decoded[b"content-type"]
-        assert not head.malformed
-        timeout = decoded.get(b"grpc-timeout", b"")
-        assert (head.timeout_us is None) == (
-            not (timeout[:-1].isdigit() and timeout[-1:] in b"HMSmun" and len(timeout) < 10)
-        )
-
-
-@given(st.binary(max_size=60))
-def test_any_block_without_table(block: bytes) -> None:
-    """Arbitrary bytes are a header block or an error, the same as for the oracle."""
-    reader, oracle = HeaderReader(), hpack.Decoder()
-    for each in (reader, oracle):
-        size_zero = b"\x20"
-        _ = each.read(size_zero) if isinstance(each, HeaderReader) else each.decode(size_zero)
-    oracle.max_allowed_table_size = 0
-    expected: object = None
-    try:
-        expected = dict(oracle.decode(block, raw=True)).get(b":path", b"")
-    except (hpack.HPACKError, IndexError, ValueError):
-        expected = None
-
-    try:
-        found: object = reader.read(block).path
-    except BlockError:
-        found = None
-
-    # Values that do not matter are not decoded, so that faults in them may go unseen.
-    assert found == expected or expected is None
 
 
 def test_call_in_pieces() -> None:
@@ -274,195 +139,6 @@ def test_more_streams_than_announced() -> None:
     ]
 
 
-FLOODS = {
-    "ping": frames.ping(b"12345678", ack=False),
-    "settings": frames.settings({}),
-    "window": frames.window_update(1, 1),
-    "priority": frames.frame(FrameType.PRIORITY, 0, 3, b"\0\0\0\0\0"),
-    "empty data": frames.frame(FrameType.DATA, 0, 1, b""),
-    "unknown": frames.frame(FrameType.GOAWAY, 0, 0, b"\0" * 8),
-}
-
-
-@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
-def test_floods(flood: bytes) -> None:
-    """A client that only costs is told to calm down, long before it costs much."""
-    client = Client()
-    client.connection.receive(client.headers() + client.data(end=False))
-
-    for _ in range(3_000):
-        client.connection.receive(flood)
-
-    assert client.goaway == ErrorCode.ENHANCE_YOUR_CALM
-    assert client.connection.closing
-
-
-def test_rapid_reset() -> None:
-    """Calls that are given up as soon as they are made count as nothing but cost."""
-    client = Client()
-
-    for _ in range(3_000):
-        headers = client.headers()
-        reset = frames.rst_stream(client.stream_id, ErrorCode.CANCEL)
-        client.connection.receive(headers + reset)
-
-    assert client.goaway == ErrorCode.ENHANCE_YOUR_CALM
-
-
-def test_busy_client_is_no_flood() -> None:
-    """Calls that are answered make up for what a client says besides."""
-    client = Client()
-
-    for _ in range(10_000):
-        client.connection.receive(client.headers() + client.data() + frames.window_update(0, 1))
-        client.connection.answer(client.stream_id, b"")
-        client.connection.take_output()
-
-    assert not client.connection.closing
-
-
-def test_careful_client_is_no_flood() -> None:
-    """A client may say several things with each call, as grpcio does that measures its way."""
-    client = Client()
-    client.settle()
-    pings = frames.ping(b"12345678", ack=False) + frames.ping(b"87654321", ack=True)
-
-    for _ in range(3_000):
-        client.connection.receive(frames.window_update(0, 5) + pings)
-        client.connection.receive(client.headers() + client.data())
-        client.connection.answer(client.stream_id, b"")
-
-    assert not client.connection.closing
-
-
-def test_continuation_flood() -> None:
-    """A header block without end is cut off."""
-    client = Client()
-    client.connection.receive(frames.frame(FrameType.HEADERS, 0, 1, b""))
-
-    for _ in range(100):
-        client.connection.receive(frames.frame(FrameType.CONTINUATION, 0, 1, b""))
-
-    assert client.goaway == ErrorCode.ENHANCE_YOUR_CALM
-
-
-def test_header_bomb() -> None:
-    """A few bytes that stand for many headers end the connection."""
-    client = Client()
-    encoder = hpack.Encoder()
-    block = encoder.encode([*HEADERS, ("x-bomb", "x" * 3_000)])
-    client.connection.receive(frames.frame(FrameType.HEADERS, END_HEADERS, 1, block))
-    # 0xbe is the newest entry of the dynamic table.
-    client.connection.receive(
-        frames.frame(FrameType.HEADERS, END_HEADERS, 3, encoder.encode(HEADERS) + b"\xbe" * 10_000)
-    )
-
-    assert client.goaway == ErrorCode.COMPRESSION_ERROR
-
-
-def refused(client: Client) -> dict[int, str]:
-    """The status with which each call was refused since."""
-    decoder = hpack.Decoder()
-    found = {}
-    for kind, _, stream_id, payload in client.said():
-        if kind == FrameType.HEADERS:
-            status = dict(decoder.decode(payload, raw=True)).get(b"grpc-status")
-            if status:
-                found[stream_id] = status.decode()
-    return found
-
-
-def large(client: Client, extra: Sequence[tuple[str, str]], *, huffman: bool) -> bytes:
-    """The frames of a call with many headers, whose block is cut into pieces."""
-    client.stream_id += 2
-    block = client.encoder.encode([*HEADERS, *extra], huffman=huffman)
-    pieces = [block[at : at + 16_000] for at in range(0, len(block), 16_000)]
-    kinds = [FrameType.HEADERS] + [FrameType.CONTINUATION] * (len(pieces) - 1)
-    flags = [0] * (len(pieces) - 1) + [END_HEADERS]
-    return b"".join(
-        frames.frame(kind, flag, client.stream_id, piece)
-        for kind, flag, piece in zip(kinds, flags, pieces, strict=True)
-    )
-
-
-@pytest.mark.parametrize("huffman", [False, True])
-@pytest.mark.parametrize("settled", [False, True])
-@pytest.mark.parametrize(
-    "extra",
-    [
-        [("x-large", "x" * 20_000)],
-        [("grpc-timeout", "x" * 20_000)],
-        [(f"x-{number}", "x" * 1_000) for number in range(20)],
-        [(f"x-{number}", "y") for number in range(500)],
-        [("x", "")] * 500,
-    ],
-    ids=["value", "value that matters", "values", "names", "repeated"],
-)
-def test_call_with_too_many_headers(
-    extra: list[tuple[str, str]], settled: bool, huffman: bool
-) -> None:
-    """A call with more headers than announced is refused; its neighbours' are read as before."""
-    client = Client()
-    if settled:
-        client.settle()
-    before = client.headers([("x-before", "1")]) + client.data()
-    call = large(client, extra, huffman=huffman) + client.data()
-    after = client.headers([("x-before", "1"), ("x-0", "x" * 1_000)]) + client.data()
-
-    handed_on = messages(client.connection.receive(before + call + after))
-
-    assert [stream_id for stream_id, _ in handed_on] == [
-        client.stream_id - 4,
-        client.stream_id,
-    ]
-    assert refused(client) == {client.stream_id - 2: "8"}
-    assert not client.connection.closing
-
-
-@pytest.mark.parametrize("settled", [False, True])
-def test_block_without_end(settled: bool) -> None:
-    """A header block above all measure ends the connection before it is read."""
-    client = Client()
-    if settled:
-        client.settle()
-
-    client.connection.receive(large(client, [("x", "x" * 70_000)], huffman=False))
-
-    assert client.goaway == ErrorCode.ENHANCE_YOUR_CALM
-
-
-BLOCKS = {
-    "indexed fields": (b"\x82" * 16_100, 2_000),
-    "dynamic fields": (b"\x40\x01x\x01y" + b"\xbe" * 16_000, 2_000),
-    "a Huffman path": (b"\x04\xff\x81\x7c" + b"\xaa" * 16_000, 2),
-    "Huffman names": ((b"\x00\xfe" + b"\x1f" * 126 + b"\x00") * 120, 120),
-}
-
-
-@pytest.mark.parametrize(("block", "most"), BLOCKS.values(), ids=BLOCKS)
-@pytest.mark.parametrize("settled", [False, True])
-def test_cost_of_a_block(block: bytes, most: int, settled: bool) -> None:
-    """The fields that are read, and the Huffman codes that are decoded, have bounds for any block.
-
-    The bound is what 5 ms of CPU allow.
-    """
-    reader = HeaderReader()
-    if settled:
-        reader.without_table()
-        reader.read(b"\x20")
-
-    try:
-        head = reader.read(block)
-    except BlockError:
-        pass
-    else:
-        assert head.oversized or head.malformed
-
-    assert reader._fields.count <= (min(most, 400) if settled else most)
-    assert reader._fields.unhuffed <= 32_768
-    assert reader.cost_us <= 5_000
-
-
 def test_graceful_end() -> None:
     """Calls that are under way when the end is told are served, and then the connection closes.
 
@@ -516,6 +192,7 @@ def test_any_frames(stream: list[bytes], settled: bool) -> None:
 
 
 BLOCK = hpack.Encoder().encode([*HEADERS, ("x-b3", "\x00" * 3)], huffman=False)
+
 PIECES = st.one_of(
     st.builds(
         lambda stream_id, value, message, size: (
@@ -557,25 +234,6 @@ def test_calls_at_once_and_in_pieces(stream: list[bytes]) -> None:
         found.append((messages(events), others, said, client.connection.open_streams))
 
     assert found[0] == found[1] == found[2]
-
-
-def test_tracing_clients() -> None:
-    """Blocks that differ only in headers that do not matter are told apart from others."""
-    client = Client()
-    client.settle()
-    calls = b"".join(
-        client.headers([("traceparent", f"00-{number:032x}-{number:016x}-01"), ("grpc-timeout", t)])
-        + client.data()
-        for number, t in enumerate(["20m", "20m", "20m", "21m", "21m", "21m"])
-    )
-
-    events = client.connection.receive(calls)
-
-    assert [event.head.timeout_us for event in events if isinstance(event, Calls)] == [
-        20_000,
-        21_000,
-    ]
-    assert len(messages(events)) == 6
 
 
 def test_h2spec(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from ratelimit_service.service import CallOrigin, DecidedBy, DecisionRecord, Ref
 from ratelimit_service.settings import Settings
 from ratelimit_service.transport.h2.overload import LOOKS
 from tests.service.asking import Asking, Heard, Timed
-from tests.transport.test_overload import RULES, Ends
+from tests.transport.served_ends import RULES, Ends
 
 ID = b"x-request-id"
 

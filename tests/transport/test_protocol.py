@@ -21,7 +21,7 @@ from ratelimit_service.transport.h2.turns import TURN_US, Turns
 from ratelimit_service.transport.transports import TRANSPORTS
 from tests.servers.process import PATIENCE_SECONDS
 from tests.service.asking import Asking
-from tests.transport.test_h2 import Client, messages
+from tests.transport.h2_client import Client, messages
 
 
 class Calls:

@@ -18,7 +18,7 @@ from ratelimit_service.transport.h2.frames import (
     FrameType,
 )
 from ratelimit_service.transport.h2.overload import Haste
-from tests.transport.test_h2 import HEADERS, PATH, Client
+from tests.transport.h2_client import HEADERS, PATH, Client
 
 BLOCK = b"the block of all calls"
 MANY = 300

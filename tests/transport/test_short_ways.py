@@ -22,7 +22,7 @@ from ratelimit_service.transport.h2.frames import (
     FrameType,
     SettingId,
 )
-from tests.transport.test_h2 import HEADERS, PATH, Client
+from tests.transport.h2_client import HEADERS, PATH, Client
 
 pytestmark = pytest.mark.skipif(compiled(), reason="no short way can be taken away from it")
 

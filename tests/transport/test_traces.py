@@ -16,7 +16,7 @@ from ratelimit_service.transport.h2.connection import Calls
 from ratelimit_service.transport.transports import TRANSPORTS
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 from tests.service.asking import Asking, Heard, descriptor
-from tests.transport.test_h2 import Client
+from tests.transport.h2_client import Client
 
 RULES = "domain: edge\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]"
 BODY = encode_request(Request("edge", (descriptor("a"),)))

@@ -1,0 +1,64 @@
+"""Commands, run as a user does, and what they leave."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+
+import pytest
+
+from ratelimit_service.cli import main
+from tests.servers.process import PATIENCE_SECONDS
+from tests.servers.service import COMMAND
+
+RULES = """domain: demo
+descriptors:
+  - {key: user, rate_limit: {unit: day, requests_per_unit: 2, name: per-user}}
+  - {key: free, rate_limit: {unlimited: true}}
+  - key: vip
+    rate_limit: {unit: day, requests_per_unit: 9, replaces: [{name: per-user}]}
+  - {key: at_once, rate_limit: {unit: minute, requests_per_unit: 1, algorithm: concurrency}}
+  - key: burst
+    rate_limit: {unit: hour, requests_per_unit: 3, burst: 9, algorithm: token_bucket}
+"""
+
+SERVES_NOBODY = {"explain", "hit", "lint", "schema", "test"}
+"""Commands that need no process of their own."""
+
+
+class Ran:
+    """What a run of the command has left."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        if arguments[0] in SERVES_NOBODY or {"--help", "--check"} & set(arguments):
+            self._run_here(arguments, environment)
+            return
+        done = subprocess.run(
+            [COMMAND, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_SECONDS,
+            env={**os.environ, **environment},
+        )
+        self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
+
+    def _run_here(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        out, err = StringIO(), StringIO()
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            redirect_stdout(out),
+            redirect_stderr(err),
+        ):
+            patch.setattr(sys, "argv", ["ratelimit", *arguments])
+            patch.setattr(os, "nice", lambda _: 0)  # it would hold for all tests that follow
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            with pytest.raises(SystemExit) as ended:
+                main()
+        assert isinstance(ended.value.code, int)
+        self.code, self.out, self.err = ended.value.code, out.getvalue(), err.getvalue()

@@ -1,0 +1,126 @@
+"""Commands that say what rules mean: lint, schema, test and explain."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from tests.cli.ran import Ran
+from tests.servers.process import PATIENCE_SECONDS
+from tests.servers.service import COMMAND
+
+TOP = Path(__file__).parents[2]
+
+
+def test_lint(tmp_path: Path, rules: Path) -> None:
+    """Lint prints each problem with its place, and exits with 1 if there is any."""
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("domain: a\nunit: day\n")
+
+    clean, found = Ran("lint", str(rules)), Ran("lint", str(rules), str(bad))
+
+    assert (clean.code, clean.out, clean.err) == (0, "", "no problems found\n")
+    assert (found.code, found.err) == (1, "1 problem found\n")
+    assert found.out.startswith(f"{bad}:2:1: unit does nothing here")
+
+
+def test_lint_formats(tmp_path: Path) -> None:
+    """Lint shows the line with a caret, and says the same as JSON, to GitHub, and as SARIF."""
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(
+        "domain: a\ndescriptors:\n- {key: a, value: a/*, rate_limit: {unit: \u202eno}}\n"
+    )
+
+    text, github = Ran("lint", str(bad)), Ran("lint", "--format", "github", str(bad))
+    plain = json.loads(Ran("lint", "--format", "json", str(bad)).out)
+    sarif = json.loads(Ran("lint", "--format", "sarif", str(bad)).out)
+
+    assert text.out.splitlines()[1:3] == [
+        "    3 | - {key: a, value: a/*, rate_limit: {unit: \\u202eno}}",
+        "                               ^",
+    ]
+    assert [(each["line"], each["column"], each["level"]) for each in plain] == [
+        (3, 24, "error"),
+        (3, 43, "error"),
+    ]
+    assert github.out.startswith(f"::error file={bad},line=3,col=24,title=")
+    (run,) = sarif["runs"]
+    place = run["results"][0]["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == str(bad)
+    assert place["region"] == {"startLine": 3, "startColumn": 24}
+    assert {each["ruleId"] for each in run["results"]} == {each["kind"] for each in plain}
+
+
+def test_lint_reads_standard_input() -> None:
+    """A dash stands for standard input; a tab is called a tab."""
+    done = subprocess.run(
+        [COMMAND, "lint", "-"],
+        input="domain: a\ndescriptors:\n- key: k\n\tvalue: x\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+    )
+
+    assert done.returncode == 1
+    assert done.stdout.startswith("<stdin>:4:1: this is no YAML: a tab: YAML wants spaces")
+    assert Ran("lint", "-", "x").code == 2
+
+
+def test_lint_hints(tmp_path: Path) -> None:
+    """What is only worth knowing is printed, and is no problem."""
+    path = tmp_path / "queue.yaml"
+    limit = "{unit: second, requests_per_unit: 5, max_wait: 2s, algorithm: leaky_bucket}"
+    path.write_text(f"domain: a\ndescriptors:\n  - key: k\n    rate_limit: {limit}\n")
+
+    ran = Ran("lint", str(path))
+
+    assert (ran.code, ran.err) == (0, "no problems found\n")
+    assert "Envoy does not wait: to it this queue is a meter with a burst of 10" in ran.out
+
+
+def test_schema() -> None:
+    """`schema` prints the JSON Schema that is published."""
+    assert Ran("schema").out == (TOP / "docs" / "rules.schema.json").read_text()
+
+
+def test_tests_of_rules(tmp_path: Path, rules: Path) -> None:
+    """The exit status of `test` tells success, a difference, too little coverage, and problems."""
+    path = tmp_path / "some.test.yaml"
+    step = "{domain: demo, descriptors: [{user: a}], times: 3, expect: %s}"
+    text = f"rules: {rules}\ncases: [{{name: one, steps: [{step}]}}]\n"
+
+    path.write_text(text % "[OK]")
+    problem = Ran("test", str(path))
+    path.write_text(text % "OK")
+    differs = Ran("test", str(path))
+    path.write_text((text % "OK").replace("times: 3", "times: 2"))
+    few, passed = Ran("test", str(path), "--min-coverage", "50"), Ran("test", str(tmp_path))
+
+    assert (problem.code, problem.out) == (2, "")
+    assert problem.err.startswith(f"{path}:2:")
+    assert (differs.code, differs.err) == (1, "")
+    assert "- expect: OK\n  + expect: OVER_LIMIT\n1 case, 1 failed\n" in differs.out
+    assert (few.code, few.out) == (1, "1 case passed\n")
+    assert few.err.endswith("1 of 5 rules met: 20 %\n--min-coverage 50 is not reached\n")
+    assert (passed.code, passed.out, passed.err) == (0, "1 case passed\n", "")
+
+
+def test_explain(rules: Path) -> None:
+    """Explain tells the rule, the walk and the counter."""
+    ran = Ran("explain", "--rules", str(rules), "demo", "user=a", "free=b")
+
+    assert ran.code == 0
+    assert f"rule user at {rules}:3:17: 2 per day" in ran.out
+    assert "counter {" in ran.out
+    assert "unlimited" in ran.out
+
+
+def test_explain_in_json(rules: Path) -> None:
+    """--json gives the same for programs, one object a descriptor."""
+    ran = Ran("explain", "--rules", str(rules), "--json", "demo", "user=a", "x=b")
+
+    first, second = map(json.loads, ran.out.splitlines())
+    assert (first["rule"], first["steps"][0]["taken"], second["rule"]) == ("user", "user", None)
+    assert first["counter"].endswith("f86400:4:demo4:user=1:a")

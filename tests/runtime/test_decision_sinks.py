@@ -1,0 +1,300 @@
+"""Where lines of the decision log go, and what becomes of them if they cannot be written."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratelimit_service.client import Client
+from ratelimit_service.health import Health
+from ratelimit_service.model import Request
+from ratelimit_service.observer import Stats
+from ratelimit_service.runtime import decision_log
+from ratelimit_service.runtime.decision_log import DecisionLogFile, DecisionLogWriter
+from ratelimit_service.settings import Settings
+from tests.runtime.conftest import Start
+from tests.servers.process import PATIENCE_SECONDS, wait_until
+from tests.servers.redis import RedisServer
+from tests.service.asking import descriptor
+
+DAY_US = 86_400_000_000
+
+
+def test_files_are_bounded(tmp_path: Path) -> None:
+    """A log takes so many bytes and files at most, holds whole lines, and ends with the newest."""
+    path = tmp_path / "decisions.jsonl"
+    file = DecisionLogFile(str(path), 1_000, DAY_US, files=2)
+    written = [b"%04d %s\n" % (number, b"x" * (number % 90)) for number in range(300)]
+    for line in written:
+        file.write(line)
+    file.close()
+
+    found = [tmp_path / "decisions.jsonl.2", tmp_path / "decisions.jsonl.1", path]
+    assert sorted(found) == sorted(tmp_path.iterdir())
+    assert all(each.stat().st_size <= 1_000 for each in found)
+    kept = b"".join(each.read_bytes() for each in found)
+    assert b"".join(written).endswith(kept)
+    assert len(kept) > 1_500
+
+
+def test_files_are_rotated_in_time(tmp_path: Path) -> None:
+    """With a new day a new file begins, also if the service was restarted in between."""
+    path = tmp_path / "decisions.jsonl"
+    now = [10 * DAY_US]
+
+    def file() -> DecisionLogFile:
+        return DecisionLogFile(str(path), 1_000, DAY_US, 5, lambda: now[0])
+
+    first = file()
+    first.write(b"monday\n")
+    first.write(b"monday too\n")
+    now[0] += DAY_US
+    first.write(b"tuesday\n")
+    first.close()
+    os.utime(path, (11 * 86_400, 11 * 86_400))
+    second = file()
+    second.write(b"tuesday too\n")
+    now[0] += DAY_US
+    second.close()
+    third = file()
+    os.utime(path, (11 * 86_400, 11 * 86_400))
+    third.write(b"wednesday\n")
+    third.close()
+
+    assert path.read_bytes() == b"wednesday\n"
+    assert path.with_name("decisions.jsonl.1").read_bytes() == b"tuesday\ntuesday too\n"
+    assert path.with_name("decisions.jsonl.2").read_bytes() == b"monday\nmonday too\n"
+
+
+def test_two_programs_write_one_file(tmp_path: Path) -> None:
+    """While a restart's two programs write, one rotates: the other goes on in the new file."""
+    path = tmp_path / "decisions.jsonl"
+    now = [10 * DAY_US]
+    old, new = (DecisionLogFile(str(path), 1_000, DAY_US, 5, lambda: now[0]) for _ in range(2))
+    for file in (old, new):
+        file.write(b"monday\n")
+        os.utime(path, (10 * 86_400, 10 * 86_400))
+    now[0] += DAY_US
+    new.write(b"tuesday\n")
+    os.utime(path, (11 * 86_400, 11 * 86_400))
+    old.write(b"tuesday too\n")
+    path.unlink()
+    old.write(b"again\n")
+    old.close()
+    new.close()
+
+    assert sorted(each.name for each in tmp_path.iterdir()) == [path.name, f"{path.name}.1"]
+    assert path.with_name(f"{path.name}.1").read_bytes() == b"monday\n" * 2
+    assert path.read_bytes() == b"again\n"
+
+
+def test_devices_are_not_rotated(tmp_path: Path) -> None:
+    """A pipe or a device that is the log stays where it is, whatever it has taken."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    now = [10 * DAY_US]
+    file = DecisionLogFile(str(path), 10, DAY_US, 5, lambda: now[0])
+    for _ in range(2):
+        file.write(b"a line of 20 bytes.\n")
+        now[0] += DAY_US
+    file.close()
+
+    assert os.read(reader, 100) == b"a line of 20 bytes.\n" * 2
+    os.close(reader)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_parts_of_lines_are_taken_back(tmp_path: Path) -> None:
+    """If a disk takes only a part of a line, the whole lines stay, also those of others."""
+    path = tmp_path / "decisions.jsonl"
+    ours, others = (DecisionLogFile(str(path), 1_000, DAY_US, 5) for _ in range(2))
+    bounds = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ours.write(b"ours\n")
+    others.write(b"others\n")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, bounds[1]))
+    try:
+        with pytest.raises(OSError, match="large"):
+            ours.write(b"more than fits in here\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, bounds)
+    ours.write(b"again\n")
+    ours.close()
+    others.close()
+
+    assert path.read_bytes() == b"ours\nothers\nagain\n"
+
+
+def test_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines go to standard output whole, also if it does not block and its reader is slow."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    line = b"x" * 300_000 + b"\n"
+    with os.fdopen(writer, "w") as out, os.fdopen(reader, "rb") as read:
+        monkeypatch.setattr(sys, "stdout", out)
+        stats = Stats()
+        log = DecisionLogWriter(Settings(decision_log="stdout"), stats, Health())
+        log.take(line)
+        assert read.read(len(line)) == line
+        log.take(b"{}\n")
+        assert read.read(3) == b"{}\n"
+        log.stop()
+
+    assert stats.decision_log == {"written": 2}
+
+
+def test_closed_stdout_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A standard output that is closed is a fault that health knows, and no end of the writer."""
+    with open(os.devnull, "w") as out:  # noqa: PTH123 -- no path, but what stdout is
+        monkeypatch.setattr(sys, "stdout", out)
+    stats, health = Stats(), Health()
+    log = DecisionLogWriter(Settings(decision_log="stdout"), stats, health)
+    log.take(b"{}\n")
+    wait_until(partial(_failed, log), "the output to be closed")
+    log.stop()
+
+    assert stats.decision_log == {"dropped_error": 1}
+    assert "closed file" in health.faults["decision_log"]
+
+
+def test_syslog(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each line is a message of the system's log; one that is too long for it is left out."""
+    monkeypatch.setattr(decision_log, "_SYSLOG", str(tmp_path / "log"))
+    stats, health = Stats(), Health()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as system:
+        system.bind(str(tmp_path / "log"))
+        system.settimeout(PATIENCE_SECONDS)
+        log = DecisionLogWriter(Settings(decision_log="syslog"), stats, health)
+        log.take(b"one\n" + b"x" * (16 << 18) + b"\ntwo\n")
+        assert system.recv(100) == b"<134>ratelimit: one"
+        assert system.recv(100) == b"<134>ratelimit: two"
+        log.stop()
+
+    assert stats.decision_log == {"written": 2, "dropped_error": 1}
+    assert not health.faults
+
+
+class Held:
+    """A sink that takes nothing until it is let go."""
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+        self.taken: list[bytes] = []
+
+    def open(self) -> None: ...
+
+    def write(self, data: bytes) -> int:
+        assert self.free.wait(30)
+        self.taken.append(data)
+        return 0
+
+    def close(self) -> None: ...
+
+
+def test_slow_reader_holds_nobody_up() -> None:
+    """Beyond a bound lines for a slow reader are dropped and counted; the others all arrive."""
+    stats, sink = Stats(), Held()
+    writer = DecisionLogWriter(Settings(decision_log="x"), stats, Health(), sink)
+    line = b"x" * 65_535 + b"\n"
+
+    for _ in range(200):
+        writer.take(line)
+    assert stats.decision_log["dropped_slow"] > 50
+    sink.free.set()
+    writer.stop()
+
+    assert stats.decision_log["written"] == len(sink.taken)
+    assert stats.decision_log["written"] + stats.decision_log["dropped_slow"] == 200
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_full_disk_is_told() -> None:
+    """What a full disk does not take is dropped and counted, and health says why."""
+    stats, health = Stats(), Health()
+    writer = DecisionLogWriter(Settings(decision_log="/dev/full"), stats, health)
+    writer.take(b"{}\n")
+    wait_until(partial(_failed, writer), "the disk to be full")
+    writer.take(b"{}\n")
+    assert "No space left on device" in health.faults["decision_log"]
+    writer.stop()
+
+    assert stats.decision_log["dropped_error"] + stats.decision_log["dropped_slow"] == 2
+
+
+async def test_faults_are_known_at_once(tmp_path: Path) -> None:
+    """That a log cannot be written is known before any decision, and also when it is mended."""
+    health = Health()
+    path = tmp_path / "nowhere" / "decisions.jsonl"
+    async with (
+        asyncio.timeout(PATIENCE_SECONDS),
+        DecisionLogWriter(Settings(decision_log=str(path)), Stats(), health).running() as writer,
+    ):
+        while not health.faults:
+            await asyncio.sleep(0.01)
+        assert "No such file or directory" in health.faults["decision_log"]
+        path.parent.mkdir()
+        writer.take(b"{}\n")
+        while health.faults:
+            await asyncio.sleep(0.01)
+
+    assert path.read_bytes() == b"{}\n"
+
+
+async def test_lines_are_counted_at_once(tmp_path: Path) -> None:
+    """What was written is counted though nothing comes after it."""
+    stats = Stats()
+    settings = Settings(decision_log=str(tmp_path / "log"))
+    async with (
+        asyncio.timeout(PATIENCE_SECONDS),
+        DecisionLogWriter(settings, stats, Health()).running() as writer,
+    ):
+        writer.take(b"{}\n" * 3)
+        while stats.decision_log["written"] != 3:
+            await asyncio.sleep(0.01)
+
+
+def _failed(writer: DecisionLogWriter) -> bool:
+    return writer._failed > 0
+
+
+def test_workers_write_one_log(start: Start, own_redis: RedisServer, tmp_path: Path) -> None:
+    """All workers' decisions stand in one log soon after, and none is lost by a restart."""
+    path = tmp_path / "decisions.jsonl"
+    service = start("--store", own_redis.url, "--workers", "2", "--decision-log", str(path))
+    with Client(service.address) as client:
+        for _ in range(4):
+            client.should_rate_limit(Request("edge", (descriptor("user=bob"),)), 10_000_000)
+
+    def lines() -> Sequence[dict[str, Any]]:
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines()]
+
+    wait_until(lambda: len(lines()) == 4, "the decisions to be written")
+    assert [line["code"] for line in lines()] == ["OK", "OK", "OVER_LIMIT", "OVER_LIMIT"]
+    assert [line["used"] for line in lines()] == [1, 2, 2, 2]
+    assert {line["caller"] for line in lines()} == {"127.0.0.1"}
+    assert {line["shard"] for line in lines()} == {f"127.0.0.1:{own_redis.port}"}
+
+    with Client(service.address) as client:
+        for _ in range(3):
+            client.should_rate_limit(Request("edge", (descriptor("user=bob"),)), 10_000_000)
+        service.signal(signal.SIGUSR2)
+        wait_until(lambda: "restarted: version" in service.log, "the restart")
+    wait_until(lambda: len(lines()) == 7, "the decisions from before the restart")
+    counted = re.findall(
+        r'log_records_total{outcome="(\w+)"} ([1-9]\S*)', service.get("/metrics").text
+    )
+    assert counted == [("written", "7.0")]

@@ -1,0 +1,15 @@
+"""What tests of decisions share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.service.asking import Asking
+from tests.service.deciding import Ask
+
+
+@pytest.fixture
+def asking(tmp_path: Path) -> Ask:
+    return lambda *files, **options: Asking(tmp_path, *files, **options)

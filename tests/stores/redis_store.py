@@ -1,0 +1,40 @@
+"""A store over one Redis, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from ratelimit_service.health import Health
+from ratelimit_service.observer import Stats
+from ratelimit_service.stores import Outcomes
+from ratelimit_service.stores.redis import RedisStore
+from tests.servers.process import PATIENCE_SECONDS
+from tests.stores.cases import MINUTE, charged, hit
+
+GENEROUS_US = 5_000_000
+
+COUNTERS = "{[0-9a-f]*"
+"""What the keys of counters look like."""
+
+
+class Fixture:
+    """A store with the stats and the health it writes."""
+
+    def __init__(self, url: str, timeout_us: int = GENEROUS_US) -> None:
+        self.stats = Stats()
+        self.health = Health()
+        self.store = RedisStore(url, timeout_us, self.stats, self.health)
+
+    async def hit(self, *, limit: int = 1_000, key: str = "a") -> Outcomes:
+        (outcomes,) = await charged(
+            self.store, [[hit(limit=limit, key=key, window_us=600 * MINUTE)]]
+        )
+        return outcomes
+
+    async def until(self, condition: Callable[[Outcomes], bool]) -> Outcomes:
+        """Charges until the condition holds."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not condition(outcomes := await self.hit()):
+                await asyncio.sleep(0.01)
+            return outcomes
