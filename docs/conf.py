@@ -35,6 +35,7 @@ NAVIGATION = {
         "how-to/llm-budget",
         "how-to/concurrency",
         "how-to/two-limits",
+        "how-to/queue",
         "how-to/istio",
         "how-to/envoy-gateway",
         "how-to/microservice",
