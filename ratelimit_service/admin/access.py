@@ -9,7 +9,6 @@ Pages of other sites may not ask at all. What must not live here: what is answer
 
 from __future__ import annotations
 
-import hmac
 import secrets
 from collections import Counter
 from http.cookies import CookieError, SimpleCookie
@@ -20,7 +19,15 @@ from aiohttp import web
 
 from ratelimit_service.admin.peers import address_of, is_local
 from ratelimit_service.admin.route import Actor, Role
-from ratelimit_service.admin.session import COOKIE, CSRF_HEADER, SECONDS, Session, begin, resume
+from ratelimit_service.admin.session import (
+    COOKIE,
+    CSRF_HEADER,
+    SECONDS,
+    Session,
+    begin,
+    resume,
+    same,
+)
 from ratelimit_service.admin.tokens import Token, read_tokens, token_of
 from ratelimit_service.clock import now_us
 from ratelimit_service.health import Health
@@ -65,7 +72,7 @@ class Access:
         if _is_browser(request):
             session = self.session(request)
             given = request.headers.get(CSRF_HEADER, "")
-            if session is None or not hmac.compare_digest(session.csrf.encode(), given.encode()):
+            if session is None or not same(given, session.csrf):
                 return Refused(403, "this page's session is over: load it again")
         return found
 

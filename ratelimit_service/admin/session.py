@@ -14,7 +14,7 @@ import hmac
 import secrets
 from typing import NamedTuple
 
-__all__ = ["COOKIE", "CSRF_HEADER", "SECONDS", "Session", "begin", "resume"]
+__all__ = ["COOKIE", "CSRF_HEADER", "SECONDS", "Session", "begin", "resume", "same"]
 
 COOKIE = "ratelimit_session"
 CSRF_HEADER = "X-CSRF-Token"
@@ -38,12 +38,22 @@ def begin(key: bytes, now: int) -> Session:
 def resume(cookie: str, key: bytes, now: int) -> Session | None:
     """The session of a cookie that was made with this key, if it is not over."""
     told, _, mac = cookie.rpartition(".")
-    if not hmac.compare_digest(mac.encode(), _mac(key, "session", told).encode()):
+    if not same(mac, _mac(key, "session", told)):
         return None
     if int(told.partition(".")[0]) < now:
         return None
     return Session(cookie, _mac(key, "csrf", told))
 
 
+def same(given: str, wanted: str) -> bool:
+    """Whether somebody knows a secret; how long it takes says nothing of it.
+
+    What comes in a header may be no text, and has lone surrogates then.
+    """
+    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), wanted.encode())
+
+
 def _mac(key: bytes, what: str, told: str) -> str:
-    return hmac.new(key, f"{what} {told}".encode(), hashlib.sha256).hexdigest()
+    return hmac.new(
+        key, f"{what} {told}".encode("utf-8", "surrogateescape"), hashlib.sha256
+    ).hexdigest()

@@ -6,12 +6,12 @@ those that begin with # are none. What must not live here: what a role may do.
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from ratelimit_service.admin.route import Role
+from ratelimit_service.admin.session import same
 from ratelimit_service.errors import SettingsError
 
 __all__ = ["Token", "read_tokens", "token_of"]
@@ -63,6 +63,5 @@ def _token(words: Sequence[str], where: str) -> Token:
 
 def token_of(tokens: Sequence[Token], text: str) -> Token | None:
     """The token with this text, if there is one; how long it takes says nothing of them."""
-    given = text.encode("utf-8", "surrogateescape")
-    found = [token for token in tokens if hmac.compare_digest(token.text.encode(), given)]
+    found = [token for token in tokens if same(text, token.text)]
     return found[0] if found else None

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -15,7 +18,9 @@ from ratelimit_service.admin.feed import Feed
 from ratelimit_service.admin.routes import console
 from ratelimit_service.service.tail import Tail
 from tests.admin.conftest import AdminSite, StartSite
+from tests.servers.process import PATIENCE_SECONDS
 from tests.service.asking import Heard
+from tests.service.overriding import BAN, override
 
 Event = tuple[str, Any]
 
@@ -127,6 +132,25 @@ async def test_streams_end(admin: AdminSite, monkeypatch: pytest.MonkeyPatch) ->
 
         assert [kind async for kind, _ in found if kind == "past"] == []
     assert (refused.status, "close one" in refused.text) == (503, True)
+
+
+async def test_who_does_not_read_is_let_go(
+    start_site: StartSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that takes no events any more holds no place, though its connection stays open."""
+    monkeypatch.setattr(console, "WRITE_SECONDS", 0.1)
+    path = tmp_path / "admin.sock"
+    site = await start_site(at=f"unix:{path}")
+    bans = [replace(override(BAN, f"user={n}"), reason="x" * 500) for n in range(500)]
+    await site.overrides.change(bans, [], None)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        client.send(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not len(site.listener.doors):
+                await asyncio.sleep(0.01)
+            while len(site.listener.doors):
+                await asyncio.sleep(0.01)
 
 
 async def test_watching_leaves_the_decision_log_as_it_is(admin: AdminSite) -> None:

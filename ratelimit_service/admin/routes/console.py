@@ -57,27 +57,31 @@ def routes(operating: Operating) -> Iterator[Route]:
 
 
 async def _watch(operating: Operating, feed: Feed, request: web.Request) -> web.StreamResponse:
-    """Sends events until the page goes, the port closes, or the stream is old."""
+    """Sends events until the page goes or does not read, the port closes, or the stream is old."""
     headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
     response = web.StreamResponse(headers=headers)
-    past = feed.join()
+    message = feed.join()
     ending = asyncio.ensure_future(operating.ending.wait())
+    now = asyncio.get_running_loop().time
+    until = now() + _STREAM_SECONDS
     try:
         await response.prepare(request)
-        message = past
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_STREAM_SECONDS):
-                while True:
-                    async with asyncio.timeout(WRITE_SECONDS):
-                        await response.write(message)
-                    following = asyncio.ensure_future(feed.following())
-                    await asyncio.wait({following, ending}, return_when=asyncio.FIRST_COMPLETED)
-                    if not following.done():
-                        following.cancel()
-                        break
-                    message = following.result()
+        while now() < until:
+            async with asyncio.timeout(WRITE_SECONDS):
+                await response.write(message)
+            following = asyncio.ensure_future(feed.following())
+            first = asyncio.FIRST_COMPLETED
+            await asyncio.wait({following, ending}, timeout=until - now(), return_when=first)
+            if not following.done():
+                following.cancel()
+                break
+            message = following.result()
         with suppress(ConnectionError):
-            await response.write_eof()
+            async with asyncio.timeout(WRITE_SECONDS):
+                await response.write_eof()
+    except TimeoutError:  # what is left would wait for this reader for ever
+        if request.transport is not None:
+            request.transport.abort()
     finally:
         ending.cancel()
         feed.leave()

@@ -15,6 +15,7 @@ from ratelimit_service.slices import slowly
 __all__ = ["callers", "routes"]
 
 _ROWS: Final = 20
+_MOST_DIGITS: Final = 10
 _MAY_BE_ASKED: Final = frozenset({"domain", "rule", "order", "limit", "window"})
 
 
@@ -89,6 +90,7 @@ def _chosen(query: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
 
 def _number(query: Mapping[str, str]) -> int:
     text = query.get("limit", str(_ROWS))
-    if not (text.isascii() and text.isdecimal() and 0 < int(text[:9]) <= MOST_ROWS):
+    digits = text.isascii() and text.isdecimal() and len(text) < _MOST_DIGITS
+    if not (digits and 0 < int(text) <= MOST_ROWS):
         raise QuestionError(f"limit is a number from 1 to {MOST_ROWS}, not {text!r}")
     return int(text)

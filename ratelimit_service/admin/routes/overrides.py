@@ -16,6 +16,7 @@ __all__ = ["routes"]
 
 log = logging.getLogger(__name__)
 
+_MOST_DIGITS: Final = 10
 _ABOUT: Final = ("domain", "descriptor", "limit", "reason")
 _OF_OVERRIDE: Final = (*_ABOUT, "kind", "requests", "hits", "for_seconds")
 _OF_REMOVAL: Final = (*_ABOUT, "kind", "id")
@@ -55,7 +56,7 @@ class _Steering:
 
     async def audit(self, request: AdminRequest) -> object:
         most = request.query.get("most", "100")
-        if not (most.isascii() and most.isdigit()):
+        if not (most.isascii() and most.isdigit() and len(most) < _MOST_DIGITS):
             raise QuestionError("write ?most=NUMBER")
         return await self._operating.ask("audit", {"most": int(most)})
 
