@@ -62,8 +62,11 @@ def scene(tmp_path: Path, redis_server: RedisServer) -> Iterator[Scene]:
         each.kill()
 
 
-def test_why_who_and_let_through(scene: Scene) -> None:
-    """Why a caller was denied, who is limited now, and how to let one through: all by command."""
+def test_why_who_let_through_and_keep_out(scene: Scene) -> None:
+    """Why a caller was denied, who is limited now, how to let one through: all by command.
+
+    So is how to keep one out until a moment, of which it and whoever asks later is told.
+    """
     first = scene.service("--decision-log", str(scene.log))
     second = scene.service()
     assert [first.decide("api", user="bob").status for _ in range(2)] == [ALLOWED] * 2
@@ -84,12 +87,24 @@ def test_why_who_and_let_through(scene: Scene) -> None:
     scene.run("exempt", "api", "user=bob", "--for", "1h", "--reason", "test", "--admin", admin)
     wait_until(lambda: first.decide("api", user="bob").status == ALLOWED, "the exemption")
 
+    until = scene.run(
+        "ban", "api", "user=eve", "--for", "1h", "--reason", "abuse", "--admin", admin
+    )
+    assert "until" in until
+
     second.kill()
     third = scene.service()
     wait_until(lambda: third.decide("api", user="bob").status == ALLOWED, "the exemption")
-    assert third.decide("api", 3, user="eve").status == DENIED
+    assert third.decide("api", 3, user="joe").status == DENIED
     admin = f"127.0.0.1:{third.admin_port}"
-    (override,) = json.loads(scene.run("overrides", "--json", "--admin", admin))["overrides"]
-    assert (override["kind"], override["reason"]) == ("exempt", "test")
-    scene.run("overrides", "remove", override["id"], "--admin", admin)
+    exempt, ban = json.loads(scene.run("overrides", "--json", "--admin", admin))["overrides"]
+    assert (exempt["kind"], exempt["reason"]) == ("exempt", "test")
+    scene.run("overrides", "remove", exempt["id"], "--admin", admin)
     wait_until(lambda: first.decide("api", user="bob").status == DENIED, "the limit again")
+    for service in (first, third):
+        answer = service.decide("api", user="eve")
+        assert answer.status == DENIED
+        assert 3_000 < int(answer.headers["retry-after"]) <= 3_600
+    wait_until(lambda: ban["id"] in scene.log.read_text(), "a record of the ban")
+    said = scene.run("why", "api", "user=eve", "--log", str(scene.log))
+    assert f"by override (ban {ban['id']} until {ban['until']}: abuse)" in said

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers.redis import RedisServer
 from tests.servers.service import ServiceProcess
 
 RULES = """
@@ -34,3 +35,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield start
     for process in started:
         process.kill()
+
+
+@pytest.fixture
+def two(start: Start, own_redis: RedisServer) -> ServiceProcess:
+    """A service with two workers."""
+    return start("--store", own_redis.url, "--workers", "2")

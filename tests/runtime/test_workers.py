@@ -11,25 +11,23 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 import ratelimit_service
 from ratelimit_service import __version__
 from ratelimit_service.client import Client
 from ratelimit_service.errors import SettingsError, TransportError
-from ratelimit_service.model import Code, Request
+from ratelimit_service.model import Code
 from ratelimit_service.runtime.app import workers
 from ratelimit_service.settings import Settings
 from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.frames import ACK, PREFACE, FrameType
-from ratelimit_service.wire import METHOD, SERVICE
+from tests.runtime.callers import Caller, ask, clients
 from tests.runtime.conftest import RULES, Start
 from tests.servers.process import (
     PATIENCE_SECONDS,
@@ -41,11 +39,8 @@ from tests.servers.process import (
 )
 from tests.servers.redis import RedisServer
 from tests.servers.service import COMMAND, ServiceProcess, http
-from tests.service.asking import descriptor
 
 REDIS = "redis://localhost:6379/0"
-REQUEST = Request("edge", (descriptor("user=bob"),))
-SECOND_US = 1_000_000
 
 
 def processes(service: ServiceProcess) -> dict[str, Any]:
@@ -65,35 +60,6 @@ def metric(service: ServiceProcess, name: str) -> float:
 
 def connections(service: ServiceProcess) -> list[int]:
     return sorted(worker["connections"] for worker in processes(service)["workers"])
-
-
-class Caller(Client):
-    """A client with a connection of its own; others of a process share one."""
-
-    def __init__(self, address: str) -> None:
-        super().__init__(address)
-        options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
-        self._channel = grpc.insecure_channel(address, options=options)
-        self._call = self._channel.unary_unary(f"/{SERVICE}/{METHOD}")
-
-
-def ask(client: Client) -> Code:
-    return client.should_rate_limit(REQUEST, 10 * SECOND_US).code
-
-
-@contextmanager
-def clients(service: ServiceProcess, count: int) -> Iterator[Sequence[Client]]:
-    """Clients of which each has a connection of its own, and has asked once."""
-    with ExitStack() as stack:
-        found = [stack.enter_context(Caller(service.address)) for _ in range(count)]
-        for client in found:
-            ask(client)
-        yield found
-
-
-@pytest.fixture
-def two(start: Start, own_redis: RedisServer) -> ServiceProcess:
-    return start("--store", own_redis.url, "--workers", "2")
 
 
 def test_one_worker_for_each_core() -> None:
