@@ -35,6 +35,12 @@ log = logging.getLogger(__name__)
 _MOST_WAITING: Final = 8 << 20
 """Bytes that wait to be written; what comes beyond is dropped."""
 
+_MOST_AT_ONCE: Final = 1 << 18
+"""Bytes that are written at once; at least what was handed over at once."""
+
+_GATHER_SECONDS: Final = 0.05
+"""After a write more is gathered for so long: to wake a thread costs as much as many lines."""
+
 _RETRY_SECONDS: Final = 1.0
 _LAST_SECONDS: Final = 1.0
 """For so long a writer that ends waits for what is still to be written."""
@@ -230,6 +236,8 @@ class DecisionLogWriter:
         self._size = 0
         self._some = threading.Condition()
         self._ending = False
+        self._idle = False
+        """Whether the thread waits for something to write."""
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._telling = False
@@ -262,7 +270,8 @@ class DecisionLogWriter:
                 return False
             self._waiting.append((data, lines))
             self._size += len(data)
-            self._some.notify()
+            if self._idle:
+                self._some.notify()
         return True
 
     def _begin(self) -> bool:
@@ -329,12 +338,13 @@ class DecisionLogWriter:
         while True:
             with self._some:
                 while not self._waiting and not self._ending:
+                    self._idle = True
                     self._some.wait()
+                    self._idle = False
                 if not self._waiting:
                     self._sink.close()
                     return
-                data, lines = self._waiting.popleft()
-                self._size -= len(data)
+                data, lines = self._next()
             try:
                 left_out = self._sink.write(data)
             except (OSError, ValueError) as error:
@@ -345,6 +355,23 @@ class DecisionLogWriter:
                     self._failed += left_out
                     self._fault = ""
                     self._tell_soon()
+                    if not self._ending and not self._waiting:
+                        self._some.wait_for(self._is_ending, _GATHER_SECONDS)
+
+    def _next(self) -> tuple[bytes, int]:
+        """Takes some of what waits, and how many lines it is."""
+        waiting, (data, lines) = self._waiting, self._waiting.popleft()
+        if waiting and len(data) < _MOST_AT_ONCE:
+            parts = [data]
+            size = len(data)
+            while waiting and size + len(waiting[0][0]) <= _MOST_AT_ONCE:
+                data, more = waiting.popleft()
+                parts.append(data)
+                size += len(data)
+                lines += more
+            data = b"".join(parts)
+        self._size -= len(data)
+        return data, lines
 
     def _failed_with(self, error: Exception, lines: int) -> None:
         """Drops lines, and waits a little before it tries the next ones."""

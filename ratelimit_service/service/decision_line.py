@@ -166,6 +166,8 @@ _MOST_REMEMBERED: Final = 512
 """Bytes of a request whose part of a line is remembered; who is denied asks the same again."""
 
 _encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_quoted: Final = json.encoder.encode_basestring
+"""A text as JSON has it."""
 
 
 def _json(told: object) -> str:
@@ -259,6 +261,37 @@ def _code(record: DecisionRecord, *, denied: bool) -> str:
 
 def _asked(body: bytes, hashed: HashValue | None) -> str:
     """The fields of what was asked, without braces."""
+    told = _plainly_asked(body, hashed) if len(body) <= _MOST_REMEMBERED else ""
+    return told or _decoded(body, hashed)
+
+
+def _plainly_asked(body: bytes, hashed: HashValue | None) -> str:
+    """The same of a request as Envoy writes it, without decoding it; "" of any other."""
+    split = wire.split_request(body)
+    if split is None:
+        return ""
+    descriptors: list[str] = []
+    for part in split.parts:
+        entries = wire.plain_entries(part, split.descriptor_at)
+        if entries is None:
+            return ""
+        told = [
+            f"[{_quoted(key)},{_quoted(value if hashed is None or not value else hashed(value))}]"
+            for key, value in entries
+        ]
+        descriptors.append(f'{{"entries":[{",".join(told)}]}}')
+    try:
+        domain = split.domain
+    except UnicodeDecodeError:
+        return ""
+    told_all = f'"domain":{_quoted(domain)},"descriptors":[{",".join(descriptors)}]'
+    if split.addend:
+        told_all += f',"hits":{split.addend}'
+    return told_all if told_all.isprintable() else ""
+
+
+def _decoded(body: bytes, hashed: HashValue | None) -> str:
+    """The same of any request."""
     try:
         request = wire.decode_request(body)
     except BadRequestError as error:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import grpc
 import pytest
+from hpack.huffman import HuffmanEncoder
+from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Health, Phase
@@ -173,6 +175,44 @@ def test_parents_are_read_with_and_without_a_table() -> None:
     client.settle()
     without = [client.headers(extra) + client.data() for _ in range(3)]
     assert traces(client, b"".join(without)) == [told] * 3
+
+
+def test_parents_of_blocks_that_are_alike() -> None:
+    """Of blocks that differ in a value or two each is read as if it came alone."""
+    client = Client()
+    client.settle()
+    client.connection.wants_origins = True
+    told, data = [], b""
+    for number in range(40):
+        extra = [("x-request-id", f"id-{number}"), ("traceparent", PARENT.format(number % 7))]
+        if number > 30:
+            extra[:1] = [("tracestate", "same")]
+        elif number > 20:
+            extra.append(("tracestate", f"a={number}" if number % 3 else ""))
+            extra.append(("tracestate", "b"))
+        elif number > 10:
+            extra.append(("tracestate", "same"))
+        told.append([(name.encode(), value.encode()) for name, value in extra])
+        data += client.headers(extra) + client.data()
+
+    assert traces(client, data) == told
+
+
+def test_a_parent_that_is_not_coded_right() -> None:
+    """Nothing is told of a caller whose headers cannot be decoded; its call is as any other."""
+    client = Client()
+    client.settle()
+    client.connection.wants_origins = True
+    calls = [
+        client.headers([("traceparent", PARENT.format(number))]) + client.data()
+        for number in range(4)
+    ]
+    coder = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
+    good = coder.encode(PARENT.format(3).encode())
+    calls[3] = calls[3].replace(good, b"\xff" * len(good))
+
+    found = traces(client, b"".join(calls))
+    assert [bool(headers) for headers in found] == [True, True, True, False]
 
 
 def test_calls_of_one_read_keep_their_order() -> None:

@@ -355,6 +355,10 @@ class Connection(Incoming):
 
     def _origin(self, block: bytes) -> CallOrigin:
         """Who made a call with this header block, which has been recalled."""
+        if self._headers.is_nameless(block):
+            if self._nobody.peer != self.peer:
+                self._nobody = CallOrigin(self.peer)
+            return self._nobody
         return CallOrigin.with_block(self.peer, block, self._headers.caller_headers)
 
     def _pass_calls(self, data: bytes, at: int, block: bytes) -> tuple[int, list[int]]:

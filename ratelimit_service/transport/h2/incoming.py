@@ -63,6 +63,8 @@ class Incoming(Control):
         super().__init__(methods, memory)
         self.wants_origins = False
         """Whether somebody asks who makes calls."""
+        self._nobody = CallOrigin()
+        """Who makes the calls that tell nothing but the peer's address."""
         self.peer = ""
         """The address of the client; "" for a Unix socket."""
         self._second = 0
