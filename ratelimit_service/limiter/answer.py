@@ -65,6 +65,7 @@ def answer(
         tuple(said.request_headers),
         said.body,
         metadata=said.metadata or None,
+        holds_us=said.holds_us,
     )
 
 

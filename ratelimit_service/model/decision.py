@@ -44,6 +44,8 @@ class Decision(NamedTuple):
     request_headers: tuple[Header, ...] = ()
     raw_body: bytes = b""
     metadata: Mapping[str, object] | None = None
+    holds_us: int = 0
+    """How long a denial holds, if clients are told so."""
 
 
 def whole_seconds(duration_us: int) -> int:

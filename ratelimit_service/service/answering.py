@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Final
 
 from ratelimit_service import limiter, wire
+from ratelimit_service.clock import Clock
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.model import FailurePolicy, Outcome
 from ratelimit_service.observer import Stats
@@ -44,7 +45,10 @@ _WITHIN: Final = Verdict.WITHIN
 class Answering:
     """Answers planned requests once their outcomes are known."""
 
-    def __init__(self, settings: Settings, stats: Stats, faults: Faults, rare_log: RareLog) -> None:
+    def __init__(
+        self, settings: Settings, stats: Stats, faults: Faults, rare_log: RareLog, clock: Clock
+    ) -> None:
+        self._clock = clock
         self._settings = settings
         self._stats = stats
         self._faults = faults
@@ -88,6 +92,8 @@ class Answering:
                 asked.ban_us,
             )
             answer = wire.encode_decision(decision)
+            if decision.holds_us:
+                answer += wire.encode_quota(self._clock() + decision.holds_us)
             limiter.tally(asked.plans, each, verdict, self._stats, self._settings, self.callers)
             if decision.metadata and "by_policy" in decision.metadata:
                 self._rare_log.by_policy()
@@ -123,6 +129,8 @@ class Answering:
             additions = wire.encode_additions(
                 said.response_headers, said.request_headers, said.body, said.metadata
             )
+            if said.holds_us:
+                additions += wire.encode_quota(self._clock() + said.holds_us)
         answer = wire.encode_plain(
             verdict.passes, found.statuses, limits, outcomes, found.by_policy, additions
         )

@@ -79,7 +79,7 @@ class Service:
         self._planning = Planning(settings, stats, self._faults, rare_log)
         self.steering = Steering(settings, store, self._planning)
         """The overrides that are in force here."""
-        self._answering = Answering(settings, stats, self._faults, rare_log)
+        self._answering = Answering(settings, stats, self._faults, rare_log, clock)
         self.callers = None if settings.no_callers else TopCallers()
         """Who is over, near or busy, for whoever takes it every few seconds."""
         self._answering.callers = self.callers

@@ -191,6 +191,12 @@ class Settings:
         SWITCH,
         "Say in Envoy dynamic metadata which rule and limit decided, and by what.",
     )
+    denial_quota: bool = _ANSWERS.setting(
+        False,
+        SWITCH,
+        "Say in the protocol's quota field of a denial how long it holds, for clients that "
+        "remember it.",
+    )
 
     grpc: str = _GRPC.setting(
         "0.0.0.0:8081", GRPC_ADDRESS, "Where Envoy calls; unix:PATH for a Unix socket."

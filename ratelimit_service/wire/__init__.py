@@ -20,6 +20,7 @@ from ratelimit_service.wire.response import (
     encode_decision,
     encode_limit,
     encode_plain,
+    encode_quota,
     encode_uncounted,
     encode_within,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "encode_decision",
     "encode_limit",
     "encode_plain",
+    "encode_quota",
     "encode_request",
     "encode_uncounted",
     "encode_within",

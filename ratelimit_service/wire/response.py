@@ -30,6 +30,7 @@ __all__ = [
     "encode_decision",
     "encode_limit",
     "encode_plain",
+    "encode_quota",
     "encode_uncounted",
     "encode_within",
 ]
@@ -214,6 +215,19 @@ def encode_additions(
     if metadata:
         parts.append(_field(b"\x32", _struct(metadata)))
     return b"".join(parts)
+
+
+def encode_quota(until_us: int) -> bytes:
+    """The end of a denial's answer: until then the same request is denied.
+
+    It is a quota of one request, which the denied one has used up. `until_us` is in microseconds
+    since 1970.
+    """
+    seconds, rest_us = divmod(until_us, SECOND_US)
+    until = b"\x08" + _varint(seconds)
+    if rest_us:
+        until += b"\x10" + _varint(rest_us * 1_000)
+    return _field(b"\x3a", b"\x08\x01" + _field(b"\x12", until))
 
 
 def _header(tag: bytes, header: Header) -> bytes:

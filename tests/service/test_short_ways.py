@@ -79,6 +79,7 @@ SETTINGS = st.sampled_from(
         Settings(headers="x-ratelimit", denial_body="json", dynamic_metadata=True),
         Settings(dynamic_metadata=True),
         Settings(decision_metadata=True),
+        Settings(denial_quota=True),
         Settings(shadow_mode=True),
         Settings(quota_mode=True),
         Settings(count_denied=True, failure_policy=FailurePolicy.CLOSED),

@@ -96,7 +96,7 @@ class Told:
 class Said:
     """What additions say; each adds to it in its turn."""
 
-    __slots__ = ("_waits", "body", "metadata", "request_headers", "response_headers")
+    __slots__ = ("_waits", "body", "holds_us", "metadata", "request_headers", "response_headers")
 
     def __init__(self) -> None:
         self.response_headers: list[Header] = []
@@ -104,6 +104,8 @@ class Said:
         self.body = b""
         """Of a denial; Envoy answers its caller with it."""
         self.metadata: dict[str, object] = {}
+        self.holds_us = 0
+        """How long the same request is denied, for clients that remember that; 0 says nothing."""
         self._waits = False
 
     def retry_after(self, told: Told) -> None:
