@@ -134,13 +134,14 @@ class RunningPod:
     def get(self, path: str, port: int = 8080) -> HTTPAnswer:
         return self._cluster.within(lambda: http(f"http://127.0.0.1:{port}{path}"))
 
-    def hit(self, domain: str, descriptor: str, *tls: str) -> str:
-        """The first word of the answer to a call over gRPC."""
+    def hit(self, domain: str, descriptor: str, *flags: str) -> list[str]:
+        """The first words of the answers to calls over gRPC."""
         address = f"localhost:{self._pod.grpc_port}"
         done = self._cluster.run(
-            COMMAND, "hit", domain, descriptor, "--address", address, "--timeout", "10s", *tls
+            COMMAND, "hit", domain, descriptor, "--address", address, "--timeout", "10s", *flags
         )
-        return (done.stdout.split() or [done.stderr])[0]
+        lines = [line.split() for line in done.stdout.splitlines()]
+        return [words[0] for words in lines if words[1:2] == [domain]] or [done.stderr]
 
     def metrics(self) -> str:
         return self.get("/metrics", self._pod.metrics_port).text

@@ -66,30 +66,30 @@ def test_five_files() -> None:
 
 
 def test_walked_example(tmp_path: Path) -> None:
-    """Built from these files it passes the table of cases on memory and Redis, read from rules."""
+    """Built from these files it passes the table of cases on memory and Redis, read from rules.
+
+    Without its documents, or without its cases, what `make lint` runs fails and says so.
+    """
     need("redis-server", "sudo apt install redis-server")
     top = built(tmp_path / "top")
+    lint = "tests/algorithms/test_declared.py"
+    its_own = "declared or loaded or (penalty and (memory or redis) and table)"
 
-    declared = pytest_in(
-        top, "tests/algorithms/test_declared.py", f"tests/algorithms/{NAME}/loaded.py"
+    done = pytest_in(
+        top,
+        *(lint, f"tests/algorithms/{NAME}/loaded.py", "tests/stores/test_cases.py"),
+        *("-k", its_own, "-rp"),
     )
-    table = pytest_in(
-        top, "tests/stores/test_cases.py", "-k", "penalty and (memory or redis) and table"
-    )
 
-    assert declared.returncode == 0, declared.stdout
-    assert table.returncode == 0, table.stdout
-    assert "6 passed" in table.stdout
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("\nPASSED tests/stores/test_cases.py::test_table_of_cases") == 6
+    assert f"\nPASSED tests/algorithms/{NAME}/loaded.py" in done.stdout
+    assert f"\nPASSED {lint}" in done.stdout
 
-
-def test_what_is_missing_is_told(tmp_path: Path) -> None:
-    """Without its cases, or without its documents, what `make lint` runs fails and says so."""
-    top = built(tmp_path / "top")
     shutil.copy(TOP / "docs" / "rules.md", top / "docs" / "rules.md")
-
-    undocumented = pytest_in(top, "tests/algorithms/test_declared.py")
+    undocumented = pytest_in(top, lint)
     (top / "tests" / "algorithms" / "ways" / f"{NAME}.py").unlink()
-    untested = pytest_in(top, "tests/algorithms/test_declared.py")
+    untested = pytest_in(top, lint)
 
     assert f"test_documents[{NAME}]" in undocumented.stdout
     assert f"tests.algorithms.ways.{NAME} is missing: see CONTRIBUTING.md" in untested.stdout

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from typing import NamedTuple
 
 import pytest
 
 from ratelimit_service.cli import main
 
-__all__ = ["Inside", "Said"]
+__all__ = ["Inside", "Said", "inside"]
 
 
 class Said(NamedTuple):
@@ -21,20 +24,38 @@ class Said(NamedTuple):
     err: str
 
 
+def inside(*arguments: object, environment: Mapping[str, str] | None = None) -> Said:
+    """Runs the command; `environment` is all that it has, if it is given."""
+    out, err = StringIO(), StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        code = _run(patch, arguments, environment)
+    return Said(code, out.getvalue(), err.getvalue())
+
+
+def _run(
+    patch: pytest.MonkeyPatch,
+    arguments: tuple[object, ...],
+    environment: Mapping[str, str] | None = None,
+) -> int:
+    patch.setattr(sys, "argv", ["ratelimit", *map(str, arguments)])
+    patch.setattr(os, "nice", lambda _: 0)  # it would hold for all tests that follow
+    for name in list(os.environ) if environment is not None else ():
+        patch.delenv(name)
+    for name, value in (environment or {}).items():
+        patch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
 class Inside:
-    """The command `ratelimit`, as a function."""
+    """The command `ratelimit`, as a function, whose output pytest has captured."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self._monkeypatch = monkeypatch
         self._capsys = capsys
 
     def __call__(self, *arguments: object) -> Said:
-        self._monkeypatch.setattr(sys, "argv", ["ratelimit", *map(str, arguments)])
-        self._monkeypatch.setattr(
-            os, "nice", lambda _: 0
-        )  # it would hold for all tests that follow
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = self._capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Said(ended.value.code, out, err)
+        code = _run(self._monkeypatch, arguments)
+        return Said(code, *self._capsys.readouterr())

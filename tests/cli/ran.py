@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
 
-import pytest
-
-from ratelimit_service.cli import main
+from tests.cli.inside import inside
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.service import COMMAND
 
@@ -35,7 +29,8 @@ class Ran:
 
     def __init__(self, *arguments: str, **environment: str) -> None:
         if arguments[0] in SERVES_NOBODY or {"--help", "--check"} & set(arguments):
-            self._run_here(arguments, environment)
+            said = inside(*arguments, environment={**os.environ, **environment})
+            self.code, self.out, self.err = said
             return
         done = subprocess.run(
             [COMMAND, *arguments],
@@ -46,19 +41,3 @@ class Ran:
             env={**os.environ, **environment},
         )
         self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
-
-    def _run_here(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        out, err = StringIO(), StringIO()
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            redirect_stdout(out),
-            redirect_stderr(err),
-        ):
-            patch.setattr(sys, "argv", ["ratelimit", *arguments])
-            patch.setattr(os, "nice", lambda _: 0)  # it would hold for all tests that follow
-            for name, value in environment.items():
-                patch.setenv(name, value)
-            with pytest.raises(SystemExit) as ended:
-                main()
-        assert isinstance(ended.value.code, int)
-        self.code, self.out, self.err = ended.value.code, out.getvalue(), err.getvalue()

@@ -78,14 +78,17 @@ def test_version() -> None:
         (["servee"], "Did you mean 'serve'? (see ratelimit --help)"),
         (["serve", "--prot", "1"], "(see ratelimit serve --help)"),
         (["--grpc", "x"], "'x' is no address: write HOST:PORT, as in 0.0.0.0:8081"),
-        (["serve", "--second-store", "redis://h"], "--second-store needs a --store in Redis"),
+        (["--check", "--second-store", "redis://h"], "--second-store needs a --store in Redis"),
         (["serve", "--failure-policy", "opne"], "use open or closed or error or local"),
         (["serve", "--max-counters", "0"], "'0' is no number from 1 upwards"),
         (["serve", "--rules", "/nowhere"], "/nowhere: there is no such file or directory"),
-        (["serve", "--store", "redis://:secret@h:x/0"], "the store URL cannot be read"),
-        (["serve", "--store", "redis:/:secret@h:6379"], "the store has no scheme, as redis:// is"),
-        (["serve", "--store", "u:secret@h:6379"], "the store has no scheme, as redis:// is one"),
-        (["serve", "--store", "file:/nowhere"], "/nowhere cannot be read: No such file or dir"),
+        (["--check", "--store", "redis://:secret@h:x/0"], "the store URL cannot be read"),
+        (
+            ["--check", "--store", "redis:/:secret@h:6379"],
+            "the store has no scheme, as redis:// is",
+        ),
+        (["--check", "--store", "u:secret@h:6379"], "the store has no scheme, as redis:// is one"),
+        (["--check", "--store", "file:/nowhere"], "/nowhere cannot be read: No such file or dir"),
         (["serve", "--store", "memroy"], "store scheme 'memroy' is unknown: allowed are memory"),
         (["lint", "/nowhere"], "/nowhere: there is no such file or directory"),
         (["lint"], "Missing argument 'PATHS...'"),
@@ -122,7 +125,8 @@ def test_errors_name_flags_that_the_command_has(tmp_path: Path) -> None:
     """A missing path names --rules where the command has that flag, and nowhere else."""
     for path in (tmp_path / "nowhere", tmp_path):  # which is empty
         assert "--rules" not in Ran("lint", str(path)).err
-        for command in (["serve"], ["serve", "--check"], ["explain", "d", "a=b"]):
+        commands = [["serve", "--check"], ["explain", "d", "a=b"]]
+        for command in commands if path == tmp_path else [["serve"], *commands]:
             ran = Ran(*command, "--rules", str(path), **ANY_PORTS)
             assert (ran.code, "name another with --rules PATH" in ran.err) == (2, True)
             assert ("ratelimit init" in ran.err) == (command[0] == "serve")

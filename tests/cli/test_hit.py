@@ -22,9 +22,14 @@ from tests.servers.redis import RedisServer
 from tests.servers.service import ServiceProcess
 
 
+def at(service: ServiceProcess) -> tuple[str, ...]:
+    """Flags of `hit`, with more patience than people have."""
+    return "--address", service.address, "--timeout", "60s"
+
+
 def test_hit(service: ServiceProcess) -> None:
     """Hit makes a decision a line, sums up, and exits with 1 once something is over."""
-    ran = Ran("hit", "demo", "user=hit", "--address", service.address, "--repeat", "3")
+    ran = Ran("hit", "demo", "user=hit", *at(service), "--repeat", "3")
 
     assert ran.code == 1
     lines = ran.out.splitlines()
@@ -38,7 +43,7 @@ def test_hit(service: ServiceProcess) -> None:
 
 def test_hit_with_several_descriptors(service: ServiceProcess) -> None:
     """Several descriptors are one request, told one a line below it."""
-    ran = Ran("hit", "demo", "free=a", "none=b", "--address", service.address)
+    ran = Ran("hit", "demo", "free=a", "none=b", *at(service))
 
     assert (ran.code, ran.out.splitlines()) == (
         0,
@@ -65,12 +70,12 @@ def test_hit_says_why_nothing_was_counted(
     service: ServiceProcess, asked: list[str], why: str
 ) -> None:
     """What no count decides on is told with the reason, in JSON too, and asking counts nothing."""
-    ran = Ran("hit", *asked, "--address", service.address)
-    in_json = Ran("hit", *asked, "--address", service.address, "--json")
+    ran = Ran("hit", *asked, *at(service))
+    in_json = Ran("hit", *asked, *at(service), "--json")
 
     assert f"not counted: {why}\n" in ran.out
     assert why in [each.get("not_counted") for each in json.loads(in_json.out)["statuses"]]
-    user = Ran("hit", "demo", "user=why", "--hits", "0", "--address", service.address)
+    user = Ran("hit", "demo", "user=why", "--hits", "0", *at(service))
     assert "2 of 2 left" in user.out
 
 
@@ -81,7 +86,7 @@ def test_hit_says_which_policy_decided(tmp_path: Path, rules: Path, own_redis: R
     service = ServiceProcess(tmp_path, *flags, "--workers", "1")
     service.start()
 
-    ran = Ran("hit", "demo", "user=a", "--address", service.address)
+    ran = Ran("hit", "demo", "user=a", *at(service))
 
     service.kill()
     assert (ran.code, ran.out) == (
@@ -140,8 +145,8 @@ def say(listener: socket.socket, said: bytes) -> None:
 
 def test_hit_shows_what_is_marked(service: ServiceProcess) -> None:
     """Headers for the upstream stand behind the answer; a burst is not shown as part of a rate."""
-    first = Ran("hit", "demo", "at_once=a", "--address", service.address)
-    burst = Ran("hit", "demo", "burst=a", "--address", service.address)
+    first = Ran("hit", "demo", "at_once=a", *at(service))
+    burst = Ran("hit", "demo", "burst=a", *at(service))
 
     assert re.search(r"0 of 1 left, resets in 60 s, x-ratelimit-lease: [0-9a-f]{16}\n", first.out)
     assert "8 left, resets in" in burst.out
@@ -149,7 +154,7 @@ def test_hit_shows_what_is_marked(service: ServiceProcess) -> None:
 
 def test_hit_in_json(service: ServiceProcess) -> None:
     """--json gives the decision for programs."""
-    ran = Ran("hit", "demo", "user=json", "--address", service.address, "--json", "--hits", "2")
+    ran = Ran("hit", "demo", "user=json", *at(service), "--json", "--hits", "2")
 
     decision = json.loads(ran.out)
     reset = decision["statuses"][0].pop("reset_seconds")
@@ -176,7 +181,7 @@ def test_hit_in_json(service: ServiceProcess) -> None:
 
 def test_hit_looks_gives_back_and_overrides(service: ServiceProcess) -> None:
     """--hits 0 only looks, --refund gives back, --limit brings a limit along."""
-    common = ["hit", "demo", "user=more", "--address", service.address]
+    common = ["hit", "demo", "user=more", *at(service)]
 
     told = [
         Ran(*common, *flags).out.partition("user=more  ")[2].partition(" left")[0]
@@ -188,7 +193,7 @@ def test_hit_looks_gives_back_and_overrides(service: ServiceProcess) -> None:
 
 def test_hit_is_refused(service: ServiceProcess) -> None:
     """A request that the service refuses is an error with the service's sentence."""
-    ran = Ran("hit", "", "a=b", "--address", service.address)
+    ran = Ran("hit", "", "a=b", *at(service))
 
     assert ran.code == 2
     assert "INVALID_ARGUMENT: domain is empty" in ran.err

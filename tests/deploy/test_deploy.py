@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ import pytest
 import trustme
 import yaml
 
+from tests.cli.inside import Said, inside
 from tests.conftest import need
 from tests.e2e.conftest import need_envoy
 from tests.servers.envoy import COMMAND as ENVOY
 from tests.servers.envoy import http_manager, ratelimit_filter, shipped_config
-from tests.servers.service import COMMAND
 
 TOP = Path(__file__).parents[2]
 DEPLOY = TOP / "deploy"
@@ -138,15 +138,9 @@ class Given:
         issued.private_key_pem.write_to_path(str(place / "tls.key"))
         issued.cert_chain_pems[0].write_to_path(str(place / "tls.crt"))
 
-    def check(self) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [COMMAND, "serve", "--check"],
-            env={"PATH": os.environ["PATH"], **self.environment},
-            cwd=self._directory,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    def check(self) -> Said:
+        with contextlib.chdir(self._directory):
+            return inside("serve", "--check", environment=self.environment)
 
 
 @pytest.fixture(
@@ -179,7 +173,7 @@ def test_starts(shipped: list[Object], tmp_path: Path) -> None:
 
     done = given.check()
 
-    assert (done.returncode, done.stdout, done.stderr) == (0, "it would start\n", "")
+    assert done == (0, "it would start\n", "")
     assert int(given.environment["RATELIMIT_WORKERS"]) >= 1
 
 

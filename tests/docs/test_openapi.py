@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,12 @@ EXAMPLES = ASKED["requestBody"]["content"]["application/json"]["examples"]
 
 def valid(schema: dict[str, Any], found: object) -> None:
     """Fails if something is not as a schema of the page says, or not mentioned by it."""
-    whole = {**schema, "components": PAGE["components"]}
-    jsonschema.Draft202012Validator(whole).validate(found)
+    _validator(json.dumps(schema)).validate(found)
+
+
+@cache
+def _validator(schema: str) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator({**json.loads(schema), "components": PAGE["components"]})
 
 
 def of(name: str) -> dict[str, Any]:

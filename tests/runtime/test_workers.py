@@ -737,7 +737,8 @@ def test_open_files(own_redis: RedisServer, start: Start) -> None:
 
 def test_connections_per_peer(start: Start, own_redis: RedisServer) -> None:
     """The bound for one address holds over all workers, also over a restart."""
-    service = start("--store", own_redis.url, "--workers", "2", "--max-connections-per-peer", "3")
+    bounded = ["--max-connections-per-peer", "3", "--grace", "100ms"]
+    service = start("--store", own_redis.url, "--workers", "2", *bounded)
 
     def is_served() -> bool:
         sockets.append(greeted(service.grpc_port))
