@@ -332,7 +332,7 @@ def test_restart_beside_a_worker_that_hears_nothing(two: ServiceProcess, tmp_pat
     name = "v" * 500
     lines = [f"  - {{key: k, value: {name}{number}, {limit}}}" for number in range(1_500)]
     (tmp_path / "rules" / "wide.yaml").write_text("\n".join(["domain: w", "descriptors:", *lines]))
-    wait_until(lambda: f"{name}1499" in two.get("/rlconfig").text, "the new rules")
+    wait_until(lambda: "rules reloaded: 1501 rules" in two.log, "the new rules")
 
     os.kill(two.pid, signal.SIGUSR2)
 
@@ -359,7 +359,7 @@ class Load:
         self.failures: list[str] = []
 
     def __enter__(self) -> Load:
-        self._threads = [threading.Thread(target=self._ask) for _ in range(4)]
+        self._threads = [threading.Thread(target=self._ask) for _ in range(2)]
         for thread in self._threads:
             thread.start()
         return self
@@ -558,9 +558,7 @@ def installed(tmp_path: Path) -> Path:
     """A place with the package, for PYTHONPATH, whose version a test may change."""
     place = tmp_path / "installed"
     package = Path(ratelimit_service.__file__).parent
-    shutil.copytree(
-        package, place / "ratelimit_service", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    shutil.copytree(package, place / "ratelimit_service")
     for library in package.parent.glob("*__mypyc.*.so"):
         shutil.copy(library, place)
     (place / "ratelimit_service-1.dist-info").mkdir()
