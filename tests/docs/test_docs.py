@@ -199,6 +199,7 @@ def test_readme_hits_as_the_command_does(tmp_path: Path) -> None:
     seconds = re.compile(r"\d+( s\b|s\")")
     for user in ("alice", "bobby", "carol"):  # a minute may end meanwhile
         words = [*command.replace("alice", user).split()[1:], "--address", service.address]
+        words += ["--timeout", "60s"]
         hit = subprocess.run([COMMAND, *words], capture_output=True, text=True, check=False)
         printed = seconds.sub("N", hit.stdout.replace(user, "alice"))
         if printed == seconds.sub("N", textwrap.dedent(shown)):

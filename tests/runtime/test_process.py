@@ -41,9 +41,8 @@ def test_start_says_what_is_served(start: Start) -> None:
     assert command.endswith(
         f"ratelimit hit --address localhost:{service.grpc_port} edge user=alice"
     )
-    done = subprocess.run(
-        [COMMAND, *command.split()[1:]], capture_output=True, text=True, check=False
-    )
+    words = [COMMAND, *command.split()[1:], "--timeout", "60s"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout[:31]) == (0, "OK          edge user=alice  1 ")
 
 

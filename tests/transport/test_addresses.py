@@ -174,7 +174,7 @@ def test_service_for_a_name(
         client.cert_chain_pems[0].write_to_path(tmp_path / "client.pem")
         words = ["hit", "edge", "a=x", "--address", f"localhost:{service.grpc_port}"]
         words += ["--tls-ca", str(files.ca), "--tls-cert", str(tmp_path / "client.pem")]
-        words += ["--tls-key", str(tmp_path / "client.key"), "--timeout", "10s"]
+        words += ["--tls-key", str(tmp_path / "client.key"), "--timeout", "60s"]
         done = subprocess.run([COMMAND, *words], capture_output=True, text=True, check=False)
         codes.append(done.returncode)
 
@@ -261,7 +261,8 @@ def test_printed_command_works(tmp_path: Path) -> None:
     service.start()
     command = shlex.split(service.log.strip().splitlines()[-1])
 
-    done = subprocess.run([COMMAND, *command[1:]], capture_output=True, text=True, check=False)
+    words = [COMMAND, *command[1:], "--timeout", "60s"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
 
     service.kill()
     assert done.stdout.startswith("OK")
