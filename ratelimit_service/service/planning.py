@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from ratelimit_service import limiter, wire
-from ratelimit_service.errors import BadRequestError
+from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.limiter import Plan, PlanTemplate, SteeredPlans
 from ratelimit_service.model import FailurePolicy, Hit, Request
 from ratelimit_service.observer import Stats
+from ratelimit_service.rules.matchers.effort import EffortSpentError
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.service.asked import Asked
 from ratelimit_service.service.faults import Faults
@@ -22,13 +23,16 @@ from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
 
-__all__ = ["Planning"]
+__all__ = ["LATER", "Planning"]
 
 _REQUESTS: Final = 1 << 14
 _PARTS: Final = 1 << 16
 _TEMPLATES: Final = 1 << 12
 """How many requests are remembered, how many of their parts, and how many beginnings that parts
 share up to their last value. Together they take 50 MB at most."""
+
+LATER: Final = Refusal(StatusCode.INTERNAL, "this request was not planned to its end")
+"""In place of what is asked while a request's values are still searched for; nobody gets it."""
 
 _CHARGED: Final = Settled((), Verdict.DROPPED)
 """For a request with hits: only the store can say what becomes of it."""
@@ -50,6 +54,8 @@ class Planning:
         self._templates = Memo[PlanTemplate](_TEMPLATES)
         self.leases = False
         """Whether any request has taken leases yet."""
+        self.unfinished = False
+        """Whether any request is to be planned on in a later turn: it is answered LATER so far."""
 
     def ask(self, body: bytes, snapshot: Snapshot) -> Asked | Answer:
         """Plans a request that is not remembered as a whole; its parts may be."""
@@ -67,6 +73,9 @@ class Planning:
         except BadRequestError as error:
             self._stats.refusals[error.reason] += 1
             return Refusal(error.code, str(error))
+        except EffortSpentError:
+            self.unfinished = True
+            return LATER
         except Exception as error:
             return self._faults.request(error)
 

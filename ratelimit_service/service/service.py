@@ -16,6 +16,12 @@ from ratelimit_service.clock import Clock, elapsed_us, now_us
 from ratelimit_service.limiter import TopCallers, queue_of
 from ratelimit_service.model import Hit
 from ratelimit_service.observer import Stats
+from ratelimit_service.rules.matchers.effort import (
+    EFFORT,
+    MOST_AT_ONCE,
+    EffortSpentError,
+    Searches,
+)
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Rule, Snapshot
 from ratelimit_service.service.answering import Answering
@@ -25,11 +31,11 @@ from ratelimit_service.service.callers import CallOrigin
 from ratelimit_service.service.decisions import DecisionLog
 from ratelimit_service.service.enqueueing import Enqueueing
 from ratelimit_service.service.faults import Faults
-from ratelimit_service.service.planning import Planning
+from ratelimit_service.service.planning import LATER, Planning
 from ratelimit_service.service.rare_log import RareLog
 from ratelimit_service.service.records import DecidedBatch, record
 from ratelimit_service.service.refusal import Answer, Refusal
-from ratelimit_service.service.steering import Steering
+from ratelimit_service.service.steering import Steered, Steering
 from ratelimit_service.service.telling import Telling
 from ratelimit_service.service.tracer import Traced
 from ratelimit_service.settings import Settings
@@ -136,43 +142,113 @@ class Service:
             snapshot = self._snapshot()
             if snapshot.times is not None:
                 snapshot = at_moment(snapshot, self._clock())
-            number = snapshot.number
-            planning = self._planning
-            remembered = planning.requests.get
-            hurried = deadline_us == AT_ONCE and self.waits
-            ask = planning.ask_in_haste if hurried else planning.ask
-            steered = None
+            effort = EFFORT
+            if effort.rest < MOST_AT_ONCE:
+                effort.renew({})
+            self._plan(batch, (), snapshot, wanted, deadline_us)
+        except Exception as error:
+            self._fail(batch, error)
+
+    def _plan(
+        self,
+        batch: _Batch,
+        before: Sequence[Asked | Answer],
+        snapshot: Snapshot,
+        wanted: Wanted,
+        deadline_us: int,
+    ) -> None:
+        """Plans a batch and charges it, or plans on in a later turn.
+
+        `before` is what was planned of it in turns before.
+        """
+        bodies = batch.bodies
+        number = snapshot.number
+        planning = self._planning
+        remembered = planning.requests.get
+        hurried = deadline_us == AT_ONCE and self.waits
+        ask = planning.ask_in_haste if hurried else planning.ask
+        steered: list[Steered | None] | None = None
+        asked: list[Asked | Answer] = []
+        effort = EFFORT
+        effort.bounded = True
+        try:
             if self.steering.active:
                 asked, steered = self.steering.steer(
                     bodies, snapshot, self._clock(), planning.ask, hurried
                 )
+            elif before:
+                asked = [
+                    ask(body, snapshot) if one is LATER else one
+                    for body, one in zip(bodies, before, strict=True)
+                ]
             else:
                 asked = [remembered(body, number) or ask(body, snapshot) for body in bodies]
-            if planning.leases:
-                asked = [
-                    leased(one) if isinstance(one, Asked) and one.leasing else one for one in asked
-                ]
-            batch.asked = asked
-            batch.hurried = hurried
-            charged = [one.hits for one in asked if isinstance(one, Asked) and one.hits]
-            if len(charged) < len(asked):  # hardly ever
-                batch.places = places = [
-                    place for place, one in enumerate(asked) if isinstance(one, Asked) and one.hits
-                ]
-                wanted = partial(wanted_at, wanted, places)
-            if charged:
-                settled = partial(self._settled, batch)
-                if steered is None:
-                    large = len(charged) == 1 and len(charged[0]) > _SHORT_HITS
-                    soon = large and not self.waits
-                    charge = partial(self._charge_soon, batch) if soon else self._store.charge
-                    charge(charged, settled, wanted, deadline_us)
-                else:
-                    self.steering.charge(asked, steered, settled, wanted, deadline_us)
-            else:
-                self._settled(batch, [])
+        except EffortSpentError:
+            planning.unfinished = True
+        finally:
+            effort.bounded = False
+        if planning.unfinished:
+            planning.unfinished = False
+            later = partial(
+                self._plan_on, batch, asked, snapshot, effort.found, wanted, deadline_us
+            )
+            soon = self.soon or asyncio.get_running_loop().call_soon
+            soon(later)
+            return
+        self._charge_planned(batch, asked, steered, hurried, wanted, deadline_us)
+
+    def _plan_on(
+        self,
+        batch: _Batch,
+        before: Sequence[Asked | Answer],
+        snapshot: Snapshot,
+        found: Searches,
+        wanted: Wanted,
+        deadline_us: int,
+    ) -> None:
+        """Plans on, in another turn; `found` is what searches have found of this batch."""
+        try:
+            EFFORT.renew(found)
+            self._plan(batch, before, snapshot, wanted, deadline_us)
         except Exception as error:
             self._fail(batch, error)
+        finally:
+            EFFORT.renew({})
+
+    def _charge_planned(
+        self,
+        batch: _Batch,
+        asked: list[Asked | Answer],
+        steered: list[Steered | None] | None,
+        hurried: bool,
+        wanted: Wanted,
+        deadline_us: int,
+    ) -> None:
+        """Charges a batch that is planned."""
+        planning = self._planning
+        if planning.leases:
+            asked = [
+                leased(one) if isinstance(one, Asked) and one.leasing else one for one in asked
+            ]
+        batch.asked = asked
+        batch.hurried = hurried
+        charged = [one.hits for one in asked if isinstance(one, Asked) and one.hits]
+        if len(charged) < len(asked):  # hardly ever
+            batch.places = places = [
+                place for place, one in enumerate(asked) if isinstance(one, Asked) and one.hits
+            ]
+            wanted = partial(wanted_at, wanted, places)
+        if charged:
+            settled = partial(self._settled, batch)
+            if steered is None:
+                large = len(charged) == 1 and len(charged[0]) > _SHORT_HITS
+                soon = large and not self.waits
+                charge = partial(self._charge_soon, batch) if soon else self._store.charge
+                charge(charged, settled, wanted, deadline_us)
+            else:
+                self.steering.charge(asked, steered, settled, wanted, deadline_us)
+        else:
+            self._settled(batch, [])
 
     def _charge_soon(
         self,

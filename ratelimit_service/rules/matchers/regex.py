@@ -14,6 +14,7 @@ from ratelimit_service.rules.matchers.automaton import (
     CompiledPattern,
     available,
 )
+from ratelimit_service.rules.matchers.effort import EFFORT
 from ratelimit_service.rules.matchers.matcher import ONE_TEXT, Index, Matcher
 from ratelimit_service.rules.problem import quoted
 
@@ -37,7 +38,8 @@ class _Together(Index):
         self._automaton = Automaton()
         self._places: list[int] = []
         self._patterns: list[Regex] = []
-        self._most_bytes = 0
+        self._most = 1
+        """Instructions for a byte in the worst case."""
 
     def add(self, matcher: Matcher, place: int) -> None:
         """Adds the next one's pattern."""
@@ -52,25 +54,29 @@ class _Together(Index):
         yield
         most, _ = _together(self._patterns)
         self._patterns.clear()
-        self._most_bytes = _MOST_WORK // max(most, 1)
+        self._most = max(most, 1)
 
     def first(self, value: str) -> int:
-        """The first declared one that matches."""
-        if self._too_long(value):
-            return -1
-        found = self._automaton.matching(value)
-        return self._places[found[0]] if found else -1
+        """The first declared one that matches. Raises EffortSpentError."""
+        found = self.all(value)
+        return found[0] if found else -1
 
     def all(self, value: str) -> Sequence[int]:
-        """All that match, as declared."""
-        if self._too_long(value):
-            return ()
-        return [self._places[at] for at in self._automaton.matching(value)]
-
-    def _too_long(self, value: str) -> bool:
-        """Whether a value would hold up all others: in the worst case each byte costs anew."""
+        """All that match, as declared. Raises EffortSpentError."""
         size = len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
-        return size > self._most_bytes
+        work = size * self._most
+        if work > _MOST_WORK:
+            return ()  # it would hold up all others: in the worst case each byte costs anew
+        if not EFFORT.bounded:
+            return self._search(value)
+        found = EFFORT.found.get((self, value))
+        if found is None:
+            EFFORT.spend(work)
+            found = EFFORT.found[self, value] = self._search(value)
+        return found
+
+    def _search(self, value: str) -> Sequence[int]:
+        return [self._places[at] for at in self._automaton.matching(value)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,51 @@
+"""What searching for regular expressions may cost in one turn of the loop.
+
+A value can take some milliseconds in the worst case, and a request can have many values. So who
+plans requests bounds the effort (`bounded`), and goes on in a later turn where it is spent; what
+was found until then is kept meanwhile. Who asks for one value only is not bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+__all__ = ["EFFORT", "MOST_AT_ONCE", "Effort", "EffortSpentError", "Searches"]
+
+MOST_AT_ONCE: Final = 200_000
+"""Instructions times bytes. When so much is spent no other search begins; the last one may take
+twice as much."""
+
+Searches = dict[tuple[object, str], Sequence[int]]
+"""What searches found: by who searched, and the value."""
+
+
+class EffortSpentError(Exception):
+    """The rest is to be searched in another turn."""
+
+
+class Effort:
+    """How much may be spent still, and what was found."""
+
+    __slots__ = ("bounded", "found", "rest")
+
+    def __init__(self) -> None:
+        self.bounded = False
+        """Whether it matters now."""
+        self.rest = MOST_AT_ONCE
+        self.found: Searches = {}
+
+    def renew(self, found: Searches) -> None:
+        """Begins another turn. `found` is what was found in turns before."""
+        self.rest = MOST_AT_ONCE
+        self.found = found
+
+    def spend(self, work: int) -> None:
+        """Takes so much. Raises EffortSpentError if all is spent already."""
+        if self.rest <= 0:
+            raise EffortSpentError
+        self.rest -= work
+
+
+EFFORT: Final = Effort()
+"""That of the event loop: requests are planned in one thread."""
