@@ -12,7 +12,7 @@ from typing import Final
 
 from ratelimit_service.model import MAX_ADDEND, Descriptor, Entry, Request
 from ratelimit_service.replay.logs import BadLineError, Lines, LogError
-from ratelimit_service.replay.recorded import Recorded, moment_us
+from ratelimit_service.replay.recorded import Moments, Recorded, recorded
 
 __all__ = ["CsvLog"]
 
@@ -41,6 +41,7 @@ class CsvLog:
     def records(self, lines: Lines) -> Iterator[Recorded]:
         """The requests of all rows; a row that makes no sense is told to `lines`."""
         time, known, columns = self._time, self._known, len(self.columns)
+        moment = Moments().moment_us
         # A cell in quotes may go on in the next line.
         rows = csv.reader(f"{line}\n" for line in lines)
         next(rows)
@@ -51,11 +52,11 @@ class CsvLog:
                         if row:
                             lines.bad(f"{len(row)} cells, but the header has {columns}")
                         continue
-                    at_us = moment_us(row.pop(time))
+                    at_us = moment(row.pop(time))
                     request = known.get(key := tuple(row))
                     if request is None:
                         request = self._request(key)
-                    yield Recorded(at_us, request)
+                    yield recorded((at_us, request, None))
             except ValueError as error:
                 lines.bad(f"time must be as in 2026-01-31T14:03:07Z: {error}")
             except (BadLineError, csv.Error) as error:

@@ -9,7 +9,7 @@ from typing import Final
 
 from ratelimit_service.model import Code, Request
 from ratelimit_service.replay.logs import Lines
-from ratelimit_service.replay.recorded import Recorded, moment_us
+from ratelimit_service.replay.recorded import Moments, Recorded, recorded
 from ratelimit_service.service.decision_line import BadDecisionError, NothingAskedError, read_line
 from ratelimit_service.text import count
 
@@ -42,18 +42,6 @@ def _asked(line: str) -> str:
     return line[_TIME_END + 2 : end] if end > 0 else ""
 
 
-def _again(line: str, request: Request, size: int) -> Recorded | None:
-    """A line about a request that is known by its text of this size; None if it says more."""
-    usual = _USUAL_END.fullmatch(line, _TIME_END + 2 + size)
-    if usual is None:
-        return None
-    try:
-        at_us = moment_us(line[len(_BEGIN) : _TIME_END])
-    except ValueError:
-        return None  # it is told where all fields are read
-    return Recorded(at_us, request, _CODES[usual[1]])
-
-
 def _is_all(text: str, fields: Mapping[str, object]) -> bool:
     """Whether a text holds all that a line with these fields says was asked, and nothing else."""
     try:
@@ -76,19 +64,21 @@ class DecisionLogReader:
         self._known: dict[Request, Request] = {}
         self._texts: dict[str, Request] = {}
         """Requests by their text in lines of ours: to read JSON takes longer than to decide."""
+        self._moments = Moments()
 
     def records(self, lines: Lines) -> Iterator[Recorded]:
         """The requests; a line that is none is told to `lines`."""
-        known, texts = self._known, self._texts
+        known, texts, moment = self._known, self._texts, self._moments.moment_us
         for line in lines:
             if not line:
                 continue
             asked = _asked(line)
-            if asked in texts and (again := _again(line, texts[asked], len(asked))):
+            request = texts.get(asked)
+            if request is not None and (again := self._again(line, request, len(asked))):
                 yield again
                 continue
             try:
-                read = read_line(line, moment_us)
+                read = read_line(line, moment)
             except NothingAskedError:
                 self.refused += 1
                 continue
@@ -109,7 +99,18 @@ class DecisionLogReader:
                     texts.clear()
                 texts[asked] = request
             for _ in range(read.times):
-                yield Recorded(at_us, request, _CODES.get(read.code))
+                yield recorded((at_us, request, _CODES.get(read.code)))
+
+    def _again(self, line: str, request: Request, size: int) -> Recorded | None:
+        """A line about a request that is known by its text of this size; None if it says more."""
+        usual = _USUAL_END.fullmatch(line, _TIME_END + 2 + size)
+        if usual is None:
+            return None
+        try:
+            at_us = self._moments.moment_us(line[len(_BEGIN) : _TIME_END])
+        except ValueError:
+            return None  # it is told where all fields are read
+        return recorded((at_us, request, _CODES[usual[1]]))
 
     def notes(self) -> Iterator[str]:
         """What is to be known of the log as a whole."""

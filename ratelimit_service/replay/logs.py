@@ -97,14 +97,13 @@ class Lines:
         """Cuts blocks into lines, whatever their length; what is no UTF-8 is replaced."""
         rest = b""
         while block := self._block():
-            whole = (rest + block).split(b"\n")
-            rest = whole.pop()
-            for line in whole:
-                yield _text(line)
+            whole, end, rest = (rest + block).rpartition(b"\n")
+            if end:
+                yield from _texts(whole)
             if len(rest) > _MOST_LINE:
                 rest = yield from self._skip()
         if rest:
-            yield _text(rest)
+            yield from _texts(rest)
 
     def _skip(self) -> Generator[str, None, bytes]:
         """Passes over the rest of a line; tells what has been read of the next one."""
@@ -112,8 +111,9 @@ class Lines:
             _, end, after = block.partition(b"\n")
             if end:
                 yield _TOO_LONG
-                *whole, rest = after.split(b"\n")
-                yield from map(_text, whole)
+                whole, end, rest = after.rpartition(b"\n")
+                if end:
+                    yield from _texts(whole)
                 return rest
         yield _TOO_LONG
         return b""
@@ -125,8 +125,11 @@ class Lines:
             raise LogError(f"{self.name} cannot be read: {error}") from error
 
 
-def _text(line: bytes) -> str:
-    return line.decode("utf-8", "replace").rstrip("\r")
+def _texts(lines: bytes) -> list[str]:
+    text = lines.decode("utf-8", "replace")
+    if "\r" in text:
+        return [line.rstrip("\r") for line in text.split("\n")]
+    return text.split("\n")
 
 
 class Log:

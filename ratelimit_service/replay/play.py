@@ -64,15 +64,17 @@ class _Met:
 class _Prepared:
     """A request with its plans, which is asked as often as it comes."""
 
-    __slots__ = ("hits", "leasing", "met", "plans", "settled", "unmatched")
+    __slots__ = ("hits", "leasing", "met", "plans", "request", "settled", "unmatched")
 
     def __init__(
         self,
+        request: Request,
         plans: Sequence[Plan],
         hits: Sequence[Hit],
         met: Sequence[_Met],
         unmatched: bool,
     ) -> None:
+        self.request = request
         self.plans = plans
         self.hits = hits
         self.met = met
@@ -85,13 +87,24 @@ class Trace:
     """What one set of rules makes of the requests: each is `ask`ed."""
 
     def __init__(
-        self, snapshot: Snapshot, settings: Settings, max_counters: int = MAX_COUNTERS
+        self,
+        snapshot: Snapshot,
+        settings: Settings,
+        max_counters: int = MAX_COUNTERS,
+        most_prepared: int = _MOST_PREPARED,
+        sample: int = SAMPLE,
+        names: int = TOP_NAMES,
     ) -> None:
+        """`sample` callers of each rule are looked at one by one; `names` of the top are held."""
         self.snapshot = snapshot
         self._world = World(snapshot, settings, max_counters)
         self.uses: dict[tuple[str, str], RuleUse] = {}
         """By domain and path of the rule."""
-        self._prepared: dict[Request, _Prepared] = {}
+        self._prepared: dict[int, _Prepared] = {}
+        """By the identities of requests: readers of logs make equal ones one object."""
+        self._most_prepared = most_prepared
+        self._sample = sample
+        self._names = names
         self._phase = 0
         self.denied = 0
         self.timeline = Timeline()
@@ -110,7 +123,7 @@ class Trace:
         if self.snapshot.times is not None and self._world.phase(at_us) != self._phase:
             self._phase = self._world.phase(at_us)
             self._prepared.clear()
-        prepared = self._prepared.get(request)
+        prepared = self._prepared.get(id(request))
         if prepared is None:
             prepared = self._prepare(request, at_us)
         hits = prepared.hits
@@ -180,10 +193,10 @@ class Trace:
             name = self._name(request.domain, descriptor, at_us)
             key = planned.hits[0].key if planned.hits else name.encode("utf-8", "replace")
             met.append(_Met(self._use(request.domain, planned.rule), planned, start, name, key))
-        prepared = _Prepared(plans, hits, met, unmatched)
-        if len(self._prepared) >= _MOST_PREPARED:
+        prepared = _Prepared(request, plans, hits, met, unmatched)
+        if len(self._prepared) >= self._most_prepared:
             self._prepared.clear()
-        self._prepared[request] = prepared
+        self._prepared[id(request)] = prepared
         return prepared
 
     def _use(self, domain: str, rule: CompiledRule) -> RuleUse:
@@ -194,7 +207,7 @@ class Trace:
             key = domain, f"{rule.declared.path} ({held or 'outside its times'})"
         use = self.uses.get(key)
         if use is None:
-            use = self.uses[key] = RuleUse(rule)
+            use = self.uses[key] = RuleUse(rule, self._sample, self._names)
         return use
 
     def _name(self, domain_name: str, descriptor: Descriptor, at_us: int) -> str:

@@ -9,15 +9,16 @@ import datetime
 import heapq
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
 from operator import attrgetter
 from typing import Final, NamedTuple
 
 from ratelimit_service.model import SECOND_US, Code, Request
 
-__all__ = ["LAST_US", "Recorded", "in_order", "merged", "moment_us"]
+__all__ = ["LAST_US", "Moments", "Recorded", "in_order", "merged", "moment_us", "recorded"]
 
-_WINDOW: Final = 10_000
+WINDOW: Final = 10_000
 """A line may stand so many lines too late in its log: access logs are written when requests end."""
 
 
@@ -29,25 +30,28 @@ class Recorded(NamedTuple):
     code: Code | None = None
 
 
+recorded: Final = partial(tuple.__new__, Recorded)
+"""A record from a tuple of its fields, at half the price of a call with three arguments."""
+
 _by_time: Final = attrgetter("at_us")
 
 
-def in_order(records: Iterator[Recorded]) -> Iterator[Recorded]:
+def in_order(records: Iterator[Recorded], window: int = WINDOW) -> Iterator[Recorded]:
     """The records by time, if none stands further back than the window; else nearly so."""
-    return chain.from_iterable(_sorted(records))
+    return chain.from_iterable(_sorted(records, window))
 
 
-def _sorted(records: Iterator[Recorded]) -> Iterator[Sequence[Recorded]]:
+def _sorted(records: Iterator[Recorded], window: int) -> Iterator[Sequence[Recorded]]:
     waiting: list[Recorded] = []
     while True:
-        more = list(islice(records, _WINDOW))
+        more = list(islice(records, window))
         waiting += more
         waiting.sort(key=_by_time)
-        if len(more) < _WINDOW:
+        if len(more) < window:
             yield waiting
             return
-        yield waiting[:-_WINDOW]
-        waiting = waiting[-_WINDOW:]
+        yield waiting[:-window]
+        waiting = waiting[-window:]
 
 
 def merged(logs: Sequence[Iterator[Recorded]]) -> Iterator[Recorded]:
@@ -81,3 +85,28 @@ def moment_us(text: str) -> int:
     if not 0 <= at_us <= LAST_US:
         raise ValueError(f"{text!r} is not between 1970 and 9999")
     return at_us
+
+
+_SECOND_END: Final = len("2026-01-31T14:03:07")
+_MOST_SECONDS: Final = 1_000
+
+
+class Moments:
+    """Reads times as logs have them: line after line is of the same second."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, int] = {}
+
+    def moment_us(self, text: str) -> int:
+        """As the function of this name."""
+        part = text[_SECOND_END + 1 : -1]
+        if len(part) != 6 or not (part.isascii() and part.isdigit() and text[-1] == "Z"):
+            return moment_us(text)
+        second = text[: _SECOND_END + 1]
+        known = self._seconds.get(second)
+        if known is None:
+            known = moment_us(f"{second}000000Z")
+            if len(self._seconds) >= _MOST_SECONDS:
+                self._seconds.clear()
+            self._seconds[second] = known
+        return known + int(part)

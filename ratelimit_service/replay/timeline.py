@@ -35,9 +35,10 @@ class Timeline:
         "_asked",
         "_busiest",
         "_busiest_us",
-        "_busy",
         "_denied",
         "_ends_us",
+        "_next_us",
+        "_second_began",
         "_second_ends_us",
         "_spans",
         "_widened",
@@ -49,25 +50,26 @@ class Timeline:
         self._widened = 0
         self._spans: dict[int, tuple[int, int]] = {}
         """What was asked and denied, by the number of the span."""
-        self._asked = self._denied = self._busy = 0
-        self._ends_us = self._second_ends_us = 0
+        self._asked = self._denied = 0
+        """Of the span that has begun."""
+        self._second_began = 0
+        """What `_asked` was when the second began; below 0 if the span began in the second."""
+        self._ends_us = self._second_ends_us = self._next_us = 0
+        """When the span and the second end, and the first of the two."""
         self._busiest = self._busiest_us = 0
 
     def add(self, at_us: int, denied: int = 0) -> None:
         """Adds a request at a moment that is not before the last one; `denied` is 0 or 1."""
-        if at_us >= self._second_ends_us:
-            self._settle_second(at_us)
-        if at_us >= self._ends_us:
-            self._settle_span()
-            self._ends_us = (at_us // self.width_us + 1) * self.width_us
-        self._busy += 1
+        if at_us >= self._next_us:
+            self._settle(at_us)
         self._asked += 1
         self._denied += denied
 
     def busiest(self) -> tuple[int, int]:
         """The most that came in one second of the clock, and when that was."""
-        if self._busy > self._busiest:
-            return self._busy, self._second_ends_us - SECOND_US
+        busy = self._asked - self._second_began
+        if busy > self._busiest:
+            return busy, self._second_ends_us - SECOND_US
         return self._busiest, self._busiest_us
 
     def spans(self, most: int) -> list[Span]:
@@ -77,22 +79,28 @@ class Timeline:
             return []
         while max(self._spans) - min(self._spans) >= most:
             self._widen()
-        self._ends_us = 0  # the span goes on if more comes
+        self._ends_us = self._next_us = 0  # the span goes on if more comes
         return [
             Span(number * self.width_us, *self._spans.get(number, (0, 0)))
             for number in range(min(self._spans), max(self._spans) + 1)
         ]
 
-    def _settle_second(self, at_us: int) -> None:
-        self._busiest, self._busiest_us = self.busiest()
-        self._busy = 0
-        self._second_ends_us = (at_us // SECOND_US + 1) * SECOND_US
+    def _settle(self, at_us: int) -> None:
+        if at_us >= self._second_ends_us:
+            self._busiest, self._busiest_us = self.busiest()
+            self._second_began = self._asked
+            self._second_ends_us = (at_us // SECOND_US + 1) * SECOND_US
+        if at_us >= self._ends_us:
+            self._settle_span()
+            self._ends_us = (at_us // self.width_us + 1) * self.width_us
+        self._next_us = min(self._second_ends_us, self._ends_us)
 
     def _settle_span(self) -> None:
         if self._asked:
             number = self._ends_us // self.width_us - 1
             asked, denied = self._spans.get(number, (0, 0))
             self._spans[number] = asked + self._asked, denied + self._denied
+            self._second_began -= self._asked
             self._asked = self._denied = 0
             while len(self._spans) > MOST_SPANS:
                 self._widen()

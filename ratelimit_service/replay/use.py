@@ -93,7 +93,7 @@ class RuleUse:
         "timeline",
     )
 
-    def __init__(self, rule: CompiledRule) -> None:
+    def __init__(self, rule: CompiledRule, sample: int = SAMPLE, names: int = TOP_NAMES) -> None:
         self.rule = rule
         self.limits = [LimitUse(each.limit, each.spec) for each in rule.limits]
         self.asked = self.hits = self.refunds = 0
@@ -103,13 +103,13 @@ class RuleUse:
         """It was over, but let the request through: a shadow, or a quota among others."""
         self.held_back = 0
         """It had room, but another rule denied the request."""
-        self.callers = CallerSample[Caller](SAMPLE)
-        self.deniers = TopNames[str](TOP_NAMES)
+        self.callers = CallerSample[Caller](sample)
+        self.deniers = TopNames[str](names)
         """Who was denied or, by a shadow, would have been."""
         self.timeline = Timeline()
-        self.changed = TopNames[str](TOP_NAMES)
+        self.changed = TopNames[str](names)
         """Who changes side where this rule decides."""
-        self.changed_callers = CallerSample[str](SAMPLE)
+        self.changed_callers = CallerSample[str](sample)
 
     def follow(self, caller: Caller, hits: Sequence[Hit], at_us: int) -> None:
         """Follows what a caller in the sample asks, whatever comes of it."""

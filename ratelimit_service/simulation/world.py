@@ -65,6 +65,7 @@ class World:
         health = Health(logging.DEBUG)  # a log has nothing to say of times gone by
         self._store = MemoryStore(max_counters, self._stats, health, self._clock)
         self._found: list[Settled] = []
+        self._take = self._found.extend
 
     @property
     def lost(self) -> int:
@@ -85,9 +86,8 @@ class World:
     def charge(self, hits: Sequence[Hit], at_us: int) -> Settled:
         """Settles one request at that moment, in microseconds since the Unix epoch."""
         self._now_us = at_us
-        found = self._found
-        self._store.charge((hits,), found.extend)
-        return found.pop()
+        self._store.charge((hits,), self._take)
+        return self._found.pop()
 
     def leased(self, plans: Sequence[Plan]) -> tuple[list[Hit], bytes]:
         """The hits of a request, those that take leases with an id, and that id."""

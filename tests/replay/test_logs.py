@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from ratelimit_service.errors import RateLimitError, StatusCode
 from ratelimit_service.model import Code, Descriptor, Entry, Limit, Request, Unit
-from ratelimit_service.replay import recorded
 from ratelimit_service.replay.decision_log import DecisionLogReader
 from ratelimit_service.replay.logs import Lines, Log, LogError
 from ratelimit_service.replay.recorded import Recorded, in_order, merged, moment_us
@@ -126,13 +125,12 @@ def test_logs_are_put_in_order(times: list[int]) -> None:
     assert list(merged(halves)) == sorted(records, key=lambda each: each.at_us)
 
 
-def test_order_within_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_order_within_a_window() -> None:
     """A log of any length is put in order where no record is further back than the window."""
-    monkeypatch.setattr(recorded, "_WINDOW", 10)
     times = [at ^ 7 for at in range(1_000)]  # eight at a time are turned around
     records = (Recorded(at, Request("", ())) for at in times)
 
-    assert [each.at_us for each in in_order(records)] == sorted(times)
+    assert [each.at_us for each in in_order(records, 10)] == sorted(times)
 
 
 @given(st.integers(0, 4_102_444_800_000_000))

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratelimit_service.model import Code, Descriptor, Entry, Request
-from ratelimit_service.replay import play, use
 from ratelimit_service.replay.play import Replay, Trace
 from ratelimit_service.replay.recorded import Recorded
 from ratelimit_service.replay.sources import rules_of
@@ -268,13 +267,15 @@ def test_nearly_reached(tmp_path: Path) -> None:
     assert found == [("tight", "denies nobody, but 95 % was used: it is nearly reached")]
 
 
-def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded(tmp_path: Path) -> None:
     """However many callers there are, only so many names, plans and counters are held."""
-    monkeypatch.setattr(use, "SAMPLE", 50)
-    monkeypatch.setattr(use, "TOP_NAMES", 50)
-    monkeypatch.setattr(play, "_MOST_PREPARED", 50)
     trace = Trace(
-        rules_of(limited(tmp_path, "unit: day, requests_per_unit: 1")), Settings(), max_counters=50
+        rules_of(limited(tmp_path, "unit: day, requests_per_unit: 1")),
+        Settings(),
+        max_counters=50,
+        most_prepared=50,
+        sample=50,
+        names=50,
     )
     for number in range(1_000):
         for _ in range(2):

@@ -1,0 +1,123 @@
+"""How many recorded requests a second `ratelimit replay` asks of rules, on one core.
+
+    .venv/bin/python -m benchmarks.replay
+
+Prints a table; docs/benchmarks.md tells the method. The time is that of the processor. `REQUESTS`
+in the environment is how many there are in each log.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import random
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from ratelimit_service.observer import Tallies
+from ratelimit_service.replay.csv_log import CsvLog
+from ratelimit_service.replay.decision_log import DecisionLogReader
+from ratelimit_service.replay.logs import Lines, LogReader
+from ratelimit_service.replay.play import Replay, Trace
+from ratelimit_service.replay.recorded import Recorded, merged
+from ratelimit_service.rules.build import Version, build
+from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.settings import Settings
+
+REQUESTS = int(os.environ.get("REQUESTS", "400000"))
+CALLERS = 100_000
+A_SECOND = 2_000
+LOGS = 3
+RULES = """
+domain: api
+descriptors:
+- key: user
+  rate_limit: {{unit: minute, requests_per_unit: {most}, algorithm: {algorithm}}}
+"""
+
+
+def snapshot(most: int, algorithm: str = "fixed_window") -> Snapshot:
+    """Rules with one limit for each caller."""
+    text = RULES.format(most=most, algorithm=algorithm).encode()
+    return Snapshot(1, build([Version("api.yaml", text, None)], Tallies, strict=True).domains)
+
+
+def callers(count: int, seed: int) -> Sequence[int]:
+    """Who asks, by Zipf's law."""
+    weights = list(accumulate(1 / rank for rank in range(1, CALLERS + 1)))
+    return random.Random(seed).choices(range(CALLERS), cum_weights=weights, k=count)
+
+
+def times(count: int) -> Iterator[str]:
+    """When they ask, in RFC 3339."""
+    for number in range(count):
+        second, part = divmod(number, A_SECOND)
+        clock = f"{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}"
+        yield f"2026-01-31T{clock}.{part * 1_000_000 // A_SECOND:06}Z"
+
+
+def decisions(count: int, seed: int = 1) -> str:
+    """A decision log as `serve` writes it."""
+    return "".join(
+        f'{{"v":1,"time":"{at}","domain":"api","descriptors":[{{"entries":[["user","{caller}"]]}}],'
+        '"code":"OK","by":"store","descriptor":0,"rule":"user","source":"api.yaml:3:3",'
+        '"limit":{"requests_per_unit":100,"unit":"minute"},"used":1,"remaining":99,'
+        '"reset_seconds":31.5,"store":"memory","duration_seconds":0.00042,'
+        '"caller":"10.0.0.7:41234"}\n'
+        for at, caller in zip(times(count), callers(count, seed), strict=True)
+    )
+
+
+def rows(count: int, seed: int = 1) -> str:
+    """The same as CSV."""
+    lines = zip(times(count), callers(count, seed), strict=True)
+    return "time,domain,user\n" + "".join(f"{at},api,{caller}\n" for at, caller in lines)
+
+
+def records(text: str) -> Iterator[Recorded]:
+    """What stands in such a log."""
+    lines = Lines("log", io.BytesIO(text.encode()))
+    reader: LogReader = DecisionLogReader()
+    if not text.startswith("{"):
+        reader = CsvLog("log", lines.first)
+    return reader.records(lines)
+
+
+def row(what: str, logs: Sequence[str], new: Snapshot, old: Snapshot | None = None) -> None:
+    """Measures one replay."""
+    settings = Settings()
+    played = Replay(Trace(new, settings), Trace(old, settings) if old else None)
+    started = time.process_time()
+    played.play(merged([records(text) for text in logs]))
+    seconds = time.process_time() - started
+    print(
+        f"| {what} | {played.requests:,} | {played.new.denied / played.requests:.0%} "
+        f"| {played.requests / seconds:,.0f} |",
+        flush=True,
+    )
+
+
+def main() -> None:
+    gc.disable()  # as the command does
+    started = time.process_time()
+    for _ in merged([records(decisions(REQUESTS))]):
+        pass
+    reading = REQUESTS / (time.process_time() - started)
+    print("| log | requests | denied | a second |")
+    print("|---|---|---|---|")
+    log, table = decisions(REQUESTS), rows(REQUESTS)
+    row("a decision log", [log], snapshot(300))
+    row("the same, a sliding window", [log], snapshot(300, "sliding_window"))
+    row("the same, against other rules", [log], snapshot(300), snapshot(150))
+    row("CSV", [table], snapshot(300))
+    each = REQUESTS // LOGS
+    row(f"{LOGS} decision logs", [decisions(each, seed) for seed in range(LOGS)], snapshot(300))
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    print(f"\nOnly read: {reading:,.0f} a second. Most memory, with the logs: {most:.0f} MB.")
+
+
+if __name__ == "__main__":
+    main()
