@@ -10,10 +10,13 @@ __all__ = ["Clock", "SystemClock"]
 
 
 class Clock(Protocol):
-    """Seconds that never step back, and ways to let them pass."""
+    """Seconds that never step back, ways to let them pass, and the time of day."""
 
     def now(self) -> float:
         """Seconds since some moment."""
+
+    def wall(self) -> float:
+        """Seconds since 1970."""
 
     def sleep(self, seconds: float) -> None:
         """Blocks the thread."""
@@ -28,6 +31,10 @@ class SystemClock:
     def now(self) -> float:
         """As `Clock.now`."""
         return time.monotonic()
+
+    def wall(self) -> float:
+        """As `Clock.wall`."""
+        return time.time()  # noqa: TID251 -- the only place that does in this package
 
     def sleep(self, seconds: float) -> None:
         """As `Clock.sleep`."""

@@ -38,12 +38,23 @@ class Denials:
             self._found.move_to_end(request)
         return replace(decision, reason=Reason.KNOWN_DENIAL, age=now - asked_at)
 
-    def put(self, request: Request, decision: Decision, asked_at: float) -> None:
-        """Remembers a denial until its window may be over. What no count denied is not kept."""
+    def put(
+        self, request: Request, decision: Decision, asked_at: float, ends_at: float | None = None
+    ) -> None:
+        """Remembers a denial until its window may be over. What no count denied is not kept.
+
+        If the service says when it `ends_at`, that counts, but never more than the whole seconds of
+        its wait: its clock may be another one.
+        """
         wait = decision.retry_after
-        if decision.reason is not Reason.OVER_LIMIT or wait is None or wait <= _ROUNDED_SECONDS:
+        if decision.reason is not Reason.OVER_LIMIT or wait is None:
             return
-        until = asked_at + min(wait - _ROUNDED_SECONDS, _MOST_SECONDS)
+        until = asked_at + wait - _ROUNDED_SECONDS
+        if ends_at is not None:
+            until = max(until, min(ends_at, asked_at + wait))
+        until = min(until, asked_at + _MOST_SECONDS)
+        if until <= asked_at:
+            return
         with self._lock:
             self._found[request] = asked_at, until, decision
             self._found.move_to_end(request)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from datetime import UTC, datetime, timedelta
 
 from ratelimit_client.model import Decision, Descriptor, Limit, Request, Status, Unit
 from ratelimit_client.wire import decided
 
 __all__ = ["from_json", "to_json"]
 
+_EPOCH = datetime.fromtimestamp(0, UTC)
 _CODES = {"OK": True, "OVER_LIMIT": False}
 
 
@@ -59,6 +61,7 @@ def from_json(text: bytes) -> Decision:
             tuple(_header(each) for each in said.get("requestHeadersToAdd", ())),
             base64.b64decode(said.get("rawBody", "")),
             dict(said.get("dynamicMetadata", {})),
+            _used_up_until(said.get("quota", {})),
         )
     except (AttributeError, KeyError, TypeError, RecursionError, binascii.Error) as error:
         raise ValueError("it is no RateLimitResponse in JSON") from error
@@ -73,6 +76,14 @@ def _status(said: dict[str, object]) -> Status:
         _number(said.get("limitRemaining", 0)),
         float(reset.removesuffix("s")) if isinstance(reset, str) else None,
     )
+
+
+def _used_up_until(quota: dict[str, object]) -> float | None:
+    """When a quota expires of which nothing is left: it had one request, which was this one."""
+    if quota.get("requests") != 1 or "validUntil" not in quota:
+        return None
+    since = datetime.fromisoformat(str(quota["validUntil"])) - _EPOCH
+    return since // timedelta(microseconds=1) / 1_000_000
 
 
 def _limit(said: dict[str, object]) -> Limit:

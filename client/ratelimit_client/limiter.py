@@ -56,7 +56,7 @@ class Limiter:
         """
         self.domain = domain
         self._clock = clock or SystemClock()
-        self._asking = Asking(deadline, on_failure, attempts, remember_denials, self._clock.now)
+        self._asking = Asking(deadline, on_failure, attempts, remember_denials, self._clock)
         self._transport = transport or async_transport(address, tls)
 
     async def __aenter__(self) -> Self:

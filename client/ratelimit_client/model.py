@@ -207,6 +207,7 @@ class Decision:
     `headers` are for the caller's response; `request_headers` are what Envoy would pass on to
     whoever serves the request. `body` is what the rule has a denied caller told. `detail` says
     why the service was not asked, or gave no answer. `age` is in seconds, for what is remembered.
+    `denied_until` is in seconds since 1970, if the service says how long a denial holds.
     """
 
     allowed: bool
@@ -218,6 +219,7 @@ class Decision:
     metadata: Mapping[str, object] = field(default_factory=dict)
     detail: str = ""
     age: float = 0.0
+    denied_until: float | None = None
 
     def __bool__(self) -> bool:
         return self.allowed

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+from ratelimit_client.clock import Clock
 from ratelimit_client.denials import Denials
 from ratelimit_client.errors import UnavailableError
 from ratelimit_client.model import Decision, Reason, Request
@@ -54,6 +55,9 @@ class Sleep:
 
 Step = Ask | Sleep
 T = TypeVar("T")
+
+_MICROSECOND = 0.000_001
+"""Times since 1970 are no more exact as floating-point numbers."""
 Steps = Generator[Step, Decision | None, T]
 
 
@@ -66,9 +70,9 @@ class Asking:
         on_failure: OnFailure,
         attempts: int,
         remember_denials: int,
-        now: Callable[[], float],
+        clock: Clock,
     ) -> None:
-        """`now` is a clock in seconds that never steps back."""
+        """Times are those of the clock."""
         if not deadline > 0:
             raise ValueError(f"deadline is {deadline}: give seconds above 0")
         if on_failure not in {"open", "closed", "raise"}:
@@ -81,7 +85,8 @@ class Asking:
         self._on_failure = on_failure
         self._attempts = attempts
         self._denials = Denials(remember_denials) if remember_denials else None
-        self._now = now
+        self._now = clock.now
+        self._wall = clock.wall
         self._lock = threading.Lock()
         self._logged_at: float | None = None
         self._unlogged = 0
@@ -94,8 +99,13 @@ class Asking:
             return known
         decision = yield from self.ask(request)
         if self._denials and not decision.allowed and decision.counted:
-            self._denials.put(request, decision, asked_at)
+            self._denials.put(request, decision, asked_at, self._ends_at(decision))
         return decision
+
+    def _ends_at(self, decision: Decision) -> float | None:
+        """When a denial ends by our own clock, if the service says so by its own."""
+        until = decision.denied_until
+        return None if until is None else self._now() + until - self._wall() - _MICROSECOND
 
     def ask(self, request: Request) -> Steps[Decision]:
         """Asks the service in any case; `on_failure` decides where it gives no answer."""

@@ -43,7 +43,7 @@ class SyncLimiter:
         """As `Limiter`."""
         self.domain = domain
         self._clock = clock or SystemClock()
-        self._asking = Asking(deadline, on_failure, attempts, remember_denials, self._clock.now)
+        self._asking = Asking(deadline, on_failure, attempts, remember_denials, self._clock)
         self._transport = transport or sync_transport(address, tls)
 
     def __enter__(self) -> Self:

@@ -47,6 +47,10 @@ class VirtualClock:
         """As `Clock.now`."""
         return self._passed_us / _MILLION
 
+    def wall(self) -> float:
+        """As `Clock.wall`."""
+        return self.now_us / _MILLION
+
     def sleep(self, seconds: float) -> None:
         """As `Clock.sleep`."""
         self.advance(seconds)

@@ -21,7 +21,7 @@ from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.simulation.world import World
-from ratelimit_service.wire import decode_request, encode_decision
+from ratelimit_service.wire import decode_request, encode_decision, encode_quota
 
 __all__ = ["Virtual"]
 
@@ -29,10 +29,12 @@ __all__ = ["Virtual"]
 class Virtual:
     """Decides at the time of a clock, and counts in memory."""
 
-    def __init__(self, rules: str | Path, now_us: Callable[[], int]) -> None:
+    def __init__(
+        self, rules: str | Path, now_us: Callable[[], int], settings: Settings | None = None
+    ) -> None:
         """`rules` is a path, or the text of a rule file. Raises ValueError if it has problems."""
         self._now_us = now_us
-        self._world = World(_snapshot(rules), Settings())
+        self._world = World(_snapshot(rules), settings or Settings())
 
     def answer(self, request: Request) -> Decision:
         """Goes through the bytes of both messages, as calls do. Raises as a transport."""
@@ -42,7 +44,10 @@ class Virtual:
             raise BadRequestError(f"the service refuses the request: {error}") from error
         except errors.PolicyError as error:
             raise UnavailableError(str(error)) from error
-        return decode(encode_decision(decided.decision))
+        answer = encode_decision(decided.decision)
+        if decided.decision.holds_us:
+            answer += encode_quota(self._now_us() + decided.decision.holds_us)
+        return decode(answer)
 
 
 def _snapshot(rules: str | Path) -> Snapshot:

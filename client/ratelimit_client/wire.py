@@ -45,6 +45,7 @@ _FIXED64: Final = 1
 _BYTES: Final = 2
 _FIXED32: Final = 5
 _DEEPEST: Final = 32
+_MILLION: Final = 1_000_000
 
 
 def encode(request: Request) -> bytes:
@@ -101,6 +102,7 @@ def decode(body: bytes) -> Decision:
     request_headers: list[tuple[str, str]] = []
     raw_body = b""
     metadata: dict[str, object] = {}
+    denied_until: float | None = None
     for number, value in _fields(body):
         match number, value:
             case 1, int():
@@ -115,6 +117,8 @@ def decode(body: bytes) -> Decision:
                 raw_body = value
             case 6, bytes():
                 metadata |= _struct(value)
+            case 7, bytes():
+                denied_until = _used_up_until(value)
     if code not in {_OK, _OVER_LIMIT}:
         raise ValueError(f"the answer's code is {code}")
     return decided(
@@ -124,6 +128,7 @@ def decode(body: bytes) -> Decision:
         tuple(request_headers),
         raw_body,
         metadata,
+        denied_until,
     )
 
 
@@ -134,6 +139,7 @@ def decided(
     request_headers: tuple[tuple[str, str], ...],
     body: bytes,
     metadata: dict[str, object],
+    denied_until: float | None = None,
 ) -> Decision:
     """The decision that an answer comes to, with its reason."""
     if metadata.get("by_policy"):
@@ -144,7 +150,17 @@ def decided(
         reason = Reason.WITHIN_LIMIT
     else:
         reason = Reason.NO_LIMIT
-    return Decision(allowed, reason, statuses, headers, request_headers, body, metadata)
+    until = None if allowed else denied_until
+    return Decision(
+        allowed,
+        reason,
+        statuses,
+        headers,
+        request_headers,
+        body,
+        metadata,
+        denied_until=until,
+    )
 
 
 def _status(body: bytes) -> Status:
@@ -184,6 +200,19 @@ def _limit(body: bytes) -> Limit:
 def _duration(body: bytes) -> float:
     found = {number: value for number, value in _fields(body) if isinstance(value, int)}
     return found.get(1, 0) + found.get(2, 0) / 1_000_000_000
+
+
+def _used_up_until(body: bytes) -> float | None:
+    """When a quota expires of which nothing is left: it had one request, which was this one."""
+    requests, until = 0, None
+    for number, value in _fields(body):
+        match number, value:
+            case 1, int():
+                requests = value
+            case 2, bytes():
+                found = {field: part for field, part in _fields(value) if isinstance(part, int)}
+                until = (found.get(1, 0) * _MILLION + found.get(2, 0) // 1_000) / _MILLION
+    return until if requests == 1 else None
 
 
 def _wrapped(body: bytes) -> int:

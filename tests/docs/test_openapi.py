@@ -69,7 +69,8 @@ def documented(answer: HTTPAnswer) -> None:
 
 @pytest.fixture
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
-    site = Site(tmp_path, Settings(headers="x-ratelimit", denial_body="json"), None)
+    settings = Settings(headers="x-ratelimit", denial_body="json", denial_quota=True)
+    site = Site(tmp_path, settings, None)
     await site.start()
     site.asking.health.enter(Phase.SERVING)
     yield site

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -24,15 +24,23 @@ from ratelimit_client.model import Request
 from ratelimit_client.steps import OnFailure
 from ratelimit_client.testing import VirtualClock, VirtualLimiter, VirtualSyncLimiter
 from ratelimit_client.virtual import Virtual
+from ratelimit_service.settings import Settings
 from tests.ratelimit_client.conftest import RULES
 
 
 class Broken:
     """The service behind a line that breaks as the test says."""
 
-    def __init__(self, *errors: UnavailableError | None) -> None:
-        self.clock = VirtualClock()
-        self._service = Virtual(RULES, lambda: self.clock.now_us)
+    def __init__(
+        self,
+        *errors: UnavailableError | None,
+        settings: Settings | None = None,
+        clock: VirtualClock | None = None,
+    ) -> None:
+        """`clock` is the caller's, if it is another than the service's."""
+        service = VirtualClock()
+        self.service_clock, self.clock = service, clock or service
+        self._service = Virtual(RULES, lambda: service.now_us, settings)
         self._errors = list(errors)
         self.asked: list[Request] = []
 
@@ -187,6 +195,47 @@ async def test_known_denial_near_the_end_of_its_window(tenths: int) -> None:
     assert not await limiter.check(user="a")
 
     limiter.clock.advance(tenths / 10)
+
+    assert await limiter.check(user="a")
+
+
+TOLD = Settings(denial_quota=True)
+
+
+async def test_known_denials_end_to_the_millisecond() -> None:
+    """Where the service says how long a denial holds, it is asked once until then."""
+    line = Broken(settings=TOLD)
+    limiter = line.limiter(remember_denials=9)
+    line.clock.advance(59.1)
+    await limiter.check(user="a", cost=3)
+
+    denied = [await limiter.check(user="a") for _ in range(3)]
+    line.clock.advance(0.899)
+    denied.append(await limiter.check(user="a"))
+    asked = len(line.asked)
+    line.clock.advance(0.001)
+
+    assert not any(denied)
+    assert (asked, (await limiter.check(user="a")).allowed) == (2, True)
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, -0.3, 0.3, 3600.0])
+async def test_known_denials_with_another_clock(ahead: float) -> None:
+    """A clock that differs from the service's holds a denial for less than a second too long."""
+    begin = datetime.fromtimestamp(VirtualClock().wall(), UTC)
+    line = Broken(settings=TOLD, clock=VirtualClock(begin + timedelta(seconds=ahead)))
+    limiter = line.limiter(remember_denials=9)
+
+    def advance(seconds: float) -> None:
+        line.clock.advance(seconds)
+        line.service_clock.advance(seconds)
+
+    advance(57.5)
+    await limiter.check(user="a", cost=3)
+    assert not await limiter.check(user="a")
+    advance(2.4)
+    assert not await limiter.check(user="a")
+    advance(0.6)
 
     assert await limiter.check(user="a")
 

@@ -136,6 +136,20 @@ def test_answers(decision: model.Decision) -> None:
     assert read.request_headers == decision.request_headers
     assert read.body == decision.raw_body
     assert read.metadata == (decision.metadata or {})
+    assert read.denied_until is None
+    assert from_json(finished(decision_to_json(body))) == read
+
+
+@settings(max_examples=20)
+@given(DECISIONS, some.integers(0, 253402300799_999_999))
+def test_how_long_denials_hold(decision: model.Decision, until_us: int) -> None:
+    """The client reads the moment until which a denial holds, to the microsecond."""
+    body = wire.encode_decision(decision) + wire.encode_quota(until_us)
+
+    read = decode(body)
+
+    denied = decision.code is model.Code.OVER_LIMIT
+    assert read.denied_until == (until_us / model.SECOND_US if denied else None)
     assert from_json(finished(decision_to_json(body))) == read
 
 
