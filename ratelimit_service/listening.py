@@ -97,7 +97,7 @@ def _bound(host: str, port: int) -> list[socket.socket]:
             opened.append(listener := socket.socket(family, socket.SOCK_STREAM))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
-                # Alone it takes IPv4 as well, beside an IPv4 address it must not.
+                # A socket for IPv6 takes IPv4 as well. Beside one for IPv4 it must not.
                 only = len(addresses) > 1
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
             taken = opened[0].getsockname()[1] or port

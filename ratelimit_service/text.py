@@ -30,7 +30,7 @@ def count(number: int, noun: str) -> str:
 def reason(error: BaseException) -> str:
     """What went wrong, in words: without the numbers and marks that systems put around it."""
     if isinstance(error, OSError):
-        # Of TLS: NO_CERTIFICATE_OR_CRL_FOUND, and for certificates also what is wrong with them.
+        # TLS has these: a reason in capitals, and what is wrong with a certificate.
         found = [getattr(error, name, "") for name in ("reason", "verify_message")]
         told = [each for each in found if isinstance(each, str) and each]
         if told:

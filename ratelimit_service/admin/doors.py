@@ -121,7 +121,7 @@ class Doors:
             self._end(waiting, "crowded")
             if waiting is door:
                 return False
-        self._open[door.inner] = door  # in the order of their coming
+        self._open[door.inner] = door  # the oldest first
         return True
 
     def lost(self, door: _Door) -> None:

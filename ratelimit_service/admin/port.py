@@ -175,7 +175,9 @@ class Port:
             return await handler(request)
         finally:
             self.doors.finish(request.protocol)
-            if error := request.content.exception():  # it is kept, with every frame it passed
+            if (
+                error := request.content.exception()
+            ):  # aiohttp keeps it, and with it all frames on its way
                 error.__traceback__ = None
 
 

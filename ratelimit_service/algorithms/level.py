@@ -62,7 +62,7 @@ class _Level:
             # The rule has another number: the same level in other parts, rounded up.
             fraction = min(-(-int(fraction) * TICKS_US[tick] // self._tick_us), self.ticks)
             last = int(last) * TICKS_US[tick] // self._tick_us
-        # The numbers hold no more than this; it is far above the limit all the same.
+        # The format holds no larger number, and this one is far above any limit.
         hits = min(hits, spec.limit + spec.rate)
         self._leak(int(last), hits * self.ticks + int(fraction))
 

@@ -30,6 +30,6 @@ def completion(shell: str) -> int:
     """
     root = click.get_current_context().find_root().command
     asked = _SHELLS[shell](root, {}, "ratelimit", _ASKS)
-    # Not its own `source`, which for bash starts one to look how old it is.
+    # Click's own `source` would start bash only to ask for its version.
     say((asked.source_template % asked.source_vars()).strip())
     return 0

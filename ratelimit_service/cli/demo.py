@@ -227,7 +227,7 @@ def _configuration(port: int, grpc: int) -> str:
 def _wait(running: list[_Running], http: int, envoy: int) -> None:
     """Until the service answers, and Envoy lets a request through. Raises RateLimitError."""
     until = time.monotonic() + _START_SECONDS
-    # The second is of a user that nobody tries, and makes Envoy connect with the service.
+    # The second is of a user that is in no example. It makes Envoy connect to the service.
     for name, port, path in (("the service", http, "/readyz"), ("Envoy", envoy, "/")):
         while not _passes(port, path):
             for each in running:

@@ -59,7 +59,7 @@ def _asked(address: str, *, tls: bool) -> tuple[int, str]:
     host = _ANYWHERE.get(host, host)
     connection = HTTPConnection(host, port, timeout=_SECONDS)
     if tls:
-        # Whoever could answer in its place on this machine could as well end it.
+        # Anybody who could answer in its place on this machine could also end it.
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         connection = HTTPSConnection(host, port, timeout=_SECONDS, context=context)

@@ -130,7 +130,7 @@ def _told(status: Status, why: str | None) -> str:
     if status.limit is None or status.reset_us is None:
         return "unlimited"
     resets = f"resets in {whole_seconds(status.reset_us)} s"
-    if status.remaining > status.limit.requests_per_unit:  # as of a bucket with a burst
+    if status.remaining > status.limit.requests_per_unit:  # a bucket with a burst has more
         return f"{status.remaining} left, {resets}"
     return f"{status.remaining} of {status.limit.requests_per_unit} left, {resets}"
 

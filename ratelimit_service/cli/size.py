@@ -63,7 +63,7 @@ def needed(load: Load) -> Needed:
     more = max(1.0, load.descriptors / _MEASURED_DESCRIPTORS)
     busy = load.rate * more / (CALLS_A_CORE[load.store, load.build] * share)
     workers = max(1, math.ceil(busy / _BUSY))
-    if load.store == "memory":  # which one process has, for all cores
+    if load.store == "memory":  # one process has all of it, however many cores there are
         counters = load.keys * measured.memory_bytes
         memory = WORKER_BYTES + counters
         return Needed(1, busy, memory, memory + CLIENTS_BYTES, 0, 0.0, 0, 0)

@@ -104,7 +104,7 @@ def top(
         for line in page(ask(order, window)):
             say(line)
     else:
-        told = ask(order, window)  # what is wrong at first is an error, not a page
+        told = ask(order, window)  # if the first question fails, that is an error
         with terminal() as screen:
             watch(ask, told, screen, every_us / 1_000_000)
     return 0

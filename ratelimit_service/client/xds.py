@@ -372,4 +372,4 @@ def main() -> None:
     """The process: its task is the first line that it is told, verdicts are the others."""
     asyncio.run(_main())
     sys.stdout.flush()
-    os._exit(0)  # nobody waits for threads that write to who is gone
+    os._exit(0)  # at once: a thread may still write to a parent that is gone

@@ -45,7 +45,7 @@ class PlanTemplate:
 
     def plan(self, value: bytes) -> Plan:
         """The plan with this value. Raises UnicodeDecodeError if it is no UTF-8."""
-        # A compiler would make a list of (key, *rest) first.
+        # mypyc would build a list first for (key, *rest).
         fields = (self._names.key(value),) + self._rest  # noqa: RUF005
         return _plan((self._rule, self._addend, (_hit(fields),)))
 
@@ -79,7 +79,7 @@ class Planner:
         replaced: set[str] = set()
         for found in matches:
             met = found.rule if isinstance(found, Match) else None
-            # Outside the times of all its limits a rule takes nobody's place.
+            # While none of its limits holds, a rule replaces no other.
             if met and met.replaces and (met.unlimited or self._holds(domain, met)):
                 replaced |= met.replaces
         plans = []

@@ -110,7 +110,7 @@ def _add(planned: Plan, spoken: Shown | None, tally: Tally, callers: TopCallers 
     compiled, outcome = spoken
     limit = compiled.spec.limit
     if outcome.over:
-        # Denied hits can be partly below the limit only if they are counted all the same.
+        # Only where denied hits are counted can some of them lie below the limit.
         room = min(hits, outcome.remaining) if outcome.charged else 0
         tally.over += hits - room
         before = limit - outcome.remaining

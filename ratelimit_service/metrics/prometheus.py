@@ -54,7 +54,7 @@ class Metrics:
         """
         try:
             encode, content_type = choose_encoder(accept)
-        except (ValueError, TypeError):  # a version or an escaping that is none
+        except (ValueError, TypeError):  # it names no version, or no escaping
             encode, content_type = choose_encoder("")
         return content_type, self._pages(encode)
 
@@ -77,7 +77,7 @@ class Metrics:
                 begun = True
                 yield page.removesuffix(_END)
                 await asyncio.sleep(0)
-        while reading.series or reading.limited:  # all at once takes as long as a slice may not
+        while reading.series or reading.limited:  # in slices, because all at once takes too long
             del reading.series[-SLICE:]
             del reading.limited[-SLICE:]
             await asyncio.sleep(0)

@@ -90,7 +90,7 @@ async def _of_process(reading: Reading) -> AsyncIterator[bytes]:
         ("process_resident_memory_bytes", of_workers),
         ("process_virtual_memory_bytes", 0),
     ):
-        if name in own:  # which it is not on every system
+        if name in own:  # not every system tells it
             lines = [_line(name, {}, sample.value + more) for sample in own[name].samples]
             async for part in _family(name, "gauge", lines):
                 yield part

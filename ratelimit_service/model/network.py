@@ -37,7 +37,7 @@ def address_of(text: str) -> IPAddress | None:
         if ":" not in text:
             return IPAddress(4, int.from_bytes(inet_pton(AF_INET, text), "big"))
         packed = inet_pton(AF_INET6, text)
-    except (OSError, ValueError):  # a ValueError if it holds what no text of C can
+    except (OSError, ValueError):  # ValueError: it holds a NUL, which no C string can
         return None
     if packed.startswith(_MAPPED):
         return IPAddress(4, int.from_bytes(packed[12:], "big"))

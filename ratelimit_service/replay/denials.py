@@ -172,7 +172,7 @@ def _denied(decision: LoggedDecision) -> bool:
 
 def _reset_us(decision: LoggedDecision) -> int:
     if decision.fields.get("by") == "override":
-        return _MOST_RESET_SECONDS * SECOND_US  # until it is taken away
+        return _MOST_RESET_SECONDS * SECOND_US  # a ban holds until it is taken away
     reset = decision.fields.get("reset_seconds", 0)
     if not isinstance(reset, (int, float)) or not 0 <= reset <= _MOST_RESET_SECONDS:
         return 0

@@ -140,7 +140,7 @@ class Trace:
             if met.refund:
                 met.use.refunds += 1
             elif verdict is _WITHIN:
-                # By the verdict every hit has an outcome.
+                # The verdict says that every hit has an outcome.
                 met.use.within(met.name, met.addend, outcomes, met.start, at_us)  # type: ignore[arg-type]
         if prepared.unmatched:
             self._note_unmatched(request.domain)

@@ -175,7 +175,7 @@ def _check_algorithm(fields: Fields, algorithm: Algorithm) -> None:
     """Reports the keys that mean nothing with this algorithm."""
     for parameter in PARAMETERS.values():
         if not (parameter.instead and fields.given(parameter.name)):
-            continue  # as nearly always, and to ask who knows it takes long
+            continue  # the usual case: the look-up below takes long
         others = with_parameter(parameter.name)
         if algorithm not in others:
             _check_meaning(fields, parameter.name, algorithm, others, parameter.instead)

@@ -115,7 +115,7 @@ def _special(rule: Rule, nodes: Sequence[Node], entries: Sequence[Entry]) -> Mat
                 stray = True
             else:
                 value = grouped
-                if "/" in grouped:  # a caller may send this text, and it is another one's
+                if "/" in grouped:  # another caller may send this very text as its value
                     shared.append(place)
         identity.append((key, value))
     shown = [

@@ -160,7 +160,7 @@ class _Stdout:
         while rest:
             try:
                 rest = rest[os.write(file, rest) :]
-            except BlockingIOError:  # somebody who shares it has made it so
+            except BlockingIOError:  # a process that shares it has made it non-blocking
                 ready = select.poll()
                 ready.register(file, select.POLLOUT)
                 ready.poll()
@@ -276,7 +276,7 @@ class DecisionLogWriter:
 
     def _begin(self) -> bool:
         """Starts the thread; False if the system has none left."""
-        # A daemon, since a reader that reads no more must not keep us.
+        # A daemon thread: a reader that has stopped reading must not keep this process alive.
         thread = threading.Thread(target=self._write_all, name="decision-log", daemon=True)
         try:
             thread.start()

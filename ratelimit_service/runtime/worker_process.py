@@ -250,7 +250,7 @@ class WorkerProcess:
         waiting = asyncio.create_task(asyncio.to_thread(os.waitid, os.P_PID, self.pid, how))
         done, _ = await asyncio.wait({waiting}, timeout=SLACK_SECONDS)
         if not done:
-            self.kill()  # it has hung up, but does not end
+            self.kill()  # it has closed its socket, but its process goes on
         await waiting
 
     def bury(self) -> str:

@@ -135,7 +135,7 @@ class _Charging:
             try:
                 self.go_on(again)
             except Exception as error:
-                self._granting.note(error)  # what was to be tried again has charged nothing
+                self._granting.note(error)  # the second try has charged nothing
             else:
                 return
         self._done([each.result for each in self._tries])
@@ -193,7 +193,7 @@ class _Try:
             if self._on_grant(place) and outcome is not None and outcome.over:
                 spent.append(place)
                 key = self.hits[at].key
-                # Another hit of the request may have been there before it.
+                # Another hit of the same request may have used the grant up.
                 if not (outcome.remaining or outcome.local) and keys[key] == 1:
                     granting.spent(key)
         return spent

@@ -110,7 +110,7 @@ class Service:
         future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
 
         def answered(answers: list[Answer]) -> None:
-            if not future.done():  # as it is once its waiter was cancelled
+            if not future.done():  # it is, if the task that waits for it was cancelled
                 future.set_result(answers)
 
         self.submit(bodies, answered, lambda _: not future.done(), deadline_us, origins)

@@ -34,7 +34,9 @@ def redacted(url: str) -> str:
     scheme, slashes, rest = url.partition("://")
     head, mark, query = rest.partition("?")
     login, at, target = head.rpartition("@")
-    if not at and "@" in query and "=" not in query.partition("@")[0]:  # it is in the password
+    if (
+        not at and "@" in query and "=" not in query.partition("@")[0]
+    ):  # the ? belongs to a password
         login, at, target = rest.rpartition("@")
         target, mark, query = target.partition("?")
     user, colon, _ = login.partition(":")

@@ -32,7 +32,7 @@ def otel_of(environ: Mapping[str, str]) -> dict[str, str]:
     if environ.get("OTEL_METRICS_EXPORTER", "").lower() == "otlp":
         found["otel_metrics"] = "true"
     if not found:
-        return found  # what is only for these may be as wrong as it likes
+        return found  # both are off, so nobody reads the variables below
     if ratio := _ratio(environ):
         found["otel_sampling_ratio"] = ratio
     if protocol := _protocol(environ):

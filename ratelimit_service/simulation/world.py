@@ -62,7 +62,7 @@ class World:
         self._now_us = 0
         self._leases = 0
         self._stats = Stats()
-        health = Health(logging.DEBUG)  # a log has nothing to say of times gone by
+        health = Health(logging.DEBUG)  # what happens in a simulation is not for the log
         self._store = MemoryStore(max_counters, self._stats, health, self._clock)
         self._found: list[Settled] = []
         self._take = self._found.extend

@@ -216,7 +216,7 @@ def entries_of(key: bytes, domain: str) -> list[tuple[str, str]] | None:
             return None
         size = int(length)
         parts.append(rest[:size])
-        rest = rest[size + len(parts) % 2 :]  # behind a key stands how its value is meant
+        rest = rest[size + len(parts) % 2 :]  # a byte behind each key says what its value is
     return list(zip(parts[::2], parts[1::2], strict=True)) if len(parts) % 2 == 0 else None
 
 

@@ -80,7 +80,8 @@ class Local:
             overfull = hit.spec.algorithm.denied >= Denied.COUNTED
             most = MAX_ADDEND if overfull else hit.spec.limit
             share = self._share(hit.spec, processes)
-            # A refund of nothing tells when the counter is as new, even if the limit is lower now.
+            # A refund of 0 hits tells when the counter is like a new one, even if the limit has
+            # become lower.
             peek = hit._replace(
                 spec=share.with_numbers(most, share.rate),
                 addend=0,

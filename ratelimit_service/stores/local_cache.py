@@ -170,7 +170,7 @@ class LocalCache:
     ) -> None:
         try:
             self._learn_all(requests, settled, asked_us)
-        except Exception as error:  # what is known here must not cost anybody an answer
+        except Exception as error:  # a fault in this cache must cost no request its answer
             self._bugs.note("the local cache is emptied", error)
             self._over, self._bytes = {}, 0
 
@@ -205,7 +205,7 @@ class LocalCache:
             or asked_us <= self._given_back.get(hit.key, self._asked_after_us)
         ):
             return
-        # The store counted after it was asked: what it says of the wait holds at least so long.
+        # The store counted later than it was asked, so the wait ends no earlier than this.
         passes_us = outcome.reset_us
         self._forget(hit.key)
         self._over[hit.key] = _Over(

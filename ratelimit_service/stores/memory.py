@@ -174,7 +174,7 @@ class MemoryStore:
                 if self._size + self._bulk <= self._max_counters:
                     break
                 self._evict(now, ())
-        except Exception as error:  # it must not cost what has been counted its answers
+        except Exception as error:  # requests that have been counted still get their answers
             self._bugs.note("counters could not be put out of memory", error)
 
     def _charge(self, hits: Sequence[Hit], now: int) -> Settled:
@@ -300,8 +300,8 @@ class MemoryStore:
             if self._size + self._bulk < self._max_counters:
                 self._sweep(table, now)
             elif not crammed:
-                # The request's own counters do not make room for each other: if there are no
-                # others, the store holds more until the batch is done.
+                # A request's own counters never make room for each other. If there are no
+                # others, the store holds too many until the batch is done.
                 spared = spared or {hit[0] for hit in hits}
                 crammed = not self._evict(now, spared)
             table[key] = _Counter(step.state, hit.spec)
@@ -355,8 +355,8 @@ class MemoryStore:
             if looked_at:
                 self._put_out(table, victim, now, live=least > 0)
                 seen.remove(victim)
-            # What stays goes to the back, or the same few heavy counters would be looked at for
-            # ever and every newer one put out in their stead.
+            # A counter that stays goes to the back. Otherwise the same few heavy counters would
+            # be looked at each time, and every newer one would be dropped instead.
             for key in seen:
                 table[key] = table.pop(key)
             if looked_at:
@@ -400,7 +400,7 @@ class MemoryStore:
         for key, counter in table.items():
             spec = counter.spec
             if spec.rate > 1:
-                spec = spec.with_numbers(spec.limit, 1)  # what may yet be its rule's
+                spec = spec.with_numbers(spec.limit, 1)  # the slowest rate that its rule may have
             peek = spec.algorithm.charge(counter.get(), then, 0, spec, False, b"")
             del table[key]
             if peek.remaining < spec.limit or not peek.passed or peek.damaged:

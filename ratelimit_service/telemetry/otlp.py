@@ -90,7 +90,7 @@ class Otlp:
         if keeping is None:
             return
         if self._pipe is not None:
-            self._pipe.close()  # what it was told is still written
+            self._pipe.close()  # it sends what it has been given, and then ends
             await asyncio.wait([keeping], timeout=_END_SECONDS)
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)

@@ -71,7 +71,7 @@ def _by_w3c(told: Mapping[str, str]) -> Parent | None:
 
 def _by_b3(told: Mapping[str, str]) -> Parent | None:
     text = told.get("b3", "").lower()
-    if text in {"0", "1", "d"}:  # a decision and nothing else
+    if text in {"0", "1", "d"}:  # only whether to sample, and no ids
         return Parent(sampled=_SAMPLED[text])
     found = _B3.fullmatch(text)
     return _parent(found[1], found[2], _SAMPLED.get(found[3] or "")) if found else None
@@ -79,7 +79,7 @@ def _by_b3(told: Mapping[str, str]) -> Parent | None:
 
 def _by_many_b3(told: Mapping[str, str]) -> Parent:
     sampled = _SAMPLED.get(told.get("x-b3-sampled", "").lower())
-    if told.get("x-b3-flags") == "1":  # to be seen in any case
+    if told.get("x-b3-flags") == "1":  # debug: always sampled
         sampled = True
     trace_id, span_id = told.get("x-b3-traceid", "").lower(), told.get("x-b3-spanid", "").lower()
     if _TRACE_ID.fullmatch(trace_id) and _SPAN_ID.fullmatch(span_id):

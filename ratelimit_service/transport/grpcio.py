@@ -184,7 +184,7 @@ def _heard(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     takes that for a fault of its own. There is nobody to tell.
     """
     error = context.get("exception")
-    if type(error).__name__ == "ExecuteBatchError":  # which grpcio keeps to itself
+    if type(error).__name__ == "ExecuteBatchError":  # grpcio does not export this class
         log.debug("a client has gone while it was answered: %s", error)
     else:
         loop.default_exception_handler(context)

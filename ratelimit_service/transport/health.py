@@ -53,7 +53,7 @@ class HealthService:
         name = parsed(_Request, message).service
         last = b""
         while True:
-            # All three before the yield: meanwhile things may change.
+            # All three before `yield`, because things may change while it waits.
             changed = self._changed
             ending = self._health.phase in {Phase.LEAVING, Phase.DRAINING}
             status = self._status(name)

@@ -119,7 +119,7 @@ class TLSFiles:
         try:
             cert, key = self.cert.read_bytes(), self.key.read_bytes()
             tls = TLS(cert, key, None, self.client_san, self.protocols)
-            tls.context()  # grpcio would only say later, and to the client, that it cannot use it
+            tls.context()  # otherwise grpcio would find out later, and tell only the client
         except (OSError, ValueError) as error:
             raise SettingsError(f"{pair} cannot be used: {error}") from error
         if self.client_ca is None:

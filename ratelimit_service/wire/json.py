@@ -136,7 +136,9 @@ def _request(found: object, message: RateLimitRequest) -> Generator[None, None, 
         added = message.descriptors.add()
         _parse(descriptor, added)
         for start in range(0, len(entries), _ITEMS):
-            some = RateLimitDescriptor()  # parsing a list into a message that has it replaces it
+            some = (
+                RateLimitDescriptor()
+            )  # a new message, because parsing replaces the list of an old one
             _parse({"entries": entries[start : start + _ITEMS]}, some)
             added.MergeFrom(some)
             yield

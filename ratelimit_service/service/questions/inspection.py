@@ -57,7 +57,7 @@ async def _told(deciding: Deciding, about: About) -> object:
 
     explained = explain(at_moment(deciding.snapshot(), now_us()), domain, descriptor)
     limits = planned.rule.limits
-    # A limit that nothing reaches, so that what is beyond the rule's own is told as well.
+    # A limit so high that nothing reaches it: then hits beyond the rule's own are told, too.
     peeks = [
         Hit(hit.key, limit.spec.with_numbers(MAX_ADDEND, limit.spec.rate), 0)
         for limit, hit in zip(limits, planned.hits, strict=True)

@@ -136,7 +136,7 @@ class Debt:
 
     def failed(self, indexes: Sequence[int], reason: str) -> None:
         """The server has not counted these, or has not said so."""
-        if reason != "internal":  # that would only happen again
+        if reason != "internal":  # a fault of ours would only happen again
             self.untold += [self.requests[index] for index in indexes]
         self._less(len(indexes))
 

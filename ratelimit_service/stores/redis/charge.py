@@ -307,7 +307,7 @@ class ShardBatch:
             (late if wanted else unwanted).append(index)
         self.dropped(unwanted)
         if late:
-            # If the server is not to blame, this process is: it had more to do than time.
+            # Either the server was too slow, or this process had too much to do.
             impatient = self.charge.impatient and late[0] < self.sent
             self.failed(late, "timeout" if impatient or self.shard.late(read_us) else "overloaded")
             self.shard.missed(read_us)

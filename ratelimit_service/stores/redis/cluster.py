@@ -140,7 +140,7 @@ class ClusterOfNodes:
         if word == "MOVED":
             self._homes[slot] = target, slot
             self._stale.set()
-        if hops >= _QUICK_HOPS:  # nodes that disagree for a moment must not be kept busy by it
+        if hops >= _QUICK_HOPS:  # a pause, so that nodes that disagree are not kept busy
             asyncio.get_running_loop().call_later(_AGAIN_SECONDS, send, again)
         elif target in self._starting:
             self._starting[target].add_done_callback(lambda _: send(again))

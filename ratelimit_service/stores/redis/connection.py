@@ -102,7 +102,7 @@ class RedisConnection(asyncio.Protocol):
             for each in answered:
                 self._tell(each, None)
             return
-        packed = b"".join(map(_packed, commands))  # first: it raises for what cannot be packed
+        packed = b"".join(map(_packed, commands))  # before anything else, because it may raise
         if not self._calls:
             self._heard_at = self._loop.time()
         self._calls.extend(answered)

@@ -203,7 +203,7 @@ class Connection(Incoming):
             if most <= 0:
                 self._cut_short = True
                 break
-            # With its type the tuple is no object to a compiler.
+            # The type lets mypyc keep the tuple out of the heap.
             head: tuple[int, int, int, int, int] = _frame_head(data, at)
             high, length, kind, flags, stream_id = head
             if high or length > MAX_FRAME_SIZE:

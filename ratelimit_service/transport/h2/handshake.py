@@ -234,7 +234,8 @@ class _Handshake(asyncio.Protocol):
     def step(self) -> bool:
         """Takes a step of the handshake; returns whether there are bytes for another."""
         if self._lost and self._tls is not None:
-            # What is raised refers to whoever waits for us: to keep it here would be a cycle.
+            # The exception refers to the task that waits for this object: kept here, it would
+            # make a cycle.
             error, self._error = self._error, None
             self._tls.connection_lost(error)
             return False

@@ -144,11 +144,13 @@ class Http2Protocol(asyncio.Protocol):
     def handle_piece(self, now_us: int) -> bool:
         """Handles some of what was read; returns whether there is more, and it may be handled."""
         connection, late = self.connection, False
-        self._handled = self._flushing = True  # the turn ends with a write: none need be asked for
+        self._handled = self._flushing = (
+            True  # this turn writes at its end, so it need not ask for a write
+        )
         try:
             self.now_us = now_us
             if not self._drawing or self._inbox or self._more or self._draw(now_us):
-                # What is late is done with first. What has come behind it is fresh, and comes next.
+                # Late calls come first. What came behind them is in time, and is next.
                 late = again = self._handle_some(now_us, refusing=False)
                 if again and self._inbox and not self._more:
                     again = self._handle_some(now_us, refusing=True)
@@ -217,7 +219,7 @@ class Http2Protocol(asyncio.Protocol):
         if self._chosen or not fresh_bytes or not late_bytes:
             self._inbox.append((since_us, data))
             return True
-        # What comes last in the bytes has come last: they are taken to have come evenly.
+        # The bytes are taken to have come one after the other, at an even pace.
         self._inbox.append((since_us, data[:late_bytes]))
         newest_us = (now_us - since_us) * fresh_bytes // len(data)
         self._inbox.append((now_us - newest_us, data[late_bytes:]))

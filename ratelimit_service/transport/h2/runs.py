@@ -37,7 +37,7 @@ _ODD: Final = bytes(range(1, 256, 2))
 _frame_head: Final = struct.Struct(">xHBB").pack
 
 _match_resets: Final = re.compile(
-    # No stream's first byte is above 127.
+    # The first byte of a stream's number is at most 127.
     b"(?:%b[\0-\x7f].{7})*" % re.escape(_frame_head(RST_STREAM_BYTES, RST_STREAM, 0)),
     re.DOTALL,
 ).match

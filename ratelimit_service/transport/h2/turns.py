@@ -139,7 +139,7 @@ class Turns:
         waiting.used_us = max(waiting.used_us, self._least_us)
         if not self._waiting and not self._steps:
             self._least_us = waiting.used_us
-            # A pause makes good three times its own length of handling.
+            # Each microsecond of rest makes up for three of handling.
             idle_us = now_us - self._ended_us
             self._lately_us = max(0, self._lately_us - 3 * idle_us)
             if (
