@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -81,15 +82,41 @@ def override_text(fields: dict[str, Any]) -> str:
     return f"{fields['kind']} {fields['id']}: {whom}{number}{name}{until}{who}{reason}"
 
 
-@click.command()
-@click.argument("domain")
-@click.argument("descriptor")
-@_NAME
-@_FOR
-@_REASON
-@_JSON
-@asks_admin
-def ban(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **said: object) -> int:
+_Command = Callable[..., object]
+_Option = Callable[[_Command], _Command]
+
+
+def _of_descriptor(*options: _Option) -> _Option:
+    """What is asked of the admin listener about a descriptor, with these options."""
+    arguments = (click.argument("domain"), click.argument("descriptor"))
+
+    def given(command: _Command) -> _Command:
+        asking: _Command = _JSON(asks_admin(command))
+        for each in reversed((*arguments, *options)):
+            asking = each(asking)
+        return asking
+
+    return given
+
+
+def _adds(*options: _Option) -> Callable[[Callable[[], None]], click.Command]:
+    """A command that adds an override of the kind that is its name; the function only tells it."""
+
+    def made(described: Callable[[], None]) -> click.Command:
+        @_of_descriptor(*options, _NAME, _FOR, _REASON)
+        def command(
+            admin: AdminClient, domain: str, descriptor: str, as_json: bool, **said: object
+        ) -> int:
+            about = {**_about(domain, descriptor, **said), "kind": described.__name__}
+            return _added(admin, about, as_json=as_json)
+
+        return click.command(described.__name__, help=described.__doc__)(command)
+
+    return made
+
+
+@_adds()
+def ban() -> None:
     """Deny whoever sends a descriptor, and count nothing.
 
     A descriptor is written key=value,key=value; each * in a value stands for any characters or
@@ -97,18 +124,10 @@ def ban(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **said:
 
     Example: ratelimit ban api user=eve --for 2h --reason 'scrapes the catalogue'
     """
-    return _added(admin, {**_about(domain, descriptor, **said), "kind": "ban"}, as_json=as_json)
 
 
-@click.command()
-@click.argument("domain")
-@click.argument("descriptor")
-@_NAME
-@_FOR
-@_REASON
-@_JSON
-@asks_admin
-def exempt(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **said: object) -> int:
+@_adds()
+def exempt() -> None:
     """Let whoever sends a descriptor pass, and count nothing.
 
     A descriptor is written key=value,key=value; each * in a value stands for any characters or
@@ -116,19 +135,12 @@ def exempt(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **sa
 
     Example: ratelimit exempt api user=alice --for 3d
     """
-    return _added(admin, {**_about(domain, descriptor, **said), "kind": "exempt"}, as_json=as_json)
 
 
-@click.command()
-@click.argument("domain")
-@click.argument("descriptor")
-@click.option("--requests", type=int, required=True, metavar="N", help="In the limit's window.")
-@_NAME
-@_FOR
-@_REASON
-@_JSON
-@asks_admin
-def limit(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **said: object) -> int:
+@_adds(
+    click.option("--requests", type=int, required=True, metavar="N", help="In the limit's window.")
+)
+def limit() -> None:
     """Give whoever sends a descriptor another number of requests.
 
     What was counted stays: who has used 3 of 5 has used 3 of 20. A descriptor is written
@@ -136,19 +148,10 @@ def limit(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **sai
 
     Example: ratelimit limit api user=alice --requests 100 --for 2h
     """
-    return _added(admin, {**_about(domain, descriptor, **said), "kind": "limit"}, as_json=as_json)
 
 
-@click.command()
-@click.argument("domain")
-@click.argument("descriptor")
-@click.option("--hits", type=int, required=True, metavar="N", help="For each caller.")
-@_NAME
-@_FOR
-@_REASON
-@_JSON
-@asks_admin
-def grant(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **said: object) -> int:
+@_adds(click.option("--hits", type=int, required=True, metavar="N", help="For each caller."))
+def grant() -> None:
     """Give whoever sends a descriptor extra hits now.
 
     They are spent before the limit's own, and gone with the window. A descriptor is written
@@ -156,16 +159,10 @@ def grant(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **sai
 
     Example: ratelimit grant api user=alice --hits 50
     """
-    return _added(admin, {**_about(domain, descriptor, **said), "kind": "grant"}, as_json=as_json)
 
 
 @click.command()
-@click.argument("domain")
-@click.argument("descriptor")
-@_NAME
-@_REASON
-@_JSON
-@asks_admin
+@_of_descriptor(_NAME, _REASON)
 def unban(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **said: object) -> int:
     """End the bans of a descriptor, written as they were.
 
@@ -187,12 +184,7 @@ def _removed(answer: object, *, as_json: bool) -> int:
 
 
 @click.command()
-@click.argument("domain")
-@click.argument("descriptor")
-@_NAME
-@_REASON
-@_JSON
-@asks_admin
+@_of_descriptor(_NAME, _REASON)
 def reset(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **said: object) -> int:
     """Let the counters of a descriptor start again.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ratelimit_service.model import AnswerStyle, FailurePolicy, Grouping, Limit, Schedule
 from ratelimit_service.observer import Tallies
@@ -76,28 +77,17 @@ class Rule:
     source: Source = _NOWHERE
     tallies: Tallies = field(default_factory=Tallies)
 
-    def __reduce__(self) -> tuple[type[Rule], tuple[object, ...]]:
+    def __reduce__(self) -> tuple[type[Rule], tuple[Any, ...]]:
         """How it is pickled: a dataclass's own way takes longer, and serving waits for it."""
-        return Rule, (
-            self.domain,
-            self.path,
-            self.limits,
-            self.names,
-            self.replaces,
-            self.shadow_mode,
-            self.quota_mode,
-            self.failure_policy,
-            self.detailed_metric,
-            self.metadata,
-            self.answer,
-            self.enqueue,
-            self.source,
-            self.tallies,
-        )
+        return Rule, self._given(self.path, self.tallies)
 
     def elsewhere(self, path: str, tallies: Tallies) -> Rule:
         """The same policy on another path of the domain."""
-        return Rule(
+        return Rule(*self._given(path, tallies))
+
+    def _given(self, path: str, tallies: Tallies) -> tuple[Any, ...]:
+        """All fields in order, so that a new one cannot be forgotten in one place."""
+        return (
             self.domain,
             path,
             self.limits,

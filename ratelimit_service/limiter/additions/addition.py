@@ -125,6 +125,29 @@ class Said:
             self.response_headers.append(Header("Retry-After", wait))
 
 
+class OfLimits:
+    """The beginning of an addition that no setting asks for: some limits do."""
+
+    needs_request = False
+
+    def wanted(self, settings: Settings) -> bool:  # noqa: ARG002
+        """Always."""
+        return True
+
+    def speaks_of(
+        self,
+        settings: Settings,  # noqa: ARG002
+        rule: Rule | None,  # noqa: ARG002
+        limits: Sequence[Limit],
+    ) -> bool:
+        """Of rules with such a limit."""
+        return any(self.asked_by(limit) for limit in limits)
+
+    def asked_by(self, limit: Limit) -> bool:
+        """Whether a limit asks for it."""
+        raise NotImplementedError
+
+
 class Addition(Protocol):
     """One thing that answers can say. Has no state."""
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
-from ratelimit_service.limiter.additions.addition import Said, Told
+from ratelimit_service.limiter.additions.addition import OfLimits, Said, Told
 from ratelimit_service.model import Header, Limit
-from ratelimit_service.rules.tree import Rule
-from ratelimit_service.settings import Settings
 
 __all__ = ["Delay"]
 
@@ -16,23 +13,12 @@ _HEADER: Final = "x-ratelimit-delay-ms"
 _MILLISECOND_US: Final = 1_000
 
 
-class Delay:
+class Delay(OfLimits):
     """The longest delay of the request's queues, in whole milliseconds, rounded up."""
 
-    needs_request = False
-
-    def wanted(self, settings: Settings) -> bool:  # noqa: ARG002
-        """Always."""
-        return True
-
-    def speaks_of(
-        self,
-        settings: Settings,  # noqa: ARG002
-        rule: Rule | None,  # noqa: ARG002
-        limits: Sequence[Limit],
-    ) -> bool:
+    def asked_by(self, limit: Limit) -> bool:
         """Of queues."""
-        return any(limit.max_wait_us for limit in limits)
+        return limit.max_wait_us > 0
 
     def add(self, told: Told, said: Said) -> None:
         """Says nothing of what is counted here alone: a share says nothing of the limit."""
