@@ -1,0 +1,172 @@
+"""The start of a service with workers: what cannot be is said before anything serves."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ratelimit_service.client import Client
+from ratelimit_service.model import Code
+from tests.runtime.callers import ask
+from tests.runtime.conftest import RULES, Start
+from tests.runtime.seen import REDIS, pids
+from tests.servers.process import (
+    PATIENCE_SECONDS,
+    Process,
+    descendants,
+    wait_until,
+)
+from tests.servers.redis import RedisServer
+from tests.servers.service import COMMAND
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--store", "redis://h:x/0"], "the store URL cannot be read: allowed are redis://"),
+        (["--store", "memroy"], "store scheme 'memroy' is unknown: allowed are memory, redis://"),
+        (["--store", "file:///nowhere"], "/nowhere"),
+        (["--store", REDIS, "--second-store", "redis://h:x"], "the store URL cannot be read"),
+    ],
+)
+def test_store_that_cannot_be(tmp_path: Path, flags: list[str], message: str) -> None:
+    """A store that cannot be used is all that is said, before any worker's process is started."""
+    (tmp_path / "edge.yaml").write_text(RULES % 2)
+    started = tmp_path / "started"
+    (tmp_path / "sitecustomize.py").write_text(f"open({str(started)!r}, 'a').write('1')")
+    command = [COMMAND, "serve", "--rules", str(tmp_path / "edge.yaml"), "--workers", "2", *flags]
+    command += ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        timeout=PATIENCE_SECONDS,
+    )
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("ratelimit: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert started.read_text() == "1"
+
+
+@pytest.mark.parametrize("flag", ["--grpc", "--http"])
+@pytest.mark.parametrize("transport", ["h2", "grpcio"])
+def test_port_that_is_taken(
+    own_redis: RedisServer, tmp_path: Path, flag: str, transport: str
+) -> None:
+    """A port that is taken is all that is said, before any worker serves; nothing is left."""
+    (tmp_path / "edge.yaml").write_text(RULES % 2)
+    taken = f"127.0.0.1:{own_redis.port}"
+    command = [COMMAND, "serve", "--rules", str(tmp_path), "--store", own_redis.url]
+    command += ["--transport", transport]
+    for each in ("--grpc", "--http"):
+        command += [each, taken if each == flag else "127.0.0.1:0"]
+
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+    )
+
+    kind = {"--grpc": "gRPC", "--http": "HTTP"}[flag]
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"ratelimit: cannot open the {kind} port {taken}: Address already in use; "
+        f"choose another with {flag} HOST:PORT\n"
+    )
+
+
+def test_unix_socket_that_is_taken(start: Start, own_redis: RedisServer, tmp_path: Path) -> None:
+    """A second service on a Unix socket ends, and the first one keeps it."""
+    address = f"unix:{tmp_path / 'grpc.sock'}"
+    flags = ["--store", own_redis.url, "--workers", "1", "--grpc", address]
+    start(*flags)
+    command = [COMMAND, "serve", "--rules", str(tmp_path / "rules"), "--http", "127.0.0.1:0"]
+
+    done = subprocess.run(
+        [*command, *flags], capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+    )
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"ratelimit: cannot open the gRPC port {address}: ")
+    assert done.stderr.count("\n") == 1
+    with Client(address) as client:
+        assert ask(client) is Code.OK
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR2])
+def test_signals_to_all_while_workers_start(
+    own_redis: RedisServer, tmp_path: Path, number: signal.Signals
+) -> None:
+    """What a terminal or a script sends to all processes is the supervisor's, from the start."""
+    (tmp_path / "edge.yaml").write_text(RULES % 2)
+    command = [COMMAND, "serve", "--rules", str(tmp_path / "edge.yaml"), "--store", own_redis.url]
+    command += ["--workers", "2", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+    service = Process(["setsid", *command], tmp_path / "log", family=True)
+    service.spawn()
+    wait_until(lambda: len(descendants(service.child.pid)) == 2, "the workers' processes")
+
+    os.killpg(service.child.pid, number)
+
+    if number != signal.SIGINT:
+        service.signal(signal.SIGTERM)
+    assert service.wait() == 0
+    assert "Traceback" not in service.log
+    assert "ended before" not in service.log
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--store", "redis://nowhere:1/0"], ""),
+        (["--store", "redis://localhost:port/0"], "the store URL"),
+        (["--rules", "/nowhere"], "there is no such file or directory"),
+        (["--tls-cert", "/nowhere"], "TLS needs both"),
+        (["--workers", "2"], "needs a --store in Redis"),
+    ],
+)
+def test_check(tmp_path: Path, flags: list[str], message: str) -> None:
+    """--check tells whether a service would start, without starting it."""
+    (tmp_path / "edge.yaml").write_text(RULES % 2)
+    command = [COMMAND, "serve", "--rules", str(tmp_path), "--check", *flags]
+
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+    )
+
+    assert message in done.stderr
+    assert (done.returncode, done.stdout) == ((2, "") if message else (0, "it would start\n"))
+
+
+def test_open_files(own_redis: RedisServer, start: Start) -> None:
+    """The service takes as many files as it may have, so its workers hold as many connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1_000, hard), hard))
+    try:
+        service = start("--store", own_redis.url, "--workers", "1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    for pid in (service.pid, *pids(service)):
+        assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (hard, hard)
+
+
+def test_python_of_the_working_directory(
+    own_redis: RedisServer, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies in the directory where the service is started is never imported."""
+    (tmp_path / "ratelimit_service").mkdir()
+    (tmp_path / "json.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+
+    service = start("--store", own_redis.url, "--workers", "1")
+
+    assert service.decide("edge", user="bob").status == 200
+    assert "not this one" not in service.log
