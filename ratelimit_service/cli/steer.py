@@ -82,17 +82,17 @@ def override_text(fields: dict[str, Any]) -> str:
     return f"{fields['kind']} {fields['id']}: {whom}{number}{name}{until}{who}{reason}"
 
 
-_Command = Callable[..., object]
+_Command = Callable[..., int]
 _Option = Callable[[_Command], _Command]
 
 
 def _of_descriptor(*options: _Option) -> _Option:
     """What is asked of the admin listener about a descriptor, with these options."""
-    arguments = (click.argument("domain"), click.argument("descriptor"))
+    every: list[_Option] = [click.argument("domain"), click.argument("descriptor"), *options]
 
     def given(command: _Command) -> _Command:
         asking: _Command = _JSON(asks_admin(command))
-        for each in reversed((*arguments, *options)):
+        for each in reversed(every):
             asking = each(asking)
         return asking
 
