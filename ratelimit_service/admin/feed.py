@@ -36,12 +36,17 @@ _STATE_EVERY = 5
 """Readings from one of what changes seldom to the next."""
 
 _CALLERS = 15
+_OVERRIDES = 100
 _MOST_RULES = 100
 """Rules in a message: those that denied the most, and then those that were asked the most."""
 
 _MOST_DENIALS = 40
 _KEPT = 120
 """Messages that who comes later is told, without their denials."""
+
+
+_AGAIN = b"retry: 1000\n\n"
+"""After so many milliseconds a page whose stream has ended asks for another."""
 
 
 class _Totals(NamedTuple):
@@ -87,7 +92,7 @@ class Feed:
         self._watching += 1
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._read())
-        return _event("past", list(self._kept)) + self._state
+        return _AGAIN + _event("past", list(self._kept)) + self._state
 
     def leave(self) -> None:
         """One watches no more."""
@@ -141,7 +146,7 @@ class Feed:
         state = {}
         for name, asking in (
             ("processes", processes_of(operating)),
-            ("overrides", operating.ask("overrides")),
+            ("overrides", operating.ask("overrides", {"newest": _OVERRIDES})),
             ("callers", callers(operating, "over", "minute", _CALLERS, {})),
         ):
             try:

@@ -16,7 +16,7 @@ from aiohttp import web
 from ratelimit_service.admin.access import Access, Refused, set_session
 from ratelimit_service.admin.console import PAGE_HEADERS, console_files
 from ratelimit_service.admin.doors import BODY_SECONDS
-from ratelimit_service.admin.port import Port, shown
+from ratelimit_service.admin.port import SAFE_HEADERS, Port, shown
 from ratelimit_service.admin.route import Actor, AdminRequest, Operating, Role, Route
 from ratelimit_service.admin.routes.registry import routes
 from ratelimit_service.admin.session import COOKIE, Session
@@ -32,8 +32,6 @@ _HTTP_STATUS = {
     StatusCode.NOT_FOUND: 404,
     StatusCode.UNAVAILABLE: 503,
 }
-
-_SAFE_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 class AdminListener(Port):
@@ -85,7 +83,7 @@ class AdminListener(Port):
         file = self._console[request.path]
         return web.Response(
             body=file.content,
-            headers={**_SAFE_HEADERS, **PAGE_HEADERS, "Content-Type": file.content_type},
+            headers={**SAFE_HEADERS, **PAGE_HEADERS, "Content-Type": file.content_type},
         )
 
     async def _session(self, request: web.Request) -> web.Response:
@@ -152,7 +150,7 @@ async def _body(request: web.Request) -> Mapping[str, object]:
 def _json(status: int, found: object) -> web.Response:
     text = json.dumps(found) + "\n"
     return web.Response(
-        status=status, text=text, content_type="application/json", headers=_SAFE_HEADERS
+        status=status, text=text, content_type="application/json", headers=SAFE_HEADERS
     )
 
 

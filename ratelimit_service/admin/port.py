@@ -11,7 +11,7 @@ import logging
 import socket
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -29,9 +29,12 @@ from ratelimit_service.admin.doors import (
 from ratelimit_service.admin.faults import faults_log
 from ratelimit_service.admin.origin import is_ours
 
-__all__ = ["Certificate", "Port", "refused", "shown", "streamed"]
+__all__ = ["SAFE_HEADERS", "Certificate", "Port", "refused", "shown", "streamed"]
 
 log = logging.getLogger(__name__)
+
+SAFE_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+"""Of what is for one reader only, and nothing but what it says to be."""
 
 _MAX_SHOWN = 200
 """Characters of a caller's text that an answer repeats."""
@@ -182,10 +185,13 @@ class Port:
 
 
 async def streamed(
-    request: web.Request, content_type: str, parts: AsyncIterator[bytes]
+    request: web.Request,
+    content_type: str,
+    parts: AsyncIterator[bytes],
+    headers: Mapping[str, str] | None = None,
 ) -> web.StreamResponse:
     """An answer that may be megabytes, written part by part."""
-    response = web.StreamResponse(headers={"Content-Type": content_type})
+    response = web.StreamResponse(headers={**(headers or {}), "Content-Type": content_type})
     await response.prepare(request)
     try:
         async for part in parts:

@@ -19,7 +19,7 @@ from ratelimit_service.observer import Stats
 from ratelimit_service.service.steering import Steering
 from ratelimit_service.stores.overrides import KeptOverrides
 
-__all__ = ["Overrides"]
+__all__ = ["Overrides", "age"]
 
 _LOOK_SECONDS: Final = 0.4
 """How often it is asked whether they have changed; within a second they are in force."""
@@ -31,6 +31,11 @@ _KEPT_US: Final = 60 * SECOND_US
 """For so long ended ones are kept, for clocks that are not as far."""
 
 _NEVER_US: Final = 1 << 62
+
+
+def age(override: Override) -> tuple[int, str]:
+    """By which the oldest comes first."""
+    return override.made_us, override.id
 
 
 class Overrides:
@@ -47,6 +52,8 @@ class Overrides:
         """All that are kept, ended ones too."""
         self._steered: dict[str, Override] = {}
         """Those that are in force."""
+        self._in_order: list[Override] | None = None
+        """The same, the oldest first, once somebody wants to know."""
         self._next_end_us = _NEVER_US
         self._turn = asyncio.Lock()
         self._bugs = Bugs()
@@ -54,8 +61,9 @@ class Overrides:
     def in_force(self) -> list[Override]:
         """Those that hold now, the oldest first."""
         now = self.clock()
-        found = [each for each in self._steered.values() if each.holds(now)]
-        return sorted(found, key=lambda each: (each.made_us, each.id))
+        if self._in_order is None:
+            self._in_order = sorted(self._steered.values(), key=age)
+        return [each for each in self._in_order if each.holds(now)]
 
     @asynccontextmanager
     async def followed(self) -> AsyncIterator[None]:
@@ -105,6 +113,7 @@ class Overrides:
                     self._steering.remove([self._steered.pop(each.id)])
                 self._steered[each.id] = each
             self._steering.add(some)
+            self._in_order = None
             await asyncio.sleep(0)
         gone = [each for name, each in self._steered.items() if name not in found]
         for start in range(0, len(gone), _AT_ONCE):
@@ -127,7 +136,8 @@ class Overrides:
         self._note()
 
     def _note(self) -> None:
-        """Notes how many there are, and when the next one ends."""
+        """Notes that there are others, how many, and when the next one ends."""
+        self._in_order = None
         kinds = Counter([str(each.kind) for each in self._steered.values()])
         self._stats.overrides = dict(kinds)
         ends = [each.until_us for each in self._steered.values() if each.until_us is not None]

@@ -48,6 +48,7 @@ class AdminSite:
         self._queues = queues
         self.directory = directory
         self.shards: list[ShardState] = []
+        self.version = "1"
         self.asking = asking = Asking(directory, rules, settings=settings)
         self._at = at
         self.operating = Operating(
@@ -58,7 +59,7 @@ class AdminSite:
             Here(self._deciding(asking)),
             Sources(asking.stats, asking.health, lambda: asking.rules.snapshot),
             _nothing,
-            lambda: {"pid": 7, "version": "1", "workers": []},
+            lambda: {"pid": 7, "version": self.version, "workers": []},
             asking.rules.problems,
         )
         self.listener = AdminListener(self.operating)

@@ -13,6 +13,8 @@ from ratelimit_service.model import SECOND_US, Code
 from ratelimit_service.settings import Settings
 from tests.admin.conftest import AdminSite, StartSite
 from tests.cli.inside import Inside, Said
+from tests.service.overriding import BAN, override
+from tests.stores.cases import T
 
 BOB = {"domain": "edge", "descriptor": [["user", "bob"]]}
 RULES = """
@@ -200,6 +202,19 @@ async def test_overrides_that_take_a_descriptor(admin: AdminSite) -> None:
 
     told: Any = await admin.told("/overrides?domain=edge&descriptor=user%3Dbob")
     assert [each["entries"][0][1] for each in told["overrides"]] == ["bob", "*", "b*"]
+
+
+async def test_many_overrides_are_told_bit_by_bit(admin: AdminSite) -> None:
+    """However many there are all are listed, the oldest first, or only the newest."""
+    many = [override(BAN, f"user={n}", made_us=T + n // 3) for n in range(250)]
+    await admin.overrides.change(many, [], None)
+    fields = [each.fields() for each in many]
+
+    assert await admin.told("/overrides") == {"overrides": fields}
+    newest = await admin.told("/overrides?newest=3")
+    assert isinstance(newest, dict)
+    assert (newest["overrides"], newest["count"]) == (fields[-3:], 250)
+    assert (await admin.ask("/overrides?newest=0")).status == 400
 
 
 async def test_explain_and_inspect_show_overrides(operator: Operator, tmp_path: Path) -> None:

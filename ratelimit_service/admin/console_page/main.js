@@ -14,6 +14,7 @@ const decisions = new Chart(by("decisions-chart"), ["ok", "over"], short);
 const latency = new Chart(by("latency-chart"), ["ok"], (us) => duration(Math.round(us)));
 let source = null;
 let rules = -1;
+let version = "";
 
 function point(message) {
   const { ok, over, seconds, p99_us: p99 } = message;
@@ -57,6 +58,7 @@ function watch() {
   source?.close();
   source = new EventSource("/events");
   source.addEventListener("past", (event) => {
+    by("content").classList.remove("stale");
     decisions.points.length = latency.points.length = 0;
     JSON.parse(event.data).forEach(point);
     rules = -1;
@@ -68,12 +70,17 @@ function watch() {
   });
   source.addEventListener("state", (event) => {
     const { processes, overrides, callers } = JSON.parse(event.data);
-    if (!processes.error) showProcesses(processes);
+    if (!processes.error) {
+      version ||= processes.supervisor.version;
+      by("newer").hidden = version === processes.supervisor.version;
+      showProcesses(processes);
+    }
     if (!overrides.error) showOverrides(overrides);
     quietly(() => showCallers(callers));
   });
   source.onerror = () => {
-    say(by("state"), "connecting");
+    by("content").classList.add("stale");
+    say(by("state"), "no answer, trying again");
     by("state").className = "pill";
     if (source.readyState === EventSource.CLOSED) setTimeout(begin, 2000);
   };

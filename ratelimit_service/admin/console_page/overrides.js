@@ -16,12 +16,14 @@ export function mayWrite(may) {
 }
 
 /** Shows the overrides in force. */
-export function showOverrides({ overrides }) {
-  const text = JSON.stringify(overrides);
+export function showOverrides({ overrides, count }) {
+  const text = JSON.stringify([overrides, count]);
   if (text === shown) return; // a button that has the focus keeps it
   shown = text;
   by("override-rows").replaceChildren(...overrides.map(row));
   by("no-overrides").hidden = overrides.length > 0;
+  by("more-overrides").hidden = count <= overrides.length;
+  say(by("more-overrides"), `The newest ${overrides.length} of ${count} are shown.`);
 }
 
 function row(override) {
@@ -49,7 +51,7 @@ async function told(work) {
   note.className = "";
   try {
     say(note, await work());
-    showOverrides(await get("/overrides"));
+    showOverrides(await get("/overrides", { newest: 100 }));
   } catch (error) {
     note.className = "error";
     say(note, error.message);

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Final
 
+from ratelimit_service.admin.port import SAFE_HEADERS, streamed
 from ratelimit_service.admin.route import AdminRequest, Operating, Route
 from ratelimit_service.descriptor_text import DescriptorTextError, read_descriptor
 from ratelimit_service.service.questions import QuestionError
@@ -31,7 +33,10 @@ class _Steering:
     async def overrides(self, request: AdminRequest) -> object:
         query = request.query
         if not query:
-            return await self._operating.ask("overrides")
+            first = await self._some()
+            return await streamed(request.http, "application/json", self._all(first), SAFE_HEADERS)
+        if query.keys() == {"newest"}:
+            return await self._some(newest=_number("newest", query["newest"]))
         if query.keys() != {"domain", "descriptor"}:
             raise QuestionError("write ?domain=DOMAIN&descriptor=key=value,key=value, or nothing")
         try:
@@ -40,6 +45,26 @@ class _Steering:
             raise QuestionError(str(error)) from error
         about = {"domain": query["domain"], "descriptor": [list(entry) for entry in entries]}
         return await self._operating.ask("overrides", about)
+
+    async def _some(self, **about: object) -> Mapping[str, object]:
+        """Overrides that are told at a time. Raises QuestionError."""
+        found = await self._operating.ask("overrides", about)
+        if not isinstance(found, Mapping):
+            raise TypeError(found)
+        return found
+
+    async def _all(self, some: Mapping[str, object]) -> AsyncIterator[bytes]:
+        """The list of all overrides, of which these are the first."""
+        yield b'{"overrides": ['
+        separator = ""
+        while listed := some["overrides"]:
+            yield (separator + json.dumps(listed)[1:-1]).encode()
+            separator = ", "
+            try:
+                some = await self._some(after=some["last"])
+            except QuestionError as error:  # the answer has begun: it can only end early
+                raise ConnectionResetError(str(error)) from error
+        yield b"]}\n"
 
     async def add(self, request: AdminRequest) -> object:
         return await self._change("override", request, _OF_OVERRIDE)
@@ -56,9 +81,7 @@ class _Steering:
 
     async def audit(self, request: AdminRequest) -> object:
         most = request.query.get("most", "100")
-        if not (most.isascii() and most.isdigit() and len(most) < _MOST_DIGITS):
-            raise QuestionError("write ?most=NUMBER")
-        return await self._operating.ask("audit", {"most": int(most)})
+        return await self._operating.ask("audit", {"most": _number("most", most)})
 
     async def _change(
         self, question: str, request: AdminRequest, known: tuple[str, ...]
@@ -86,6 +109,13 @@ class _Steering:
         return found
 
 
+def _number(name: str, text: str) -> int:
+    """A number in a query. Raises QuestionError."""
+    if not (text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS):
+        raise QuestionError(f"write ?{name}=NUMBER")
+    return int(text)
+
+
 def _append(path: str, line: str) -> None:
     """Adds a line in one piece."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
@@ -101,7 +131,7 @@ def routes(operating: Operating) -> Iterator[Route]:
     yield Route(
         "GET",
         "/overrides",
-        "the overrides in force (?domain=D&descriptor=key=value,… those that take it)",
+        "the overrides in force (?newest=N, ?domain=D&descriptor=key=value,… those that take it)",
         steering.overrides,
     )
     does = "add one: kind, domain, descriptor, requests or hits, limit, for_seconds, reason"

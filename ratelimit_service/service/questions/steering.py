@@ -1,7 +1,8 @@
 """Overrides and counters, changed by those who run the service; and what they have changed.
 
-* `overrides`: all that are in force; with a `domain` and a `descriptor` those that take it, the
-  first one first.
+* `overrides`: some of those that are in force, the oldest first, `after` one that was
+  told before; or the `newest` ones; or those that take a `descriptor` in a `domain`, the first one
+  first. Of `count` in all there may be more.
 * `override`: adds one, about `kind`, `domain`, `descriptor`, `requests` or `hits`, `limit`,
   `for_seconds`, `reason`.
 * `remove_override`: ends one by its `id`, or those of a `kind` for a `domain` and a `descriptor`.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import json
 import logging
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from os import urandom
 from typing import Final
@@ -33,12 +35,16 @@ from ratelimit_service.model import (
     time_text,
 )
 from ratelimit_service.rules.moment import at_moment
+from ratelimit_service.service.overrides import age
 from ratelimit_service.service.questions.inspection import counters_of, descriptor_of
 from ratelimit_service.service.questions.question import About, Deciding, Question, QuestionError
 
-__all__ = ["QUESTIONS"]
+__all__ = ["MOST_LISTED", "QUESTIONS"]
 
 log = logging.getLogger(__name__)
+
+MOST_LISTED: Final = 100
+"""So many overrides are told at a time, so that nobody has to wait for it."""
 
 _AUDIT_VERSION: Final = 1
 _MOST_AUDITED: Final = 1_000
@@ -50,13 +56,25 @@ _LONGEST_SECONDS: Final = 10 * 365 * 86_400
 
 
 async def _listed(deciding: Deciding, about: About) -> object:
-    found = deciding.overrides.in_force()
     if "domain" in about:
         domain, descriptor = descriptor_of(about)
         found = deciding.service.steering.meeting(
             domain, descriptor.entries, deciding.overrides.clock()
         )
-    return {"overrides": [each.fields() for each in found]}
+        return {"overrides": [each.fields() for each in found]}
+    found = deciding.overrides.in_force()
+    count = len(found)
+    newest, after = about.get("newest"), about.get("after")
+    if newest is not None:
+        if not isinstance(newest, int) or not 0 < newest <= MOST_LISTED:
+            raise QuestionError(f"newest must be a number from 1 to {MOST_LISTED}")
+        found = found[-newest:]
+    elif isinstance(after, list):
+        made_us, name = after
+        found = found[bisect_right(found, (made_us, name), key=age) :]
+    found = found[:MOST_LISTED]
+    last = list(age(found[-1])) if found else None
+    return {"overrides": [each.fields() for each in found], "count": count, "last": last}
 
 
 async def _add(deciding: Deciding, about: About) -> object:
