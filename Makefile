@@ -94,6 +94,7 @@ bench: $(VENV)/.developing $(COMPILED)/.compiled tools
 	@$(BIN)/python -m benchmarks.shards
 	@$(BIN)/python -m benchmarks.restarts
 	@$(BIN)/python -m benchmarks.overload
+	@$(BIN)/python -m benchmarks.beside
 
 faults: $(VENV)/.developing tools
 	@$(BIN)/python -m benchmarks.faults

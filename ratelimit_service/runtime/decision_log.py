@@ -274,6 +274,11 @@ class DecisionLogWriter:
                 self._some.notify()
         return True
 
+    @property
+    def busy(self) -> bool:
+        """Whether lines wait to be written."""
+        return bool(self._waiting)
+
     def _begin(self) -> bool:
         """Starts the thread; False if the system has none left."""
         # A daemon thread: a reader that has stopped reading must not keep this process alive.

@@ -29,6 +29,8 @@ __all__ = ["Steered", "Steering"]
 
 _REMEMBERED: Final = 1 << 14
 _NEVER_US: Final = 1 << 62
+_SHORTEST: Final = 4
+"""Bytes of a request that has a domain and a descriptor."""
 
 
 class Steered(NamedTuple):
@@ -68,6 +70,8 @@ class Steering:
         self._planning = planning
         self._granting = Granting(store)
         self._domains: dict[str, _Domain] = {}
+        self._likely: dict[bytes, _Domain] = {}
+        """The same by their names in UTF-8, with which nearly all of their requests begin."""
         self._numbers = count(1)
         self._memo: Memo[Steered] | None = None
 
@@ -75,6 +79,7 @@ class Steering:
         """Puts these in force, from the next decision on."""
         for override in overrides:
             domain = self._domains.setdefault(override.domain, _Domain())
+            self._likely[_coded(override.domain)] = domain
             domain.overrides.add(override)
             domain.number = next(self._numbers)
             self.active += 1
@@ -88,6 +93,7 @@ class Steering:
             self.active -= 1
             if not domain.overrides.known:
                 del self._domains[override.domain]
+                del self._likely[_coded(override.domain)]
 
     def meeting(self, domain: str, entries: Sequence[Entry], now_us: int) -> list[Override]:
         """The overrides that take a descriptor now, the first one first."""
@@ -111,13 +117,15 @@ class Steering:
         touched: list[Steered | None] = []
         requests = self._planning.requests
         for body in bodies:
-            domain = self._domain(body)
-            plan = self._planning.ask_in_haste if hurried and domain is None else ask
+            steered = self._known(body, snapshot, now_us)
+            split = wire.split_request(body) if steered is None else None
+            domain = self._domain(body, split) if steered is None else None
+            unsteered = steered is None and domain is None
+            plan = self._planning.ask_in_haste if hurried and unsteered else ask
             asked = requests.get(body, snapshot.number) or plan(body, snapshot)
-            steered = None
             if domain is not None and isinstance(asked, Asked):
-                steered = self._steered(body, domain, snapshot, now_us)
-            if steered is None or steered.asked is None:
+                steered = self._steered(body, split, domain, snapshot, now_us)
+            if steered is None or steered.asked is None or not isinstance(asked, Asked):
                 planned.append(asked)
                 touched.append(None)
             else:
@@ -149,28 +157,45 @@ class Steering:
         else:
             self._store.charge([wish.hits for wish in wishes], done, wanted, deadline_us)
 
-    def _domain(self, body: bytes) -> _Domain | None:
-        split = wire.split_request(body)
+    def _known(self, body: bytes, snapshot: Snapshot, now_us: int) -> Steered | None:
+        """What is remembered of a request, if it begins with the name of its domain.
+
+        Whether it is of that domain was found out when it was remembered.
+        """
+        if self._memo is None or len(body) < _SHORTEST or body[1] & 0x80:
+            return None
+        domain = self._likely.get(body[2 : 2 + body[1]])
+        if domain is None or domain.snapshot != snapshot.number:
+            return None
+        known = self._memo.get(body, domain.number)
+        return known if known is not None and known.since_us <= now_us < known.until_us else None
+
+    def _domain(self, body: bytes, split: wire.Split | None) -> _Domain | None:
         try:
             name = split.domain if split is not None else wire.decode_request(body).domain
         except (BadRequestError, UnicodeDecodeError):
             return None  # it is refused
         return self._domains.get(name)
 
-    def _steered(self, body: bytes, domain: _Domain, snapshot: Snapshot, now_us: int) -> Steered:
+    def _steered(
+        self,
+        body: bytes,
+        split: wire.Split | None,
+        domain: _Domain,
+        snapshot: Snapshot,
+        now_us: int,
+    ) -> Steered:
         if domain.snapshot != snapshot.number:
             domain.snapshot = snapshot.number
             domain.number = next(self._numbers)
         memo = self._memo
         if memo is None:
             memo = self._memo = Memo[Steered](_REMEMBERED)
-        known = memo.get(body, domain.number)
-        if known is not None and known.since_us <= now_us < known.until_us:
-            return known
-        request = wire.decode_request(body)
-        meetings = [domain.overrides.meeting(each.entries, now_us) for each in request.descriptors]
         steered = Steered(now_us, _NEVER_US)
+        entries = _entries(body, split)
+        meetings = [domain.overrides.meeting(each, now_us) for each in entries]
         if any(meetings):
+            request = wire.decode_request(body)
             found = limiter.steer(
                 self._planning.plans(request, snapshot), meetings, now_us, self._settings
             )
@@ -181,3 +206,19 @@ class Steering:
             )
         memo.put(body, domain.number, steered)
         return steered
+
+
+def _entries(body: bytes, split: wire.Split | None) -> list[Sequence[Entry]]:
+    """The entries of each descriptor of a request; decoded only if it is unusual."""
+    found: list[Sequence[Entry]] = []
+    for part in split.parts if split is not None else ():
+        entries = wire.plain_entries(part, split.descriptor_at) if split is not None else None
+        if entries is None:
+            found.clear()
+            break
+        found.append(entries)
+    return found or [each.entries for each in wire.decode_request(body).descriptors]
+
+
+def _coded(domain: str) -> bytes:
+    return domain.encode("utf-8", "surrogatepass")

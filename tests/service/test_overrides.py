@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from ratelimit_service import wire
 from ratelimit_service.algorithms import ALGORITHMS
 from ratelimit_service.model import (
     SECOND_US,
     Code,
     FailurePolicy,
+    Request,
     read_override,
 )
 from ratelimit_service.service.decision_line import line_of
@@ -347,3 +349,23 @@ async def test_a_shadow_is_counted_once_a_grant_is_spent(tmp_path: Path) -> None
     remaining = [(await asking.ask("soft=bob")).statuses[0].remaining for _ in range(4)]
     assert remaining == [3, 2, 1, 0]
     assert await passed(asking, 3, "soft=bob") == 3
+
+
+async def test_overrides_are_of_the_domain_that_counts(asking: Asking) -> None:
+    """Of a request that names two domains the last one counts, whatever is remembered of it."""
+    asking.service.steering.add([override(BAN), override(BAN, "user=eve", domain="other")])
+    body = wire.encode_request(Request("edge", (descriptor("user=bob"),)))
+    other, third = b"\x0a\x05other", b"\x0a\x05third"
+    bodies = [
+        body,
+        other + body,
+        third + body,
+        other + body,
+        body,
+        body + third,
+        other + body + third,
+    ]
+
+    answers = await asking.service.decide([*bodies, *bodies])
+    codes = [wire.decode_decision(each).code for each in answers if isinstance(each, bytes)]
+    assert codes == 2 * ([Code.OVER_LIMIT] * 5 + [Code.OK] * 2)

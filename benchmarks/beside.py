@@ -1,0 +1,340 @@
+"""What it costs to watch and to steer: the time of a call with it, and without.
+
+    .venv/bin/python -m benchmarks.beside [words of the rows]
+
+Both run in one process, in turns of twenty reads of fifty calls of two descriptors, through the
+connection, the service and the memory store, without sockets. A row has the medians of many turns,
+and how much longer those with it take, with the 95 % interval of the median of the pairs. The
+decision log's turns last until its thread has written all lines into a file. Rows `served` ask two
+servers in turns, of which one writes the log: the time is that of all of a server's threads. Run it
+interpreted: nothing can be taken out of compiled code. docs/benchmarks.md has the rows.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import gc
+import inspect
+import os
+import sys
+import tempfile
+import textwrap
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import cycle
+from pathlib import Path
+from statistics import median
+from types import MethodType
+from typing import NamedTuple
+
+import uvloop
+
+from benchmarks.load import BLOCK, SHAPES, Call, Caller, body, call, keep_in_flight
+from benchmarks.profile import RULES, Process
+from benchmarks.run import LOAD_CORE, RATELIMIT, SERVER_CORE, free_port, running
+from ratelimit_service import compiled
+from ratelimit_service.health import Health
+from ratelimit_service.model import Entry, Override, OverrideKind
+from ratelimit_service.observer import Stats
+from ratelimit_service.rules.load import Rules
+from ratelimit_service.runtime.decision_feed import DecisionFeed
+from ratelimit_service.runtime.decision_log import DecisionLogWriter
+from ratelimit_service.service import Answer, Service
+from ratelimit_service.service import service as service_module
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores.memory import MemoryStore
+from ratelimit_service.transport.h2 import frames
+from ratelimit_service.transport.h2.connection import Calls
+
+PAIRS, READS, CALLS = 60, 20, 50
+"""So many pairs of turns; reads of a turn, and calls of a read."""
+
+TAKEN_SECONDS = 5.0
+"""What was noted of callers is taken after so much time in turns with it."""
+
+SERVED_PAIRS, SERVED_CALLS, WAIT_SECONDS = 12, 6_000, 0.2
+"""Of servers; lines are written within the time that is waited for them."""
+
+Switch = Callable[[bool], None]
+"""Has the thing done, or not, in the next turn."""
+
+
+class Row(NamedTuple):
+    """Calls of a shape, all of which come to the same, with and without something."""
+
+    what: str
+    calls: str
+    shape: str
+    limit: int = 200_000_000
+    near: float = 0.8
+    overrides: int = 0
+
+
+WITHIN, NEAR, OVER = ("within", 200_000_000, 0.8), ("near", 200_000_000, 1e-9), ("over", 0, 0.8)
+ROWS = [
+    *[
+        Row("callers", f"{name}, {whose}", shape, limit, near)
+        for name, limit, near in (WITHIN, NEAR, OVER)
+        for whose, shape in (("one caller", "hot"), ("a million callers", "uniform"))
+    ],
+    Row("nobody listens", "within, one caller", "hot"),
+    Row("nobody listens", "over, one caller", "hot", 0),
+    Row("no override", "within, one caller", "hot"),
+    Row("1 override of others", "within, one caller", "hot", overrides=1),
+    Row("1 override of others", "within, a million callers", "uniform", overrides=1),
+    Row("10,000 overrides of others", "within, one caller", "hot", overrides=10_000),
+    Row("10,000 overrides of others", "within, a million callers", "uniform", overrides=10_000),
+    Row("decision log", "over, one caller", "hot", 0),
+    Row("decision log", "over, a thousand callers", "thousand", 0),
+    Row("decision log", "over, one caller that traces", "traced", 0),
+    Row("decision log", "over, a million callers", "uniform", 0),
+]
+SERVED = ("hot", "thousand", "traced", "uniform")
+
+
+def thousand() -> Iterator[Call]:
+    """A thousand callers, one after the other."""
+    return cycle([call(BLOCK, body(number, number)) for number in range(1_000)])
+
+
+SHAPES["thousand"] = thousand
+
+
+class Beside:
+    """A connection with its service, and what is switched on and off beside it."""
+
+    def __init__(self, row: Row, directory: Path) -> None:
+        rules = directory / "rules.yaml"
+        rules.write_text(RULES.read_text().replace("200000000", str(row.limit)))
+        self.process = process = Process(row.shape, rules)
+        process.connection.peer = "10.1.2.3"
+        stats, health = Stats(), Health()
+        loaded = Rules(rules, stats=stats, health=health)
+        loaded.load()
+        store = MemoryStore(3_000_000, stats, health)
+        settings = Settings(
+            near_limit_ratio=row.near,
+            decision_log=str(directory / "decisions.jsonl"),
+            decision_log_max_bytes=1 << 26,
+            decision_log_sample="denied=1,allowed=0",
+        )
+        self.service = Service(lambda: loaded.snapshot, store, settings, stats)
+        self.writer = DecisionLogWriter(settings, stats, health)
+        self.feed = DecisionFeed(settings, stats, self.writer.put)
+        self._callers = self.service.callers
+        self._noted_seconds = 0.0
+
+    def callers(self, on: bool) -> None:
+        callers = self._callers if on else None
+        self.service.callers = self.service._answering.callers = callers  # noqa: SLF001
+
+    def log(self, on: bool) -> None:
+        self.service.telling.listeners = (self.feed,) if on else ()
+
+    def question(self, *words: str) -> Switch:
+        """Switches off by asking no more, so that even the question costs nothing."""
+        functions = [without(Service.submit, words), without(Service._settled, words)]  # noqa: SLF001
+
+        def switch(on: bool) -> None:
+            for function in functions:
+                if on:
+                    vars(self.service).pop(function.__name__, None)
+                else:
+                    bound = MethodType(function, self.service)
+                    setattr(self.service, function.__name__, bound)
+
+        return switch
+
+    def turn(self) -> float:
+        """Microseconds of a call in one turn."""
+        reads = [self.process.frames(CALLS) for _ in range(READS)]
+        connection = self.process.connection
+        started = time.process_time()
+        for data in reads:
+            self._read(data)
+            connection.receive(frames.window_update(0, len(data)))
+        self.feed.flush()
+        while self.writer.busy:
+            time.sleep(0.001)
+        spent = time.process_time() - started
+        self._noted_seconds += spent
+        if self._noted_seconds > TAKEN_SECONDS and self._callers is not None:
+            self._callers.clear()
+            self._noted_seconds = 0.0
+        return spent / READS / CALLS * 1e6
+
+    def _read(self, data: bytes) -> None:
+        connection, service = self.process.connection, self.service
+        connection.wants_origins = service.telling.wants_origins
+        for event in connection.receive(data):
+            assert isinstance(event, Calls)
+
+            def answered(answers: list[Answer], stream_ids: list[int] = event.stream_ids) -> None:
+                for stream_id, answer in zip(stream_ids, answers, strict=True):
+                    assert isinstance(answer, bytes)
+                    connection.answer(stream_id, answer)
+
+            service.submit(event.messages, answered, origins=event.origins)
+        connection.take_output()
+
+
+def override(number: int) -> Override:
+    """One of a caller that never asks."""
+    entries = (Entry("route", "checkout"), Entry("user", f"nobody-{number}"))
+    return Override(f"o{number}", OverrideKind.BAN, "bench", entries, 0)
+
+
+def without(function: Callable[..., object], words: tuple[str, ...]) -> Callable[..., object]:
+    """The same function without its statements `if`, where one of these words is asked for."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    found: list[str] = []
+
+    class Without(ast.NodeTransformer):
+        def visit_If(self, node: ast.If) -> object:
+            self.generic_visit(node)
+            asked = ast.unparse(node.test)
+            if not any(word in asked for word in words):
+                return node
+            found.append(asked)
+            return node.orelse or None
+
+    changed = ast.fix_missing_locations(Without().visit(tree))
+    made: dict[str, Callable[..., object]] = {}
+    exec(compile(changed, __file__, "exec"), vars(service_module), made)
+    if not found:
+        raise SystemExit(f"beside.py: {function.__name__} asks for none of {words}")
+    return made[function.__name__]
+
+
+def switch_of(row: Row, beside: Beside) -> Switch:
+    if row.what == "callers":
+        return beside.callers
+    if row.what == "decision log":
+        return beside.log
+    if row.what == "nobody listens":
+        return beside.question("self.telling.listeners", "origins is not None")
+    if row.what == "no override":
+        return beside.question("self.steering.active", "self.telling.listeners")
+    raise SystemExit(f"beside.py: {row.what} cannot be switched")
+
+
+async def in_turns(row: Row, directory: Path) -> tuple[list[float], list[float]]:
+    """Turns with it, and without."""
+    beside = other = Beside(row, directory)
+    if row.overrides:  # what is remembered of them is to stay from turn to turn
+        other = Beside(row, directory)
+        beside.service.steering.add([override(number) for number in range(row.overrides)])
+    else:
+        switch = switch_of(row, beside)
+    found: tuple[list[float], list[float]] = [], []
+    async with beside.writer.running():
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        for number in range(PAIRS):
+            for at in (0, 1) if number % 2 else (1, 0):
+                if not row.overrides:
+                    switch(at == 0)
+                found[at].append((other if at else beside).turn())
+        gc.enable()
+        gc.unfreeze()
+    return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """What all threads of a process have used."""
+    each = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(path.read_text().split()[0]) for path in each) / 1e9
+
+
+async def served_turn(port: int, pid: int, calls: Iterator[Call]) -> float:
+    """Microseconds of a server's time for a call, in one turn."""
+    loop = asyncio.get_running_loop()
+    latencies = array("d")
+    callers: list[Caller] = []
+    for _ in range(4):
+        _, caller = await loop.create_connection(
+            lambda: Caller(calls, latencies), "127.0.0.1", port
+        )
+        callers.append(caller)
+    keep_in_flight(callers, 25)
+    while len(latencies) < SERVED_CALLS // 4:
+        await asyncio.sleep(0.01)
+    before, began = len(latencies), cpu_seconds(pid)
+    while len(latencies) < before + SERVED_CALLS:
+        await asyncio.sleep(0.01)
+    for caller in callers:
+        caller.answered = lambda _: None
+    while any(caller.in_flight for caller in callers):
+        await asyncio.sleep(0.01)
+    made = len(latencies) - before
+    await asyncio.sleep(WAIT_SECONDS)
+    spent = cpu_seconds(pid) - began
+    for caller in callers:
+        caller._transport.close()  # noqa: SLF001
+    await asyncio.sleep(WAIT_SECONDS)
+    return spent / made * 1e6
+
+
+async def served(shapes: list[str], directory: Path) -> None:
+    """Rows of denied calls of two servers, with the log and without."""
+    rules = directory / "rules.yaml"
+    rules.write_text(RULES.read_text().replace("200000000", "0"))
+    logging = ["--decision-log", str(directory / "log"), "--decision-log-max-bytes", "64MiB"]
+    logging += ["--decision-log-sample", "denied=1,allowed=0"]
+    servers: list[tuple[int, int]] = []
+    with ExitStack() as stack:
+        for more in (logging, []):
+            port = free_port()
+            command = [RATELIMIT, "serve", "--rules", str(rules), "--log-level", "error"]
+            command += ["--grpc", f"127.0.0.1:{port}", "--http", f"127.0.0.1:{free_port()}"]
+            command += ["--max-counters", "3000000", *more]
+            server = stack.enter_context(running(SERVER_CORE, command, port))
+            servers.append((port, server.pid))
+        for shape in shapes:
+            calls = SHAPES[shape]()
+            found: tuple[list[float], list[float]] = [], []
+            for number in range(SERVED_PAIRS):
+                for at in (0, 1) if number % 2 else (1, 0):
+                    found[at].append(await served_turn(*servers[at], calls))
+            say("decision log, served", f"over, {shape}", found)
+
+
+def say(what: str, calls: str, found: tuple[list[float], list[float]]) -> None:
+    """Prints a row; the interval is binomial."""
+    kept, without_it = found
+    longer = sorted(100 * (one / other - 1) for one, other in zip(kept, without_it, strict=True))
+    half, spread = len(longer) // 2, round(0.98 * len(longer) ** 0.5)
+    low, high = longer[half - spread], longer[half + spread - 1]
+    print(
+        f"| {what} | {calls} | {median(kept):.2f} | {median(without_it):.2f} "
+        f"| {median(longer):.1f} % ({low:.1f} to {high:.1f}) |",
+        flush=True,
+    )
+
+
+def chosen(name: str) -> bool:
+    return not sys.argv[1:] or any(word in name for word in sys.argv[1:])
+
+
+def main() -> None:
+    if compiled():
+        sys.exit("beside.py: the package is compiled, and nothing can be taken out of it")
+    print("| what | calls | µs with it | µs without it | longer |")
+    print("|---|---|---|---|---|", flush=True)
+    for row in ROWS:
+        if chosen(f"{row.what}, {row.calls}"):
+            with tempfile.TemporaryDirectory() as directory:
+                say(row.what, row.calls, asyncio.run(in_turns(row, Path(directory))))
+    shapes = [shape for shape in SERVED if chosen(f"served, {shape}")]
+    if shapes:
+        os.sched_setaffinity(0, {int(LOAD_CORE)})
+        with tempfile.TemporaryDirectory() as directory:
+            uvloop.run(served(shapes, Path(directory)))
+
+
+if __name__ == "__main__":
+    main()
