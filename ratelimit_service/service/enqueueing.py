@@ -36,6 +36,9 @@ _MOST_BYTES_WAITING: Final = 1 << 23
 _WAIT_SECONDS: Final = 0.02
 """For so long the first of them waits, so that many go out at once."""
 
+_FINISH_SECONDS: Final = 1.5
+"""How long the end of a process waits for them."""
+
 _AT_ONCE: Final = 100
 _BYTES_AT_ONCE: Final = 1 << 15
 """Requests that are under way at a time, and their bytes: counters share the connection."""
@@ -86,9 +89,16 @@ class Enqueueing:
             self._sending = asyncio.get_running_loop().create_task(self._send())
 
     async def finish(self) -> None:
-        """Hands on all that waits; what its queue does not take is dropped."""
-        while self._sending is not None:
-            await self._sending
+        """Hands on all that waits, in bounded time; what its queue does not take is dropped."""
+        if self._sending is None:
+            return
+        await asyncio.wait([self._sending], timeout=_FINISH_SECONDS)
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.wait([self._sending])
+        while self._waiting:
+            self._drop(self._waiting.popleft()[0], "dropped_error", 1)
+        self._size = 0
 
     def _drop(self, rule: Rule, outcome: str, count: int) -> None:
         self._stats.queued[outcome] += count
@@ -130,13 +140,18 @@ class Enqueueing:
     async def _put(self, queue: Queue, rule: Rule, items: list[Item]) -> None:
         assert self._queues is not None  # noqa: S101 -- nothing waits without them
         lost = self._lost.pop(queue, 0)
+        made_room = -1
         try:
             made_room = await self._queues.put(queue, items, lost)
+        except StoreError:
+            pass  # health says that the store is away; what was dropped is counted
         except Exception as error:
-            self._drop(rule, "dropped_error", len(items))
-            self._lost[queue] = self._lost.get(queue, 0) + lost
-            if not isinstance(error, StoreError):
-                self._bugs.note("requests could not be queued", error)
+            self._bugs.note("requests could not be queued", error)
+        finally:  # also where nobody waits any more
+            if made_room < 0:
+                self._drop(rule, "dropped_error", len(items))
+                self._lost[queue] = self._lost.get(queue, 0) + lost
+        if made_room < 0:
             return
         self._stats.queued["written"] += len(items)
         self._stats.queued["dropped_oldest"] += made_room

@@ -281,6 +281,23 @@ async def test_answers_never_wait(enqueued: Enqueued, monkeypatch: pytest.Monkey
     assert enqueued.kept.lost[Queue("edge", "user")] == 30
 
 
+async def test_the_end_does_not_wait_for_a_queue(
+    enqueued: Enqueued, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that ends waits a moment for a queue that hangs; what is left is counted."""
+    monkeypatch.setattr(enqueueing, "_AT_ONCE", 10)
+    monkeypatch.setattr(enqueueing, "_FINISH_SECONDS", 0.05)
+    enqueued.kept.may_go_on.clear()
+    await denials(enqueued, 80)
+
+    await enqueued.enqueueing.finish()
+
+    assert enqueued.stats.queued == {"dropped_error": 80}
+    enqueued.kept.may_go_on.set()
+    await denials(enqueued, 1, "b")
+    assert await enqueued.queued() == {"user": [["b"]]}
+
+
 async def test_bytes_are_bounded(enqueued: Enqueued, monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting requests have so many bytes at most, and one of them too."""
     monkeypatch.setattr(enqueueing, "_MOST_BYTES_WAITING", 10 * enqueueing.MOST_BYTES)
