@@ -42,7 +42,9 @@ async def difference(old: Mapping[str, Domain], new: Mapping[str, Domain]) -> Re
                 added += 1
             elif not _kept(former, rule):
                 come.append((former, rule))
-        async for former, rule in slowly(come, _COMPARED):
+        come.reverse()
+        async for _ in slowly(range(len(come)), _COMPARED):
+            former, rule = come.pop()  # one by one: to free them all at once would take long
             if found := details(former, rule):
                 changed += 1
                 if len(examples) < _MOST_EXAMPLES:

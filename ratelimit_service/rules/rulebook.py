@@ -91,7 +91,7 @@ class Rulebook:
         kept: list[set[_Place]] = [set() for _ in range(_TABLES)]
         for place in ((name, path) for name in now for path in (OVERRIDES, UNMATCHED)):
             kept[hash(place) % _TABLES].add(place)
-        new = [node for domain in now.values() for node in domain.root.nodes]
+        new = (node for domain in now.values() for node in domain.root.nodes)
         async for node in slowly(walk(new)):
             if node.rule:
                 place = node.rule.domain, node.rule.path
