@@ -23,7 +23,7 @@ from tests.servers.service import COMMAND
 class Impostor:
     """An HTTP server that answers everything with the same JSON."""
 
-    def __init__(self, said: object) -> None:
+    def __init__(self, said: object, listens: str = "127.0.0.1") -> None:
         body = json.dumps(said).encode()
 
         class Handler(BaseHTTPRequestHandler):
@@ -37,9 +37,13 @@ class Impostor:
 
             def log_message(self, *_: object) -> None: ...
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.place = f"127.0.0.1:{self._server.server_port}"
+        class Server(ThreadingHTTPServer):
+            address_family = socket.AF_INET6 if ":" in listens else socket.AF_INET
+            daemon_threads = True
+
+        self._server = Server((listens, 0), Handler)
+        self.port = self._server.server_port
+        self.place = f"127.0.0.1:{self.port}"
 
     def __enter__(self) -> Impostor:
         self._thread = threading.Thread(target=self._server.serve_forever)
@@ -128,20 +132,34 @@ def has_ipv6() -> bool:
         return False
 
 
+IPV6 = pytest.mark.skipif(not has_ipv6(), reason="IPv6")
+
+
 @pytest.mark.parametrize(
     ("listens", "asked"),
     [
         ("0.0.0.0", "127.0.0.1"),
         ("0.0.0.0", "localhost"),
-        pytest.param("[::]", "127.0.0.1", marks=pytest.mark.skipif(not has_ipv6(), reason="IPv6")),
-        pytest.param("[::]", "[::1]", marks=pytest.mark.skipif(not has_ipv6(), reason="IPv6")),
+        pytest.param("::", "127.0.0.1", marks=IPV6),
+        pytest.param("::", "[::1]", marks=IPV6),
     ],
 )
-def test_over_any_address(start: Start, own_redis: RedisServer, listens: str, asked: str) -> None:
+def test_over_any_address(signalled: list[int], listens: str, asked: str) -> None:
     """The service is known for the one that answers over IPv4, IPv6, and sockets for both."""
+    with (
+        Impostor(service(os.getpid()), listens) as impostor,
+        pytest.raises(RateLimitError, match="is still restarting"),
+    ):
+        list(restart(f"{asked}:{impostor.port}", 0))
+    assert signalled == [os.getpid()]
+
+
+@IPV6
+def test_service_at_a_socket_for_both(start: Start, own_redis: RedisServer) -> None:
+    """A service that listens over IPv6 and IPv4 is restarted over IPv4."""
     port = free_port()
-    start("--store", own_redis.url, "--workers", "1", "--http", f"{listens}:{port}")
-    command = [COMMAND, "restart", "--http", f"{asked}:{port}"]
+    start("--store", own_redis.url, "--workers", "1", "--http", f"[::]:{port}")
+    command = [COMMAND, "restart", "--http", f"127.0.0.1:{port}"]
 
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
