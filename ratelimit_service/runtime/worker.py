@@ -75,6 +75,8 @@ class _RulesEnd(NamedTuple):
 
     unserved: list[str]
     emptied: bool
+    passed: bool = False
+    """Whether other rules follow that hold by now: a worker must not begin to serve with these."""
 
 
 class _Worker:
@@ -259,7 +261,8 @@ class _Worker:
             await self._book.let_go(self._book.swap(domains, unserved, emptied=part.emptied))
             if self._settled.done() and self._settled.result()[1].healthy_with_rules:
                 hold_without(self._health, self._book.snapshot)
-            self._ruled.set()
+            if not part.passed:
+                self._ruled.set()
 
     async def _decide(
         self, number: bytes, body: bytes, origins: Sequence[CallOrigin] | None = None

@@ -248,6 +248,9 @@ class Workers(AskedWorkers):
             await asyncio.sleep(0)
         end = {"unserved": sorted(snapshot.unserved), "emptied": snapshot.emptied}
         rules.append((MessageKind.RULES_END, json.dumps(end).encode()))
+        if self._rules:
+            kind, former = self._rules[-1]
+            self._rules[-1] = kind, json.dumps({**json.loads(former), "passed": True}).encode()
         if whole:
             self._rules = []
             self._whole_bytes = sum(len(part) for _, part in rules)
