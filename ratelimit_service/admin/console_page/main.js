@@ -13,6 +13,7 @@ import "./explain.js";
 const decisions = new Chart(by("decisions-chart"), ["ok", "over"], short);
 const latency = new Chart(by("latency-chart"), ["ok"], (us) => duration(Math.round(us)));
 let source = null;
+const AWAY = "no answer, trying again";
 let rules = -1;
 let version = "";
 
@@ -80,7 +81,7 @@ function watch() {
   });
   source.onerror = () => {
     by("content").classList.add("stale");
-    say(by("state"), "no answer, trying again");
+    say(by("state"), AWAY);
     by("state").className = "pill";
     if (source.readyState === EventSource.CLOSED) setTimeout(begin, 2000);
   };
@@ -94,7 +95,7 @@ async function begin(token) {
     mayWrite(role === "write");
   } catch (error) {
     if (error.status !== 401) {
-      say(by("state"), error.message);
+      say(by("state"), error.status ? error.message : AWAY);
       setTimeout(begin, 2000);
       return;
     }
