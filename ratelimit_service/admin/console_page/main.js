@@ -15,6 +15,7 @@ const latency = new Chart(by("latency-chart"), ["ok"], (us) => duration(Math.rou
 let source = null;
 const AWAY = "no answer, trying again";
 let rules = -1;
+let beginning = 0;
 let version = "";
 
 function point(message) {
@@ -83,8 +84,14 @@ function watch() {
     by("content").classList.add("stale");
     say(by("state"), AWAY);
     by("state").className = "pill";
-    if (source.readyState === EventSource.CLOSED) setTimeout(begin, 2000);
+    if (source.readyState === EventSource.CLOSED) beginLater();
   };
+}
+
+/** Begins anew after a while, once however many ask for it. */
+function beginLater() {
+  clearTimeout(beginning);
+  beginning = setTimeout(begin, 2000);
 }
 
 /** Shows the console, or asks for a token. */
@@ -96,7 +103,7 @@ async function begin(token) {
   } catch (error) {
     if (error.status !== 401) {
       say(by("state"), error.status ? error.message : AWAY);
-      setTimeout(begin, 2000);
+      beginLater();
       return;
     }
     by("content").hidden = true;
