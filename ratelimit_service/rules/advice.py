@@ -60,8 +60,9 @@ def _unreachable(level: Sequence[Node], path: _Path) -> Iterator[Problem]:
         if node.matcher is not None:
             before = matching.setdefault(node.key, [])
             if first := next((each for each in before if _covers(each, node)), None):
+                none = "no other value than this text" if node.matcher.literals else "no value"
                 message = (
-                    f"no other value than this text gets here: {quoted(first.value)} at "
+                    f"{none} gets here: {quoted(first.value)} at "
                     f"{first.source} takes them before; declare this one above it"
                 )
                 yield _hint(node, (*path, (node.key, node.value)), "unreachable", message)
@@ -79,7 +80,9 @@ def _covers(node: Node, later: Node) -> bool:
     if node.valid_until is not None or node.grouping != later.grouping:
         return False  # something is left when it has ended, or of what it sees otherwise
     one, other = node.matcher, later.matcher
-    return one is not None and other is not None and one.rank == other.rank and one.covers(other)
+    if one is None or other is None or not other.asked:
+        return False
+    return one.rank == other.rank and one.covers(other)
 
 
 def _takes_all(node: Node) -> bool:

@@ -41,6 +41,33 @@ def test_unreachable() -> None:
     ) == [("k=ab*c", "unreachable"), ("m", "unreachable"), ("n > k", "unreachable")]
 
 
+def test_unreachable_by_another_kind() -> None:
+    """A pattern can stand before all of a regular expression's values, and the other way."""
+    assert hints(
+        f"""\
+        - {{key: k, value: "/a/*", {LIMIT}}}
+        - {{key: k, regex: "/a/[0-9]+", {LIMIT}}}
+        - {{key: k, regex: "/a/?[0-9]+", {LIMIT}}}
+        - {{key: k, regex: "/b/.*", {LIMIT}}}
+        - {{key: k, value: "/b/x*", {LIMIT}}}
+        - {{key: k, value: "*/b/", {LIMIT}}}
+        - {{key: m, value: "*", {LIMIT}}}
+        - {{key: m, regex: "[0-9]+", {LIMIT}}}
+        - {{key: m, one_of: [a, b], {LIMIT}}}
+        - {{key: m, cidr: 10.0.0.0/8, {LIMIT}}}
+        - {{key: n, regex: ".*", {LIMIT}}}
+        - {{key: n, value: "a*", {LIMIT}}}
+        - {{key: n, {LIMIT}}}
+        """
+    ) == [
+        ('k=regex("/a/[0-9]+")', "unreachable"),
+        ("k=/b/x*", "unreachable"),
+        ('m=regex("[0-9]+")', "unreachable"),
+        ("n=a*", "unreachable"),
+        ("n", "unreachable"),
+    ]
+
+
 @pytest.mark.parametrize("own", ["valid_until: 2030-01-01T00:00Z", "group: {ipv4: 24}"])
 def test_reached_later_or_otherwise(own: str) -> None:
     """What comes behind a pattern that ends, or that sees networks, is reached all the same."""

@@ -180,8 +180,13 @@ class Matcher(ABC):
 
     @property
     def takes_all(self) -> bool:
-        """Whether it takes every value."""
+        """Whether it takes every value, at least of one line."""
         return False
+
+    @property
+    def beginning(self) -> str:
+        """A text that all values begin with that it takes, as far as it can tell."""
+        return ""
 
     @classmethod
     def excess(cls, level: Sequence[Matcher]) -> tuple[Matcher, str] | None:

@@ -72,13 +72,22 @@ class Pattern(Matcher):
         """Whether it is nothing but stars."""
         return not any(self.pieces)
 
+    @property
+    def beginning(self) -> str:
+        """What stands before the first star."""
+        return self.pieces[0]
+
     def covers(self, other: Matcher) -> bool:
         """Whether it takes whatever another pattern takes.
 
         A `*` of the other stands for any text, and only a `*` of this one can take that. So the
-        other's text is matched as if its `*` were a letter that nothing else contains.
+        other's text is matched as if its `*` were a letter that nothing else contains. Of another
+        kind it is known how its values begin.
         """
-        return isinstance(other, Pattern) and self.matches(other.text)
+        if isinstance(other, Pattern):
+            return self.matches(other.text)
+        first, *rest = self.pieces
+        return not any(rest) and other.beginning.startswith(first)
 
     @property
     def example(self) -> str:

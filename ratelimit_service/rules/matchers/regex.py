@@ -142,6 +142,26 @@ class Regex(Matcher):
         """Whether the pattern is all of a value."""
         return _compiled(self.text).matches(value)
 
+    @property
+    def takes_all(self) -> bool:
+        """Whether it is nothing but `.*`."""
+        return self.text in _EVERYTHING
+
+    @property
+    def beginning(self) -> str:
+        """The text that it begins with."""
+        return _beginning(self.text)
+
+    def covers(self, other: Matcher) -> bool:
+        """Whether it takes all that another takes: what has nothing but `.*` behind a text does."""
+        text = _beginning(self.text)
+        if self == other or self.takes_all:
+            return True
+        return self.text == f"{text}.*" and other.beginning.startswith(text)
+
+
+_EVERYTHING: Final = {".*", "^.*$", "(?s).*"}
+
 
 @lru_cache(maxsize=64)
 def _compiled(text: str) -> CompiledPattern:
