@@ -176,8 +176,12 @@ class _Buckets:
         age = max(0, self._number - number)
         if age <= spec.buckets and any(state[_HEAD:]):
             self._number = max(number, self._number)
-            counts = struct.unpack(f">{(len(state) - _HEAD) // state[1]}{form}", state[_HEAD:])
-            self._counts = [0] * age + list(counts[: spec.buckets + 1 - age])
+            if state[1] == 1:  # bytes are numbers already
+                counts = list(state[_HEAD:])
+            else:
+                size = (len(state) - _HEAD) // state[1]
+                counts = list(struct.unpack(f">{size}{form}", state[_HEAD:]))
+            self._counts = [0] * age + counts[: spec.buckets + 1 - age]
 
     def state(self) -> State:
         counts = self._counts
@@ -185,7 +189,10 @@ class _Buckets:
             counts.pop()
         most = max(counts)
         size = 1 if most < 1 << 8 else 2 if most < 1 << 16 else 4
-        packed = struct.pack(f">{len(counts)}{_FORMS[size]}", *counts)
+        if size == 1:
+            packed = bytes(counts)
+        else:
+            packed = struct.pack(f">{len(counts)}{_FORMS[size]}", *counts)
         return b"s%c%b%b" % (size, self._number.to_bytes(_HEAD - 2, "big"), packed)
 
     def count(self) -> int:
