@@ -1,0 +1,88 @@
+"""What workers are told of changed rules: enough for those that were there, and for later ones."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from ratelimit_service import __version__
+from ratelimit_service.accepting import Guests
+from ratelimit_service.health import Health
+from ratelimit_service.observer import Stats, Tallies
+from ratelimit_service.rules.build import Former, Version, build
+from ratelimit_service.rules.records import Assembly
+from ratelimit_service.rules.rulebook import Rulebook
+from ratelimit_service.runtime.channel import MessageKind
+from ratelimit_service.runtime.worker_process import WorkerProcess
+from ratelimit_service.runtime.workers import Workers
+from ratelimit_service.settings import Settings
+
+FILES, RULES = 8, 20
+CHANGES = 24
+
+
+class Told(WorkerProcess):
+    """A worker that puts together what it is told."""
+
+    def __init__(self) -> None:
+        self._ends = [*socket.socketpair(), *socket.socketpair()]
+        super().__init__(1, os.getpid(), self._ends[0], self._ends[2])
+        self._assembly = Assembly(Tallies)
+        self.bytes = 0
+        self.rules: dict[str, int] = {}
+
+    def send(self, kind: MessageKind, payload: bytes = b"") -> None:
+        self.bytes += len(payload)
+        if kind == MessageKind.RULES:
+            self._assembly.add(payload)
+        elif kind == MessageKind.RULES_END:
+            domains = self._assembly.domains
+            self.rules = {
+                name: rule.limits[0].requests_per_unit
+                for name, domain in domains.items()
+                for rule in domain.rules
+            }
+            self._assembly = Assembly(Tallies, domains)
+
+    def close(self) -> None:
+        for each in self._ends:
+            each.close()
+
+
+async def test_changes_reach_early_and_late_workers() -> None:
+    """After any number of changes both have the rules of now, and few bytes were sent for each."""
+    book = Rulebook()
+    workers = Workers(
+        Settings(), 1, Stats(), Health(), book, Guests(), lambda: None, lambda _: None
+    )
+    early = Told()
+    early.version = __version__
+    workers._all = [early]
+    files = dict.fromkeys(range(FILES), 1)
+    former = Former()
+    whole = most_late = 0
+    for change in range(CHANGES):
+        files[change % FILES] = change + 1
+        versions = [_file(number, requests) for number, requests in files.items()]
+        built = build(versions, Tallies, strict=True, former=former)
+        book.swap(built.domains, frozenset())
+        await workers.tell_rules()
+        late = Told()
+        workers._greet(late, __version__)
+        late.close()
+
+        assert early.rules == late.rules == {f"d{name}": of for name, of in files.items()}
+        whole = whole or early.bytes
+        most_late = max(most_late, late.bytes)
+
+    early.close()
+    assert early.bytes < CHANGES * whole / 4
+    assert most_late < 4 * whole
+
+
+def _file(number: int, requests: int) -> Version:
+    rules = "".join(
+        f"\n  - {{key: k{n}, rate_limit: {{unit: day, requests_per_unit: {requests}}}}}"
+        for n in range(RULES)
+    )
+    return Version(f"{number}.yaml", f"domain: d{number}\ndescriptors:{rules}".encode(), None)
