@@ -194,6 +194,23 @@ async def test_an_audit_log_that_cannot_be_written(
     assert '"action": "override"' in caplog.text
 
 
+async def test_a_change_that_fails_is_not_logged(
+    start_site: StartSite, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says what was changed, and nothing of a change that the store did not take."""
+    directory = tmp_path / "gone"
+    directory.mkdir()
+    admin = await start_site(Settings(overrides_file=str(directory / "overrides.json")))
+    caplog.set_level("INFO")
+    assert (await admin.ask("/overrides", {**BOB, "kind": "ban"})).status == 200
+    assert caplog.text.count("decisions are steered") == 1
+
+    (directory / "overrides.json").unlink()
+    directory.rmdir()
+    assert (await admin.ask("/overrides", {**BOB, "kind": "exempt"})).status == 503
+    assert caplog.text.count("decisions are steered") == 1
+
+
 async def test_overrides_that_take_a_descriptor(admin: AdminSite) -> None:
     """Of a descriptor those overrides are listed that take it, the first one first."""
     for value, kind in (("*", "ban"), ("b*", "exempt"), ("bob", "exempt"), ("eve", "ban")):

@@ -172,6 +172,7 @@ def test_every_command_of_the_runbook_runs(
     monkeypatch.setenv("RATELIMIT_HTTP", "127.0.0.1:0")
     shutil.copytree(TOP / "rules", "rules")
     service = ServiceProcess(tmp_path, "--rules", "rules", "--decision-log", "decisions.jsonl")
+    monkeypatch.setenv("RATELIMIT_ADMIN", f"127.0.0.1:{service.admin_port}")
     service.start()
     try:
         with Client(service.address) as client:

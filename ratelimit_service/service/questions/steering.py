@@ -93,7 +93,7 @@ async def _add(deciding: Deciding, about: About) -> object:
         if _place(each) == _place(override) and override.kind is not OverrideKind.GRANT
     ]
     audit = _audit(deciding, about, "override", replaced, [override])
-    await deciding.overrides.change([override], [each.id for each in replaced], audit)
+    await _change(deciding, [override], [each.id for each in replaced], audit)
     return {
         "override": override.fields(),
         "replaced": [each.fields() for each in replaced],
@@ -184,7 +184,7 @@ async def _remove(deciding: Deciding, about: About) -> object:
     else:
         removed = _alike(deciding, about)
     audit = _audit(deciding, about, "remove", removed, [])
-    await deciding.overrides.change([], [each.id for each in removed], audit)
+    await _change(deciding, [], [each.id for each in removed], audit)
     return {"removed": [each.fields() for each in removed], "audit": audit}
 
 
@@ -227,7 +227,7 @@ async def _reset(deciding: Deciding, about: About) -> object:
     before = await _counts(deciding, planned, hits)
     audit = _audit(deciding, about, "reset", before, [])
     await deciding.forget(hits)
-    await deciding.overrides.change([], [], audit)
+    await _change(deciding, [], [], audit)
     return {"reset": before, "audit": audit}
 
 
@@ -292,9 +292,15 @@ def _audit(
             told[name] = about[name]
     told["before"] = [each.fields() if isinstance(each, Override) else each for each in before]
     told["after"] = [each.fields() for each in after]
-    line = json.dumps(told)
-    log.info("decisions are steered: %s", line)
-    return line
+    return json.dumps(told)
+
+
+async def _change(
+    deciding: Deciding, added: Sequence[Override], removed: Sequence[str], audit: str
+) -> None:
+    """Makes a change, and says so in the log once it is made."""
+    await deciding.overrides.change(added, removed, audit)
+    log.info("decisions are steered: %s", audit)
 
 
 QUESTIONS: Final = (
