@@ -34,8 +34,12 @@ COMPILED = """
     transport/h2/life transport/h2/open_streams transport/h2/runs transport/h2/sending
     transport/h2/control transport/h2/incoming transport/h2/connection transport/h2/protocol
     transport/h2/gathered transport/h2/calls transport/h2/turns transport/h2/overload
+    simulation/world
+    replay/sketches replay/timeline replay/use replay/play
+    replay/recorded replay/logs replay/csv_log replay/decision_log
 """
-"""The modules that a request goes through, and what they share; `*` is any name."""
+"""The modules that a request goes through, a recorded one too, and what they share; `*` is any
+name."""
 
 
 def extensions() -> list[Extension]:

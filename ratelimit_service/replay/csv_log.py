@@ -43,7 +43,8 @@ class CsvLog:
         time, known, columns = self._time, self._known, len(self.columns)
         moment = Moments().moment_us
         # A cell in quotes may go on in the next line.
-        rows = csv.reader(f"{line}\n" for line in lines)
+        # A generator expression would read the whole log first where this is compiled.
+        rows = csv.reader(map("{}\n".format, lines))
         next(rows)
         while True:
             try:
