@@ -49,7 +49,10 @@ def test_restart_beside_a_worker_that_hears_nothing(two: ServiceProcess, tmp_pat
 
 
 class Load:
-    """Calls without pause over a few connections, until it is left."""
+    """Calls again and again over a few connections, until it is left.
+
+    It leaves the machine some time: without a pause it would take what new workers start in.
+    """
 
     def __init__(self, service: ServiceProcess) -> None:
         self._address = service.address
@@ -58,7 +61,7 @@ class Load:
         self.failures: list[str] = []
 
     def __enter__(self) -> Load:
-        self._threads = [threading.Thread(target=self._ask) for _ in range(2)]
+        self._threads = [threading.Thread(target=self._ask) for _ in range(4)]
         for thread in self._threads:
             thread.start()
         return self
@@ -70,7 +73,7 @@ class Load:
 
     def _ask(self) -> None:
         with Caller(self._address) as client:
-            while not self._over.is_set():
+            while not self._over.wait(0.002):
                 try:
                     ask(client)
                 except TransportError as error:
@@ -79,7 +82,7 @@ class Load:
 
 
 class Reader:
-    """Reads pages without pause, until it is left."""
+    """Reads pages again and again, until it is left."""
 
     def __init__(self, *urls: str) -> None:
         self._urls = urls
@@ -97,7 +100,7 @@ class Reader:
         self._thread.join()
 
     def _read(self) -> None:
-        while not self._over.is_set():
+        while not self._over.wait(0.01):
             for url in self._urls:
                 try:
                     status = http(url).status
