@@ -287,10 +287,10 @@ _DOUBLE: Final = struct.Struct("<d")
 
 def decode_decision(body: bytes) -> Decision:
     """Reads a serialized RateLimitResponse. Raises ValueError if it is none that we can read."""
+    from google.protobuf.json_format import MessageToDict  # noqa: PLC0415 -- only clients
+
     try:
         message = RateLimitResponse.FromString(body)
-        from google.protobuf.json_format import MessageToDict  # noqa: PLC0415 -- only clients
-
         return Decision(
             Code(int(message.overall_code)),
             tuple(map(_status, message.statuses)),

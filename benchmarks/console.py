@@ -1,0 +1,94 @@
+"""What ten open pages of the console cost: the time of all processes, with them and without.
+
+    .venv/bin/python -m benchmarks.console
+
+The service has two workers over Redis, and some calls come all the time. The pages are streams of
+`/events` that are read. docs/console.md has the figures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from array import array
+from pathlib import Path
+
+from benchmarks.beside import cpu_seconds
+from benchmarks.load import SHAPES, Caller
+from benchmarks.profile import RULES
+from benchmarks.run import RATELIMIT, free_port, running
+
+PAGES, SECONDS, TIMES = 10, 8.0, 3
+CALLS_A_SECOND = 200
+
+
+def processes(pid: int) -> list[int]:
+    """A process and those that it has started."""
+    started = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *[each for child in started for each in processes(int(child))]]
+
+
+async def watch(port: int, heard: list[int]) -> None:
+    """A page that reads its stream."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    try:
+        while data := await reader.read(65_536):
+            heard[0] += len(data)
+    finally:
+        writer.close()
+
+
+async def call_on(port: int) -> None:
+    calls, latencies = SHAPES["zipf"](), array("d")
+    loop = asyncio.get_running_loop()
+    _, caller = await loop.create_connection(lambda: Caller(calls, latencies), "127.0.0.1", port)
+    while True:
+        caller.call([time.perf_counter()] * (CALLS_A_SECOND // 20))
+        await asyncio.sleep(0.05)
+
+
+async def used(pids: list[int]) -> float:
+    """The share of a core that these processes use."""
+    before = sum(map(cpu_seconds, pids))
+    began = time.perf_counter()
+    await asyncio.sleep(SECONDS)
+    return (sum(map(cpu_seconds, pids)) - before) / (time.perf_counter() - began)
+
+
+async def measure(pid: int, grpc: int, admin: int) -> None:
+    calling = asyncio.create_task(call_on(grpc))
+    await asyncio.sleep(2)
+    pids = processes(pid)
+    print("| pages | % of a core | kB a second to a page |")
+    print("|---|---|---|")
+    for _ in range(TIMES):
+        print(f"| 0 | {100 * await used(pids):.2f} | |", flush=True)
+        heard = [0]
+        pages = [asyncio.create_task(watch(admin, heard)) for _ in range(PAGES)]
+        await asyncio.sleep(2)
+        before = heard[0]
+        share = await used(pids)
+        sent = (heard[0] - before) / PAGES / SECONDS / 1_000
+        print(f"| {PAGES} | {100 * share:.2f} | {sent:.1f} |", flush=True)
+        for page in pages:
+            page.cancel()
+        await asyncio.gather(*pages, return_exceptions=True)
+        await asyncio.sleep(6)  # who watches denials is forgotten only then
+    calling.cancel()
+
+
+def main() -> None:
+    grpc, http, admin, redis = (free_port() for _ in range(4))
+    with tempfile.TemporaryDirectory() as directory:
+        store = ["redis-server", "--port", str(redis), "--save", "", "--dir", directory]
+        serve = [RATELIMIT, "serve", "--rules", str(RULES), "--log-level", "error"]
+        serve += ["--grpc", f"127.0.0.1:{grpc}", "--http", f"127.0.0.1:{http}", "--workers", "2"]
+        serve += ["--admin", f"127.0.0.1:{admin}", "--store", f"redis://127.0.0.1:{redis}/0"]
+        with running("0,1", store, redis), running("0,1", serve, grpc) as service:
+            asyncio.run(measure(service.pid, grpc, admin))
+
+
+if __name__ == "__main__":
+    main()
