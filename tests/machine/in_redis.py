@@ -328,20 +328,32 @@ class Failing(InRedis):
         """Cuts the way of a process."""
         self.run(self._lose(number))
 
-    def lose_next_reply(self, number: int, *, lose: bool = True) -> None:
-        """Cuts the way of a process as soon as the server has counted; or does not after all."""
-        self._ways[number].lose = CHARGED if lose else None
+    def lose_next_reply(self, number: int, instead: bytes) -> None:
+        """Cuts the way of a process as soon as the server has counted.
 
-    def find(self, number: int, *, in_vain: bool = False) -> None:
+        The process gets something else `instead` of the reply.
+        """
+        self._ways[number].lose, self._ways[number].instead = CHARGED, instead
+
+    def lose_no_reply(self, number: int) -> None:
+        """Leaves the way of a process as it is."""
+        self._ways[number].lose = None
+
+    def find(self, number: int, lost: str = "") -> bool:
         """Opens the way again, and waits until all is told that was counted without it.
 
-        If `in_vain` the first that is told gets lost, with the connection.
+        The first `call` that tells of it, or the `reply` to that, is lost with the connection.
+        Returns whether the server was told twice.
         """
-        if in_vain:
+        twice = False
+        if lost == "call":
             self.run(self._find_in_vain(number))
+        elif lost == "reply":
+            twice = self.run(self._find_untold(number))
         self.run(self._find(number))
         keys = [key for key in self._clients[0].scan_iter() if isinstance(key, bytes)]
         self.keep(key for key in keys if key != PROCESSES.encode())
+        return twice
 
     async def _lose(self, number: int) -> None:
         self._ways[number].refuse = True
@@ -357,6 +369,17 @@ class Failing(InRedis):
         way.drop = None
         while way.refuse and shard.available:
             await asyncio.sleep(0.001)
+
+    async def _find_untold(self, number: int) -> bool:
+        """Loses the reply to the first call that tells; returns whether there was one."""
+        shard, way = self._shard(self._stores[number]), self._ways[number]
+        way.lose, way.instead, way.refuse = CHARGED, b"", False
+        while way.lose and not (shard.available and not _owes(shard)):
+            await asyncio.sleep(0.001)
+        way.lose = None
+        while way.refuse and shard.available:
+            await asyncio.sleep(0.001)
+        return way.refuse
 
     async def _find(self, number: int) -> None:
         shard = self._shard(self._stores[number])

@@ -17,6 +17,21 @@ from tests.machine.model import Model
 from tests.machine.terms import SECOND
 from tests.machine.world import DOMAIN, FullMemory, Told
 
+GARBLED = (
+    b"+OK\r\n",
+    b":7\r\n",
+    b"*0\r\n",
+    b"*2\r\n:1\r\n:2\r\n",
+    b"-ERR it is broken\r\n",
+    b"$9\r\nhalf",
+    b"HTTP/1.1 400 Bad Request\r\n",
+)
+"""What may be read in place of a script call's reply, and is none."""
+
+
+MOST_TOLD_AT_ONCE = 5
+"""What has been counted in so many counters is told in one script call."""
+
 
 class Denial(NamedTuple):
     """What a process was told of a counter that had no room: when, and until when it has none."""
@@ -53,15 +68,24 @@ class FailingMachine(Machine):
         self.alone[process] = Model(DOMAIN, self.model.settings)
         self.alone[process].load(self.written)
 
-    @rule(request=walk.request, process=st.integers(0, 1))
-    def lose_the_reply(self, request: tuple[list[walk.Wish], int], process: int) -> None:
-        """A process loses its store, which has counted what the process is never told."""
+    @rule(
+        request=walk.request,
+        process=st.integers(0, 1),
+        instead=st.sampled_from([b"", b"", *GARBLED]),
+    )
+    def lose_the_reply(
+        self, request: tuple[list[walk.Wish], int], process: int, instead: bytes
+    ) -> None:
+        """A process loses its store, which has counted what the process is never told.
+
+        Also if the process reads something else in place of the reply.
+        """
         self.idle = process in self.alone
         if self.idle:
             return
         wishes, hits = request
         descriptors = [self.asked(wish) for wish in wishes]
-        self.world.lose_next_reply(process)
+        self.world.lose_next_reply(process, instead)
         (one,) = self.world.run(self.world.processes[process].decide([(descriptors, hits)]))
         if one.hits:
             self.world.lose(process)
@@ -70,7 +94,7 @@ class FailingMachine(Machine):
             self.model.decide(self.now, descriptors, hits, lease)
             self.leave_alone(process)
         else:
-            self.world.lose_next_reply(process, lose=False)
+            self.world.lose_no_reply(process)
         self.hold(process, descriptors, hits, one)
         if self.world.stood_still:
             self.begin_anew()
@@ -87,17 +111,44 @@ class FailingMachine(Machine):
         if one.hits:
             self.compare(descriptors, one, self.model.without(descriptors, hits, self.policy))
 
-    @rule(process=st.integers(0, 1), in_vain=st.sampled_from([False, False, False, True]))
-    def find(self, process: int, in_vain: bool) -> None:
-        """A process finds its store again, and tells what it has counted without it.
+    @rule(
+        requests=walk.requests,
+        process=st.integers(0, 1),
+        lost=st.sampled_from(["", "call", "reply"]),
+        dice=st.integers(0, 3),
+    )
+    def go_without(
+        self, requests: list[tuple[list[walk.Wish], int]], process: int, lost: str, dice: int
+    ) -> None:
+        """A process loses its store, is asked, and finds it again. That is slow, so it is rare."""
+        self.idle = dice > 0
+        if self.idle:
+            return
+        if process not in self.alone:
+            self.world.lose(process)
+            self.leave_alone(process)
+        for wishes, hits in requests:
+            self.decide([([self.asked(wish) for wish in wishes], hits)], process)
+        self.find_again(process, lost)
 
-        Also if it loses the store once more while it tells.
+    @rule(process=st.integers(0, 1))
+    def find(self, process: int) -> None:
+        """A process finds its store again, and tells what it has counted without it."""
+        self.find_again(process, "")
+
+    def find_again(self, process: int, lost: str) -> None:
+        """As `find`; the call in which the process tells, or the reply to it, may be lost.
+
+        "If the reply to that is lost, it is told again": what had been counted counts twice.
         """
         alone = self.alone.pop(process, None)
         self.idle = alone is None
         if alone is not None:
-            self.world.find(process, in_vain=in_vain)
-            self.model.told(alone, self.now)
+            if lost == "reply" and len(alone.counters) > MOST_TOLD_AT_ONCE:
+                lost = "call"
+            twice = self.world.find(process, lost)
+            for _ in range(1 + twice):
+                self.model.told(alone, self.now)
             self.model.latest = max(self.model.latest, alone.latest, self.now)
             if self.world.stood_still:
                 self.begin_anew()

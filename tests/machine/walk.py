@@ -187,4 +187,4 @@ pauses = st.sampled_from(
 )
 short_pauses = st.sampled_from([0, 0, 1, SECOND // 3, SECOND - 1])
 steps_back = st.sampled_from([1, SECOND // 3, SECOND - 1, 20 * SECOND, MINUTE - 1, 3 * MINUTE])
-policies = st.sampled_from(["local", "open", "closed", "error"])
+policies = st.sampled_from(["local", "local", "local", "open", "closed", "error"])

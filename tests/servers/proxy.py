@@ -29,6 +29,8 @@ class Proxy:
         self.cut = False
         self.lose: re.Pattern[bytes] | None = None
         """A reply in which this is found gets lost, with its connection and all new ones."""
+        self.instead = b""
+        """What the client gets in place of that reply."""
         self.drop: re.Pattern[bytes] | None = None
         """What a client sends in which this is found gets lost, as a reply with `lose` does."""
         self.surplus = b""
@@ -115,6 +117,7 @@ class Proxy:
                     found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                     data = b""
                 if replies and self.lose and self.lose.search(data):
+                    writer.write(self.instead)
                     self.lose, self.refuse = None, True
                     return
                 if not replies and self.drop and self.drop.search(data):
