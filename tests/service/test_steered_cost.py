@@ -1,0 +1,58 @@
+"""What a change of overrides makes the service work out again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratelimit_service import compiled
+from ratelimit_service.limiter import DomainOverrides, Planner
+from tests.service.asking import Asking
+from tests.service.overriding import BAN, override
+
+pytestmark = pytest.mark.skipif(compiled(), reason="what it calls cannot be counted then")
+RULES = "{domain: %s, descriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 99}}]}"
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often overrides were looked through, and requests planned by the rules."""
+    done: Counter[str] = Counter()
+
+    def counted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            done[name] += 1
+            return method(*arguments)
+
+        return call
+
+    looked = counted("looked", DomainOverrides.meeting)
+    monkeypatch.setattr(DomainOverrides, "meeting", looked)
+    for name in ("plan", "plan_alone", "template"):
+        monkeypatch.setattr(Planner, name, counted("planned", getattr(Planner, name)))
+    return done
+
+
+async def test_a_change_touches_its_own_domain_only(tmp_path: Path, work: Counter[str]) -> None:
+    """A change leaves the plans of the rules, and what is known of requests of other domains."""
+    asking = Asking(tmp_path, RULES % "edge", RULES % "other")
+    asking.service.steering.add([override(BAN, domain=name) for name in ("edge", "other")])
+    for _ in range(3):
+        for name in ("edge", "other"):
+            await asking.ask("user=alice", domain=name)
+    work.clear()
+    for name in ("edge", "other"):
+        await asking.ask("user=alice", domain=name)
+    assert work == Counter()
+
+    asking.service.steering.add([override(BAN, "user=eve", domain="other")])
+    for _ in range(3):
+        await asking.ask("user=alice")
+    assert work == Counter()
+    for _ in range(3):
+        await asking.ask("user=alice", domain="other")
+    assert work == Counter(looked=1)
