@@ -136,7 +136,10 @@ class Beside:
 
     def question(self, *words: str) -> Switch:
         """Switches off by asking no more, so that even the question costs nothing."""
-        functions = [without(Service.submit, words), without(Service._settled, words)]  # noqa: SLF001
+        asking = (Service.submit, Service._plan, Service._settled)  # noqa: SLF001
+        functions = [made for each in asking if (made := without(each, words))]
+        if not functions:
+            raise SystemExit(f"beside.py: the service asks for none of {words}")
 
         def switch(on: bool) -> None:
             for function in functions:
@@ -187,8 +190,10 @@ def override(number: int) -> Override:
     return Override(f"o{number}", OverrideKind.BAN, "bench", entries, 0)
 
 
-def without(function: Callable[..., object], words: tuple[str, ...]) -> Callable[..., object]:
-    """The same function without its statements `if`, where one of these words is asked for."""
+def without(
+    function: Callable[..., object], words: tuple[str, ...]
+) -> Callable[..., object] | None:
+    """The same function without its statements `if` that ask for one of these words, if any do."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     found: list[str] = []
 
@@ -204,9 +209,7 @@ def without(function: Callable[..., object], words: tuple[str, ...]) -> Callable
     changed = ast.fix_missing_locations(Without().visit(tree))
     made: dict[str, Callable[..., object]] = {}
     exec(compile(changed, __file__, "exec"), vars(service_module), made)
-    if not found:
-        raise SystemExit(f"beside.py: {function.__name__} asks for none of {words}")
-    return made[function.__name__]
+    return made[function.__name__] if found else None
 
 
 def switch_of(row: Row, beside: Beside) -> Switch:
