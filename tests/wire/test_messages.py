@@ -82,6 +82,7 @@ DECISION = st.builds(
     st.lists(st.builds(Header, st.just("x-b"), PLAIN), max_size=2).map(tuple),
     st.binary(max_size=9),
     st.none() | st.dictionaries(st.text(), JSON, max_size=3),
+    holds_us=st.just(0),  # `encode_quota` writes it
 )
 
 
