@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 from pathlib import Path
 from weakref import ref
 from zoneinfo import ZoneInfo
@@ -19,7 +20,7 @@ from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.schedule import schedule_text
-from ratelimit_service.rules.tree import Domain, Level, Node, Snapshot, Times
+from ratelimit_service.rules.tree import Domain, Level, Node, Snapshot, Times, walk
 from ratelimit_service.service import Service
 from ratelimit_service.stores.memory import MemoryStore
 from tests.rules.test_match import domain
@@ -145,8 +146,11 @@ async def test_rules_that_are_let_go(asking: Asking) -> None:
 
 def test_told() -> None:
     """Explain says what holds now, /rlconfig what holds when; also in a worker."""
-    carried = Assembly(Tallies)
-    for part in packed([domain(RULES)]):
+    carried, their_times = Assembly(Tallies), Times()
+    bare = domain(RULES)
+    for node in walk(bare.root.nodes):
+        their_times.add(node)
+    for part in packed([replace(bare, times=their_times)]):
         carried.add(part)
     snapshot = at_moment(Snapshot(1, carried.domains), us("2026-03-02T12:00"))
     told = str(explain(snapshot, "edge", descriptor("user=bob")))
