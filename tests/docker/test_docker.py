@@ -68,6 +68,7 @@ def test_labels() -> None:
         "description": project["description"],
         "version": project["version"],
         "licenses": project["license"],
+        "source": project["urls"]["Source"],
     }
 
 
