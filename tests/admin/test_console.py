@@ -22,6 +22,7 @@ from tests.servers.process import PATIENCE_SECONDS
 EVIL = "<img src=x onerror=alert(1)>"
 TYPED = EVIL.replace("=", "\\=")
 TOKEN = "w" * 16
+RING = "redis+ring://10.0.0.7:6379,10.0.0.8:6379,10.0.0.9:6379/0"
 SHARDS = [
     [EVIL, "connected in 1 of 2 processes", "open in 1 of 2 processes", "250 µs", "2", "5", "3"],
     ["main", "connected", "closed", "900 µs", "0", "0", "3"],
@@ -102,7 +103,7 @@ async def test_in_chromium(
     monkeypatch.setattr(feed, "_SECONDS", 0.5)
     tokens = tmp_path / "tokens"
     await asyncio.to_thread(tokens.write_text, f"write {TOKEN} alice\n")
-    site = await start_site(Settings(admin_token_file=str(tokens)))
+    site = await start_site(Settings(admin_token_file=str(tokens), store=RING))
     site.shards += [
         ShardState(EVIL, "shard", EVIL, False, 250, 2, 1, 3),
         ShardState(EVIL, "shard", "", True, None, 0, 4, 3),
@@ -131,6 +132,7 @@ async def test_in_chromium(
     await shown(chromium, text_of("#override-rows"), lambda found: not found)
     callers = await shown(chromium, text_of("#caller-rows"))
     shards = await shown(chromium, CELLS)
+    store = await asyncio.to_thread(chromium.run, text_of("#store"))
     newer = await asyncio.to_thread(chromium.run, NEWER)
     images = await asyncio.to_thread(chromium.run, "document.images.length")
     who = await asyncio.to_thread(chromium.run, text_of("#who"))
@@ -147,7 +149,7 @@ async def test_in_chromium(
     assert after.code is Code.OVER_LIMIT
     assert site.asking.stats.override_decisions["ban"] == 1
     assert f"user={TYPED}" in callers
-    assert shards == SHARDS
+    assert (shards, store) == (SHARDS, RING)
     assert (images, who, newer) == (0, "alice", False)
     assert width <= 360
     expected = ("401", "ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE")

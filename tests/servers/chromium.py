@@ -5,6 +5,7 @@ It is spoken to over a pipe, in the DevTools protocol: JSON messages that end wi
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import json
 import os
@@ -121,6 +122,11 @@ class Chromium:
                 pressed["text"] = key
             for kind in ("keyDown", "keyUp"):
                 self._ask("Input.dispatchKeyEvent", type=kind, **pressed)
+
+    def picture(self, path: Path) -> None:
+        """Writes what is seen of the page into a PNG file, without scroll bars."""
+        self._ask("Emulation.setScrollbarsHidden", hidden=True)
+        path.write_bytes(base64.b64decode(self._ask("Page.captureScreenshot")["data"]))
 
     def close(self) -> None:
         """Ends it."""
