@@ -253,10 +253,12 @@ class CachedMachine(Machine):
                 results.append(Counted(True, 0, denial.passes_us - now, 0))
             return self.model.known_over(descriptors, hits, results)
         expected = self.model.decide(self.now, descriptors, hits, one.lease)
+        keys = [hit.key for hit in one.hits]
         for hit, name, result in zip(one.hits, self.model.last, one.answer.counted, strict=True):
             if hit.refund:
                 self.denials.pop((number, hit.key), None)
-            elif result.over and hit.addend == 1:
+            elif result.over and hit.addend == 1 and keys.count(hit.key) == 1:
+                # Of several hits on one key it learns nothing: one of them may have filled it.
                 counter = self.model.counters.get(name)
                 if counter is None or not counter.remaining(counter.terms, self.now):
                     denial = Denial(now, now + result.reset_us, hit.spec)

@@ -31,6 +31,7 @@ from tests.machine.in_redis import (
 from tests.machine.machine import Machine
 from tests.machine.machines import CachedMachine, FailingMachine, FullMachine, LosingMachine
 from tests.machine.meaning import Rule, Settings
+from tests.machine.terms import SECOND
 from tests.machine.world import FullMemory, Memory, World
 from tests.servers.cluster import RedisCluster
 from tests.servers.redis import RedisServer
@@ -138,6 +139,26 @@ def test_known_denial_beside_what_asks_nothing(
         for asked in ([over], [refund, over], [shadow, over], [quota, over]):
             walk.decide([(asked, 0)], 0)
         assert world.cached == 3
+
+
+def test_known_denial_beside_several_hits_on_one_key(
+    loop: asyncio.AbstractEventLoop, redis_server: RedisServer, ring_url: str
+) -> None:
+    """Of a request with several hits on one key a process learns nothing: it knows what it knew."""
+    rules: list[Rule] = [{"key": "r0", "rate_limit": {"unit": "second", "requests_per_unit": 1}}]
+    over = Asked((("r0", "a"),), 1)
+    shards = [redis_server.url.removesuffix("0") + str(number) for number in range(3)]
+    with closing(Cached(loop, ring_url, shards)) as world:
+        walk = CachedMachine()
+        walk.world = world
+        walk.begin(Settings(), "local", rules)
+        walk.wait(SECOND // 2)
+        for _ in range(2):
+            walk.decide([([over], 0)], 0)
+        walk.step_back(SECOND // 3)
+        for asked in ([over, over], [over]):
+            walk.decide([(asked, 0)], 0)
+        assert world.cached == 1
 
 
 def test_cluster(loop: asyncio.AbstractEventLoop, redis_cluster: RedisCluster) -> None:
