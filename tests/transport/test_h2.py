@@ -224,9 +224,17 @@ def opened_twice() -> list[bytes]:
     return [first, second, second, frames.rst_stream(5, ErrorCode.CANCEL)]
 
 
+def reset_before_one_that_was_never_open() -> list[bytes]:
+    """A call that is given up, and in the same run of resets a stream that nobody has opened."""
+    call = frames.frame(FrameType.HEADERS, END_HEADERS, 5, BLOCK)
+    call += frames.frame(FrameType.DATA, END_STREAM, 5, b"\0\0\0\0\2ab")
+    return [call, *(frames.rst_stream(number, ErrorCode.CANCEL) for number in (5, 7))]
+
+
 @settings(max_examples=500)
 @given(st.lists(PIECES, max_size=12))
 @example(opened_twice())
+@example(reset_before_one_that_was_never_open())
 def test_calls_at_once_and_in_pieces(stream: list[bytes]) -> None:
     """A call means the same in one read, byte by byte, or where reading stops at each frame.
 

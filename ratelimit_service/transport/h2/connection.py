@@ -380,8 +380,8 @@ class Connection(Incoming):
         Returns where the last one ends. Returns 0, and has done nothing, if the first is unusual.
         """
         end, stream_ids = runs.resets(data, start)
-        if not stream_ids:
-            return 0
+        if not stream_ids or min(stream_ids) <= 0 or max(stream_ids) > self._last_stream_id:
+            return 0  # one by one those before the faulty one hold
         self._reset_all(stream_ids, events)
         return end
 
