@@ -10,6 +10,7 @@ import grpc
 from ratelimit_service.client import Client
 from ratelimit_service.model import Code, Request
 from ratelimit_service.wire import METHOD, SERVICE
+from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.service import ServiceProcess
 from tests.service.asking import descriptor
 
@@ -29,7 +30,7 @@ class Caller(Client):
 
 def ask(client: Client, request: Request = REQUEST) -> Code:
     """What it is told about one request."""
-    return client.should_rate_limit(request, 10 * SECOND_US).code
+    return client.should_rate_limit(request, int(PATIENCE_SECONDS) * SECOND_US).code
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from ratelimit_service.stores.redis import RedisStore
 from tests.servers.cluster import RedisCluster
 from tests.servers.redis import RedisServer
 from tests.stores.cases import T
+from tests.stores.redis_store import started
 
 
 class Time:
@@ -41,7 +42,7 @@ def memory(clock: Time) -> MemoryStore:
 async def redis_store(redis_server: RedisServer, clock: Time) -> AsyncIterator[RedisStore]:
     redis_server.flush()
     store = RedisStore(redis_server.url, 10_000_000, Stats(), Health(), clock)
-    await store.start()
+    await started(store)
     yield store
     await store.close()
 
@@ -64,7 +65,7 @@ async def ring_store(
 ) -> AsyncIterator[RedisStore]:
     redis_server.flush()
     store = RedisStore(ring_url, 10_000_000, Stats(), Health(), clock)
-    await store.start()
+    await started(store)
     yield store
     await store.close()
 
@@ -73,7 +74,7 @@ async def ring_store(
 async def cluster_store(redis_cluster: RedisCluster, clock: Time) -> AsyncIterator[RedisStore]:
     redis_cluster.flush()
     store = RedisStore(redis_cluster.url, 10_000_000, Stats(), Health(), clock)
-    await store.start()
+    await started(store)
     yield store
     await store.close()
 

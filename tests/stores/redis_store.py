@@ -18,6 +18,17 @@ COUNTERS = "{[0-9a-f]*"
 """What the keys of counters look like."""
 
 
+async def started(store: RedisStore) -> None:
+    """Starts a store whose servers all serve, and waits until it is connected with each.
+
+    A start tries each server for a second, which a busy machine may take to greet.
+    """
+    await store.start()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not all(each.address and not each.breaker_open for each in store.shard_states()):
+            await asyncio.sleep(0.01)
+
+
 class Fixture:
     """A store with the stats and the health it writes."""
 

@@ -13,7 +13,7 @@ import trustme
 from tests.conftest import need
 from tests.servers.process import PATIENCE_SECONDS, free_port
 from tests.servers.redis import RedisServer
-from tests.stores.redis_store import Fixture
+from tests.stores.redis_store import Fixture, started
 
 
 class Certified:
@@ -75,7 +75,7 @@ def certified(tmp_path: Path) -> Certified:
 async def fixture(certified: Certified) -> AsyncIterator[Fixture]:
     certified.server.start()
     fixture = Fixture(certified.url)
-    await fixture.store.start()
+    await started(fixture.store)
     yield fixture
     await fixture.store.close()
     certified.server.kill()

@@ -18,6 +18,7 @@ from tests.servers.cluster import RedisCluster, SlotMove
 from tests.servers.process import PATIENCE_SECONDS
 from tests.stores.cases import MINUTE, charged
 from tests.stores.cases import hit as minutely
+from tests.stores.redis_store import started
 
 
 class Fixture:
@@ -49,7 +50,7 @@ def hit(addend: int = 1, *, limit: int = 10, key: str = "a") -> Hit:
 async def connected(redis_cluster: RedisCluster) -> AsyncIterator[Fixture]:
     redis_cluster.flush()
     fixture = Fixture(redis_cluster)
-    await fixture.store.start()
+    await started(fixture.store)
     yield fixture
     await fixture.store.close()
 

@@ -32,6 +32,7 @@ from tests.service.asking import Asking
 from tests.service.overriding import BAN, EXEMPT, GRANT, LIMIT, override
 from tests.stores.cases import T, charged
 from tests.stores.conftest import Time
+from tests.stores.redis_store import started
 
 
 class Process:
@@ -56,7 +57,7 @@ class Processes:
 
     async def store(self) -> RedisStore:
         store = RedisStore(self._url, 5_000_000, Stats(), Health(), self._clock, key_prefix="rl:")
-        await store.start()
+        await started(store)
         self._stack.push_async_callback(store.close)
         return store
 

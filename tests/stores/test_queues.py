@@ -13,6 +13,7 @@ from ratelimit_service.stores.queues import Queue
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.queues import RedisQueues
 from tests.servers.redis import RedisServer
+from tests.stores.redis_store import started
 
 QUEUE = Queue("edge", "user")
 
@@ -59,7 +60,7 @@ async def test_what_a_worker_reads(redis_server: RedisServer) -> None:
     """Items lie in a stream under the key that is told, in their order, whatever is in them."""
     redis_server.flush()
     store = RedisStore(redis_server.url, 10_000_000, Stats(), Health(), key_prefix="mine:")
-    await store.start()
+    await started(store)
     queues = RedisQueues(store, 100)
     odd = [{"request": "\r\n\x00\u202e", "metadata": ""}]
 

@@ -15,13 +15,13 @@ from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
 from tests.stores import algorithms
 from tests.stores.cases import MINUTE, charged, hearing, hit
-from tests.stores.redis_store import Fixture
+from tests.stores.redis_store import Fixture, started
 
 
 @pytest.fixture
 async def connected(own_redis: RedisServer) -> AsyncIterator[Fixture]:
     fixture = Fixture(own_redis.url)
-    await fixture.store.start()
+    await started(fixture.store)
     yield fixture
     await fixture.store.close()
 

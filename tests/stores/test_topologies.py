@@ -19,6 +19,7 @@ from tests.servers.sentinel import Watched
 from tests.stores.algorithms import ALGORITHM_CASES
 from tests.stores.cases import CASES, charged
 from tests.stores.conftest import Time
+from tests.stores.redis_store import started
 
 
 class Reached:
@@ -70,7 +71,7 @@ async def all_cases(url: str, server: RedisServer) -> None:
     """Every row of the table, with an empty store for each."""
     clock, stats, health = Time(), Stats(), Health()
     store = RedisStore(url, 10_000_000, stats, health, clock)
-    await store.start()
+    await started(store)
     for case in [*CASES, *ALGORITHM_CASES]:
         server.flush()
         answers = []
