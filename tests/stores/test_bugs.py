@@ -18,6 +18,7 @@ from tests.servers.cluster import RedisCluster
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
 from tests.stores.cases import BROKEN, MINUTE, charged, hearing, hit
+from tests.stores.redis_store import started
 
 Store = tuple[RedisStore, Stats]
 
@@ -36,7 +37,7 @@ async def store(
         url = cluster.url
     stats = Stats()
     store = RedisStore(url, 200_000, stats, Health())
-    await store.start()
+    await started(store)
     yield store, stats
     await store.close()
 
@@ -124,7 +125,7 @@ async def test_fault_in_handling_a_reply(store: Store) -> None:
 async def test_fault_in_deciding_without_redis(own_redis: RedisServer) -> None:
     """What can be decided neither with Redis nor without is answered at its deadline, once."""
     store = RedisStore(own_redis.url, 50_000, Stats(), Health())
-    await store.start()
+    await started(store)
     bad = UNKNOWN._replace(policy=FailurePolicy.LOCAL)
 
     told: list[list[Outcomes]] = []

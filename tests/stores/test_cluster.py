@@ -144,7 +144,7 @@ def replicated(tmp_path: Path) -> Iterator[RedisCluster]:
 async def test_lost_node_is_replaced_by_its_replica(replicated: RedisCluster) -> None:
     """When a master dies its replica takes over its counters, and everything is well again."""
     fixture = Fixture(replicated)
-    await fixture.store.start()
+    await started(fixture.store)
     one = hit(limit=1_000)
     await fixture.remaining(one)
     number = replicated.owner(one.key)

@@ -19,6 +19,7 @@ from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.connection import RedisConnection, Reply
 from tests.servers.redis import RedisServer
 from tests.stores.cases import MINUTE, T, hearing, hit
+from tests.stores.redis_store import started
 
 ITEMS = 2 + 4 * 128
 """How many items the reply to a full script call has."""
@@ -140,7 +141,7 @@ def test_replies_read_in_time(redis_server: RedisServer) -> None:
 
 async def busy_while_replies_come(url: str) -> list[Outcomes]:
     store = RedisStore(url, 20_000, Stats(), Health(), lambda: T)
-    await store.start()
+    await started(store)
     found: list[Outcomes] = []
     for batch in range(2):
         hits = [[hit(key=f"{batch}-{key}", window_us=600 * MINUTE)] for key in range(128)]

@@ -21,6 +21,7 @@ from tests.servers.redis import RedisServer
 from tests.stores import algorithms
 from tests.stores.cases import MINUTE, SECOND, T, charged
 from tests.stores.cases import hit as minutely
+from tests.stores.redis_store import started
 
 TIMEOUT_US = 20_000
 
@@ -35,7 +36,7 @@ async def stores(own_redis: RedisServer) -> AsyncIterator[list[RedisStore]]:
     """Three processes that know of each other."""
     found = [RedisStore(own_redis.url, TIMEOUT_US, Stats(), Health()) for _ in range(3)]
     for store in found:
-        await store.start()
+        await started(store)
     async with asyncio.timeout(PATIENCE_SECONDS):
         while any(shard.processes != 3 for store in found for shard in store.shards):
             await asyncio.sleep(0.01)
@@ -100,7 +101,7 @@ async def test_every_algorithm_counts_here_and_hands_back(
 ) -> None:
     """What one process counts alone is in the store afterwards, as if it had been there."""
     store = RedisStore(own_redis.url, TIMEOUT_US, Stats(), Health())
-    await store.start()
+    await started(store)
     one = algorithms.hit(limit, lease=b"lease--1")._replace(policy=FailurePolicy.LOCAL)
     own_redis.stop()
     ((outcome,),) = await charged(store, [[one._replace(addend=2)]])
@@ -129,7 +130,7 @@ async def test_all_that_was_counted_beyond_the_limit_is_handed_back(
 ) -> None:
     """Of what counts although it is denied the store is told all, not only up to the limit."""
     store = RedisStore(own_redis.url, TIMEOUT_US, Stats(), Health())
-    await store.start()
+    await started(store)
     one = algorithms.hit(limit, mode=mode, count_denied=True)
     one = one._replace(policy=FailurePolicy.LOCAL)
     own_redis.stop()
@@ -193,7 +194,7 @@ def test_pool_that_denied_a_low_priority_last(limit: Limit) -> None:
 async def test_lease_taken_alone_is_given_back_by_its_id(own_redis: RedisServer) -> None:
     """A lease that was handed to the store is known there."""
     store = RedisStore(own_redis.url, TIMEOUT_US, Stats(), Health())
-    await store.start()
+    await started(store)
     one = algorithms.hit(algorithms.LEASES, lease=b"lease--1")
     one = one._replace(policy=FailurePolicy.LOCAL)
     own_redis.stop()
@@ -215,7 +216,7 @@ FULL = [algorithms.LEASES, algorithms.TOKENS._replace(unit=Unit.DAY)]
 async def test_limit_lowered_while_the_store_is_away(own_redis: RedisServer, limit: Limit) -> None:
     """Buckets and leases are full by the limit that was asked for last, also if it only denied."""
     store = RedisStore(own_redis.url, TIMEOUT_US, Stats(), Health())
-    await store.start()
+    await started(store)
     one = algorithms.hit(limit, lease=b"lease--1")._replace(policy=FailurePolicy.LOCAL)
     lower = one._replace(spec=one.spec.with_numbers(2, one.spec.rate))
     own_redis.stop()
@@ -232,7 +233,7 @@ async def test_limit_lowered_while_the_store_is_away(own_redis: RedisServer, lim
 async def test_found_too_late_by_the_server(own_redis: RedisServer) -> None:
     """A charge that the server finds too late, by its clock, is decided by policy."""
     store = RedisStore(own_redis.url, TIMEOUT_US, Stats(), Health())
-    await store.start()
+    await started(store)
     (shard,) = store.shards
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not shard.available:  # on a busy machine a second may not do to connect
@@ -250,7 +251,7 @@ async def test_found_too_late_by_the_server(own_redis: RedisServer) -> None:
 async def test_denied_beside_another_policy_counts_nowhere(own_redis: RedisServer) -> None:
     """What this process counts is given back if the policy of another descriptor denies."""
     store = RedisStore(own_redis.url, TIMEOUT_US, Stats(), Health())
-    await store.start()
+    await started(store)
     own_redis.stop()
     closed = hit(key="b")._replace(policy=FailurePolicy.CLOSED)
 
@@ -272,7 +273,7 @@ class Behind:
         port = await self.proxy.start()
         url = f"redis://127.0.0.1:{port}/0"
         self.store = RedisStore(url, TIMEOUT_US, self.stats, Health())
-        await self.store.start()
+        await started(self.store)
         (self.shard,) = self.store.shards
 
     async def close(self) -> None:
@@ -341,7 +342,7 @@ async def test_server_that_turns_sick_again_while_it_is_told(behind: Behind, fau
 async def test_many_leases_are_handed_back_at_once(own_redis: RedisServer) -> None:
     """A large concurrency limit's leases come back in few hits; each is known by its id then."""
     store = RedisStore(own_redis.url, 5_000_000, Stats(), Health())
-    await store.start()
+    await started(store)
     leases = algorithms.LEASES._replace(requests_per_unit=10_000, unit=Unit.DAY)
     one = algorithms.hit(leases)._replace(policy=FailurePolicy.LOCAL)
     local = Local(Stats())

@@ -65,7 +65,7 @@ async def test_recovers_by_itself(connected: Fixture, own_redis: RedisServer) ->
 async def test_hung_redis_costs_the_timeout_and_no_more(own_redis: RedisServer) -> None:
     """A Redis that does not answer leaves hits without outcome after the store's timeout."""
     fixture = Fixture(own_redis.url, timeout_us=10_000)
-    await fixture.store.start()
+    await started(fixture.store)
     own_redis.stop()
 
     outcomes = await fixture.hit()
@@ -126,7 +126,7 @@ async def test_batches_are_cut_by_what_they_take(
 async def test_a_sick_server_is_left_alone(own_redis: RedisServer) -> None:
     """After five charges without an answer the others are decided at once, until pings are."""
     fixture = Fixture(own_redis.url, timeout_us=10_000)
-    await fixture.store.start()
+    await started(fixture.store)
     own_redis.stop()
 
     for _ in range(6):
@@ -143,7 +143,7 @@ async def test_a_sick_server_is_left_alone(own_redis: RedisServer) -> None:
 async def test_unread_replies_are_read_before_a_timer_is_believed(own_redis: RedisServer) -> None:
     """A process that was held up for longer than the timeout still finds the answers."""
     fixture = Fixture(own_redis.url, timeout_us=10_000)
-    await fixture.store.start()
+    await started(fixture.store)
     asked = asyncio.create_task(fixture.hit())
     for _ in range(3):
         await asyncio.sleep(0)  # the call is sent
@@ -158,7 +158,7 @@ async def test_unread_replies_are_read_before_a_timer_is_believed(own_redis: Red
 async def test_a_slow_process_is_not_the_servers_fault(own_redis: RedisServer) -> None:
     """Turns of the loop longer than the timeout make no server sick, however much waits."""
     fixture = Fixture(own_redis.url, timeout_us=100_000)
-    await fixture.store.start()
+    await started(fixture.store)
     answers: list[list[Outcomes]] = []
 
     for _ in range(8):
@@ -184,7 +184,7 @@ async def test_a_slow_process_is_not_the_servers_fault(own_redis: RedisServer) -
 async def test_a_hung_server_is_found_by_a_slow_process(own_redis: RedisServer) -> None:
     """A process with long turns of its own still leaves a server alone that does not answer."""
     fixture = Fixture(own_redis.url, timeout_us=100_000)
-    await fixture.store.start()
+    await started(fixture.store)
     own_redis.stop()
 
     for _ in range(14):
@@ -202,7 +202,7 @@ async def test_a_hung_server_is_found_by_a_slow_process(own_redis: RedisServer) 
 async def test_callers_deadline(own_redis: RedisServer) -> None:
     """A hung server costs a caller that waits for less no more than that; nothing is charged."""
     fixture = Fixture(own_redis.url, timeout_us=3_600_000_000)
-    await fixture.store.start()
+    await started(fixture.store)
     own_redis.stop()
     answers: list[list[Outcomes]] = []
 

@@ -27,6 +27,7 @@ from tests.conftest import need
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
 from tests.stores.cases import MINUTE, SECOND, T, charged, hit
+from tests.stores.redis_store import started
 
 THREE = {"a:6379": 1, "b:6379": 1, "c:6379": 1}
 NAMES = CounterNames("shop", CounterSpec(DEFAULT, 5, MINUTE))
@@ -157,7 +158,7 @@ def ring(tmp_path: Path) -> Iterator[Ring]:
 @pytest.fixture
 async def store(ring: Ring) -> AsyncIterator[RedisStore]:
     store = ring.store()
-    await store.start()
+    await started(store)
     yield store
     await store.close()
 
@@ -201,7 +202,7 @@ async def test_hits_that_passed_are_told_the_reset_though_their_counter_is_over(
     It is not told how long a hit waits for room, although later hits of the request filled it.
     """
     store = RedisStore(ring.url, 5_000_000, ring.stats, ring.health, lambda: T + 10 * MINUTE)
-    await store.start()
+    await started(store)
     east = ring.hit("east", 3)
     east = east._replace(
         spec=CounterSpec(ALGORITHMS[algorithm], east.spec.limit, 60 * MINUTE),
@@ -252,7 +253,7 @@ async def test_policy_decides_for_the_whole_request(
 async def test_give_backs_are_never_too_late(ring: Ring) -> None:
     """A shard that hangs with something to be given back gives it back when it goes on."""
     store = ring.store(timeout_us=100_000)
-    await store.start()
+    await started(store)
     east, west = ring.hit("east"), ring.hit("west")._replace(policy=FailurePolicy.CLOSED)
     await charged(store, [[east], [west]])
     ring.servers["west"].stop()
@@ -278,7 +279,7 @@ async def test_late_give_backs_are_told(ring: Ring) -> None:
     store = ring.store(timeout_us=100_000)
     told: list[bytes] = []
     store.tell_of_give_backs(told.extend)
-    await store.start()
+    await started(store)
     east, west = ring.hit("east"), ring.hit("west")._replace(policy=FailurePolicy.CLOSED)
     await charged(store, [[east]])
     ring.servers["west"].stop()
@@ -360,7 +361,7 @@ async def test_quotas_deny_together(
 async def test_nothing_is_charged_after_the_deadline(ring: Ring) -> None:
     """A charge that a hung server finds when it goes on changes nothing; refunds do."""
     store = ring.store(timeout_us=20_000)
-    await store.start()
+    await started(store)
     one = ring.hit("east")
     await charged(store, [[one], [one], [one]])
     east = ring.servers["east"]
@@ -397,7 +398,7 @@ async def test_counters_of_seconds_lie_apart(ring: Ring) -> None:
     """A window of a second counts in the second store, others in the first, together or not."""
     first, second = ring.servers.values()
     store = RedisStore(first.url, 5_000_000, Stats(), Health(), second_url=second.url)
-    await store.start()
+    await started(store)
     minute, instant = hit(key="m"), hit(key="s", window_us=SECOND)
 
     await charged(store, [[minute], [instant], [hit(key="both"), instant]])
