@@ -1,6 +1,6 @@
 """Rules of a management server that change under load: how soon each change is in effect.
 
-    .venv/bin/python -m benchmarks.xds [--no-bounds]
+    .venv/bin/python -m benchmarks.xds [--cores 0,1] [--no-bounds]
 
 The server is tests/management, on the library with which Envoy Gateway serves its rules. It has
 10,000 descriptors in one resource. It changes the limit of one of them, then the limits of all, and
@@ -91,13 +91,13 @@ def changes(
     return taken
 
 
-def measured(directory: Path) -> dict[str, object]:
-    """All that was found: the service's callbacks, the load's figures, and the changes."""
+def measured(directory: Path, cores: str) -> dict[str, object]:
+    """All that was found on these cores: the service's callbacks, the load's figures, changes."""
     port, http_port, record = free_port(), free_port(), directory / "record.json"
     management = Management(directory)
     management.start()
     management.serve("0", *resources(1_000_000, 1_000_000))
-    command = ["taskset", "-c", SERVER_CORE, sys.executable, "-m", "benchmarks.measured"]
+    command = ["taskset", "-c", cores, sys.executable, "-m", "benchmarks.measured"]
     command += [str(record), "--log-level", "error", "--grpc", f"127.0.0.1:{port}"]
     command += ["--http", f"127.0.0.1:{http_port}"]
     environment = {**os.environ, **management.environment}
@@ -118,13 +118,14 @@ def measured(directory: Path) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="How soon rules over xDS are in effect.")
+    parser.add_argument("--cores", default=SERVER_CORE, help="Where the service runs.")
     parser.add_argument("--no-bounds", action="store_true", help="Only measure.")
     chosen = parser.parse_args()
     if not Path(MANAGEMENT).exists():
         raise SystemExit("xds.py: no management server: run `make tools` (it needs Go)")
     with tempfile.TemporaryDirectory() as directory:
         told(f"{CHANGES} changes among {DESCRIPTORS:,} descriptors")
-        found = measured(Path(directory))
+        found = measured(Path(directory), chosen.cores)
     taken, noted, load = found["changes"], found["noted"], found["load"]
     assert isinstance(taken, dict)
     assert isinstance(noted, list)
