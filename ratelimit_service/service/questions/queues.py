@@ -41,14 +41,12 @@ async def _told(deciding: Deciding, about: About) -> object:
                     rules.append(rule)
                 elif rule.enqueue:
                     left_out += 1
-    if rules and deciding.queues is None:
-        raise QuestionError(nowhere_to_queue(rules[:1]), StatusCode.NOT_FOUND)
     told: list[dict[str, object]] = []
     for start in range(0, len(rules), _AT_ONCE):
+        if deciding.queues is None:
+            raise QuestionError(nowhere_to_queue(rules[:1]), StatusCode.NOT_FOUND)
         some = rules[start : start + _AT_ONCE]
-        told += await asyncio.gather(
-            *[_queue(rule, deciding.queues) for rule in some if deciding.queues is not None]
-        )
+        told += await asyncio.gather(*[_queue(rule, deciding.queues) for rule in some])
     if told and all("unknown" in each for each in told):
         raise QuestionError(str(told[0]["unknown"]), StatusCode.UNAVAILABLE)
     return {"queues": told, "most": deciding.settings.queue_length, "left_out": left_out}
