@@ -14,8 +14,9 @@ from typing import Final
 from ratelimit_service.model import MAX_ADDEND, SECOND_US, Code, Descriptor, Entry, Request
 from ratelimit_service.replay.logs import BadLineError, Lines, LogError
 from ratelimit_service.replay.recorded import LAST_US, Recorded, moment_us
+from ratelimit_service.rules.fields import Fields, document
 from ratelimit_service.rules.files import read_rule_files
-from ratelimit_service.rules.reader import Fields, Reader, Unreadable
+from ratelimit_service.rules.reader import Reader, Unreadable
 
 __all__ = ["EnvoyLog", "Mapped", "read_mapping"]
 
@@ -58,7 +59,7 @@ def read_mapping(path: Path) -> Mapped:
         raise LogError(f"{name} cannot be read: {why}")
     reader = Reader(str(path), needs="a domain and descriptors")
     try:
-        fields = reader.document(reader.composed(found.files[str(path)]), _KEYS, {})
+        fields = document(reader, reader.composed(found.files[str(path)]), _KEYS, {})
         mapped = _mapped(fields)
     except (Unreadable, KeyError):
         mapped = Mapped("", "", ())

@@ -11,9 +11,9 @@ from ratelimit_service.model import (
     HeaderSet,
     unknown_placeholder,
 )
+from ratelimit_service.rules.fields import Fields
 from ratelimit_service.rules.language import ANSWER_KEYS, CONTENT_TYPE, LINK, MAX_TEXT
-from ratelimit_service.rules.problem import did_you_mean, quoted
-from ratelimit_service.rules.reader import Fields, listed
+from ratelimit_service.rules.problem import did_you_mean, listed, quoted
 
 __all__ = ["read_answer"]
 

@@ -10,7 +10,7 @@ from ratelimit_service.rules.matchers.cidr import Networks
 from ratelimit_service.rules.matchers.matcher import Matcher
 
 if TYPE_CHECKING:
-    from ratelimit_service.rules.reader import Fields
+    from ratelimit_service.rules.fields import Fields
 
 __all__ = ["check_groupings", "grouping_text", "read_grouping"]
 

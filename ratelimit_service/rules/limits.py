@@ -33,10 +33,10 @@ from ratelimit_service.model import (
     Takes,
     Unit,
 )
+from ratelimit_service.rules.fields import Fields
 from ratelimit_service.rules.grouping import read_grouping
 from ratelimit_service.rules.language import DURATION, LIMIT_KEYS, PERCENT, UNITS, WINDOW
-from ratelimit_service.rules.problem import quoted
-from ratelimit_service.rules.reader import Fields, listed
+from ratelimit_service.rules.problem import listed, quoted
 from ratelimit_service.rules.schedule import read_schedule, read_time_zone
 
 __all__ = ["limit_name", "read_limit"]

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import yaml
 
+from ratelimit_service.rules.fields import Fields, document
 from ratelimit_service.rules.language import LIMIT_KEYS
 from ratelimit_service.rules.matchers.pattern import Pattern
 from ratelimit_service.rules.problem import Problem
-from ratelimit_service.rules.reader import Fields, ForeignMark, Reader, Unreadable
+from ratelimit_service.rules.reader import ForeignMark, Reader, Unreadable
 
 __all__ = ["NO_OVERLAY", "Keys", "Overlay", "parse_overlay"]
 
@@ -71,7 +72,7 @@ def parse_overlay(name: str, data: bytes) -> tuple[Overlay, tuple[Problem, ...]]
     """Reads an overlay, and everything that is wrong with it; never raises for what is in it."""
     reader = Reader(name)
     try:
-        root = reader.document(reader.composed(data), _ROOT_KEYS, _PLACES)
+        root = document(reader, reader.composed(data), _ROOT_KEYS, _PLACES)
         entries = tuple(
             _entry(name, fields) for fields in root.items("overlay", _ENTRY_KEYS, deeper=False)
         )

@@ -10,7 +10,7 @@ from ratelimit_service.rules.paths import Source
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Problem", "did_you_mean", "quoted"]
+__all__ = ["Problem", "did_you_mean", "listed", "quoted"]
 
 _MAX_QUOTED = 60
 """Characters of a file's text that a message repeats."""
@@ -53,3 +53,8 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     known = {each.lower(): each for each in allowed}
     near = get_close_matches(word.lower(), known, n=1)
     return f"; did you mean {known[near[0]]!r}?" if near else ""
+
+
+def listed(words: Iterable[str]) -> str:
+    """Words for a sentence."""
+    return ", ".join(words)

@@ -19,8 +19,8 @@ from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.language import LIMIT_KEYS
 from ratelimit_service.rules.matchers.registry import keys as matcher_keys
 from ratelimit_service.rules.overlay import NO_OVERLAY, Keys, Overlay
-from ratelimit_service.rules.problem import did_you_mean, quoted
-from ratelimit_service.rules.reader import Path, Reader, ReadNode, listed
+from ratelimit_service.rules.problem import did_you_mean, listed, quoted
+from ratelimit_service.rules.reader import Path, Reader, ReadNode
 from ratelimit_service.rules.schema import RuleFile, alike, compiled
 
 __all__ = ["KeptDescriptors", "parse_resource", "resource_bytes", "said_by"]

@@ -12,7 +12,7 @@ from ratelimit_service.rules.language import WHEN_KEYS
 from ratelimit_service.rules.problem import did_you_mean, quoted
 
 if TYPE_CHECKING:
-    from ratelimit_service.rules.reader import Fields
+    from ratelimit_service.rules.fields import Fields
 
 __all__ = ["moment_text", "read_schedule", "read_time_zone", "read_valid_until", "schedule_text"]
 

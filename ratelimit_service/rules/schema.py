@@ -19,6 +19,7 @@ from ratelimit_service.algorithms import spec_of
 from ratelimit_service.model import AnswerStyle, FailurePolicy, Limit
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.answers import read_answer
+from ratelimit_service.rules.fields import Fields, Scalars, document
 from ratelimit_service.rules.grouping import check_groupings, read_grouping
 from ratelimit_service.rules.language import (
     LIMIT_KEYS,
@@ -34,7 +35,7 @@ from ratelimit_service.rules.limits import limit_name, read_limit
 from ratelimit_service.rules.matchers import registry
 from ratelimit_service.rules.paths import Source, path_text
 from ratelimit_service.rules.problem import Problem, quoted
-from ratelimit_service.rules.reader import Fields, Reader, Scalars, Unreadable
+from ratelimit_service.rules.reader import Reader, Unreadable
 from ratelimit_service.rules.schedule import read_valid_until
 from ratelimit_service.rules.tree import Level, Node, Rule, taken_twice, too_many
 
@@ -107,7 +108,7 @@ def compiled(
     """
     shard_by = None
     try:
-        root = reader.document(compose(), ROOT_KEYS, places(), REFERENCE_KEYS)
+        root = document(reader, compose(), ROOT_KEYS, places(), REFERENCE_KEYS)
         domain = root.text("domain")
         if not domain:
             state = "empty" if "domain" in root else "missing"

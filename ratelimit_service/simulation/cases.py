@@ -15,10 +15,11 @@ from typing import Any
 
 from ratelimit_service.errors import RateLimitError, RulesError, SettingsError
 from ratelimit_service.model import MAX_EXACT, Code, Descriptor, Entry, Limit, Request, Unit
+from ratelimit_service.rules.fields import Fields, document
 from ratelimit_service.rules.files import TESTS, read_rule_files
 from ratelimit_service.rules.paths import Source
-from ratelimit_service.rules.problem import quoted
-from ratelimit_service.rules.reader import Fields, Reader, Unreadable, listed
+from ratelimit_service.rules.problem import listed, quoted
+from ratelimit_service.rules.reader import Reader, Unreadable
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.settings import Settings, parse_duration, settings
 
@@ -143,7 +144,7 @@ def read_cases(path: Path) -> CaseFile:
     rules = path
     data = _bytes(path)
     try:
-        root = reader.document(reader.composed(data), _FILE_KEYS, _PLACES)
+        root = document(reader, reader.composed(data), _FILE_KEYS, _PLACES)
         if "cases" not in root and parse(str(path), data).domain:
             raise RulesError(_of_rules(path))
         rules = _rules(root, path)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ratelimit_service.rules.fields import Fields
 from ratelimit_service.rules.matchers.matcher import Matcher
-from ratelimit_service.rules.reader import Fields
 
 __all__ = ["Prefix"]
 

@@ -12,8 +12,8 @@ from ratelimit_service.model import Limit
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules import limits, schema
 from ratelimit_service.rules.build import Version, build
+from ratelimit_service.rules.fields import Fields
 from ratelimit_service.rules.lint import lint
-from ratelimit_service.rules.reader import Fields
 from ratelimit_service.rules.schema import parse
 
 _NUMBERS = [

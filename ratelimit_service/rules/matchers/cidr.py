@@ -16,7 +16,7 @@ from ratelimit_service.rules.paths import MatcherName, matcher_name
 from ratelimit_service.rules.problem import quoted
 
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
-    from ratelimit_service.rules.reader import Fields
+    from ratelimit_service.rules.fields import Fields
 
 __all__ = ["Networks"]
 

@@ -16,7 +16,7 @@ from ratelimit_service.rules.problem import quoted
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
     import yaml
 
-    from ratelimit_service.rules.reader import Fields
+    from ratelimit_service.rules.fields import Fields
 
 __all__ = ["ONE_OR_MORE", "ONE_TEXT", "Index", "Matcher", "OneByOne", "read_list"]
 

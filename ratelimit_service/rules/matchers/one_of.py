@@ -12,7 +12,7 @@ from ratelimit_service.rules.problem import quoted
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
     import yaml
 
-    from ratelimit_service.rules.reader import Fields
+    from ratelimit_service.rules.fields import Fields
 
 __all__ = ["OneOf"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ratelimit_service.rules.matchers.matcher import Matcher
 
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
-    from ratelimit_service.rules.reader import Fields
+    from ratelimit_service.rules.fields import Fields
 
 __all__ = ["Pattern"]
 

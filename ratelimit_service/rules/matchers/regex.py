@@ -19,7 +19,7 @@ from ratelimit_service.rules.matchers.matcher import ONE_TEXT, Index, Matcher
 from ratelimit_service.rules.problem import quoted
 
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
-    from ratelimit_service.rules.reader import Fields
+    from ratelimit_service.rules.fields import Fields
 
 __all__ = ["Regex"]
 

@@ -11,7 +11,7 @@ from ratelimit_service.rules.matchers.pattern import Pattern
 from ratelimit_service.rules.matchers.regex import Regex
 
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
-    from ratelimit_service.rules.reader import Fields
+    from ratelimit_service.rules.fields import Fields
 
 __all__ = ["MATCHERS", "TakenValues", "keys", "kinds", "shareable", "taken"]
 

@@ -15,7 +15,7 @@ from ratelimit_service.model import Grouping
 from ratelimit_service.rules.matchers.matcher import Index, Matcher
 
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
-    from ratelimit_service.rules.reader import Fields
+    from ratelimit_service.rules.fields import Fields
 
 __all__ = ["stand_ins"]
 

@@ -1,0 +1,380 @@
+"""The values of a mapping by their keys, each as the type that is asked for, or a problem.
+
+What must not live here: how a file becomes nodes (`reader`), and what keys mean (`schema`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from itertools import chain
+from typing import TypeVar
+
+import yaml
+
+from ratelimit_service.model import MAX_ADDEND
+from ratelimit_service.rules import scalars
+from ratelimit_service.rules.paths import Source
+from ratelimit_service.rules.problem import did_you_mean, listed, quoted
+from ratelimit_service.rules.reader import Pair, Path, Reader, Unreadable
+
+__all__ = ["Fields", "Scalars", "document"]
+
+_T = TypeVar("_T")
+
+Scalars = tuple[tuple[tuple[str, str, str], ...], ...]
+"""What mappings of scalars say: the keys, with the tags and texts of their values."""
+
+
+def document(
+    reader: Reader,
+    root: yaml.Node,
+    allowed: Collection[str],
+    places: Mapping[str, str],
+    anywhere: Collection[str] = (),
+) -> Fields:
+    """A document, a mapping of the allowed keys. Raises Unreadable.
+
+    `places` says of every known key where it stands. Those of `anywhere` are tolerated in other
+    places, where they do nothing.
+    """
+    reader.anywhere = anywhere
+    fields = Fields(reader, root, (), allowed, places)
+    if not fields.readable:
+        raise Unreadable
+    return fields
+
+
+class Fields:
+    """A mapping's values by their keys. Each is read as the type asked for.
+
+    What is missing, null or (with a problem noted) of another type reads as the default.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        node: yaml.Node,
+        path: Path,
+        allowed: Collection[str],
+        places: Mapping[str, str],
+        *,
+        deeper: bool = False,
+    ) -> None:
+        """Notes keys that may not stand here; of one that stands here twice the last counts.
+
+        With `deeper` it is a place of its own in the tree, below `path`.
+        """
+        self._reader = reader
+        self._node = node
+        self._pairs: dict[str, Pair] = {}
+        self._places = places
+        self.path = path
+        self.readable = isinstance(node, yaml.MappingNode)
+        if not isinstance(node, yaml.MappingNode):
+            if deeper:
+                self.path = (*path, ("", ""))
+            reader.report(node, self.path, "type", f"this must be a mapping of {listed(allowed)}")
+            return
+        pairs = self._pairs
+        odd: list[Pair] = []
+        own, merged = reader.pairs(node)
+        for pair in own:
+            name = scalars.raw(pair[0])
+            if name not in allowed or name in pairs:
+                odd.append(pair)
+            if name in allowed:
+                pairs[name] = pair
+        for pair in merged:
+            name = scalars.raw(pair[0])
+            if name not in allowed:
+                odd.append(pair)
+            else:
+                pairs.setdefault(name, pair)
+        if deeper:  # as far as it can be told before it is checked
+            self.path = (*path, (self.raw("key"), self.raw("value")))
+        for key, _ in odd:
+            self._report_key(key, allowed)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._pairs
+
+    def once(self, kind: type[_T], read: Callable[[Fields], _T | None]) -> _T | None:
+        """What `read` makes of the mapping, or has made of it before."""
+        kept = self._reader.kept(self._node)
+        if isinstance(kept, kind):
+            return kept
+        begun = self._reader.begin()
+        result = read(self)
+        self._reader.keep(self._node, result, begun)
+        return result
+
+    def like(self, kind: type[_T]) -> _T | None:
+        """What another mapping has come to that says the same, but for what names it."""
+        like = self._reader.like(self._node)
+        return like if isinstance(like, kind) else None
+
+    def given(self, name: str) -> bool:
+        """Whether the key is there, and not null."""
+        pair = self._pairs.get(name)
+        return pair is not None and pair[1].tag != scalars.NULL
+
+    def within(self, names: AbstractSet[str]) -> bool:
+        """Whether it has no other keys than these."""
+        return self._pairs.keys() <= names
+
+    def content(self, name: str) -> Scalars | None:
+        """What stands under a key, if that is a mapping of scalars, or a list of such ones.
+
+        It is all that it means: two values with the same content mean the same.
+        """
+        value = self._pairs[name][1]
+        found = []
+        for mapping in value.value if isinstance(value, yaml.SequenceNode) else (value,):
+            if not isinstance(mapping, yaml.MappingNode):
+                return None
+            said = []
+            for key, of in mapping.value:
+                if key.tag != scalars.STR or not isinstance(key, yaml.ScalarNode):
+                    return None
+                if not isinstance(of, yaml.ScalarNode):
+                    return None
+                said.append((key.value, of.tag, of.value))
+            found.append(tuple(said))
+        return tuple(found)
+
+    def visit(self, name: str) -> None:
+        """Counts what stands under a key, and is not looked at because its content is known."""
+        value = self._pairs[name][1]
+        if isinstance(value, yaml.SequenceNode):
+            self._reader.visit(value, len(self.path))
+        for mapping in value.value if isinstance(value, yaml.SequenceNode) else (value,):
+            self._reader.visit(mapping, 0)
+
+    def source(self, name: str | None = None) -> Source:
+        """Where a key stands, or the mapping."""
+        return self._reader.source(self._pairs[name][0] if name else self._node)
+
+    def report(
+        self,
+        kind: str,
+        message: str,
+        *,
+        key: str | None = None,
+        value: str | None = None,
+        at: yaml.Node | None = None,
+        tolerated: bool = False,
+        hint: bool = False,
+    ) -> None:
+        """Notes a problem at a key, at a key's value, at a node within it, or at the mapping."""
+        node = at or self._node
+        if key is not None:
+            node = self._pairs[key][0]
+        elif value is not None:
+            node = self._pairs[value][1]
+        self._reader.report(node, self.path, kind, message, tolerated=tolerated, hint=hint)
+
+    def node(self, name: str) -> yaml.Node:
+        """The value of a key that is there."""
+        return self._pairs[name][1]
+
+    def key_node(self, name: str) -> yaml.Node:
+        """A key that is there."""
+        return self._pairs[name][0]
+
+    def raw(self, name: str) -> str:
+        """A value as it stands in the file, whatever YAML takes it for; "" if it is no scalar."""
+        return scalars.raw(self._pairs[name][1]) if name in self._pairs else ""
+
+    def text(self, name: str) -> str:
+        """A value's source text."""
+        if not self.given(name):
+            return ""
+        if not isinstance(self._pairs[name][1], yaml.ScalarNode):
+            self.report("type", f"{name} must be text", value=name)
+        return self.raw(name)
+
+    def texts(self, name: str) -> list[str] | None:
+        """A list of texts; None if it is anything else."""
+        value = self._pairs[name][1]
+        if not isinstance(value, yaml.SequenceNode):
+            return None
+        found = []
+        for item in value.value:
+            if isinstance(item, yaml.ScalarNode) and item.value:
+                found.append(scalars.raw(item))
+            else:
+                self._reader.report(item, self.path, "type", f"{name} must be a list of texts")
+        return found
+
+    def one_or_more(self, name: str) -> list[tuple[str, yaml.Node]]:
+        """A text, or a list of texts, each with where it stands."""
+        value = self._pairs[name][1]
+        items = value.value if isinstance(value, yaml.SequenceNode) else [value]
+        self._reader.visit(value, 0)
+        found: list[tuple[str, yaml.Node]] = []
+        for item in items:
+            if isinstance(item, yaml.ScalarNode) and item.value and item.tag != scalars.NULL:
+                found.append((scalars.raw(item), item))
+            else:
+                message = f"{name} must be a text or a list of texts, none of them empty"
+                self._reader.report(item, self.path, "type", message)
+        return found
+
+    def text_pairs(self, name: str) -> list[tuple[str, str]]:
+        """The keys and texts of a mapping, in order."""
+        return self._text_pairs(name, self._pairs[name][1])
+
+    def entries(self, name: str) -> list[list[tuple[str, str]]]:
+        """A list of what `text_pairs` reads; an item may be a list of mappings itself.
+
+        So one that has a key twice can be written.
+        """
+        value = self._pairs[name][1] if name in self._pairs else None
+        if not isinstance(value, yaml.SequenceNode):
+            if value is not None:
+                self.report("type", f"{name} must be a list of mappings", value=name)
+            return []
+        return [
+            [
+                pair
+                for mapping in (item.value if isinstance(item, yaml.SequenceNode) else [item])
+                for pair in self._text_pairs(name, mapping)
+            ]
+            for item in value.value
+        ]
+
+    def _text_pairs(self, name: str, node: yaml.Node) -> list[tuple[str, str]]:
+        if not isinstance(node, yaml.MappingNode):
+            self._reader.report(node, self.path, "type", f"{name}: write {{key: value}} here")
+            return []
+        pairs = []
+        for key, value in chain(*self._reader.pairs(node)):
+            if not isinstance(value, yaml.ScalarNode):
+                self._reader.report(value, self.path, "type", f"{name}: this must be text")
+            pairs.append((scalars.raw(key), scalars.raw(value)))
+        return pairs
+
+    def switch(self, name: str) -> bool:
+        """A boolean of YAML 1.1, without quotes."""
+        if not self.given(name):
+            return False
+        switch = scalars.switch(self._pairs[name][1])
+        if switch is None:
+            self.report("type", f"{name} must be true or false, without quotes", value=name)
+        return switch is True
+
+    def number(self, name: str, least: int, most: int = MAX_ADDEND) -> int:
+        """An integer of YAML 1.1 from `least` to `most`, without quotes; `least` if missing."""
+        if not self.given(name):
+            return least
+        number = scalars.number(self._pairs[name][1])
+        if not isinstance(number, int) or not least <= number <= most:
+            message = f"{name} must be a whole number from {least} to {most}, without quotes"
+            self.report("number", message, value=name)
+            return least
+        return number
+
+    def numbers(self, name: str, least: int, most: int = MAX_ADDEND) -> list[int] | None:
+        """A list of integers from `least` to `most`, `least` for what is none; None if no list."""
+        node = self._pairs[name][1]
+        if not isinstance(node, yaml.SequenceNode):
+            return None
+        found = []
+        for item in node.value:
+            number = scalars.number(item)
+            if not isinstance(number, int) or not least <= number <= most:
+                message = f"{name} must be whole numbers from {least} to {most}, without quotes"
+                self._reader.report(item, self.path, "number", message)
+                number = least
+            found.append(number)
+        return found
+
+    def one_of(self, name: str, allowed: Collection[str], default: str) -> str:
+        """One of the allowed words, whatever the case of its letters."""
+        if not self.given(name):
+            return default
+        word = self.raw(name).lower()
+        if word in allowed:
+            return word
+        hint = did_you_mean(word, allowed)
+        message = f"{name} {quoted(word)} is unknown: allowed are {listed(allowed)}{hint}"
+        self.report(name, message, value=name)
+        return default
+
+    def mapping(self, name: str, allowed: Collection[str]) -> Fields:
+        """A mapping within this one, at the same place in the tree."""
+        value = self._pairs[name][1]
+        return Fields(self._reader, value, self.path, allowed, self._places)
+
+    def items(self, name: str, allowed: Collection[str], *, deeper: bool) -> Iterator[Fields]:
+        """The mappings of a list; with `deeper` each is a place of its own in the tree."""
+        if not self.given(name):
+            return
+        node = self._pairs[name][1]
+        if not isinstance(node, yaml.SequenceNode):
+            self.report("type", f"{name} must be a list", value=name)
+            return
+        self._reader.visit(node, len(self.path))
+        for item in node.value:
+            fields = Fields(self._reader, item, self.path, allowed, self._places, deeper=deeper)
+            if fields.readable:
+                yield fields
+
+    def plain(self, name: str) -> dict[str, object] | None:
+        """A mapping of anything, as JSON has it."""
+        if not self.given(name):
+            return None
+        node = self._pairs[name][1]
+        plain = self._plain(node, 0)
+        if isinstance(plain, dict):
+            return plain
+        self.report("type", f"{name} must be a mapping", value=name)
+        return None
+
+    def _plain(self, node: yaml.Node, depth: int) -> object:
+        self._reader.visit(node, depth)
+        if isinstance(node, yaml.MappingNode):
+            values: dict[str, object] = {}
+            own, merged = self._reader.pairs(node)
+            for key, value in own:
+                values[scalars.raw(key)] = self._plain(value, depth + 1)
+            for key, value in merged:
+                if scalars.raw(key) not in values:
+                    values[scalars.raw(key)] = self._plain(value, depth + 1)
+            return values
+        if isinstance(node, yaml.SequenceNode):
+            return [self._plain(item, depth + 1) for item in node.value]
+        if node.tag == scalars.NULL:
+            return None
+        switch = scalars.switch(node)
+        if switch is not None:
+            return switch
+        number = scalars.number(node)
+        if number is not None and math.isfinite(number):
+            return float(number)
+        if node.tag in scalars.NUMBERS:
+            message = (
+                f"numbers in metadata must be finite, of at most {scalars.MAX_DIGITS} characters"
+            )
+            self._reader.report(node, self.path, "type", message)
+        return scalars.raw(node)
+
+    def _report_key(self, key: yaml.Node, allowed: Collection[str]) -> None:
+        """Reports a key that may not stand here, or not once more."""
+        name = scalars.raw(key)
+        if name in allowed:
+            message = f"{name} stands here twice: the last one counts"
+            self._reader.report(key, self.path, "duplicate_key", message, tolerated=True)
+        elif name in self._places:
+            tolerated = name in self._reader.anywhere
+            place = self._places[name]
+            message = f"{name} must stand {place}, not here"
+            if tolerated:
+                message = f"{name} does nothing here: it stands {place}"
+            self._reader.report(key, self.path, "misplaced_key", message, tolerated=tolerated)
+        else:
+            hint = did_you_mean(name, allowed)
+            message = f"{quoted(name)} is no key: allowed are {listed(allowed)}{hint}"
+            self._reader.report(key, self.path, "unknown_key", message)
