@@ -89,8 +89,9 @@ class DecidedBatch:
         """Whether the request at this place did not pass."""
         if self.records is not None:
             return self.records[place].denied
-        planned = self.settled is not None and isinstance(self.asked[place], Asked)
-        verdict = self.settled[place].verdict if planned and self.settled is not None else None
+        verdict = None
+        if self.settled is not None and isinstance(self.asked[place], Asked):
+            verdict = self.settled[place].verdict
         return is_denied(self.answers[place], verdict)
 
     def record(self, place: int) -> DecisionRecord:

@@ -210,14 +210,16 @@ class Steering:
 
 def _entries(body: bytes, split: wire.Split | None) -> list[Sequence[Entry]]:
     """The entries of each descriptor of a request; decoded only if it is unusual."""
-    found: list[Sequence[Entry]] = []
-    for part in split.parts if split is not None else ():
-        entries = wire.plain_entries(part, split.descriptor_at) if split is not None else None
-        if entries is None:
-            found.clear()
-            break
-        found.append(entries)
-    return found or [each.entries for each in wire.decode_request(body).descriptors]
+    if split is not None:
+        found: list[Sequence[Entry]] = []
+        for part in split.parts:
+            entries = wire.plain_entries(part, split.descriptor_at)
+            if entries is None:
+                break
+            found.append(entries)
+        else:
+            return found
+    return [each.entries for each in wire.decode_request(body).descriptors]
 
 
 def _coded(domain: str) -> bytes:
