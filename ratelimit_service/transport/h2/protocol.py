@@ -144,9 +144,8 @@ class Http2Protocol(asyncio.Protocol):
     def handle_piece(self, now_us: int) -> bool:
         """Handles some of what was read; returns whether there is more, and it may be handled."""
         connection, late = self.connection, False
-        self._handled = self._flushing = (
-            True  # this turn writes at its end, so it need not ask for a write
-        )
+        # This turn writes at its end, so nobody need ask for a write.
+        self._handled = self._flushing = True
         try:
             self.now_us = now_us
             if not self._drawing or self._inbox or self._more or self._draw(now_us):
