@@ -114,7 +114,8 @@ async def test_half_open_connection(fixture: Fixture) -> None:
 
     await fixture.until(answered)
     assert fixture.count() == 2
-    assert fixture.health.faults == {}
+    # A busy machine can be slower than the timeout once more, and is then well again.
+    await fixture.until(lambda _: fixture.health.faults == {})
 
 
 async def test_reset_in_the_middle_of_a_reply(fixture: Fixture) -> None:
