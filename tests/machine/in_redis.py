@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ class InRedis(World):
         self._clients = [redis.Redis.from_url(server) for server in servers]
         self._expires: dict[bytes, int] = {}
         """When keys expire by the walk's clock."""
+        self._places: dict[bytes, int] = {}
+        """In which server they are."""
         self._began = time.monotonic()
         """When the servers were asked last."""
         self._stats = [Stats(), Stats()]
@@ -90,12 +92,14 @@ class InRedis(World):
         self._expires.clear()
         return self._stores
 
-    def place(self, key: bytes) -> redis.Redis:
-        """The server in which a key is."""
-        return self._clients[0]
+    def place(self, hit: Hit) -> int:
+        """The number of the server in which a counter is."""
+        return 0
 
     def asked(self, told: Sequence[Told]) -> None:
-        self.keep({hit.key for one in told for hit in one.hits})
+        hits = [hit for one in told for hit in one.hits]
+        self._places.update({hit.key: self.place(hit) for hit in hits})
+        self.keep({hit.key for hit in hits})
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         self._began, faults = time.monotonic(), self._faults()
@@ -106,27 +110,41 @@ class InRedis(World):
 
     def keep(self, keys: Iterable[bytes]) -> None:
         """Takes from the server's clock what expires, and notes when it does by the walk's."""
-        for key in keys:
-            pipeline = self.place(key).pipeline(transaction=False)
-            pipeline.pttl(key)
-            pipeline.persist(key)
-            left_ms, _ = pipeline.execute()
-            if left_ms > 0:
-                passed_us = int((time.monotonic() - self._began) * 1_000_000)
-                self._expires[key] = self.clock.now_us + left_ms * 1_000 + passed_us
-            elif left_ms == -2:
-                self._expires.pop(key, None)
+        for client, there in self._by_place(keys):
+            pipeline = client.pipeline(transaction=False)
+            for key in there:
+                pipeline.pttl(key)
+                pipeline.persist(key)
+            for key, left_ms in zip(there, pipeline.execute()[::2], strict=True):
+                if left_ms > 0:
+                    passed_us = int((time.monotonic() - self._began) * 1_000_000)
+                    self._expires[key] = self.clock.now_us + left_ms * 1_000 + passed_us
+                elif left_ms == -2:
+                    self._expires.pop(key, None)
         self.stood_still |= time.monotonic() - self._began > LEAST_LIFE_S
 
     def moved(self) -> None:
-        for key, expires_us in list(self._expires.items()):
-            if expires_us <= self.clock.now_us:
-                self.place(key).delete(key)
-                del self._expires[key]
+        now = self.clock.now_us
+        self._drop([key for key, expires_us in self._expires.items() if expires_us <= now])
 
     def forget(self, key: bytes) -> None:
-        self.place(key).delete(key)
-        self._expires.pop(key, None)
+        self._drop([key])
+
+    def _drop(self, keys: Iterable[bytes]) -> None:
+        for client, there in self._by_place(keys):
+            pipeline = client.pipeline(transaction=False)
+            for key in there:
+                pipeline.delete(key)
+                self._expires.pop(key, None)
+            pipeline.execute()
+
+    def _by_place(self, keys: Iterable[bytes]) -> Iterator[tuple[redis.Redis, list[bytes]]]:
+        """Keys with the server in which they are; to ask it once is quick."""
+        found: dict[int, list[bytes]] = {}
+        for key in keys:
+            found.setdefault(self._places[key], []).append(key)
+        for number, there in found.items():
+            yield self._clients[number], there
 
     has_scripts = True
 
@@ -151,8 +169,8 @@ class InRing(InRedis):
 
     settles_in_order = False
 
-    def place(self, key: bytes) -> redis.Redis:
-        return next((client for client in self._clients if client.exists(key)), self._clients[0])
+    def place(self, hit: Hit) -> int:
+        return int(self._stores[0].shard_of(hit).removeprefix("shard-"))
 
 
 class Cached(InRing):
@@ -282,8 +300,8 @@ class InCluster(InRedis):
             self._wait(client, timeout_ms)
         super().close()
 
-    def place(self, key: bytes) -> redis.Redis:
-        return self._clients[RedisCluster.slot(key) * 3 // SLOTS]
+    def place(self, hit: Hit) -> int:
+        return RedisCluster.slot(hit.key) * 3 // SLOTS
 
 
 class Failing(InRedis):
@@ -352,7 +370,9 @@ class Failing(InRedis):
             twice = self.run(self._find_untold(number))
         self.run(self._find(number))
         keys = [key for key in self._clients[0].scan_iter() if isinstance(key, bytes)]
-        self.keep(key for key in keys if key != PROCESSES.encode())
+        counters = [key for key in keys if key != PROCESSES.encode()]
+        self._places.update(dict.fromkeys(counters, 0))
+        self.keep(counters)
         return twice
 
     async def _lose(self, number: int) -> None:

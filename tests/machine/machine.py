@@ -59,8 +59,7 @@ class Machine(RuleBasedStateMachine):
         self.written = rules
         for each in (self.model, *self.alone.values()):
             each.load(rules)
-        for process in self.world.processes:
-            process.load(rules)
+        self.world.load(rules)
 
     @property
     def now(self) -> int:

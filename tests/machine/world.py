@@ -24,7 +24,7 @@ from ratelimit_service.model import (
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.build import Version, build
 from ratelimit_service.rules.rulebook import Rulebook
-from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.service import Refusal, Service
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import (
@@ -139,13 +139,9 @@ class Process:
             raise ArithmeticError("a fault of the service's own")
         return self._book.snapshot
 
-    def load(self, rules: Sequence[Rule]) -> None:
-        """Takes over other rules, as a changed file's; JSON is YAML."""
-        text = json.dumps({"domain": DOMAIN, "descriptors": rules})
-        version = Version("rules.yaml", text.encode(), None)
-        built = build([version], self._book.tallies_of, strict=False)
-        assert not built.never_good, built.files
-        self._book.swap(built.domains, frozenset())
+    def swap(self, domains: Mapping[str, Domain]) -> None:
+        """Takes over other rules."""
+        self._book.swap(domains, frozenset())
 
     async def decide(self, requests: Sequence[tuple[Sequence[Asked], int]]) -> list[Told]:
         """Asks for a batch."""
@@ -289,6 +285,15 @@ class World:
         self.clock.now_us = T
         known = service_settings(settings, policy)
         self.processes = [Process(store, known) for store in self.stores()]
+
+    def load(self, rules: Sequence[Rule]) -> None:
+        """Has all processes take over other rules, as a changed file's; JSON is YAML."""
+        text = json.dumps({"domain": DOMAIN, "descriptors": rules})
+        version = Version("rules.yaml", text.encode(), None)
+        built = build([version], Rulebook().tallies_of, strict=False)
+        assert not built.never_good, built.files
+        for process in self.processes:
+            process.swap(built.domains)
 
     def stores(self) -> Sequence[Store]:
         """The stores of the processes, empty."""
