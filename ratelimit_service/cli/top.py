@@ -135,15 +135,19 @@ def watch(ask: Callable[[str, str], Any], told: Any, screen: Screen, seconds: fl
 def page(told: Any) -> list[str]:
     """The page's lines: what it is of, and a table."""
     callers = told["callers"]
-    lines = [
-        f"the last {told['window']}, {_SAID[told['order']]}, "
-        f"of {told['processes']} process{'' if told['processes'] == 1 else 'es'}"
-    ]
+    lines = [f"the last {told['window']}, {_SAID[told['order']]}, {_whose(told)}"]
     if told["left_out"]:
         lines.append(f"{told['left_out']} hits are of rules for which there is no room here")
     if not callers:
         return [*lines, "nobody"]
     return [*lines, *_table([_HEAD, *map(_cells, callers)])]
+
+
+def _whose(told: Any) -> str:
+    """Of how many processes that decide the page is."""
+    here, elsewhere = told["here"], told["elsewhere"]
+    whose = "of one process" if here == 1 else f"of {here} workers"
+    return f"{whose} and {elsewhere} elsewhere" if elsewhere else whose
 
 
 def _cells(row: Any) -> tuple[str, ...]:

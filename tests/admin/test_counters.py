@@ -60,7 +60,7 @@ async def test_counters(admin: AdminSite) -> None:
 
 async def callers(admin: AdminSite, query: str) -> Any:
     told: Any = await admin.told(f"/counters{query}")
-    assert (told["processes"], told["left_out"]) == (1, 0)
+    assert (told["here"], told["elsewhere"], told["left_out"]) == (1, 0, 0)
     return told["callers"]
 
 

@@ -53,7 +53,7 @@ async def test_top_is_a_table_without_a_terminal(ratelimit: Inside, site: AdminS
 
     assert said.code == 0
     assert said.out.splitlines() == [
-        "the last minute, furthest over their limit first, of 1 process",
+        "the last minute, furthest over their limit first, of one process",
         "OVER  NEAR  HITS     LEFT  LIMIT       RULE        CALLER",
         r"   3     2    13  0 of 10  10 per day  edge: user  user=ann",
     ]
@@ -91,7 +91,14 @@ class Keyboard:
 
 
 def told(order: str = "over", window: str = "minute") -> Any:
-    return {"order": order, "window": window, "processes": 2, "left_out": 0, "callers": []}
+    return {
+        "order": order,
+        "window": window,
+        "here": 2,
+        "elsewhere": 0,
+        "left_out": 0,
+        "callers": [],
+    }
 
 
 def test_keys_choose_what_is_shown() -> None:
@@ -115,9 +122,24 @@ def test_keys_choose_what_is_shown() -> None:
         ("hits", "hour"),
     ]
     heads = [lines[0][10:] for lines in screen.pages]
-    assert heads[0] == "the last minute, furthest over their limit first, of 2 processes"
+    assert heads[0] == "the last minute, furthest over their limit first, of 2 workers"
     assert heads[3] == "the service is away"
-    assert heads[5] == "the last hour, busiest first, of 2 processes"
+    assert heads[5] == "the last hour, busiest first, of 2 workers"
+
+
+@pytest.mark.parametrize(
+    ("here", "elsewhere", "said"),
+    [
+        (1, 0, "of one process"),
+        (2, 0, "of 2 workers"),
+        (1, 1, "of one process and 1 elsewhere"),
+        (2, 4, "of 2 workers and 4 elsewhere"),
+    ],
+)
+def test_the_page_says_of_whom_it_is(here: int, elsewhere: int, said: str) -> None:
+    """Workers of one service are told from processes that have left records in the same Redis."""
+    (head, *_) = page({**told(), "here": here, "elsewhere": elsewhere})
+    assert head == f"the last minute, furthest over their limit first, {said}"
 
 
 def test_rows_say_how_sure_they_are() -> None:

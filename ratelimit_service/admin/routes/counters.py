@@ -55,18 +55,23 @@ async def callers(
 ) -> dict[str, object]:
     """The first callers by an order, over all processes. Raises QuestionError.
 
+    `here` is how many processes of this service decide: its workers, or this one. `elsewhere` is
+    how many others have left records in Redis, those that have ended meanwhile as well.
+
     `only` names the `domain` and the `rule` that are asked about, "" for all.
     """
     about = {"window": window, **only}
     found, processes = Stretch(), list[str]()
     for answer in await operating.ask_all("callers", about):
         await _hear(answer, found, processes)
+    here = len(processes)
     others = await operating.ask("callers", {**about, "known": list(processes)})
     await _hear(others, found, processes)
     return {
         "window": window,
         "order": order,
-        "processes": len(processes),
+        "here": here,
+        "elsewhere": len(processes) - here,
         "left_out": found.left_out,
         "callers": rows_of(found, CallerOrder(order), most),
     }
