@@ -94,6 +94,10 @@ class DomainOverrides:
         if not by_places:
             del self._patterned[keys]
 
+    def may_take(self, entries: Sequence[Entry]) -> bool:
+        """Whether any takes a descriptor, also one that has ended."""
+        return any(True for _ in self._taking(tuple(entries)))
+
     def meeting(self, entries: Sequence[Entry], now_us: int) -> list[Override]:
         """Those that take a descriptor and hold now, the first one first."""
         found = [each for each in self._taking(tuple(entries)) if each.holds(now_us)]

@@ -4,17 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import urandom
+from typing import Final
 
 from ratelimit_service import limiter
 from ratelimit_service.limiter import Plan
 from ratelimit_service.model import Hit, Request
 from ratelimit_service.stores import Settled
 
-__all__ = ["Asked", "banned", "leased"]
+__all__ = ["UNKNOWN", "Asked", "Untouched", "banned", "leased"]
+
+
+class Untouched:
+    """Says of requests of a domain that no override takes any of their descriptors.
+
+    It `holds` until a change of overrides that may take one: then nothing is known of them.
+    """
+
+    __slots__ = ("holds",)
+
+    def __init__(self, holds: bool) -> None:
+        self.holds = holds
+
+
+UNKNOWN: Final = Untouched(holds=False)
+"""Of a request that nobody has compared with the overrides. It never holds."""
 
 
 class Asked:
-    """A request as it was planned. Never changed, since it is also what is remembered.
+    """A request as it was planned. It is also what is remembered, so only `untouched` is changed.
 
     `limits` are the encoded limits if every descriptor is usual, else None. `says` are the bits
     of the additions that may speak in its answer; `request` is None where they do not need it.
@@ -33,6 +50,7 @@ class Asked:
         "request",
         "says",
         "settled",
+        "untouched",
     )
 
     def __init__(
@@ -56,6 +74,8 @@ class Asked:
         self.settled = settled
         self.lease = lease
         self.ban_us = ban_us
+        self.untouched = UNKNOWN
+        """Whether overrides need not be asked about it; read only while there are any."""
 
 
 def leased(asked: Asked) -> Asked:

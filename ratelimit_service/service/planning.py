@@ -5,7 +5,7 @@ What must not live here: what a descriptor needs (`limiter`), and how bytes are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from ratelimit_service import limiter, wire
@@ -15,7 +15,7 @@ from ratelimit_service.model import FailurePolicy, Hit, Request
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.matchers.effort import EffortSpentError
 from ratelimit_service.rules.tree import Domain, Snapshot
-from ratelimit_service.service.asked import Asked
+from ratelimit_service.service.asked import UNKNOWN, Asked, Untouched
 from ratelimit_service.service.faults import Faults
 from ratelimit_service.service.memo import Memo
 from ratelimit_service.service.rare_log import RareLog
@@ -27,6 +27,7 @@ __all__ = ["LATER", "Planning"]
 
 _REQUESTS: Final = 1 << 14
 _PARTS: Final = 1 << 16
+_ODD_PARTS: Final = 1 << 14
 _TEMPLATES: Final = 1 << 12
 """How many requests are remembered, how many of their parts, and how many beginnings that parts
 share up to their last value. Together they take 50 MB at most."""
@@ -51,6 +52,13 @@ class Planning:
         self.requests = Memo[Asked](_REQUESTS)
         """Whole requests: who plans looks here first."""
         self._parts = Memo[Plan](_PARTS)
+        """Of plain descriptors."""
+        self._odd_parts = Memo[Plan](_ODD_PARTS)
+        """Of others, such as long ones."""
+        self._met_odd = False
+        """Whether an odd part was planned since this was last looked at."""
+        self.untouched: Callable[[wire.Split], Untouched] | None = None
+        """What is known of overrides that take a request of plain descriptors, if there are any."""
         self._templates = Memo[PlanTemplate](_TEMPLATES)
         self.leases = False
         """Whether any request has taken leases yet."""
@@ -65,6 +73,9 @@ class Planning:
                 plans, remembered = self._plan_parts(split, snapshot)
                 if plans:
                     asked = self._asked(plans, None)
+                    if self.untouched is not None:
+                        asked.untouched = UNKNOWN if self._met_odd else self.untouched(split)
+                        self._met_odd = False
                     if remembered:
                         self.requests.put(body, snapshot.number, asked)
                     return asked
@@ -130,7 +141,9 @@ class Planning:
                 self._rare_log.unknown_domain(request.domain)
         elif split and not asked.request and all(each.rule.independent for each in plans):
             for part, planned in zip(split.parts, plans, strict=True):
-                self._parts.put(part, snapshot.number, planned)
+                plain = wire.plain_entries(part, split.descriptor_at) is not None
+                parts = self._parts if plain else self._odd_parts
+                parts.put(part, snapshot.number, planned)
         return asked
 
     def _plan_parts(self, split: wire.Split, snapshot: Snapshot) -> tuple[list[Plan], bool]:
@@ -142,16 +155,22 @@ class Planning:
         for part in split.parts:
             planned = self._parts.get(part, snapshot.number)
             if planned is None:
-                remembered = False
                 planned = self._plan_part(part, split, snapshot)
-                if planned is None:
-                    return [], False
-                self._parts.put(part, snapshot.number, planned)
+                if planned is not None:
+                    remembered = False
+                    self._parts.put(part, snapshot.number, planned)
+                else:
+                    planned = self._odd_parts.get(part, snapshot.number)
+                    if planned is None:
+                        return [], False
+                    self._met_odd = True
             plans.append(planned)
         return plans, remembered
 
     def _plan_part(self, part: bytes, split: wire.Split, snapshot: Snapshot) -> Plan | None:
-        """Plans a descriptor that is not remembered; all but its last value may be."""
+        """Plans a plain descriptor that is not remembered; all but its last value may be."""
+        if part[split.descriptor_at + 1] & 0x80:
+            return None  # it is long
         value_at = wire.last_value_at(part, split.descriptor_at)
         template = self._templates.get(part[:value_at], snapshot.number)
         if template is not None:

@@ -166,23 +166,21 @@ class Service:
         planning = self._planning
         remembered = planning.requests.get
         hurried = deadline_us == AT_ONCE and self.waits
-        ask = planning.ask_in_haste if hurried else planning.ask
+        ask = self.steering.ask_in_haste if hurried else planning.ask
         steered: list[Steered | None] | None = None
         asked: list[Asked | Answer] = []
         effort = EFFORT
         effort.bounded = True
         try:
-            if self.steering.active:
-                asked, steered = self.steering.steer(
-                    bodies, snapshot, self._clock(), planning.ask, hurried
-                )
-            elif before:
+            if before:
                 asked = [
                     ask(body, snapshot) if one is LATER else one
                     for body, one in zip(bodies, before, strict=True)
                 ]
             else:
                 asked = [remembered(body, number) or ask(body, snapshot) for body in bodies]
+            if self.steering.active:
+                steered = self.steering.steer(bodies, asked, snapshot, self._clock())
         except EffortSpentError:
             planning.unfinished = True
         finally:

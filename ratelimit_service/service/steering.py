@@ -1,14 +1,16 @@
 """Overrides in the way of a request: which are in force here, and what they make of its plan.
 
-A plan of the rules is remembered as ever. Where overrides are in force a request of their domain
-is looked up here as well, by its bytes: so a change of overrides costs the plans of the rules
-nothing, and of what is remembered here only that of the same domain. What must not live here: where
-overrides are kept (`stores`), and what they make of a plan (`limiter.steer`).
+A plan of the rules is remembered as ever. While no override takes its request it says so itself
+(`Asked.untouched`), and nothing is looked up here. A request that some override takes is looked up
+here, by its bytes. So a change of overrides costs the plans of the rules nothing, and of what is
+known of requests only what is of the same domain. What must not live here: where overrides are kept
+(`stores`), and what they make of a plan (`limiter.steer`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Final, NamedTuple
 
@@ -17,7 +19,7 @@ from ratelimit_service.errors import BadRequestError
 from ratelimit_service.limiter import DomainOverrides
 from ratelimit_service.model import Entry, Hit, Override
 from ratelimit_service.rules.tree import Snapshot
-from ratelimit_service.service.asked import Asked, banned
+from ratelimit_service.service.asked import UNKNOWN, Asked, Untouched, banned
 from ratelimit_service.service.granting import Granting, Wish
 from ratelimit_service.service.memo import Memo
 from ratelimit_service.service.planning import Planning
@@ -29,6 +31,9 @@ __all__ = ["Steered", "Steering"]
 
 _REMEMBERED: Final = 1 << 14
 _NEVER_US: Final = 1 << 62
+_MOST_DOMAINS: Final = 4_096
+"""So many domains are known to have untouched requests; then all this is found out anew."""
+
 _SHORTEST: Final = 4
 """Bytes of a request that has a domain and a descriptor."""
 
@@ -57,6 +62,20 @@ class _Domain:
         """Under which its requests are remembered."""
         self.snapshot = 0
         """The rules for which the number holds."""
+        self.descriptors: Counter[bytes] = Counter()
+        """Plain descriptors that exact overrides take, and how many take each."""
+        self.others = 0
+        """How many overrides may take other plain descriptors than these."""
+
+    def note(self, override: Override, change: int) -> None:
+        """Hears that there is one more that takes its descriptor, or one less."""
+        plain = wire.plain_descriptor(override.entries) if override.exact else b""
+        if not plain:
+            self.others += change
+        elif self.descriptors[plain] + change:
+            self.descriptors[plain] += change
+        else:
+            del self.descriptors[plain]
 
 
 class Steering:
@@ -74,6 +93,8 @@ class Steering:
         """The same by their names in UTF-8, with which nearly all of their requests begin."""
         self._numbers = count(1)
         self._memo: Memo[Steered] | None = None
+        self._untouched: dict[bytes, Untouched] = {}
+        """What untouched requests of a domain have, by its name in UTF-8."""
 
     def add(self, overrides: Iterable[Override]) -> None:
         """Puts these in force, from the next decision on."""
@@ -81,60 +102,64 @@ class Steering:
             domain = self._domains.setdefault(override.domain, _Domain())
             self._likely[_coded(override.domain)] = domain
             domain.overrides.add(override)
-            domain.number = next(self._numbers)
-            self.active += 1
+            domain.note(override, 1)
+            self._change(override.domain, domain, 1)
 
     def remove(self, overrides: Iterable[Override]) -> None:
         """Takes these, which were added before, out of force."""
         for override in overrides:
             domain = self._domains[override.domain]
             domain.overrides.remove(override)
-            domain.number = next(self._numbers)
-            self.active -= 1
+            domain.note(override, -1)
+            self._change(override.domain, domain, -1)
             if not domain.overrides.known:
                 del self._domains[override.domain]
                 del self._likely[_coded(override.domain)]
+
+    def _change(self, name: str, domain: _Domain, change: int) -> None:
+        """Hears of one override more or less in a domain."""
+        domain.number = next(self._numbers)
+        self.active += change
+        self._planning.untouched = self._untouched_of if self.active else None
+        untouched = self._untouched.pop(_coded(name), None)
+        if untouched is not None:
+            untouched.holds = False
 
     def meeting(self, domain: str, entries: Sequence[Entry], now_us: int) -> list[Override]:
         """The overrides that take a descriptor now, the first one first."""
         known = self._domains.get(domain)
         return known.overrides.meeting(entries, now_us) if known else []
 
+    def ask_in_haste(self, body: bytes, snapshot: Snapshot) -> Asked | Answer:
+        """As `Planning.ask_in_haste`; but a request of a domain with overrides is planned."""
+        if self.active and self._domain(body, wire.split_request(body)) is not None:
+            return self._planning.ask(body, snapshot)
+        return self._planning.ask_in_haste(body, snapshot)
+
     def steer(
         self,
         bodies: Sequence[bytes],
+        asked: list[Asked | Answer],
         snapshot: Snapshot,
         now_us: int,
-        ask: Callable[[bytes, Snapshot], Asked | Answer],
-        hurried: bool,
-    ) -> tuple[list[Asked | Answer], list[Steered | None]]:
-        """Plans requests with their overrides; `ask` plans by the rules alone.
+    ) -> list[Steered | None] | None:
+        """Has overrides change requests that are planned by the rules alone, in their list.
 
-        None in place of those that no override has touched. Those that are hurried are answered
-        without a plan only if their domain has no overrides.
+        Tells of each what has changed it, None where nothing has; None if nothing has changed any.
         """
-        planned: list[Asked | Answer] = []
-        touched: list[Steered | None] = []
-        requests = self._planning.requests
-        for body in bodies:
-            steered = self._known(body, snapshot, now_us)
-            split = wire.split_request(body) if steered is None else None
-            domain = self._domain(body, split) if steered is None else None
-            unsteered = steered is None and domain is None
-            plan = self._planning.ask_in_haste if hurried and unsteered else ask
-            asked = requests.get(body, snapshot.number) or plan(body, snapshot)
-            if domain is not None and isinstance(asked, Asked):
-                steered = self._steered(body, split, domain, snapshot, now_us)
-            if steered is None or steered.asked is None or not isinstance(asked, Asked):
-                planned.append(asked)
-                touched.append(None)
-            else:
-                found = steered.asked
-                if steered.bans_end_us is not None:
-                    found = banned(found, steered.bans_end_us - now_us)
-                planned.append(found)
-                touched.append(steered)
-        return planned, touched
+        touched: list[Steered | None] | None = None
+        for place, one in enumerate(asked):
+            if isinstance(one, Asked) and not one.untouched.holds:
+                steered = self._steered(bodies[place], one, snapshot, now_us)
+                if steered is not None and steered.asked is not None:
+                    found = steered.asked
+                    if steered.bans_end_us is not None:
+                        found = banned(found, steered.bans_end_us - now_us)
+                    asked[place] = found
+                    if touched is None:
+                        touched = [None] * len(asked)
+                    touched[place] = steered
+        return touched
 
     def charge(
         self,
@@ -178,13 +203,30 @@ class Steering:
         return self._domains.get(name)
 
     def _steered(
+        self, body: bytes, asked: Asked, snapshot: Snapshot, now_us: int
+    ) -> Steered | None:
+        """What overrides make of a request; None if none can take it."""
+        steered = self._known(body, snapshot, now_us)
+        if steered is not None:
+            return steered
+        split = wire.split_request(body)
+        domain = self._domain(body, split)
+        if domain is not None:
+            return self._look(body, asked, split, domain, snapshot, now_us)
+        if split is not None and split.domain in snapshot.domains:
+            asked.untouched = self._held(split.name)
+        return None
+
+    def _look(
         self,
         body: bytes,
+        asked: Asked,
         split: wire.Split | None,
         domain: _Domain,
         snapshot: Snapshot,
         now_us: int,
     ) -> Steered:
+        """Compares a request with the overrides of its domain, and remembers what is found."""
         if domain.snapshot != snapshot.number:
             domain.snapshot = snapshot.number
             domain.number = next(self._numbers)
@@ -199,13 +241,39 @@ class Steering:
             found = limiter.steer(
                 self._planning.plans(request, snapshot), meetings, now_us, self._settings
             )
-            asked = self._planning.asked(found, request)
+            changed = self._planning.asked(found, request)
             grants = found.grants if any(found.grants) else ()
             steered = Steered(
-                now_us, found.until_us, asked, grants, found.banned, found.bans_end_us
+                now_us, found.until_us, changed, grants, found.banned, found.bans_end_us
             )
+        elif split is not None and not any(domain.overrides.may_take(each) for each in entries):
+            asked.untouched = self._held(split.name)
         memo.put(body, domain.number, steered)
         return steered
+
+    def _untouched_of(self, split: wire.Split) -> Untouched:
+        """What is known of a request of plain descriptors, without reading its entries."""
+        name = split.name
+        domain = self._likely.get(name)
+        if domain is not None:
+            if domain.others:
+                return UNKNOWN
+            taken, at = domain.descriptors, split.descriptor_at
+            for part in split.parts:
+                if part[at : at + 2 + part[at + 1]] in taken:
+                    return UNKNOWN
+        return self._held(name)
+
+    def _held(self, name: bytes) -> Untouched:
+        """What untouched requests of a domain have."""
+        untouched = self._untouched.get(name)
+        if untouched is None:
+            if len(self._untouched) >= _MOST_DOMAINS:
+                for each in self._untouched.values():
+                    each.holds = False
+                self._untouched.clear()
+            untouched = self._untouched[name] = Untouched(holds=True)
+        return untouched
 
 
 def _entries(body: bytes, split: wire.Split | None) -> list[Sequence[Entry]]:

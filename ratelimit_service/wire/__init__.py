@@ -11,6 +11,7 @@ from ratelimit_service.wire.request import (
     decode_request,
     encode_request,
     last_value_at,
+    plain_descriptor,
     plain_entries,
     split_request,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "is_method",
     "last_value_at",
     "parsed",
+    "plain_descriptor",
     "plain_entries",
     "split_request",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -20,6 +21,7 @@ __all__ = [
     "decode_request",
     "encode_request",
     "last_value_at",
+    "plain_descriptor",
     "plain_entries",
     "split_request",
 ]
@@ -102,10 +104,15 @@ class Split:
     @property
     def domain(self) -> str:
         """The domain. Raises UnicodeDecodeError if it is no text."""
+        return self.name.decode()
+
+    @property
+    def name(self) -> bytes:
+        """The domain as it came."""
         start = 2
         while self.parts[0][start - 1] & 0x80:
             start += 1
-        return self.parts[0][start : self.descriptor_at].decode()
+        return self.parts[0][start : self.descriptor_at]
 
 
 def split_request(body: bytes) -> Split | None:
@@ -175,6 +182,29 @@ def plain_entries(part: bytes, at: int) -> tuple[Entry, ...] | None:
     except (IndexError, ValueError):  # it ends too early, or is no UTF-8
         return None
     return tuple(entries) if at == stop else None
+
+
+def plain_descriptor(entries: Sequence[Entry]) -> bytes:
+    """A descriptor of these entries as `plain_entries` reads it: these are its only bytes.
+
+    Nothing if there are other bytes, or none, that it reads as the same entries.
+    """
+    coded = b""
+    try:
+        for key, value in entries:
+            key_bytes, value_bytes = key.encode(), value.encode()
+            pair = b"\x0a%c%b\x12%c%b" % (
+                len(key_bytes),
+                key_bytes,
+                len(value_bytes),
+                value_bytes,
+            )
+            coded += b"\x0a%c%b" % (len(pair), pair)
+            if not (key_bytes and value_bytes):
+                return b""
+    except (OverflowError, UnicodeEncodeError):  # it is long, or can be in no request
+        return b""
+    return b"\x12%c%b" % (len(coded), coded) if len(coded) < 0x80 else b""
 
 
 def last_value_at(part: bytes, at: int) -> int:

@@ -37,6 +37,23 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return done
 
 
+async def test_overrides_of_others_cost_nothing(tmp_path: Path, work: Counter[str]) -> None:
+    """Who has no override is not compared with those of others, known or new, in any domain."""
+    asking = Asking(tmp_path, RULES % "edge", RULES % "other")
+    await asking.ask("user=alice", "user=bob")  # so all but the value of a user is known
+    asking.service.steering.add([override(BAN, f"user=eve{number}") for number in range(100)])
+    for _ in range(3):
+        await asking.ask("user=alice", "user=carol")
+    work.clear()
+
+    await asking.ask("user=alice", "user=carol")
+    await asking.ask("user=dave", "user=frank")
+    await asking.ask("user=alice", "user=grace", domain="other")
+    assert work["looked"] == 0
+    await asking.ask("user=dave", "user=eve7")
+    assert work["looked"] == 2
+
+
 async def test_a_change_touches_its_own_domain_only(tmp_path: Path, work: Counter[str]) -> None:
     """A change leaves the plans of the rules, and what is known of requests of other domains."""
     asking = Asking(tmp_path, RULES % "edge", RULES % "other")

@@ -35,6 +35,7 @@ from ratelimit_service.wire import (
     encode_limit,
     encode_request,
     encode_within,
+    plain_descriptor,
     plain_entries,
     split_request,
 )
@@ -178,6 +179,22 @@ def test_entries_of_any_bytes(descriptor: bytes) -> None:
 
     if entries is not None:
         assert decode_request(part) == Request("d", (Descriptor(entries),))
+        assert plain_descriptor(entries) in {b"", part[3:]}
+
+
+@given(REQUEST)
+def test_bytes_of_a_descriptor(request: Request) -> None:
+    """The bytes of a descriptor are those that a client writes, or not known."""
+    split = split_request(encode_request(request))
+    assert split is not None
+    for part, descriptor in zip(split.parts, request.descriptors, strict=True):
+        plain = plain_descriptor(descriptor.entries)
+        entries = plain_entries(part, split.descriptor_at)
+        if entries is not None and all(key and value for key, value in entries):
+            at = split.descriptor_at
+            assert plain == part[at : at + 2 + part[at + 1]]
+        elif entries is not None:
+            assert not plain
 
 
 @given(st.lists(st.tuples(LIMIT, st.integers(0, MAX_ADDEND), st.integers(0, 2**52)), max_size=4))
