@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.conftest import need
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.sentinel import NAME, Watched
 from tests.stores.cases import charged, hit
+from tests.stores.redis_store import started
 
 
 @pytest.fixture
@@ -61,6 +63,19 @@ async def test_master_is_found_by_its_name(
     (state,) = store.shard_states()
     assert state.kind == "server, by Sentinel"
     assert state.address == f"127.0.0.1:{watched.servers[0].port}/0"
+
+
+async def test_other_sentinels_are_asked(watched: Watched) -> None:
+    """A Sentinel that is away, and one that never answers, keep nobody from asking the next."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        others = f"127.0.0.1:1,127.0.0.1:{silent.getsockname()[1]},"
+        url = watched.url.replace("127.0.0.1:", f"{others}127.0.0.1:")
+        store = RedisStore(url, 5_000_000, Stats(), Health())
+        await started(store)
+
+        assert await until_counted(store) == 999
+
+        await store.close()
 
 
 async def test_failover(store: RedisStore, watched: Watched, health: Health) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -21,6 +22,9 @@ _ASK_SECONDS = 0.3
 """How long one Sentinel may take before the next is asked."""
 
 _LOOK_SECONDS = 0.5
+
+_CLIENT = re.compile(r"<redis\.asyncio\.client\.Redis\(.*?\)>\)>\)> - ")
+"""How redis-py names a Sentinel in an error: with all settings of the connection."""
 
 
 async def find(endpoint: Address | Sentinels) -> Address:
@@ -47,9 +51,12 @@ async def moved(sentinels: Sentinels, address: Address) -> None:
 
 @asynccontextmanager
 async def _asking(sentinels: Sentinels) -> AsyncIterator[Sentinel]:
-    from redis.asyncio.sentinel import Sentinel  # noqa: PLC0415 -- six megabytes: only who needs it
+    from redis.asyncio.retry import Retry  # noqa: PLC0415 -- six megabytes: only who needs it
+    from redis.asyncio.sentinel import Sentinel  # noqa: PLC0415 -- as above
+    from redis.backoff import NoBackoff  # noqa: PLC0415 -- as above
 
-    options: dict[str, object] = {}
+    # Each is tried once, so that there is time to ask the next. Our caller tries all of them again.
+    options: dict[str, object] = {"retry": Retry(NoBackoff(), 0)}
     if tls := sentinels.master.tls:
         options |= {"ssl": True, "ssl_check_hostname": tls.check_hostname}
         files = {"ssl_ca_certs": tls.ca, "ssl_certfile": tls.cert, "ssl_keyfile": tls.key}
@@ -79,6 +86,6 @@ async def _master(sentinel: Sentinel, sentinels: Sentinels) -> Address:
     try:
         host, port = await sentinel.discover_master(sentinels.name)
     except (RedisError, OSError) as error:
-        told = without(sentinels.login.read(), str(error))
+        told = without(sentinels.login.read(), _CLIENT.sub("", str(error)))
         raise StoreError(f"no address for {sentinels}: {told}") from error
     return replace(sentinels.master, host=host, port=int(port))
