@@ -29,6 +29,7 @@ from tests.servers.cluster import SLOTS, RedisCluster
 from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer
 from tests.stores.cases import T
+from tests.stores.redis_store import started
 
 CHARGED = re.compile(rb"\*\d+\r\n:")
 """How the reply to a script call begins that charges."""
@@ -60,7 +61,7 @@ class InRedis(World):
     async def _open(self, url: str) -> list[RedisStore]:
         stores = [self._store(url, stats) for stats in self._stats]
         for store in stores:
-            await store.start()
+            await started(store)
         return stores
 
     def _store(self, url: str, stats: Stats) -> RedisStore:
@@ -315,7 +316,7 @@ class Failing(InRedis):
         stores = []
         for way, stats in zip(self._ways, self._stats, strict=True):
             stores.append(self._store(f"redis://127.0.0.1:{await way.start()}/0", stats))
-            await stores[-1].start()
+            await started(stores[-1])
         while any(self._shard(store).processes < len(stores) for store in stores):
             await asyncio.sleep(0.01)
         return stores

@@ -22,6 +22,7 @@ from tests.policies.shipped import TOP
 from tests.servers.redis import RedisServer
 from tests.service.asking import Asking
 from tests.stores.conftest import Time
+from tests.stores.redis_store import started
 
 PAGE = (TOP / "docs" / "how-to" / "queue.md").read_text()
 CUSTOMER = Queue("mail", "customer")
@@ -75,7 +76,7 @@ async def jobs(redis_server: RedisServer, tmp_path: Path) -> AsyncIterator[Jobs]
     client = redis.Redis(port=redis_server.port, decode_responses=True, protocol=2)
     async with AsyncExitStack() as stack:
         stack.callback(client.close)
-        await store.start()
+        await started(store)
         stack.push_async_callback(store.close)
         passed = await asking.ask("customer=acme", domain="mail", hits=100)
         assert passed.code is Code.OK

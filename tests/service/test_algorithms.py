@@ -26,6 +26,7 @@ from tests.servers.redis import RedisServer
 from tests.service.asking import Asking, descriptor
 from tests.stores.cases import DAY, HOUR, MINUTE, SECOND, T
 from tests.stores.conftest import Time
+from tests.stores.redis_store import started
 
 Ask = Callable[..., Asking]
 
@@ -87,7 +88,7 @@ async def service(
         return
     redis_server.flush()
     store = RedisStore(redis_server.url, 10_000_000, Stats(), Health(), clock)
-    await store.start()
+    await started(store)
     yield Asking(tmp_path, RULES, store=store, clock=clock)
     await store.close()
 

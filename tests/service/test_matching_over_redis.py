@@ -16,6 +16,7 @@ from tests.servers.redis import RedisServer
 from tests.service.asking import Asking
 from tests.service.test_times import us
 from tests.stores.conftest import Time, ring_url
+from tests.stores.redis_store import started
 
 __all__ = ["ring_url"]  # a fixture
 
@@ -72,7 +73,7 @@ async def both(
     redis_server.flush()
     one, other = (Process(tmp_path / name, url) for name in ("one", "other"))
     for each in (one, other):
-        await each.store.start()
+        await started(each.store)
     yield one, other
     for each in (one, other):
         await each.store.close()

@@ -18,6 +18,7 @@ from tests.servers.cluster import RedisCluster
 from tests.servers.redis import RedisServer
 from tests.service.asking import Asking, descriptor
 from tests.stores.conftest import Time, ring_url
+from tests.stores.redis_store import started
 
 __all__ = ["ring_url"]  # a fixture
 
@@ -73,7 +74,7 @@ async def asking(
         cluster.flush()
         url = cluster.url
     store = RedisStore(url, 10_000_000, Stats(), Health(), clock)
-    await store.start()
+    await started(store)
     front = LocalCache(store, 1 << 20, Stats(), clock) if request.param == "cached" else store
     yield Asking(tmp_path / "rules", RULES + NESTED, store=front, clock=clock)
     await store.close()

@@ -29,6 +29,14 @@ async def started(store: RedisStore) -> None:
             await asyncio.sleep(0.01)
 
 
+async def tried(store: RedisStore, health: Health) -> None:
+    """Starts a store, and waits until its servers have answered something, if only a refusal."""
+    await store.start()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while any("does not answer" in fault for fault in health.faults.values()):
+            await asyncio.sleep(0.01)
+
+
 class Fixture:
     """A store with the stats and the health it writes."""
 

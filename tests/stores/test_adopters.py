@@ -18,6 +18,7 @@ from tests.conftest import need
 from tests.servers.process import PATIENCE_SECONDS, Process, free_port, listens, wait_until
 from tests.servers.redis import RedisServer
 from tests.stores.cases import charged, hit
+from tests.stores.redis_store import started, tried
 
 
 class Certificates:
@@ -81,7 +82,7 @@ async def counted(environment: Mapping[str, str]) -> tuple[object, dict[str, str
         second_url=found.get("second_store", ""),
         key_prefix=found.get("key_prefix", ""),
     )
-    await store.start()
+    await tried(store, health)
     (outcomes,) = await charged(store, [[hit(limit=1_000)]])
     await store.close()
     return outcomes[0], dict(health.faults)
@@ -152,12 +153,13 @@ async def test_sentinel_with_tls_and_a_login_of_its_own(
     )
 
     outcome, faults = await counted(environment)
-    refused, _ = await counted({**environment, "REDIS_SENTINEL_AUTH": "wrong"})
+    refused, why = await counted({**environment, "REDIS_SENTINEL_AUTH": "wrong"})
 
     sentinel.kill()
     assert outcome is not None
     assert faults == {}
     assert refused is None
+    assert why["store"].endswith("No master found for 'main' : auth:AuthenticationError")
 
 
 async def test_cluster_with_tls(certificates: Certificates, tmp_path: Path) -> None:
@@ -193,7 +195,7 @@ async def test_prefixes_keep_services_apart(redis_server: RedisServer) -> None:
         for prefix in ("", "a:", "b:", "a:")
     ]
     for store in stores:
-        await store.start()
+        await started(store)
 
     remaining = []
     for store in stores:
@@ -218,7 +220,7 @@ async def test_who_goes_is_forgotten_at_once(redis_server: RedisServer) -> None:
         for _ in range(2)
     ]
     for store in stores:
-        await store.start()
+        await started(store)
     with redis.Redis(port=redis_server.port) as client:
         key = "a:{ratelimit}processes"
         async with asyncio.timeout(PATIENCE_SECONDS):

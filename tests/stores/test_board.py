@@ -12,6 +12,7 @@ from ratelimit_service.stores.keys import shared_key
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.board import RedisBoard
 from tests.servers.redis import RedisServer
+from tests.stores.redis_store import started
 
 
 @pytest.fixture(params=["redis_store", "ring_store", "cluster_store"])
@@ -35,7 +36,7 @@ async def test_records_have_the_prefix_and_end(redis_server: RedisServer) -> Non
     """Records lie under the key prefix, and go by themselves."""
     redis_server.flush()
     store = RedisStore(redis_server.url, 10_000_000, Stats(), Health(), key_prefix="mine:")
-    await store.start()
+    await started(store)
     await RedisBoard(store).leave("minute.1", "one", b"[]", 60 * SECOND_US)
 
     with redis.Redis(port=redis_server.port) as client:

@@ -36,7 +36,7 @@ async def store(
         cluster.flush()
         url = cluster.url
     stats = Stats()
-    store = RedisStore(url, 200_000, stats, Health())
+    store = RedisStore(url, 5_000_000, stats, Health())
     await started(store)
     yield store, stats
     await store.close()
@@ -124,7 +124,7 @@ async def test_fault_in_handling_a_reply(store: Store) -> None:
 
 async def test_fault_in_deciding_without_redis(own_redis: RedisServer) -> None:
     """What can be decided neither with Redis nor without is answered at its deadline, once."""
-    store = RedisStore(own_redis.url, 50_000, Stats(), Health())
+    store = RedisStore(own_redis.url, 300_000, Stats(), Health())
     await started(store)
     bad = UNKNOWN._replace(policy=FailurePolicy.LOCAL)
 

@@ -36,6 +36,7 @@ from tests.stores.algorithms import (
 from tests.stores.cases import CASES, DAY, MINUTE, SECOND, Case, T, charged, hearing, ok
 from tests.stores.cases import hit as minutely
 from tests.stores.conftest import Time
+from tests.stores.redis_store import started
 
 
 @pytest.mark.parametrize("case", [*CASES, *ALGORITHM_CASES], ids=lambda case: case.rule)
@@ -182,7 +183,7 @@ async def test_all_or_none_under_concurrency(
     redis_cluster.flush()
     others = [RedisStore(url, 10_000_000, Stats(), Health(), clock) for url in urls]
     for other in others:
-        await other.start()
+        await started(other)
 
     for stores in ([memory] * 4, [redis_store, *others[:3]], others[3:7], others[7:]):
         asked = [[_mixed_request(chance, limits) for _ in range(100)] for _ in stores]

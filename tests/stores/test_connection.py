@@ -24,6 +24,9 @@ from tests.stores.redis_store import started
 ITEMS = 2 + 4 * 128
 """How many items the reply to a full script call has."""
 
+TIMEOUT_US = 300_000
+"""Longer than a busy machine holds up a server, and short enough to wait for its end."""
+
 Ends = Callable[[RedisConnection], None]
 
 
@@ -140,7 +143,7 @@ def test_replies_read_in_time(redis_server: RedisServer) -> None:
 
 
 async def busy_while_replies_come(url: str) -> list[Outcomes]:
-    store = RedisStore(url, 20_000, Stats(), Health(), lambda: T)
+    store = RedisStore(url, TIMEOUT_US, Stats(), Health(), lambda: T)
     await started(store)
     found: list[Outcomes] = []
     for batch in range(2):
@@ -153,7 +156,7 @@ async def busy_while_replies_come(url: str) -> list[Outcomes]:
     def be_busy() -> None:
         """Reads nothing until the replies have come and time is over; then timers ring first."""
         asyncio.get_running_loop().remove_reader(busy)
-        until = elapsed_us() + 30_000
+        until = elapsed_us() + TIMEOUT_US + 10_000
         while elapsed_us() < until or not client.keys("*1-127*"):
             client.ping()
 

@@ -15,7 +15,7 @@ from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
 from tests.stores import algorithms
 from tests.stores.cases import MINUTE, charged, hearing, hit
-from tests.stores.redis_store import Fixture, started
+from tests.stores.redis_store import COUNTERS, Fixture, started
 
 
 @pytest.fixture
@@ -64,14 +64,16 @@ async def test_recovers_by_itself(connected: Fixture, own_redis: RedisServer) ->
 
 async def test_hung_redis_costs_the_timeout_and_no_more(own_redis: RedisServer) -> None:
     """A Redis that does not answer leaves hits without outcome after the store's timeout."""
-    fixture = Fixture(own_redis.url, timeout_us=10_000)
+    fixture = Fixture(own_redis.url, timeout_us=20_000)
     await started(fixture.store)
+    errors = fixture.stats.store_errors
     own_redis.stop()
 
-    outcomes = await fixture.hit()
+    while not errors["timeout"]:
+        assert await fixture.hit() == [None]
 
-    assert outcomes == [None]
-    assert fixture.stats.store_errors == {"timeout": 1}
+    del errors["overloaded"]  # those that a busy machine did not send in time
+    assert errors == {"timeout": 1}
     own_redis.cont()
     await fixture.until(lambda outcomes: outcomes != [None])
     await fixture.store.close()
@@ -125,30 +127,39 @@ async def test_batches_are_cut_by_what_they_take(
 
 async def test_a_sick_server_is_left_alone(own_redis: RedisServer) -> None:
     """After five charges without an answer the others are decided at once, until pings are."""
-    fixture = Fixture(own_redis.url, timeout_us=10_000)
+    fixture = Fixture(own_redis.url, timeout_us=20_000)
     await started(fixture.store)
+    (shard,) = fixture.store.shards
+    errors = fixture.stats.store_errors
     own_redis.stop()
 
-    for _ in range(6):
+    while shard.available:
         assert await fixture.hit() == [None]
+    assert await fixture.hit() == [None]
 
-    assert fixture.stats.store_errors == {"timeout": 5, "circuit_open": 1}
+    del errors["overloaded"]  # those that a busy machine did not send in time
+    assert errors == {"timeout": 5, "circuit_open": 1}
     own_redis.cont()
-    outcomes = await fixture.until(lambda outcomes: outcomes != [None])
-    assert outcomes[0] is not None
-    assert outcomes[0].remaining == 999
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not shard.available:  # by then all that was sent has come to the server
+            await asyncio.sleep(0.01)
+    assert redis.Redis.from_url(own_redis.url).keys(COUNTERS) == []
+    await fixture.until(lambda outcomes: outcomes != [None])
     await fixture.store.close()
 
 
 async def test_unread_replies_are_read_before_a_timer_is_believed(own_redis: RedisServer) -> None:
     """A process that was held up for longer than the timeout still finds the answers."""
-    fixture = Fixture(own_redis.url, timeout_us=10_000)
+    fixture = Fixture(own_redis.url, timeout_us=500_000)
     await started(fixture.store)
+    client = redis.Redis.from_url(own_redis.url)
     asked = asyncio.create_task(fixture.hit())
     for _ in range(3):
         await asyncio.sleep(0)  # the call is sent
 
-    time.sleep(0.05)  # noqa: ASYNC251 -- which is to hold everything up
+    time.sleep(0.52)  # noqa: ASYNC251 -- which is to hold everything up
+    while not client.keys(COUNTERS):
+        time.sleep(0.01)  # noqa: ASYNC251 -- until the answer is there
 
     assert await asked != [None]
     assert fixture.stats.store_errors == {}
@@ -157,8 +168,9 @@ async def test_unread_replies_are_read_before_a_timer_is_believed(own_redis: Red
 
 async def test_a_slow_process_is_not_the_servers_fault(own_redis: RedisServer) -> None:
     """Turns of the loop longer than the timeout make no server sick, however much waits."""
-    fixture = Fixture(own_redis.url, timeout_us=100_000)
+    fixture = Fixture(own_redis.url, timeout_us=300_000)
     await started(fixture.store)
+    client = redis.Redis.from_url(own_redis.url)
     answers: list[list[Outcomes]] = []
 
     for _ in range(8):
@@ -166,7 +178,8 @@ async def test_a_slow_process_is_not_the_servers_fault(own_redis: RedisServer) -
             fixture.store.charge(
                 [[hit(limit=100_000)] for _ in range(100)], hearing(answers.append)
             )
-        time.sleep(0.12)  # noqa: ASYNC251 -- which is to hold everything up
+        time.sleep(0.31)  # noqa: ASYNC251 -- which is to hold everything up
+        client.ping()  # what was sent before is answered by then
         for _ in range(4):
             await asyncio.sleep(0)
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -206,15 +219,16 @@ async def test_callers_deadline(own_redis: RedisServer) -> None:
     own_redis.stop()
     answers: list[list[Outcomes]] = []
 
-    fixture.store.charge([[hit()]], hearing(answers.append), deadline_us=elapsed_us() + 20_000)
-    fixture.store.charge([[hit()]], hearing(answers.append), deadline_us=elapsed_us() - 1)
+    one = hit(limit=1_000, window_us=600 * MINUTE)
+    fixture.store.charge([[one]], hearing(answers.append), deadline_us=elapsed_us() + 20_000)
+    fixture.store.charge([[one]], hearing(answers.append), deadline_us=elapsed_us() - 1)
 
     assert answers == [[[None]]]
     async with asyncio.timeout(PATIENCE_SECONDS):
         while len(answers) < 2:
             await asyncio.sleep(0.001)
     own_redis.cont()
-    ((outcome,),) = await charged(fixture.store, [[hit()]])
+    (outcome,) = await fixture.until(lambda outcomes: outcomes != [None])
     assert outcome is not None
-    assert outcome.remaining == 4
+    assert outcome.remaining == 999
     await fixture.store.close()

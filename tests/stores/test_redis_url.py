@@ -22,7 +22,7 @@ from ratelimit_service.stores.redis.address import (
 from tests.conftest import need
 from tests.servers.process import free_port
 from tests.servers.redis import RedisServer
-from tests.stores.redis_store import COUNTERS, Fixture
+from tests.stores.redis_store import COUNTERS, Fixture, started, tried
 
 
 async def test_password_and_database(own_redis: RedisServer) -> None:
@@ -30,7 +30,7 @@ async def test_password_and_database(own_redis: RedisServer) -> None:
     redis.Redis.from_url(own_redis.url).config_set("requirepass", "s:e/c@t")
     place = own_redis.url.removeprefix("redis://").partition("/")[0]
     fixture = Fixture(f"redis://:s%3Ae%2Fc%40t@{place}/3")
-    await fixture.store.start()
+    await started(fixture.store)
 
     assert await fixture.hit() != [None]
 
@@ -43,7 +43,7 @@ async def test_refused_password_is_told_without_it(own_redis: RedisServer) -> No
     """A wrong password is a fault that names the server and not the password."""
     place = own_redis.url.removeprefix("redis://").partition("/")[0]
     fixture = Fixture(f"redis://user:hunter2@{place}/0")
-    await fixture.store.start()
+    await tried(fixture.store, fixture.health)
 
     assert await fixture.hit() == [None]
 
@@ -68,7 +68,7 @@ async def test_password_that_redis_says_again(
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     fixture = Fixture(f"redis://:{quote(password)}@127.0.0.1:{port}/0")
-    await fixture.store.start()
+    await tried(fixture.store, fixture.health)
 
     assert await fixture.hit() == [None]
 
@@ -85,7 +85,7 @@ async def test_unix_socket(tmp_path: Path) -> None:
     server = RedisServer(tmp_path, "--unixsocket", str(tmp_path / "s"))
     server.start()
     fixture = Fixture(f"redis+unix://{tmp_path}/s?db=2")
-    await fixture.store.start()
+    await started(fixture.store)
 
     outcomes = await fixture.hit()
 
@@ -111,8 +111,8 @@ async def test_tls(tmp_path: Path) -> None:
     server.start()
     url = f"rediss://:secret@localhost:{port}/0?ssl_ca_certs={tmp_path}"
     trusting, distrusting = Fixture(f"{url}/ca.pem"), Fixture(f"{url}/other.pem")
-    await trusting.store.start()
-    await distrusting.store.start()
+    await started(trusting.store)
+    await tried(distrusting.store, distrusting.health)
 
     outcomes = [await trusting.hit(), await distrusting.hit()]
 
@@ -130,7 +130,7 @@ async def test_tls(tmp_path: Path) -> None:
 async def test_host_that_is_none(url: str) -> None:
     """A host name that leads nowhere is a fault like any other."""
     fixture = Fixture(url)
-    await fixture.store.start()
+    await tried(fixture.store, fixture.health)
 
     assert await fixture.hit() == [None]
     assert "cannot connect" in fixture.health.faults["store"]
@@ -212,7 +212,7 @@ async def test_password_file_may_be_replaced(own_redis: RedisServer, tmp_path: P
     file = tmp_path / "password"
     file.write_text("old\n")
     fixture = Fixture(f"{own_redis.url}?password_file={file}")
-    await fixture.store.start()
+    await started(fixture.store)
     assert await fixture.hit() != [None]
 
     client = redis.Redis.from_url(own_redis.url, password="old")

@@ -252,7 +252,7 @@ async def test_policy_decides_for_the_whole_request(
 
 async def test_give_backs_are_never_too_late(ring: Ring) -> None:
     """A shard that hangs with something to be given back gives it back when it goes on."""
-    store = ring.store(timeout_us=100_000)
+    store = ring.store(timeout_us=400_000)
     await started(store)
     east, west = ring.hit("east"), ring.hit("west")._replace(policy=FailurePolicy.CLOSED)
     await charged(store, [[east], [west]])
@@ -276,7 +276,7 @@ async def test_give_backs_are_never_too_late(ring: Ring) -> None:
 
 async def test_late_give_backs_are_told(ring: Ring) -> None:
     """What is given back after its request was answered is told when it is done, not before."""
-    store = ring.store(timeout_us=100_000)
+    store = ring.store(timeout_us=400_000)
     told: list[bytes] = []
     store.tell_of_give_backs(told.extend)
     await started(store)
@@ -360,7 +360,7 @@ async def test_quotas_deny_together(
 
 async def test_nothing_is_charged_after_the_deadline(ring: Ring) -> None:
     """A charge that a hung server finds when it goes on changes nothing; refunds do."""
-    store = ring.store(timeout_us=20_000)
+    store = ring.store(timeout_us=400_000)
     await started(store)
     one = ring.hit("east")
     await charged(store, [[one], [one], [one]])
@@ -381,7 +381,7 @@ async def test_another_ring_is_noticed(ring: Ring, store: RedisStore) -> None:
     """A process that places counters on another ring is seen by both while it is there."""
     health = Health()
     other = RedisStore(ring.servers["east"].url, 5_000_000, Stats(), health)
-    await other.start()
+    await started(other)
 
     async with asyncio.timeout(PATIENCE_SECONDS):
         while "ring" not in ring.health.faults or "ring" not in health.faults:
@@ -414,7 +414,7 @@ async def test_shard_removed_from_the_ring(ring: Ring, store: RedisStore) -> Non
     east, west = ring.hit("east"), ring.hit("west")
     await charged(store, [[east], [west]])
     rest = RedisStore(ring.servers["east"].url, 5_000_000, Stats(), Health())
-    await rest.start()
+    await started(rest)
 
     (outcomes,) = await charged(rest, [[east, west]])
 

@@ -11,6 +11,7 @@ from ratelimit_service.stores.redis import RedisStore
 from tests.servers.cluster import RedisCluster
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
+from tests.stores.redis_store import started
 
 
 async def states(store: RedisStore) -> list[ShardState]:
@@ -36,7 +37,7 @@ async def test_each_server_is_told(
 
 async def told(url: str, kind: str, count: int) -> None:
     store = RedisStore(url, 5_000_000, Stats(), Health())
-    await store.start()
+    await started(store)
     found = await states(store)
     await store.close()
 
@@ -54,7 +55,7 @@ async def test_a_server_that_is_away_has_no_address(own_redis: RedisServer) -> N
     store = RedisStore(
         own_redis.url, 5_000_000, Stats(), Health(), second_url=f"{own_redis.url[:-1]}1"
     )
-    await store.start()
+    await started(store)
     assert [each.kind for each in await states(store)] == ["server", "server, second store"]
 
     own_redis.kill()

@@ -20,6 +20,7 @@ from ratelimit_service.transport.h2.server import H2Server
 from tests.servers.redis import RedisServer
 from tests.service.asking import Asking, Away, Heard, Timed, descriptor
 from tests.stores.cases import hearing, hit
+from tests.stores.redis_store import started
 from tests.transport.served_ends import ENVOYS_US, RULES, Ends
 
 
@@ -193,7 +194,7 @@ async def test_a_well_server_is_not_asked_without_time(own_redis: RedisServer) -
     """What there is no time for is decided by policy, also `local`, and blames no server."""
     stats, health = Stats(), Health()
     store = RedisStore(own_redis.url, 10_000_000, stats, health)
-    await store.start()
+    await started(store)
     answers: list[list[Outcomes]] = []
 
     store.charge([[minutely(FailurePolicy.OPEN)]] * 9, hearing(answers.append), deadline_us=AT_ONCE)

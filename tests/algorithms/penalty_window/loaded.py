@@ -19,6 +19,7 @@ from tests.servers.redis import RedisServer
 from tests.service.asking import Asking
 from tests.stores.cases import MINUTE, SECOND
 from tests.stores.conftest import Time
+from tests.stores.redis_store import started
 
 RULES = """
 domain: edge
@@ -42,7 +43,7 @@ async def service(
         return
     redis_server.flush()
     store = RedisStore(redis_server.url, 10_000_000, Stats(), Health(), clock)
-    await store.start()
+    await started(store)
     yield Asking(tmp_path, RULES, store=store, clock=clock)
     await store.close()
 
