@@ -12,7 +12,12 @@ import pytest
 
 from ratelimit_service.model import Descriptor, Entry
 from ratelimit_service.transport.h2 import frames
-from ratelimit_service.transport.h2.frames import ErrorCode, FrameType, SettingId
+from ratelimit_service.transport.h2.frames import (
+    END_STREAM,
+    ErrorCode,
+    FrameType,
+    SettingId,
+)
 from ratelimit_service.wire import SERVICE
 from ratelimit_service.wire.request import MAX_DESCRIPTORS, MAX_ENTRIES
 from tests.abuse.siege import (
@@ -249,16 +254,27 @@ async def test_many_connections(tmp_path: Path) -> None:
     assert max(in_turns) <= 8
 
 
-async def test_many_connections_with_short_descriptors(tmp_path: Path) -> None:
+def in_two_frames(attacker: Attacker, message: bytes) -> bytes:
+    """A call whose message comes in two DATA frames."""
+    head_and_first = attacker.call(message[:100], end=False)
+    rest = frames.frame(FrameType.DATA, END_STREAM, attacker.stream_id, message[100:])
+    return head_and_first + rest
+
+
+@pytest.mark.parametrize("make", [Attacker.call, in_two_frames])
+async def test_many_connections_with_short_descriptors(
+    tmp_path: Path, make: Callable[[Attacker, bytes], bytes]
+) -> None:
     """A call of many descriptors is planned in a turn of its own, and counted in another.
 
-    Also if each message is short, and if many clients make such calls together.
+    Also if each message is short, if it comes in parts, and if many clients make such calls
+    together.
     """
     async with Siege(tmp_path) as siege:
         attackers = [await siege.attacker() for _ in range(20)]
         before, in_turns, answered = siege.steps, [], 0
         for number, attacker in enumerate(attackers):
-            attacker.push(attacker.call(short(250, number * 250)))
+            attacker.push(make(attacker, short(250, number * 250)))
         while answered < len(attackers):
             await asyncio.sleep(0)
             in_turns.append(siege.steps - before)

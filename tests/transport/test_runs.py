@@ -17,6 +17,7 @@ from ratelimit_service.transport.h2.frames import (
     ErrorCode,
     FrameType,
 )
+from ratelimit_service.transport.h2.limits import MAX_STREAMS
 from ratelimit_service.transport.h2.overload import Haste
 from tests.transport.h2_client import HEADERS, PATH, Client
 
@@ -162,6 +163,43 @@ class Late(Client):
             sorted(connection._streams),
             self.credit + connection._consumed,
         )
+
+
+def test_runs_of_single_calls_and_resets_are_handled_in_pieces() -> None:
+    """However many late calls come that are taken back at once, a few are handled at a time."""
+    client = Late()
+    client.hear(call(101, message(1), BLOCKS[0]))  # from now on the block is known
+    before = client.haste.refused
+    pairs = (
+        call(each, message(1), BLOCKS[0]) + frames.rst_stream(each, ErrorCode.CANCEL)
+        for each in range(103, 4_103, 2)
+    )
+    client.connection.receive(b"".join(pairs), 32)
+    handled = [client.haste.refused - before]
+    while client.connection.has_more:
+        client.connection.tick()
+        client.connection.receive(b"", 32)
+        handled.append(client.haste.refused - before - sum(handled))
+
+    assert max(handled) <= 200
+    assert sum(handled) == 2_000
+
+
+def test_calls_that_are_never_answered_have_a_bound() -> None:
+    """No more calls wait without an answer than streams are allowed; others are refused at once."""
+    client = Late()
+    client.hear(call(101, message(1), BLOCKS[0]))
+    before, client.haste.gone_percent = client.haste.refused, 100
+    for first in range(10_001, 210_001, 20_000):
+        streams = range(first, first + 2_000, 2)
+        client.connection.receive(b"".join(call(each, message(1), BLOCKS[0]) for each in streams))
+    refused = [len(client.said())]
+    for _ in range(3):
+        client.connection.tick()
+        refused.append(len(client.said()))
+
+    assert client.haste.refused - before == 10_000
+    assert refused == [9_000, 0, MAX_STREAMS, 0]
 
 
 def block(timeout: str, path: str = PATH) -> bytes:

@@ -169,7 +169,7 @@ class ServiceCalls:
             self._overload.hurried(len(stream_ids))
             deadline_us = AT_ONCE
 
-        if max(map(len, calls.messages)) > LONG_BYTES:
+        if connection.unusual and max(map(len, calls.messages)) > LONG_BYTES:
             calls = self._decide_large(protocol, calls, deadline_us)
             stream_ids = calls.stream_ids
             if not stream_ids:
@@ -185,7 +185,8 @@ class ServiceCalls:
         if gathered is None:
             gathered = self._gathered[key] = Gathered(self._pending)
         gathered.add(protocol, calls, deadline_us)
-        protocol.at_end_of_turn(self._submit, _weight(calls.messages))
+        weight = _weight(calls.messages) if connection.unusual else len(stream_ids)
+        protocol.at_end_of_turn(self._submit, weight)
 
     def _decide_large(self, protocol: Http2Protocol, calls: Calls, deadline_us: int) -> Calls:
         """Has those calls decided one by one, in turns of their own, that have many descriptors.

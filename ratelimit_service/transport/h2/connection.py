@@ -59,6 +59,9 @@ from ratelimit_service.transport.h2.streams import Methods
 __all__ = ["Calls", "Cancelled", "Connection", "Ended", "Event", "Message", "Methods"]
 
 _SMALL_PART_BYTES: Final = 256
+_ALTERNATIONS: Final = 4
+"""So often resets may follow on calls within one run. Each costs a third of `costs.PIECE_US`."""
+
 _PING: Final = b"are you?"
 _WRONG_TYPE: Final = b"this port speaks gRPC: content-type must be application/grpc\n"
 
@@ -155,6 +158,7 @@ class Connection(Incoming):
         that another call, with or without new bytes, goes on.
         """
         events: list[Event] = []
+        self.unusual = False
         if self._life.closing:
             self._cut_short = False
             self._resumable.clear()
@@ -216,8 +220,8 @@ class Connection(Incoming):
             after = 0
             if kind == HEADERS and flags == END_HEADERS:
                 after = self._whole_call(data, stream_id, start, at, events)
-                if after - at > USUAL_BYTES and self.haste is None:
-                    most -= (after - at) // DESCRIPTORS_BYTES
+                if after - at > USUAL_BYTES:
+                    most -= self._note_unusual(after - at)
                 if (
                     not after
                     and self._life.steady
@@ -308,6 +312,11 @@ class Connection(Incoming):
         self._call(head, stream_id, message, events, caller)
         return end
 
+    def _note_unusual(self, size: int) -> int:
+        """Notes that a call has a large message; returns for how many frames more it counts."""
+        self.unusual = True
+        return 0 if self.haste is not None else size // DESCRIPTORS_BYTES
+
     def _refuse_run(
         self, haste: Haste, data: bytes, start: int, stop: int, events: list[Event]
     ) -> int:
@@ -332,8 +341,10 @@ class Connection(Incoming):
             message = data[stop + 9 + PREFIX_BYTES : end]
             haste.turned_away.append((message, self._origin(block)))
         gone: set[int] = set()
-        while _is_reset(data, at):
+        for _ in range(_ALTERNATIONS):
             # Clients take calls back between others. Who has done so needs no refusal.
+            if not _is_reset(data, at):
+                break
             end, taken_back = runs.resets(data, at)
             if not taken_back:
                 break
@@ -344,6 +355,8 @@ class Connection(Incoming):
             haste.refused += len(more)
         if haste.gone_percent:
             first = len(streams) * haste.gone_percent // 100
+            # Who keeps to the streams that we allow has no more of these open.
+            first = min(first, MAX_STREAMS - len(self._unanswered))
             self._unanswered.update(streams[:first])
             self._unanswered -= gone
             streams = streams[first:]

@@ -19,6 +19,7 @@ from ratelimit_service.transport.h2.costs import (
     PART_US,
     RESET_US,
     UNPACK_US,
+    USUAL_BYTES,
 )
 from ratelimit_service.transport.h2.events import Calls, Cancelled, Ended, Event, Message
 from ratelimit_service.transport.h2.fields import MAX_LIST_BYTES
@@ -63,6 +64,8 @@ class Incoming(Control):
         super().__init__(methods, memory)
         self.wants_origins = False
         """Whether somebody asks who makes calls."""
+        self.unusual = False
+        """Whether the last piece has brought a message that is no usual call's."""
         self._nobody = CallOrigin()
         """Who makes the calls that tell nothing but the peer's address."""
         self.peer = ""
@@ -251,6 +254,7 @@ class Incoming(Control):
             message = bytes(stream.body[PREFIX_BYTES:])
             stream.readable = Readable.ENOUGH
             self._let_go(stream)
+            self.unusual = True
             self._call(stream.head, stream_id, message, events, stream.caller)
 
     def _end(self, stream_id: int, stream: Stream, events: list[Event]) -> None:
@@ -276,6 +280,8 @@ class Incoming(Control):
             self.finish(stream_id, error.code, str(error))
             return
         self._let_go(stream)
+        if len(message) > USUAL_BYTES:
+            self.unusual = True
         self._call(stream.head, stream_id, message, events, stream.caller)
 
     def _let_go(self, stream: Stream) -> None:
