@@ -20,7 +20,7 @@ _OPTIONS: Final = [
     ("grpc.enable_http_proxy", 0),
     # A service that is back is to be found again at once, not after a minute.
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # which is how long an attempt may take
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 

@@ -32,6 +32,7 @@ from ratelimit_service.transport import tls
 from tests.ratelimit_client.conftest import RULES
 from tests.ratelimit_client.live import Live
 from tests.servers.process import free_port
+from tests.servers.proxy import Proxy
 
 PATIENCE = 30.0
 numbers = itertools.count()
@@ -204,6 +205,19 @@ async def test_nobody_answers(
     assert {each.reason for each in decisions} == {Reason.UNAVAILABLE}
     assert len(caplog.messages) == 2
     assert "no service answers at" in caplog.messages[0]
+
+
+async def test_slow_way_to_the_service(live: Live, name: str) -> None:
+    """A connection that takes long to be made is waited for, as long as the call may take."""
+    proxy = Proxy(live.grpc_port)
+    proxy.delay_seconds = 0.3
+    address = f"127.0.0.1:{await proxy.start()}"
+
+    async with Limiter(address, domain="api", deadline=PATIENCE, on_failure="raise") as limiter:
+        decision = await limiter.check(user=name)
+
+    await proxy.close()
+    assert (decision.remaining, proxy.accepted) == (2, 1)
 
 
 @pytest.fixture
