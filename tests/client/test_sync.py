@@ -44,7 +44,7 @@ def test_answer_that_is_none() -> None:
         answering(lambda: b"\xff\xff") as address,
         pytest.raises(TransportError, match="is no rate limit service"),
     ):
-        ask(address, 10_000_000)
+        ask(address, 60_000_000)
 
 
 def test_server_that_does_not_answer() -> None:

@@ -20,6 +20,7 @@ from ratelimit_service.model import Request
 from ratelimit_service.settings import settings
 from tests.cli.inside import Inside
 from tests.conftest import need
+from tests.runtime.callers import ask
 from tests.servers.process import wait_until
 from tests.servers.service import ServiceProcess, http
 from tests.service.asking import descriptor
@@ -177,7 +178,7 @@ def test_every_command_of_the_runbook_runs(
     try:
         with Client(service.address) as client:
             for _ in range(7):
-                client.should_rate_limit(Request("demo", (descriptor("user=alice"),)), 10_000_000)
+                ask(client, Request("demo", (descriptor("user=alice"),)))
         wait_until(lambda: "OVER_LIMIT" in Path("decisions.jsonl").read_text(), "the denial")
         for command in dict.fromkeys(re.findall(r"^    \$ (.*)$", RUNBOOK, re.MULTILINE)):
             words = shlex.split(command.replace("localhost:8080", f"127.0.0.1:{service.http_port}"))

@@ -21,7 +21,7 @@ from tests.servers.redis import RedisServer
 from tests.servers.service import COMMAND, ServiceProcess
 
 REQUEST = Request("edge", (Descriptor((Entry("user", "a"),)),))
-TIMEOUT_US = 10_000_000
+TIMEOUT_US = 60_000_000
 
 
 class Pair:

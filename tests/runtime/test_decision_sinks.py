@@ -20,15 +20,14 @@ import pytest
 
 from ratelimit_service.client import Client
 from ratelimit_service.health import Health
-from ratelimit_service.model import Request
 from ratelimit_service.observer import Stats
 from ratelimit_service.runtime import decision_log
 from ratelimit_service.runtime.decision_log import DecisionLogFile, DecisionLogWriter
 from ratelimit_service.settings import Settings
+from tests.runtime.callers import ask
 from tests.runtime.conftest import Start
 from tests.servers.process import PATIENCE_SECONDS, wait_until
 from tests.servers.redis import RedisServer
-from tests.service.asking import descriptor
 
 DAY_US = 86_400_000_000
 
@@ -276,7 +275,7 @@ def test_workers_write_one_log(start: Start, own_redis: RedisServer, tmp_path: P
     service = start("--store", own_redis.url, "--workers", "2", "--decision-log", str(path))
     with Client(service.address) as client:
         for _ in range(4):
-            client.should_rate_limit(Request("edge", (descriptor("user=bob"),)), 10_000_000)
+            ask(client)
 
     def lines() -> Sequence[dict[str, Any]]:
         text = path.read_text() if path.exists() else ""
@@ -290,7 +289,7 @@ def test_workers_write_one_log(start: Start, own_redis: RedisServer, tmp_path: P
 
     with Client(service.address) as client:
         for _ in range(3):
-            client.should_rate_limit(Request("edge", (descriptor("user=bob"),)), 10_000_000)
+            ask(client)
         service.signal(signal.SIGUSR2)
         wait_until(lambda: "restarted: version" in service.log, "the restart")
     wait_until(lambda: len(lines()) == 7, "the decisions from before the restart")

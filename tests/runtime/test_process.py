@@ -13,6 +13,7 @@ import pytest
 from ratelimit_service.client import Client
 from ratelimit_service.errors import TransportError
 from ratelimit_service.model import Code, Request
+from tests.runtime import callers
 from tests.runtime.conftest import RULES, Start
 from tests.servers.process import Process, free_port, wait_until
 from tests.servers.redis import RedisServer
@@ -24,7 +25,7 @@ REQUEST = Request("edge", (descriptor("user=bob"),))
 
 def ask(address: str, times: int, request: Request = REQUEST) -> list[Code]:
     with Client(address) as client:
-        return [client.should_rate_limit(request, 10_000_000).code for _ in range(times)]
+        return [callers.ask(client, request) for _ in range(times)]
 
 
 def test_start_says_what_is_served(start: Start) -> None:
@@ -252,8 +253,10 @@ def test_signals_of_one_moment_are_one(start: Start) -> None:
     """What is asked to end twice in one moment, as by timeout(1), drains and ends with 0."""
     service = start()
 
+    service.signal(signal.SIGSTOP)  # so that they come in one moment, however busy the machine
     service.signal(signal.SIGTERM)
-    service.signal(signal.SIGTERM)
+    service.signal(signal.SIGINT)
+    service.signal(signal.SIGCONT)
 
     assert service.wait() == 0
 

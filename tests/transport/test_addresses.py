@@ -48,7 +48,7 @@ async def decided(channel: grpc.aio.Channel) -> Code:
     )
     async with channel:
         body = encode_request(Request("edge", (descriptor("a=x"),)))
-        return decode_decision(await call(body, timeout=10)).code
+        return decode_decision(await call(body, timeout=60)).code
 
 
 @pytest.fixture

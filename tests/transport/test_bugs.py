@@ -191,16 +191,16 @@ async def test_same_connection_goes_on(
     """Over gRPC the call ends with INTERNAL, and the same connection answers the next ones."""
     call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
     call = channel.unary_unary(f"/{SERVICE}/{METHOD}")
-    await call(BODY, timeout=10)
+    await call(BODY, timeout=60)
     states = []
 
     for _ in range(3):
         broken.seam = seam
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await call(BODY, timeout=10)
+            await call(BODY, timeout=60)
         states.append(refused.value.code())
         broken.seam = ""
-        assert decode_decision(await call(BODY, timeout=10)).code is Code.OK
+        assert decode_decision(await call(BODY, timeout=60)).code is Code.OK
 
     assert states == [grpc.StatusCode.INTERNAL] * 3
     assert channel.get_state() is grpc.ChannelConnectivity.READY

@@ -89,7 +89,7 @@ async def test_closed_before_the_handshake(tmp_path: Path, given: bool) -> None:
 
     assert place.server.connections == 0
     assert place.gone == (50 if given else 0)
-    await asyncio.wait_for(place.server.stop(60_000_000), 10)
+    await asyncio.wait_for(place.server.stop(600_000_000), PATIENCE_SECONDS)
 
 
 def living() -> int:
@@ -128,7 +128,7 @@ async def test_closed_within_the_handshake(tmp_path: Path, said: bytes) -> None:
     assert place.server.connections == 0
     if type(asyncio.get_running_loop()).__module__ == "uvloop":
         assert kept == 0
-    await asyncio.wait_for(place.server.stop(60_000_000), 10)
+    await asyncio.wait_for(place.server.stop(600_000_000), PATIENCE_SECONDS)
 
 
 @pytest.mark.parametrize("given", [False, True])

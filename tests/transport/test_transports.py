@@ -108,7 +108,7 @@ async def test_abandoned_call_is_not_charged(tmp_path: Path, transport: str) -> 
     )
     body = encode_request(Request("edge", (descriptor("a=x"),)))
     await server.channel.channel_ready()  # so that the call comes before its time is over
-    cancelled, late, patient = call(body), call(body, timeout=0.3), call(body)
+    cancelled, late, patient = call(body), call(body, timeout=0.8), call(body)
     async with asyncio.timeout(PATIENCE_SECONDS):
         while len(still_wanted(busy)) < 3:
             await asyncio.sleep(0.001)
