@@ -64,7 +64,7 @@ def call(service: ServiceProcess, parent: str) -> None:
     with grpc.insecure_channel(service.address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
         ask: grpc.UnaryUnaryMultiCallable[bytes, bytes]
         ask = channel.unary_unary(f"/{SERVICE}/{METHOD}")
-        ask(BODY, metadata=(("traceparent", parent),), wait_for_ready=True)
+        ask(BODY, timeout=60, metadata=(("traceparent", parent),), wait_for_ready=True)
 
 
 def test_workers_send_spans_and_metrics(

@@ -185,7 +185,7 @@ async def test_collector_gets_spans_over_both_transports(
             call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
             call = channel.unary_unary(f"/{SERVICE}/{METHOD}")
             for headers in ({}, {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "x=1"}):
-                await call(BODY, metadata=list(headers.items()))
+                await call(BODY, timeout=60, metadata=list(headers.items()))
         await ours.stop(0)
     spans.flush()
     found = await asyncio.to_thread(server.wait_for_spans, 2)

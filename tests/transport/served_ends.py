@@ -1,4 +1,7 @@
-"""A client and a service with turns, without sockets, on a clock of the test."""
+"""A client and a service with turns, without sockets, on a clock of the test.
+
+Callers wait for a hundred seconds, so that it does not matter if the machine stands still a moment.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ class Ends:
         self.turn()
         return self.wire.kinds()
 
-    def call(self, *, waited_us: int = 0, timeout: str = "1S") -> bool:
+    def call(self, *, waited_us: int = 0, timeout: str = "100S") -> bool:
         """Makes a call that has waited; says if it is answered."""
         return FrameType.DATA in self.receive(self.frames(timeout), waited_us)
 

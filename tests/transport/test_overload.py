@@ -83,8 +83,8 @@ async def test_what_waited_too_long_is_decided_without_waiting_more(tmp_path: Pa
     store.deadlines_us.clear()
 
     assert ends.call()
-    assert ends.call(waited_us=500_000)
-    assert not ends.call(waited_us=800_000)
+    assert ends.call(waited_us=50_000_000)
+    assert not ends.call(waited_us=80_000_000)
     assert ends.call()
 
     assert [deadline_us > AT_ONCE for deadline_us in store.deadlines_us] == [True, False, True]
@@ -97,9 +97,9 @@ async def test_answers_at_hand_are_those_of_the_policy(tmp_path: Path) -> None:
     """A request that comes again while there is no time gets the same answer, and is tallied."""
     ends = Ends(Asking(tmp_path, RULES, store=Timed()))
     ends.settle()
-    ends.call(waited_us=500_000)
+    ends.call(waited_us=50_000_000)
 
-    answered = [ends.call(waited_us=500_000) for _ in range(100)]
+    answered = [ends.call(waited_us=50_000_000) for _ in range(100)]
 
     assert answered == [True] * 100
     store = ends.service._store
@@ -150,9 +150,9 @@ async def test_who_is_over_is_denied_at_hand_too(tmp_path: Path) -> None:
     over = Over()
     ends = Ends(Asking(tmp_path, RULES, store=LocalCache(over, 1 << 20, Stats())))
     ends.settle()
-    ends.call(waited_us=500_000)
+    ends.call(waited_us=50_000_000)
 
-    answered = [ends.call(waited_us=500_000) for _ in range(20)]
+    answered = [ends.call(waited_us=50_000_000) for _ in range(20)]
 
     assert answered == [True] * 20
     ends.calls.look()
@@ -165,10 +165,10 @@ async def test_callers_that_wait_longer_get_no_answer_in_haste(tmp_path: Path) -
     store = Timed()
     ends = Ends(Asking(tmp_path, RULES, store=store))
     ends.settle()
-    ends.call(waited_us=500_000)
+    ends.call(waited_us=50_000_000)
     store.deadlines_us.clear()
 
-    assert ends.call(waited_us=500_000, timeout="100S")
+    assert ends.call(waited_us=50_000_000, timeout="10000S")
 
     assert [deadline_us > AT_ONCE for deadline_us in store.deadlines_us] == [True]
 
@@ -176,7 +176,7 @@ async def test_callers_that_wait_longer_get_no_answer_in_haste(tmp_path: Path) -
 async def test_overload_is_over_when_all_calls_are_counted(tmp_path: Path) -> None:
     """Health speaks of it for a few seconds more."""
     ends = Ends(Asking(tmp_path, RULES))
-    ends.call(waited_us=800_000)
+    ends.call(waited_us=80_000_000)
 
     ends.overload.look()
     assert list(ends.health.faults) == ["overloaded"]

@@ -44,7 +44,7 @@ async def test_refused_calls_are_told(tmp_path: Path) -> None:
     heard = Heard(ends.service)
     ends.service.telling.tracer = tracer = Keeping()
 
-    assert not ends.call(waited_us=800_000)
+    assert not ends.call(waited_us=80_000_000)
     ends.calls.look()
 
     (told,) = heard
@@ -62,9 +62,9 @@ async def test_answers_at_hand_have_spans(tmp_path: Path) -> None:
     """A call that gets an answer that is at hand becomes a span with its own parent."""
     ends = ends_of(tmp_path)
     ends.service.telling.tracer = tracer = Keeping()
-    ends.call(waited_us=500_000)
+    ends.call(waited_us=50_000_000)
     tracer.heard.clear()
-    answered = [ends.call(waited_us=500_000) for _ in range(9)]
+    answered = [ends.call(waited_us=50_000_000) for _ in range(9)]
     ends.calls.look()
 
     assert answered == [True] * 9
@@ -77,9 +77,9 @@ async def test_headers_of_refused_calls_are_read(tmp_path: Path) -> None:
     ends = ends_of(tmp_path)
     heard = Heard(ends.service)
     for number in range(3):
-        extra = [("grpc-timeout", "1S"), ("x-request-id", f"call-{number}")]
+        extra = [("grpc-timeout", "100S"), ("x-request-id", f"call-{number}")]
         data = ends.client.headers(extra) + ends.client.data(b"no request")
-        ends.receive(data, waited_us=800_000)
+        ends.receive(data, waited_us=80_000_000)
     ends.calls.look()
 
     origins = [each.caller for each in heard]
@@ -99,13 +99,13 @@ async def test_only_so_many_are_told_and_the_others_are_counted(tmp_path: Path) 
 
     feed = DecisionFeed.attach(Settings(decision_log="x"), ends.service, ends.stats, send)
     for _ in range(LOOKS + 50):
-        assert not ends.call(waited_us=800_000)
+        assert not ends.call(waited_us=80_000_000)
     ends.calls.look()
     feed.flush()
 
     assert sum(sent) == LOOKS
     assert ends.stats.decision_log == {"dropped_overload": 50}
-    assert not ends.call(waited_us=800_000)
+    assert not ends.call(waited_us=80_000_000)
     ends.calls.look()
     feed.flush()
     assert sum(sent) == LOOKS + 1
@@ -114,9 +114,9 @@ async def test_only_so_many_are_told_and_the_others_are_counted(tmp_path: Path) 
 async def test_nobody_listens(tmp_path: Path) -> None:
     """Where nobody listens nothing is kept of refused calls, nor of answers at hand."""
     ends = ends_of(tmp_path)
-    ends.call(waited_us=500_000)
-    ends.call(waited_us=500_000)
-    ends.call(waited_us=800_000)
+    ends.call(waited_us=50_000_000)
+    ends.call(waited_us=50_000_000)
+    ends.call(waited_us=80_000_000)
 
     assert ends.calls._haste.turned_away == []
     answers = ends.calls._haste.answers.values()

@@ -73,9 +73,11 @@ async def test_each_call_brings_its_own_parent(
     asking.service.telling.tracer = tracer = Keeping()
     began_us = elapsed_us()
     for number in range(1, 6):
-        await call(BODY, metadata=[("traceparent", PARENT.format(number)), ("x-other", "1")])
-    await call(BODY, metadata=[("b3", "1-2-0"), ("tracestate", "a=b")])
-    await call(BODY)
+        await call(
+            BODY, timeout=60, metadata=[("traceparent", PARENT.format(number)), ("x-other", "1")]
+        )
+    await call(BODY, timeout=60, metadata=[("b3", "1-2-0"), ("tracestate", "a=b")])
+    await call(BODY, timeout=60)
 
     assert [headers for headers, _ in tracer.heard] == [
         *([(b"traceparent", PARENT.format(number).encode())] for number in range(1, 6)),
@@ -98,7 +100,7 @@ async def test_closed_tracer_hears_nothing(
     asking, call = server
     asking.service.telling.tracer = tracer = Keeping()
     for number, tracer.open in enumerate((True, False, False, True)):
-        await call(BODY, metadata=[("traceparent", PARENT.format(number))])
+        await call(BODY, timeout=60, metadata=[("traceparent", PARENT.format(number))])
 
     assert [headers[0][1] for headers, _ in tracer.heard] == [
         PARENT.format(number).encode() for number in (0, 3)
@@ -113,8 +115,10 @@ async def test_listener_hears_who_called(
     heard = Heard(asking.service)
     began_us = elapsed_us()
     for number in range(3):
-        await call(BODY, metadata=[("x-request-id", f"id-{number}"), ("traceparent", PARENT)])
-    await call(BODY)
+        await call(
+            BODY, timeout=60, metadata=[("x-request-id", f"id-{number}"), ("traceparent", PARENT)]
+        )
+    await call(BODY, timeout=60)
 
     callers = [each.caller for each in heard if each.caller is not None]
     assert [each.peer for each in callers] == ["127.0.0.1"] * 4
@@ -134,7 +138,7 @@ async def test_fault_of_a_tracer_costs_no_answer(
     asking, call = server
     asking.service.telling.tracer = Failing()
 
-    assert decode_decision(await call(BODY)).code is Code.OK
+    assert decode_decision(await call(BODY, timeout=60)).code is Code.OK
 
 
 async def test_refused_requests_are_told_too(
@@ -144,7 +148,7 @@ async def test_refused_requests_are_told_too(
     asking, call = server
     asking.service.telling.tracer = tracer = Keeping()
     with pytest.raises(grpc.aio.AioRpcError):
-        await call(b"\xff", metadata=[("b3", "0")])
+        await call(b"\xff", timeout=60, metadata=[("b3", "0")])
 
     ((headers, record),) = tracer.heard
     assert headers == [(b"b3", b"0")]

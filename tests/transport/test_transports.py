@@ -47,7 +47,7 @@ class Server:
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(
             f"/{SERVICE}/{method}"
         )
-        return await call(body)
+        return await call(body, timeout=PATIENCE_SECONDS)
 
     def reflect(
         self, questions: list[ReflectionRequest], version: str
@@ -108,7 +108,11 @@ async def test_abandoned_call_is_not_charged(tmp_path: Path, transport: str) -> 
     )
     body = encode_request(Request("edge", (descriptor("a=x"),)))
     await server.channel.channel_ready()  # so that the call comes before its time is over
-    cancelled, late, patient = call(body), call(body, timeout=0.8), call(body)
+    cancelled, late, patient = (
+        call(body, timeout=60),
+        call(body, timeout=0.8),
+        call(body, timeout=60),
+    )
     async with asyncio.timeout(PATIENCE_SECONDS):
         while len(still_wanted(busy)) < 3:
             await asyncio.sleep(0.001)
