@@ -198,6 +198,30 @@ async def test_bytes_may_have_come_while_the_loop_was_busy() -> None:
     assert turns.came_us(18_000) == 14_000
 
 
+def nothing() -> None:
+    """A step that does nothing."""
+
+
+async def test_what_ends_a_rest_has_come_just_now() -> None:
+    """The time before the first of some turns is no time that bytes have waited."""
+    turns = Turns()
+    for _ in range(2):
+        turns.alone(nothing, 1)
+        await rounds()
+    turns.alone(nothing, 1)
+    after_ten_seconds = elapsed_us() + 10_000_000
+
+    assert turns.came_us(after_ten_seconds) == after_ten_seconds
+
+    await rounds()
+    turns._ended_us -= 10_000_000
+    began_us = elapsed_us()
+    for _ in range(2):
+        turns.alone(nothing, 1)
+    turns._turn()
+    assert turns.came_us(elapsed_us()) >= began_us
+
+
 def test_of_late_reads_a_share_is_counted() -> None:
     """The square of the ratio of 40 % of the patience to the time between two reads is counted.
 

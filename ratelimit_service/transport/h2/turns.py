@@ -72,9 +72,9 @@ class Turns:
         connections start from it: whoever was handled alone until now is not behind them."""
         self._scheduled = False
         self._ended_us = 0
-        """When something was last handled, by `elapsed_us`."""
+        """When something was last handled, or turns began, by `elapsed_us`."""
         self._before_us = 0
-        """When the turn before that had ended."""
+        """When the turn before that had ended; 0 before the first turn after a rest."""
         self._lately_us = 0
         """How much time went to pieces handled at once, less what was made good since."""
         self._finish: Callable[[], None] | None = None
@@ -129,6 +129,8 @@ class Turns:
     def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
+            # The loop has waited until now, so what it reads in this round has just come.
+            self._before_us, self._ended_us = 0, elapsed_us()
             self._loop.call_soon(self._turn)
 
     def add(self, waiting: Waiting, now_us: int) -> None:
