@@ -55,19 +55,22 @@ MAX_STOP_SECONDS = 5.0
 MOST_STOLEN = 0.02
 """A run says nothing if the machine's owner took more of its time than this share."""
 
-COUNTED_BYTES = 32 << 20
-"""What new keys and long values leave in all processes: counters, remembered plans and series. All
-of these are bounded, but not by one attack of some seconds."""
+COUNTED_BYTES = 16 << 20
+"""What new keys and long values leave in all processes: counters (docs/sizing.md: 32,000 take 13 MB
+at most), remembered plans and series. All of these are bounded, but not by one attack of some
+seconds."""
 
 
 def budget_bytes(attack: Attack, processes: int) -> int:
     """What an attack may make the service keep: the budgets of docs/operations.md, and a page.
 
-    Twice what is counted, since Python's objects are larger than what they hold.
+    What is held takes a quarter more than is counted: blocks of memory are larger than what they
+    hold.
     """
     held = min(attack.connections * HELD_BYTES, processes * ALL_HELD_BYTES)
     unhandled = attack.connections * 2 * INBOX_BYTES
-    return 2 * held + unhandled + COUNTED_BYTES + MAX_PAGE_BYTES
+    page = MAX_PAGE_BYTES if attack.page else 0
+    return held * 5 // 4 + unhandled + COUNTED_BYTES + page
 
 
 class Phase(NamedTuple):

@@ -34,6 +34,8 @@ class Attack(NamedTuple):
     """Whether the client is honest after all, so that no connection may be ended."""
     ends: bool = False
     """Whether every connection must be ended."""
+    page: bool = False
+    """Whether a page of metrics is asked for."""
 
 
 ATTACKS: dict[str, Attack] = {}
@@ -48,11 +50,12 @@ def attack(
     connections: int = 1,
     kept: bool = False,
     ends: bool = False,
+    page: bool = False,
 ) -> Callable[[Act], Act]:
     """Puts a function into the table."""
 
     def put(act: Act) -> Act:
-        ATTACKS[name] = Attack(act, seconds, flags, connections, kept, ends)
+        ATTACKS[name] = Attack(act, seconds, flags, connections, kept, ends, page)
         return act
 
     return put

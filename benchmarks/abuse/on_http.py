@@ -60,7 +60,7 @@ async def slow_loris(aim: Aim) -> None:
             wire.write(b"X-Slow: yes\r\n")
 
 
-@attack("detailed_metric with values of 60 KB, 200 a second; then /metrics")
+@attack("detailed_metric with values of 60 KB, 200 a second; then /metrics", page=True)
 async def detailed_metric(aim: Aim) -> None:
     wire = await settled(aim)
     async for number in aim.due(200):

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.frames import ErrorCode, FrameType, SettingId
+from ratelimit_service.transport.h2.limits import HELD_BYTES
 from ratelimit_service.wire import SERVICE
 from tests.abuse.siege import REFLECT, Attacker, Siege, head, prefixed
 
-MAX_HELD_BYTES = 24 << 20
-"""A connection's window, and half as much again for what is not counted."""
+MAX_HELD_BYTES = HELD_BYTES * 9 // 8
+"""What a connection may make us keep, and an eighth more for what is not counted."""
 
 
 async def test_answers_that_are_not_read(tmp_path: Path) -> None:
