@@ -138,7 +138,7 @@ class RunningPod:
         """The first words of the answers to calls over gRPC."""
         address = f"localhost:{self._pod.grpc_port}"
         done = self._cluster.run(
-            COMMAND, "hit", domain, descriptor, "--address", address, "--timeout", "10s", *flags
+            COMMAND, "hit", domain, descriptor, "--address", address, "--timeout", "60s", *flags
         )
         lines = [line.split() for line in done.stdout.splitlines()]
         return [words[0] for words in lines if words[1:2] == [domain]] or [done.stderr]

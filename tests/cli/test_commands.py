@@ -98,8 +98,14 @@ def test_version() -> None:
         (["hit", "demo", "a", "--limit", "5"], "--limit '5': write N/UNIT, as in 10/minute"),
         (["hit", "demo", "a", "--timeout", "5"], "ratelimit: --timeout '5' is no duration: write"),
         (["restart", "--timeout", "5"], "ratelimit: --timeout '5' is no duration: write a number"),
-        (["hit", "demo", "a", "--address", "localhost:1"], "no service answers at localhost:1"),
-        (["hit", "", "a", "--address", "localhost:1"], "no service answers at localhost:1"),
+        (
+            ["hit", "demo", "a", "--address", "localhost:1", "--timeout", "60s"],
+            "no service answers at localhost:1",
+        ),
+        (
+            ["hit", "", "a", "--address", "localhost:1", "--timeout", "60s"],
+            "no service answers at localhost:1",
+        ),
     ],
 )
 def test_errors_are_one_line(rules: Path, arguments: list[str], message: str) -> None:

@@ -21,10 +21,13 @@ from tests.cli.ran import Ran
 from tests.servers.redis import RedisServer
 from tests.servers.service import ServiceProcess
 
+PATIENCE = ("--timeout", "60s")
+"""More than people have."""
+
 
 def at(service: ServiceProcess) -> tuple[str, ...]:
-    """Flags of `hit`, with more patience than people have."""
-    return "--address", service.address, "--timeout", "60s"
+    """Flags of `hit`."""
+    return "--address", service.address, *PATIENCE
 
 
 def test_hit(service: ServiceProcess) -> None:
@@ -98,12 +101,13 @@ def test_hit_says_which_policy_decided(tmp_path: Path, rules: Path, own_redis: R
 
 def test_hit_at_another_port(service: ServiceProcess) -> None:
     """A port that speaks something else is told as what it is, with what to name instead."""
-    at_http = Ran("hit", "demo", "user=a", "--address", f"127.0.0.1:{service.http_port}")
+    asked = ["hit", "demo", "user=a", *PATIENCE]
+    at_http = Ran(*asked, "--address", f"127.0.0.1:{service.http_port}")
     with_tls = ["--tls-ca", str(Path(trustme.__file__).parent / "none.pem")]
-    no_file = Ran("hit", "demo", "user=a", "--address", service.address, *with_tls)
+    no_file = Ran(*asked, "--address", service.address, *with_tls)
     with tempfile.NamedTemporaryFile() as file:
         trustme.CA().cert_pem.write_to_path(file.name)
-        no_tls = Ran("hit", "demo", "user=a", "--address", service.address, "--tls-ca", file.name)
+        no_tls = Ran(*asked, "--address", service.address, "--tls-ca", file.name)
 
     assert at_http.err == (
         f"ratelimit: 127.0.0.1:{service.http_port} speaks HTTP/1, not gRPC: if it is the service's "
@@ -129,7 +133,8 @@ def test_hit_at_another_server(said: bytes, message: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=say, args=(listener, said), daemon=True).start()
 
-        ran = Ran("hit", "demo", "a=b", "--address", f"127.0.0.1:{listener.getsockname()[1]}")
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        ran = Ran("hit", "demo", "a=b", "--address", address, *PATIENCE)
 
     assert (ran.code, message in ran.err, ran.err.count("\n")) == (2, True, 1)
 
