@@ -20,9 +20,10 @@ from itertools import accumulate
 from ratelimit_service.observer import Tallies
 from ratelimit_service.replay.csv_log import CsvLog
 from ratelimit_service.replay.decision_log import DecisionLogReader
+from ratelimit_service.replay.envoy_log import EnvoyLog, Mapped
 from ratelimit_service.replay.logs import Lines, LogReader
 from ratelimit_service.replay.play import Replay, Trace
-from ratelimit_service.replay.recorded import Recorded, merged
+from ratelimit_service.replay.recorded import Block, merged
 from ratelimit_service.rules.build import Version, build
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.settings import Settings
@@ -77,13 +78,31 @@ def rows(count: int, seed: int = 1) -> str:
     return "time,domain,user\n" + "".join(f"{at},api,{caller}\n" for at, caller in lines)
 
 
-def records(text: str) -> Iterator[Recorded]:
+MAPPED = Mapped("$start_time", "api", ((("user", "$user"),),), flags="$response_flags")
+
+
+def accesses(count: int, seed: int = 1) -> str:
+    """The same as Envoy's access log: fields that its documents show, and the caller."""
+    lines = zip(times(count), callers(count, seed), strict=True)
+    return "".join(
+        f'{{"start_time":"{at[:23]}Z","method":"GET","path":"/v1/orders?page=2","protocol":"HTTP/2",'
+        f'"response_code":200,"response_flags":"-","bytes_received":0,"bytes_sent":1843,'
+        f'"duration":12,"upstream_host":"10.0.3.17:8080","x_forwarded_for":"203.0.113.9",'
+        f'"user_agent":"curl/8.5.0","request_id":"8a1f7f2c-6f0e-4c5e-9d55-0d6d4ac1{number:08x}",'
+        f'"user":"{caller}"}}\n'
+        for number, (at, caller) in enumerate(lines)
+    )
+
+
+def blocks(text: str) -> Iterator[Block]:
     """What stands in such a log."""
     lines = Lines("log", io.BytesIO(text.encode()))
     reader: LogReader = DecisionLogReader()
-    if not text.startswith("{"):
+    if text.startswith('{"start_time"'):
+        reader = EnvoyLog(MAPPED)
+    elif not text.startswith("{"):
         reader = CsvLog("log", lines.first)
-    return reader.records(lines)
+    return reader.blocks(lines)
 
 
 def row(what: str, logs: Sequence[str], new: Snapshot, old: Snapshot | None = None) -> None:
@@ -91,7 +110,8 @@ def row(what: str, logs: Sequence[str], new: Snapshot, old: Snapshot | None = No
     settings = Settings()
     played = Replay(Trace(new, settings), Trace(old, settings) if old else None)
     started = time.process_time()
-    played.play(merged([records(text) for text in logs]))
+    for block in merged([blocks(text) for text in logs]):
+        played.play(block)
     seconds = time.process_time() - started
     print(
         f"| {what} | {played.requests:,} | {played.new.denied / played.requests:.0%} "
@@ -103,7 +123,7 @@ def row(what: str, logs: Sequence[str], new: Snapshot, old: Snapshot | None = No
 def main() -> None:
     gc.disable()  # as the command does
     started = time.process_time()
-    for _ in merged([records(decisions(REQUESTS))]):
+    for _ in merged([blocks(decisions(REQUESTS))]):
         pass
     reading = REQUESTS / (time.process_time() - started)
     print("| log | requests | denied | a second |")
@@ -113,6 +133,7 @@ def main() -> None:
     row("the same, a sliding window", [log], snapshot(300, "sliding_window"))
     row("the same, against other rules", [log], snapshot(300), snapshot(150))
     row("CSV", [table], snapshot(300))
+    row("Envoy's access log", [accesses(REQUESTS)], snapshot(300))
     each = REQUESTS // LOGS
     row(f"{LOGS} decision logs", [decisions(each, seed) for seed in range(LOGS)], snapshot(300))
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,12 +20,9 @@ from ratelimit_service.text import count, printable
 if TYPE_CHECKING:
     from ratelimit_service.replay.logs import Log
     from ratelimit_service.replay.play import Replay
-    from ratelimit_service.replay.recorded import Recorded
+    from ratelimit_service.replay.recorded import Block
 
 __all__ = ["replay"]
-
-_STEP = 5_000
-"""So many requests are asked between two looks at the progress."""
 
 
 @click.command()
@@ -105,7 +101,7 @@ def replay(
     readers = sources.Readers(mapping)
     with ExitStack() as stack:
         opened = [Log(path, stack, readers.reader_of) for path in logs]
-        _play(played, merged([log.records() for log in opened]), opened)
+        _play(played, merged([log.blocks() for log in opened]), opened)
     unread = _tell_unread(opened)
     notes = list(dict.fromkeys(note for log in opened for note in log.notes()))
     if unread:
@@ -145,18 +141,15 @@ def _unwritable(page: Path) -> str:
     return ""
 
 
-def _play(played: Replay, records: Iterator[Recorded], opened: Sequence[Log]) -> None:
+def _play(played: Replay, blocks: Iterator[Block], opened: Sequence[Log]) -> None:
     """Plays to the end; on a terminal with a bar on standard error."""
     show = _bar(opened) if sys.stderr.isatty() else None
     gc.disable()  # nothing that is made for each request is in a cycle
     try:
-        while True:
-            before = played.requests
-            played.play(islice(records, _STEP))
+        for block in blocks:
+            played.play(block)
             if show is not None:
                 show(played.requests)
-            if played.requests == before:
-                break
     finally:
         gc.enable()
         if show is not None:

@@ -32,13 +32,13 @@ def unasked(plans: Sequence[Plan]) -> Settled:
 class PlanTemplate:
     """The plan of all descriptors that differ only in the value of their last entry."""
 
-    __slots__ = ("_addend", "_names", "_rest", "_rule")
+    __slots__ = ("_addend", "_names", "_rest", "rule")
 
     def __init__(
         self, rule: CompiledRule, addend: int, names: KeyStem, rest: tuple[object, ...]
     ) -> None:
         """`rest` are a hit's fields behind its key."""
-        self._rule = rule
+        self.rule = rule
         self._addend = addend
         self._names = names
         self._rest = rest
@@ -47,7 +47,7 @@ class PlanTemplate:
         """The plan with this value. Raises UnicodeDecodeError if it is no UTF-8."""
         # mypyc would build a list first for (key, *rest).
         fields = (self._names.key(value),) + self._rest  # noqa: RUF005
-        return _plan((self._rule, self._addend, (_hit(fields),)))
+        return _plan((self.rule, self._addend, (_hit(fields),)))
 
 
 class Planner:

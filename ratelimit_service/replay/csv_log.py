@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import Final
 
 from ratelimit_service.model import MAX_ADDEND, Descriptor, Entry, Request
 from ratelimit_service.replay.logs import BadLineError, Lines, LogError
-from ratelimit_service.replay.recorded import Moments, Recorded, recorded
+from ratelimit_service.replay.recorded import Block, Moments, recorded
 
 __all__ = ["CsvLog"]
 
@@ -37,33 +38,58 @@ class CsvLog:
         self._time = self.columns.index("time")
         self._rest = [column for column in self.columns if column != "time"]
         self._known: dict[tuple[str, ...], Request] = {}
+        self._moments = Moments()
 
-    def records(self, lines: Lines) -> Iterator[Recorded]:
+    def blocks(self, lines: Lines) -> Iterator[Block]:
         """The requests of all rows; a row that makes no sense is told to `lines`."""
-        time, known, columns = self._time, self._known, len(self.columns)
-        moment = Moments().moment_us
         # A cell in quotes may go on in the next line.
         # A generator expression would read the whole log first where this is compiled.
         rows = csv.reader(map("{}\n".format, lines))
         next(rows)
-        while True:
+        while taken := lines.take():
+            block = self._at_once(taken)
+            if not block:
+                lines.give_back(taken)
+                block = self._one_by_one(rows, lines, lines.number + len(taken))
+            yield block
+
+    def _at_once(self, taken: Sequence[str]) -> Block:
+        """The requests of lines that are a sound row each; nothing if one might not be."""
+        try:
+            # If the last line's cell goes on, it takes the empty line that is added here.
+            rows = list(csv.reader([*taken, ""]))
+            if rows.pop() or len(rows) != len(taken) or set(map(len, rows)) != {len(self.columns)}:
+                return []
+            time, known = self._time, self._known
+            times = self._moments.all_us([row.pop(time) for row in rows])
+            keys = list(map(tuple, rows))
+            requests = [known.get(key) or self._request(key) for key in keys]
+        except (BadLineError, ValueError, csv.Error):
+            return []
+        return list(map(recorded, zip(times, requests, repeat(None))))
+
+    def _one_by_one(self, rows: Iterator[list[str]], lines: Lines, end: int) -> Block:
+        """The requests of rows that begin before the end of a line."""
+        columns = len(self.columns)
+        block: Block = []
+        while lines.number < end:
             try:
-                for row in rows:
-                    if len(row) != columns:
-                        if row:
-                            lines.bad(f"{len(row)} cells, but the header has {columns}")
-                        continue
-                    at_us = moment(row.pop(time))
-                    request = known.get(key := tuple(row))
-                    if request is None:
-                        request = self._request(key)
-                    yield recorded((at_us, request, None))
+                row = next(rows, None)
+                if row is None:
+                    break
+                if len(row) != columns:
+                    if row:
+                        lines.bad(f"{len(row)} cells, but the header has {columns}")
+                    continue
+                at_us = self._moments.moment_us(row.pop(self._time))
+                key = tuple(row)
+                request = self._known.get(key) or self._request(key)
+                block.append(recorded((at_us, request, None)))
             except ValueError as error:
                 lines.bad(f"time must be as in 2026-01-31T14:03:07Z: {error}")
             except (BadLineError, csv.Error) as error:
                 lines.bad(str(error))
-            else:
-                return
+        return block
 
     def notes(self) -> Iterator[str]:
         """Nothing is to be known of the log as a whole."""

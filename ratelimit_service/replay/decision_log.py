@@ -4,51 +4,55 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from ratelimit_service.model import Code, Request
 from ratelimit_service.replay.logs import Lines
-from ratelimit_service.replay.recorded import Moments, Recorded, recorded
-from ratelimit_service.service.decision_line import BadDecisionError, NothingAskedError, read_line
+from ratelimit_service.replay.recorded import Block, Moments, Recorded, recorded
+from ratelimit_service.service.decision_line import (
+    BadDecisionError,
+    NothingAskedError,
+    read_line,
+    read_request,
+)
 from ratelimit_service.text import count
 
 __all__ = ["DecisionLogReader"]
 
-_ASKED: Final = ("domain", "descriptors", "hits")
+_ASKED: Final = frozenset(("domain", "descriptors", "hits"))
 _CODES: Final = {"OK": Code.OK, "OVER_LIMIT": Code.OVER_LIMIT}
 _MOST_KNOWN: Final = 1 << 16
 _MOST_TEXT: Final = 2_048
 """Characters of what was asked that are remembered with the request."""
 
+_MOST_TIMES: Final = 10_000
+"""A line may stand for any number of requests, but so many records of it are held at a time."""
+
 _BEGIN: Final = '{"v":1,"time":"'
-_TIME_END: Final = len(_BEGIN) + len("2026-01-31T14:00:00.000000Z")
-_USUAL_END: Final = re.compile(
-    r',"code":"(OK|OVER_LIMIT)"'
+_TIME_AT: Final = len(_BEGIN)
+_TIME_END: Final = _TIME_AT + len("2026-01-31T14:00:00.000000Z")
+_ASKED_AT: Final = _TIME_END + len('",')
+_CODE: Final = ',"code":"'
+_USED: Final = ',"used":'
+
+_NUMBER: Final = r"(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:e-?[0-9]++)?+"
+_TEXT: Final = r'"[^"\\\x00-\x1f]*+"'
+_FLAT: Final = rf'"[a-z_]++":(?:{_NUMBER}|{_TEXT})'
+_END: Final = re.compile(
+    r'(OK|OVER_LIMIT)"'
     r'(?:,"(?:by|descriptor|rule|source|limit|used|remaining|reset_seconds|shadowed|store|shard'
     r'|duration_seconds|caller|request_id|trace_id)":'
-    r'(?:(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:e-?[0-9]+)?|"[^"\\\x00-\x1f]*"|true'
-    r'|\{"[a-z_]+":(?:0|[1-9][0-9]*|"[^"\\\x00-\x1f]*")'
-    r'(?:,"[a-z_]+":(?:0|[1-9][0-9]*|"[^"\\\x00-\x1f]*"))*\}))*\}'
+    rf"(?:{_NUMBER}|{_TEXT}|true|\{{{_FLAT}(?:,{_FLAT})*+\}}))*+\}}"
 )
 """What stands behind what was asked in most lines of ours; none of it matters here but the code."""
 
-
-def _asked(line: str) -> str:
-    """What was asked, as a line of ours has it behind the time; "" of other lines."""
-    if not (line.startswith(_BEGIN) and line.startswith('","domain":', _TIME_END)):
-        return ""
-    end = line.find(',"code":"', _TIME_END, _TIME_END + _MOST_TEXT)
-    return line[_TIME_END + 2 : end] if end > 0 else ""
-
-
-def _is_all(text: str, fields: Mapping[str, object]) -> bool:
-    """Whether a text holds all that a line with these fields says was asked, and nothing else."""
-    try:
-        asked = json.loads(f"{{{text}}}")
-    except ValueError:
-        return False
-    return bool(asked and asked == {name: fields[name] for name in _ASKED if name in fields})
+_USED_END: Final = re.compile(
+    rf'{_NUMBER},"remaining":{_NUMBER},"reset_seconds":{_NUMBER}(?:,"shadowed":true)?+'
+    rf'(?:,"store":{_TEXT})?+(?:,"shard":{_TEXT})?+(?:,"duration_seconds":{_NUMBER})?+'
+    rf'(?:,"caller":{_TEXT})?+(?:,"request_id":{_TEXT})?+(?:,"trace_id":{_TEXT})?+\}}'
+)
+"""The part of the same that is another one in each line: from what was used on."""
 
 
 class DecisionLogReader:
@@ -62,55 +66,99 @@ class DecisionLogReader:
         self.refused = 0
         """Requests that could not be read when they came."""
         self._known: dict[Request, Request] = {}
+        """Equal requests become one object, which is found faster."""
         self._texts: dict[str, Request] = {}
         """Requests by their text in lines of ours: to read JSON takes longer than to decide."""
+        self._ends: dict[str, Code] = {}
+        """Codes by what stands from there to what was used: it names the rule and its limit."""
         self._moments = Moments()
 
-    def records(self, lines: Lines) -> Iterator[Recorded]:
+    def blocks(self, lines: Lines) -> Iterator[Block]:
         """The requests; a line that is none is told to `lines`."""
-        known, texts, moment = self._known, self._texts, self._moments.moment_us
-        for line in lines:
+        while taken := lines.take():
+            yield from self._read(taken, lines)
+
+    def _read(self, taken: list[str], lines: Lines) -> Iterator[Block]:
+        texts, ends, moment = self._texts, self._ends, self._moments.moment_us
+        block: Block = []
+        for place, line in enumerate(taken, 1 - len(taken)):
+            asked, _, told = line.partition(_CODE)
+            ruled, used, rest = told.partition(_USED)
+            code = ends.get(ruled)
+            if code is None or not used or _USED_END.fullmatch(rest) is None:
+                code = self._code(told, ruled if used else "")
+            request = texts.get(asked[_TIME_END:])
+            if request is None and code is not None:
+                request = self._request(asked)
+            if request is not None and code is not None and asked.startswith(_BEGIN):
+                try:
+                    at_us = moment(line[_TIME_AT:_TIME_END])
+                except ValueError:
+                    pass  # it is told where all fields are read
+                else:
+                    block.append(recorded((at_us, request, code)))
+                    continue
             if not line:
                 continue
-            asked = _asked(line)
-            request = texts.get(asked)
-            if request is not None and (again := self._again(line, request, len(asked))):
-                yield again
-                continue
-            try:
-                read = read_line(line, moment)
-            except NothingAskedError:
-                self.refused += 1
-                continue
-            except BadDecisionError as error:
-                lines.bad(str(error))
-                continue
-            at_us, request, fields = read
-            if "sample" in fields:
-                self.sampled = True
-            if "hashed" in fields:
-                self.hashed = True
-            if len(known) >= _MOST_KNOWN:
-                known.clear()
-            # Equal requests become one object, which is found faster.
-            request = known.setdefault(request, request)
-            if _is_all(asked, fields):
-                if len(texts) >= _MOST_KNOWN:
-                    texts.clear()
-                texts[asked] = request
-            for _ in range(read.times):
-                yield recorded((at_us, request, _CODES.get(read.code)))
+            record, times = self._unusual(line, lines, lines.number + place)
+            while times > 0 and record is not None:
+                block += [record] * min(times, _MOST_TIMES)
+                times -= _MOST_TIMES
+                yield block
+                block = []
+        yield block
 
-    def _again(self, line: str, request: Request, size: int) -> Recorded | None:
-        """A line about a request that is known by its text of this size; None if it says more."""
-        usual = _USUAL_END.fullmatch(line, _TIME_END + 2 + size)
+    def _code(self, told: str, ruled: str) -> Code | None:
+        """The code of a line by its end; None if it might say something that matters here."""
+        usual = _END.fullmatch(told)
         if usual is None:
             return None
+        code = _CODES[usual[1]]
+        if ruled and _END.fullmatch(f"{ruled}}}") is not None:
+            if len(self._ends) >= _MOST_KNOWN:
+                self._ends.clear()
+            self._ends[ruled] = code
+        return code
+
+    def _request(self, asked: str) -> Request | None:
+        """What was asked by a line of ours, of which this is the part before the code."""
+        text = asked[_ASKED_AT:]
+        if not asked.startswith('","', _TIME_END) or len(text) > _MOST_TEXT:
+            return None
         try:
-            at_us = self._moments.moment_us(line[len(_BEGIN) : _TIME_END])
-        except ValueError:
-            return None  # it is told where all fields are read
-        return recorded((at_us, request, _CODES[usual[1]]))
+            fields = json.loads(f"{{{text}}}")
+            if not fields.keys() <= _ASKED:
+                return None
+            request = self._one(read_request(fields))
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+            return None
+        if len(self._texts) >= _MOST_KNOWN:
+            self._texts.clear()
+        self._texts[asked[_TIME_END:]] = request
+        return request
+
+    def _one(self, request: Request) -> Request:
+        """The one of all equal requests."""
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        return self._known.setdefault(request, request)
+
+    def _unusual(self, line: str, lines: Lines, number: int) -> tuple[Recorded | None, int]:
+        """The record of any line, and how often it came."""
+        try:
+            read = read_line(line, self._moments.moment_us)
+        except NothingAskedError:
+            self.refused += 1
+            return None, 0
+        except BadDecisionError as error:
+            lines.bad(str(error), number)
+            return None, 0
+        if "sample" in read.fields:
+            self.sampled = True
+        if "hashed" in read.fields:
+            self.hashed = True
+        record = Recorded(read.at_us, self._one(read.request), _CODES.get(read.code))
+        return record, read.times
 
     def notes(self) -> Iterator[str]:
         """What is to be known of the log as a whole."""

@@ -6,14 +6,14 @@ What must not live here: what a mapping file looks like to people (docs/replay.m
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from ratelimit_service.model import MAX_ADDEND, SECOND_US, Code, Descriptor, Entry, Request
 from ratelimit_service.replay.logs import BadLineError, Lines, LogError
-from ratelimit_service.replay.recorded import LAST_US, Recorded, moment_us
+from ratelimit_service.replay.recorded import LAST_US, Block, Moments, moment_us, recorded
 from ratelimit_service.rules.fields import Fields, document
 from ratelimit_service.rules.files import read_rule_files
 from ratelimit_service.rules.reader import Reader, Unreadable
@@ -91,35 +91,41 @@ class EnvoyLog:
         self._mapped = mapped
         self._fields = mapped.fields
         self._known: dict[tuple[str, ...], Request] = {}
+        self._moments = Moments()
 
-    def records(self, lines: Lines) -> Iterator[Recorded]:
+    def blocks(self, lines: Lines) -> Iterator[Block]:
         """The requests; a line that is none is told to `lines`.
 
         Like Envoy, it leaves out a descriptor of which a field is missing, and does not ask at
         all if none is left.
         """
+        while taken := lines.take():
+            yield self._block(taken, lines)
+
+    def _block(self, taken: Sequence[str], lines: Lines) -> Block:
         time, flags = self._mapped.time[1:], self._mapped.flags[1:]
-        for line in lines:
+        block: Block = []
+        for place, line in enumerate(taken, 1 - len(taken)):
             if not line:
                 continue
             try:
-                found = json.loads(line)
-                if not isinstance(found, dict):
-                    raise BadLineError("the line is no JSON object")  # noqa: TRY301
-                at_us = _moment_us(_value(found, time), time)
+                found = _object(line)
+                at_us = self._moment_us(_value(found, time), time)
                 request = self._request(found)
             except (ValueError, RecursionError) as error:
-                lines.bad(f"the line is no JSON: {error}")
+                lines.bad(f"the line is no JSON: {error}", lines.number + place)
                 continue
             except BadLineError as error:
-                lines.bad(str(error))
+                lines.bad(str(error), lines.number + place)
                 continue
             code = None
             if flags:
-                limited = _RATE_LIMITED in _value(found, flags).split(",")
+                told = _value(found, flags)
+                limited = _RATE_LIMITED in told and _RATE_LIMITED in told.split(",")
                 code = Code.OVER_LIMIT if limited else Code.OK
             if request.descriptors:
-                yield Recorded(at_us, request, code)
+                block.append(recorded((at_us, request, code)))
+        return block
 
     def _request(self, found: Mapping[str, object]) -> Request:
         values = tuple([_value(found, field) for field in self._fields])
@@ -129,6 +135,18 @@ class EnvoyLog:
                 self._known.clear()
             request = self._known[values] = self._made(dict(zip(self._fields, values, strict=True)))
         return request
+
+    def _moment_us(self, text: str, field: str) -> int:
+        """A time of RFC 3339, or seconds since 1970. Raises BadLineError."""
+        try:
+            if text[-1:] == "Z":
+                return self._moments.moment_us(text)
+            at_us = _seconds_us(text, field)
+            return moment_us(text) if at_us < 0 else at_us
+        except ValueError as error:
+            raise BadLineError(
+                f"the field {field} must be a time: {text[:40]!r} is none"
+            ) from error
 
     def _made(self, values: Mapping[str, str]) -> Request:
         mapped = self._mapped
@@ -152,9 +170,27 @@ def _word(word: str, values: Mapping[str, str]) -> str:
     return values[word[1:]] if word.startswith(_FIELD) else word
 
 
+def _object(line: str) -> Mapping[str, object]:
+    """The object of a line. Raises ValueError, RecursionError or BadLineError if it is none."""
+    try:
+        found, end = _decode(line)
+    except ValueError:
+        end = -1
+    if end != len(line):
+        found = json.loads(line)  # it passes over spaces, and says best what is wrong
+    if not isinstance(found, dict):
+        raise BadLineError("the line is no JSON object")
+    return found
+
+
+_decode: Final = json.JSONDecoder().raw_decode
+
+
 def _value(found: Mapping[str, object], field: str) -> str:
     """A field as text, "" if it is missing; dots lead into objects."""
     value = found.get(field)
+    if isinstance(value, str):
+        return "" if value == _NOTHING else value
     if value is None and "." in field:
         inner: object = found
         for part in field.split("."):
@@ -165,17 +201,14 @@ def _value(found: Mapping[str, object], field: str) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _moment_us(text: str, field: str) -> int:
-    """A time of RFC 3339, or seconds since 1970. Raises BadLineError."""
-    try:
-        whole, _, fraction = text.partition(".")
-        if whole.isascii() and whole.isdigit() and len(whole) > 4:
-            at_us = int(whole[:_MOST_DIGITS]) * SECOND_US + int(f"{fraction:0<6.6}")
-            if at_us > LAST_US:
-                raise BadLineError(
-                    f"the field {field} must be seconds since 1970: {text[:20]!r} is beyond 9999"
-                )
-            return at_us
-        return moment_us(text)
-    except ValueError as error:
-        raise BadLineError(f"the field {field} must be a time: {text[:40]!r} is none") from error
+def _seconds_us(text: str, field: str) -> int:
+    """Seconds since 1970, in microseconds; -1 of another form of time. Raises BadLineError."""
+    whole, _, fraction = text.partition(".")
+    if not (whole.isascii() and whole.isdigit() and len(whole) > 4):
+        return -1
+    at_us = int(whole[:_MOST_DIGITS]) * SECOND_US + int(f"{fraction:0<6.6}")
+    if at_us > LAST_US:
+        raise BadLineError(
+            f"the field {field} must be seconds since 1970: {text[:20]!r} is beyond 9999"
+        )
+    return at_us

@@ -1,4 +1,4 @@
-"""Logs as files: opened, told apart by their first line, read line by line in bounded memory.
+"""Logs as files: opened, told apart by their first line, read block by block in bounded memory.
 
 What must not live here: what a line says (`csv_log`, `envoy_log`, `decision_log`).
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import gzip
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
 from ratelimit_service.errors import RateLimitError
-from ratelimit_service.replay.recorded import Recorded
+from ratelimit_service.replay.recorded import Block
 from ratelimit_service.text import printable
 
 __all__ = ["BadLineError", "Lines", "Log", "LogBytes", "LogError", "LogReader"]
@@ -25,7 +25,8 @@ _MOST_LINE: Final = 1 << 20
 _MOST_TOLD: Final = 5
 _GZIP: Final = b"\x1f\x8b"
 _MARK: Final = "\ufeff"
-_TOO_LONG: Final = "\0"
+_TOO_LONG: Final = ["\0"]
+"""Stands for a line that is too long."""
 
 
 class LogError(RateLimitError):
@@ -46,7 +47,7 @@ class LogBytes(Protocol):
 class LogReader(Protocol):
     """Reads one kind of log."""
 
-    def records(self, lines: Lines) -> Iterator[Recorded]:
+    def blocks(self, lines: Lines) -> Iterator[Block]:
         """The requests of a log. A line that cannot be read is told to `lines.bad`."""
 
     def notes(self) -> Iterator[str]:
@@ -59,25 +60,54 @@ class Lines:
     def __init__(self, name: str, file: LogBytes) -> None:
         self.name = name
         self.number = 0
-        """Of the line that came last, from 1."""
+        """Of the line that was handed out last, from 1."""
         self.unread = 0
         """Lines that could not be read."""
         self.told: list[str] = []
         """Of the first of these, where and why."""
         self._file = file
-        self._lines = self._read()
+        self._blocks = self._read()
+        self._block: list[str] = []
+        self._at = 0
+        """Of the block's lines the first that was not handed out."""
         self.first = self._first()
+        """The first line that is not empty. It is the first that is handed out."""
 
     def __iter__(self) -> Iterator[str]:
-        """Every line from the first on, once."""
-        if self.number:
-            yield self.first
-        for line in self._lines:
-            self.number += 1
-            if line == _TOO_LONG:
-                self.bad(f"the line is longer than {_MOST_LINE} bytes")
-            else:
+        """Line after line; it begins where the last one ended that was handed out."""
+        while self._more():
+            while self._at < len(self._block):
+                line = self._block[self._at]
+                self._at += 1
+                self.number += 1
                 yield line
+
+    def take(self) -> list[str]:
+        """The next lines, as many as were read at once; none at the end."""
+        if not self._more():
+            return []
+        taken = self._block[self._at :] if self._at else self._block
+        self._at = len(self._block)
+        self.number += len(taken)
+        return taken
+
+    def give_back(self, taken: Sequence[str]) -> None:
+        """Hands out the lines that were taken last again."""
+        self._at -= len(taken)
+        self.number -= len(taken)
+
+    def _more(self) -> bool:
+        """Whether a line is left; one that is too long is told."""
+        while self._at == len(self._block):
+            block = next(self._blocks, None)
+            if block is None:
+                return False
+            self._block, self._at = block, 0
+            if block is _TOO_LONG:
+                self._at = 1
+                self.number += 1
+                self.bad(f"the line is longer than {_MOST_LINE} bytes")
+        return True
 
     def bad(self, why: str, number: int = 0) -> None:
         """Notes that a line, else the last one, cannot be read."""
@@ -86,39 +116,36 @@ class Lines:
             self.told.append(f"{self.name}:{number or self.number}: {why}")
 
     def _first(self) -> str:
-        """The first line that is not empty."""
-        for line in self._lines:
-            self.number += 1
+        for line in self:
             if line.strip(f"{_MARK} \t"):
-                return line.removeprefix(_MARK)
+                first = line.removeprefix(_MARK)
+                self.give_back([line])
+                self._block[self._at] = first
+                return first
         return ""
 
-    def _read(self) -> Iterator[str]:
+    def _read(self) -> Iterator[list[str]]:
         """Cuts blocks into lines, whatever their length; what is no UTF-8 is replaced."""
         rest = b""
-        while block := self._block():
+        while block := self._bytes():
             whole, end, rest = (rest + block).rpartition(b"\n")
             if end:
-                yield from _texts(whole)
+                yield _texts(whole)
             if len(rest) > _MOST_LINE:
-                rest = yield from self._skip()
+                yield _TOO_LONG
+                rest = self._skip()
         if rest:
-            yield from _texts(rest)
+            yield _texts(rest.removesuffix(b"\n"))
 
-    def _skip(self) -> Generator[str, None, bytes]:
-        """Passes over the rest of a line; tells what has been read of the next one."""
-        while block := self._block():
+    def _skip(self) -> bytes:
+        """Passes over the rest of a line; tells what has been read behind it."""
+        while block := self._bytes():
             _, end, after = block.partition(b"\n")
             if end:
-                yield _TOO_LONG
-                whole, end, rest = after.rpartition(b"\n")
-                if end:
-                    yield from _texts(whole)
-                return rest
-        yield _TOO_LONG
+                return after
         return b""
 
-    def _block(self) -> bytes:
+    def _bytes(self) -> bytes:
         try:
             return self._file.read(_BLOCK)
         except (OSError, EOFError) as error:  # gzip's are of both kinds
@@ -165,9 +192,9 @@ class Log:
         """How many of its bytes were read; 0 of a pipe, where nobody knows how many come."""
         return self._raw.tell() if self.size else 0
 
-    def records(self) -> Iterator[Recorded]:
+    def blocks(self) -> Iterator[Block]:
         """The requests in it, in the order of its lines."""
-        return self._reader.records(self.lines)
+        return self._reader.blocks(self.lines)
 
     def notes(self) -> Iterator[str]:
         """What is to be known of it, once it is read."""

@@ -7,16 +7,27 @@ live here: what is kept of a rule (`use`), and what it says to people (`report`)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import lt
 from typing import Final
 
-from ratelimit_service.limiter import CompiledRule, Plan, unasked
+from ratelimit_service.limiter import CompiledRule, Plan, PlanTemplate, unasked
 from ratelimit_service.limiter.compiled import Kind
-from ratelimit_service.model import MINUTE_US, Code, Descriptor, Hit, Mode, Request
+from ratelimit_service.model import (
+    MINUTE_US,
+    Code,
+    Descriptor,
+    Entry,
+    Hit,
+    Mode,
+    Request,
+    outcome_of,
+)
 from ratelimit_service.replay.recorded import Recorded
 from ratelimit_service.replay.sketches import CallerSample, place_of
 from ratelimit_service.replay.timeline import Timeline
-from ratelimit_service.replay.use import SAMPLE, TOP_NAMES, Caller, RuleUse
+from ratelimit_service.replay.use import SAMPLE, TOP_NAMES, RuleUse
 from ratelimit_service.rules.explain import limit_text
 from ratelimit_service.rules.match import match
 from ratelimit_service.rules.paths import path_text
@@ -25,6 +36,7 @@ from ratelimit_service.settings import Settings
 from ratelimit_service.simulation.world import World
 from ratelimit_service.sketches import TopNames
 from ratelimit_service.stores import Settled, Verdict
+from ratelimit_service.stores.memory import UNSETTLED
 
 __all__ = ["MAX_COUNTERS", "Replay", "SideChanges", "Trace"]
 
@@ -32,6 +44,7 @@ MAX_COUNTERS: Final = 1_000_000
 """So many counters are held at a time, as `serve` holds by default."""
 
 _MOST_PREPARED: Final = 1 << 16
+_MOST_ALIKE: Final = 1 << 12
 _MOST_DOMAINS: Final = 1_000
 _MOST_NAME: Final = 200
 """Characters that are shown of a caller."""
@@ -52,19 +65,22 @@ class _Met:
         self.start = start
         self.enforced = not planned.hits or planned.hits[0].mode is not Mode.SHADOW
         self.name = name
-        place = place_of(key)
-        self.caller: Caller | None = None
-        if use.callers.wants(place):
-            self.caller = use.callers.get(place)
-            if self.caller is None:
-                self.caller = Caller(name, len(use.limits))
-                use.callers.put(place, self.caller)
+        self.caller = use.caller(place_of(key), name)
+        """Who is looked at; None if it is not in the sample, or no more."""
+
+    def follow(self, at_us: int) -> None:
+        """Follows the caller, as long as it is in the sample."""
+        caller = self.caller
+        if caller is not None and caller.followed:
+            self.use.follow(caller, self.hits, at_us)
+        else:
+            self.caller = None
 
 
 class _Prepared:
     """A request with its plans, which is asked as often as it comes."""
 
-    __slots__ = ("hits", "leasing", "met", "plans", "request", "settled", "unmatched")
+    __slots__ = ("alone", "hits", "leasing", "met", "plans", "request", "unmatched")
 
     def __init__(
         self,
@@ -79,8 +95,25 @@ class _Prepared:
         self.hits = hits
         self.met = met
         self.unmatched = unmatched
-        self.leasing = any(planned.rule.leasing for planned in plans)
-        self.settled = unasked(plans)
+        self.leasing = sum([planned.rule.leasing for planned in plans]) > 0
+        self.alone: _Met | None = None
+        """What it meets, if that is one hit and nothing else."""
+        if len(hits) == len(met) == len(plans) == 1 and not self.leasing and not met[0].refund:
+            self.alone = met[0] if len(met[0].use.limits) == 1 else None
+
+
+class _Alike:
+    """All requests that differ only in the value of their only descriptor's last entry."""
+
+    __slots__ = ("template", "use")
+
+    def __init__(self, template: PlanTemplate, use: RuleUse) -> None:
+        self.template = template
+        self.use = use
+
+
+_Shape = tuple[str, tuple[Entry, ...], str, int]
+"""A domain, a descriptor's entries without the last one, that one's key, and the addend."""
 
 
 class Trace:
@@ -103,6 +136,8 @@ class Trace:
         self._prepared: dict[int, _Prepared] = {}
         """By the identities of requests: readers of logs make equal ones one object."""
         self._most_prepared = most_prepared
+        self._alike: dict[_Shape, _Alike | bool] = {}
+        """What requests of a shape have in common. False: it came once; True: they have nothing."""
         self._sample = sample
         self._names = names
         self._phase = 0
@@ -120,30 +155,81 @@ class Trace:
 
     def ask(self, request: Request, at_us: int) -> bool:
         """Asks one request and notes what comes of it; tells whether it passes."""
-        if self.snapshot.times is not None and self._world.phase(at_us) != self._phase:
-            self._phase = self._world.phase(at_us)
-            self._prepared.clear()
+        if self.snapshot.times is not None:
+            self._renew(at_us)
         prepared = self._prepared.get(id(request))
         if prepared is None:
             prepared = self._prepare(request, at_us)
+        return self._ask(prepared, at_us)
+
+    def ask_all(self, requests: Sequence[Request], times: Sequence[int]) -> dict[int, _Met | None]:
+        """As `ask` for each of them, at its time; tells those that are denied, by their places.
+
+        With each of these is the descriptor that denied it, if one did. Nearly every request is one
+        hit: that has a short way here.
+        """
+        found, changing = self._prepared, self.snapshot.times is not None
+        charge, add = self._world.charge_alone, self.timeline.add
+        denied: dict[int, _Met | None] = {}
+        for place, request in enumerate(requests):
+            at_us = times[place]
+            if changing:
+                self._renew(at_us)
+            prepared = found.get(id(request))
+            if prepared is None:
+                prepared = self._prepare_alike(request, at_us) or self._prepare(request, at_us)
+            met = prepared.alone
+            remaining = UNSETTLED if met is None else charge(prepared.hits[0], at_us)
+            if met is None or remaining == UNSETTLED:
+                if not self._ask(prepared, at_us):
+                    denied[place] = self.deciding
+                continue
+            if met.caller is not None:
+                met.follow(at_us)
+            if remaining >= 0:
+                met.use.within_alone(met.name, met.addend, remaining, at_us)
+                add(at_us)
+                continue
+            outcome = outcome_of((True, -1 - remaining, 0, 0, False))
+            passes = not met.enforced
+            met.use.settled(
+                met.name, met.addend, (outcome,), at_us, passes=passes, enforced=met.enforced
+            )
+            if met.caller is not None:
+                met.caller.denied += 1
+            add(at_us, int(not passes))
+            if not passes:
+                self.denied += 1
+                denied[place] = met
+        return denied
+
+    def _renew(self, at_us: int) -> None:
+        """Forgets all plans when other rules hold."""
+        phase = self._world.phase(at_us)
+        if phase != self._phase:
+            self._phase = phase
+            self._prepared.clear()
+            self._alike.clear()
+
+    def _ask(self, prepared: _Prepared, at_us: int) -> bool:
         hits = prepared.hits
         if hits:
             if prepared.leasing:
                 hits, _ = self._world.leased(prepared.plans)
             settled = self._world.charge(hits, at_us)
         else:
-            settled = prepared.settled
+            settled = unasked(prepared.plans)
         outcomes, verdict, by, _ = settled
         for met in prepared.met:
             if met.caller is not None:
-                met.use.follow(met.caller, met.hits, at_us)
+                met.follow(at_us)
             if met.refund:
                 met.use.refunds += 1
             elif verdict is _WITHIN:
                 # The verdict says that every hit has an outcome.
                 met.use.within(met.name, met.addend, outcomes, met.start, at_us)  # type: ignore[arg-type]
         if prepared.unmatched:
-            self._note_unmatched(request.domain)
+            self._note_unmatched(prepared.request.domain)
         if verdict is _WITHIN:
             self.timeline.add(at_us)
             return True
@@ -193,11 +279,43 @@ class Trace:
             name = self._name(request.domain, descriptor, at_us)
             key = planned.hits[0].key if planned.hits else name.encode("utf-8", "replace")
             met.append(_Met(self._use(request.domain, planned.rule), planned, start, name, key))
-        prepared = _Prepared(request, plans, hits, met, unmatched)
+        return self._keep(_Prepared(request, plans, hits, met, unmatched))
+
+    def _keep(self, prepared: _Prepared) -> _Prepared:
         if len(self._prepared) >= self._most_prepared:
             self._prepared.clear()
-        self._prepared[id(request)] = prepared
+        self._prepared[id(prepared.request)] = prepared
         return prepared
+
+    def _prepare_alike(self, request: Request, at_us: int) -> _Prepared | None:
+        """As `_prepare`, by what was found out for requests that only have another last value."""
+        if len(request.descriptors) != 1:
+            return None
+        entries, limit, addend, refund = request.descriptors[0]
+        if addend is None:
+            addend = request.hits_addend or 1
+        if limit is not None or refund or not addend or not entries:
+            return None
+        key, value = entries[-1]
+        shape = request.domain, entries[:-1], key, addend
+        alike = self._alike.get(shape)
+        if alike is None:
+            if len(self._alike) >= _MOST_ALIKE:
+                self._alike.clear()
+            self._alike[shape] = False
+            return None
+        if alike is False:
+            template = self._world.template(request.domain, entries, addend, at_us)
+            if template is not None:
+                use = self._use(request.domain, template.rule)
+                alike = _Alike(template, use)
+            self._alike[shape] = alike or True
+        if not isinstance(alike, _Alike) or not value.isascii():
+            return None
+        planned = alike.template.plan(value.encode())
+        name = _short(path_text(entries))
+        met = _Met(alike.use, planned, 0, name, planned.hits[0].key)
+        return self._keep(_Prepared(request, (planned,), planned.hits, (met,), False))
 
     def _use(self, domain: str, rule: CompiledRule) -> RuleUse:
         """The use of a rule. Limits that callers bring are one rule, of the limit seen first."""
@@ -217,8 +335,11 @@ class Trace:
         if domain is not None and descriptor.limit is None:
             minute = at_us // MINUTE_US
             entries = match(domain, descriptor.entries, minute).identity or entries
-        text = path_text(entries)
-        return text if len(text) <= _MOST_NAME else f"{text[:_MOST_NAME]}…"
+        return _short(path_text(entries))
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _MOST_NAME else f"{name[:_MOST_NAME]}…"
 
 
 def _without_leases(request: Request) -> Request:
@@ -272,24 +393,27 @@ class Replay:
         self.newly_denied = SideChanges()
         self.newly_allowed = SideChanges()
 
-    def play(self, records: Iterable[Recorded]) -> None:
+    def play(self, records: Sequence[Recorded]) -> None:
         """Asks the requests of a log, or of the next part of it."""
+        if not records:
+            return
         new, old = self.new, self.old
-        now = self.last_us
-        for at_us, request, code in records:
-            if at_us >= now:
-                now = at_us
-            elif self.requests:
-                self.late += 1
-            if not self.requests:
-                self.first_us = now = at_us
-            self.requests += 1
-            if code is not None:
-                self.recorded[code] += 1
-            passes = new.ask(request, now)
-            if old is not None and old.ask(request, now) is not passes:
-                if passes:
-                    self.newly_allowed.note(old.deciding)
-                else:
-                    self.newly_denied.note(new.deciding)
-        self.last_us = now
+        stamps, requests, codes = zip(*records, strict=True)
+        times = list(accumulate(stamps, max, initial=self.last_us))[1:]
+        if not self.requests:
+            self.first_us = times[0]
+        self.late += sum(map(lt, stamps, times))
+        self.last_us = times[-1]
+        self.requests += len(records)
+        for code in Code:
+            if came := codes.count(code):
+                self.recorded[code] += came
+        denied = new.ask_all(requests, times)
+        if old is None:
+            return
+        before = old.ask_all(requests, times)
+        for place in sorted(denied.keys() ^ before.keys()):
+            if place in denied:
+                self.newly_denied.note(denied[place])
+            else:
+                self.newly_allowed.note(before[place])

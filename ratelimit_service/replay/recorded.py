@@ -6,17 +6,25 @@ What must not live here: how a kind of log is read (`logs` and its readers).
 from __future__ import annotations
 
 import datetime
-import heapq
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain, islice
 from operator import attrgetter
 from typing import Final, NamedTuple
 
 from ratelimit_service.model import SECOND_US, Code, Request
 
-__all__ = ["LAST_US", "Moments", "Recorded", "in_order", "merged", "moment_us", "recorded"]
+__all__ = [
+    "LAST_US",
+    "Block",
+    "Moments",
+    "Recorded",
+    "in_order",
+    "merged",
+    "moment_us",
+    "recorded",
+]
 
 WINDOW: Final = 10_000
 """A line may stand so many lines too late in its log: access logs are written when requests end."""
@@ -36,29 +44,58 @@ recorded: Final = partial(tuple.__new__, Recorded)
 _by_time: Final = attrgetter("at_us")
 
 
-def in_order(records: Iterator[Recorded], window: int = WINDOW) -> Iterator[Recorded]:
+Block = list[Recorded]
+"""Records that were read at once. All work on records is done block by block."""
+
+
+def in_order(blocks: Iterator[Block], window: int = WINDOW) -> Iterator[Block]:
     """The records by time, if none stands further back than the window; else nearly so."""
-    return chain.from_iterable(_sorted(records, window))
-
-
-def _sorted(records: Iterator[Recorded], window: int) -> Iterator[Sequence[Recorded]]:
-    waiting: list[Recorded] = []
-    while True:
-        more = list(islice(records, window))
-        waiting += more
+    waiting: Block = []
+    ready = window * 2
+    for block in blocks:
+        waiting += block
+        if len(waiting) < ready:
+            continue  # to sort more at a time costs less
         waiting.sort(key=_by_time)
-        if len(more) < window:
-            yield waiting
-            return
         yield waiting[:-window]
         waiting = waiting[-window:]
+    waiting.sort(key=_by_time)
+    yield waiting
 
 
-def merged(logs: Sequence[Iterator[Recorded]]) -> Iterator[Recorded]:
+def merged(logs: Sequence[Iterator[Block]], window: int = WINDOW) -> Iterator[Block]:
     """Several logs as one, by time; of one time, in the order of the logs."""
     if len(logs) == 1:
-        return in_order(logs[0])
-    return heapq.merge(*map(in_order, logs), key=_by_time)
+        return in_order(logs[0], window)
+    return _merged([in_order(log, window) for log in logs])
+
+
+def _merged(logs: Sequence[Iterator[Block]]) -> Iterator[Block]:
+    """All up to the moment that every log has been read to; then on from there."""
+    rests: list[Block] = [[] for _ in logs]
+    ended = [False] * len(logs)
+    while True:
+        for place, log in enumerate(logs):
+            while not rests[place] and not ended[place]:
+                more = next(log, None)
+                if more is None:
+                    ended[place] = True
+                else:
+                    rests[place] = more
+        read_to = [rest[-1].at_us for rest in rests if rest]
+        if not read_to:
+            return
+        until_us = min(read_to)
+        block: Block = []
+        bisect = bisect_right
+        for place, rest in enumerate(rests):
+            end = bisect(rest, until_us, key=_by_time)
+            block += rest[:end]
+            rests[place] = rest[end:]
+            if rest and not rests[place] and not ended[place]:
+                bisect = bisect_left  # this log may have more of that moment, which comes first
+        block.sort(key=_by_time)
+        yield block
 
 
 LAST_US: Final = 253_402_300_800 * SECOND_US - 1
@@ -87,26 +124,59 @@ def moment_us(text: str) -> int:
     return at_us
 
 
-_SECOND_END: Final = len("2026-01-31T14:03:07")
+_SECOND: Final = len("2026-01-31T14:03:07")
 _MOST_SECONDS: Final = 1_000
+_DIGITS: Final = 6
+"""Of a fraction of a second; what has more is read the long way."""
 
 
 class Moments:
     """Reads times as logs have them: line after line is of the same second."""
 
     def __init__(self) -> None:
-        self._seconds: dict[str, int] = {}
+        self.seconds: dict[str, int] = {}
+        """Seconds in UTC that came up, in microseconds since 1970, by their text: 19 characters."""
 
     def moment_us(self, text: str) -> int:
         """As the function of this name."""
-        part = text[_SECOND_END + 1 : -1]
-        if len(part) != 6 or not (part.isascii() and part.isdigit() and text[-1] == "Z"):
+        part = text[_SECOND + 1 : -1]
+        if not (
+            len(part) <= _DIGITS
+            and part.isdigit()
+            and part.isascii()
+            and text[_SECOND] == "."
+            and text[-1] == "Z"
+        ):
             return moment_us(text)
-        second = text[: _SECOND_END + 1]
-        known = self._seconds.get(second)
+        second = text[:_SECOND]
+        known = self.seconds.get(second)
         if known is None:
-            known = moment_us(f"{second}000000Z")
-            if len(self._seconds) >= _MOST_SECONDS:
-                self._seconds.clear()
-            self._seconds[second] = known
-        return known + int(part)
+            if second[-3] != ":":
+                return moment_us(text)
+            known = moment_us(f"{second}Z")
+            if len(self.seconds) >= _MOST_SECONDS:
+                self.seconds.clear()
+            self.seconds[second] = known
+        return known + int(part) * _SCALES[len(part)]
+
+    def all_us(self, texts: Sequence[str]) -> list[int]:
+        """The moments of several times, at once where all have one form; ValueError as for one."""
+        size = len(texts[0])
+        digits = size - _SECOND - 2
+        parts = "".join([text[_SECOND + 1 : -1] for text in texts])
+        if not (
+            0 < digits <= _DIGITS
+            and set(map(len, texts)) == {size}
+            and parts.isdigit()
+            and parts.isascii()
+            and {text[_SECOND] + text[-1] for text in texts} == {".Z"}
+        ):
+            return list(map(self.moment_us, texts))
+        scale, end = _SCALES[digits], _SECOND + 1 + digits
+        seconds = {text[:_SECOND] for text in texts}
+        known = {second: self.moment_us(f"{second}.0Z") for second in seconds}
+        return [known[text[:_SECOND]] + int(text[_SECOND + 1 : end]) * scale for text in texts]
+
+
+_SCALES: Final = (0, 100_000, 10_000, 1_000, 100, 10, 1)
+"""Microseconds of the last digit of a fraction, by its number of digits."""

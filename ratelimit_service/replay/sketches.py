@@ -58,14 +58,14 @@ class CallerSample(Generic[_T]):
         """What is kept for the caller with this place."""
         return self._kept.get(place)
 
-    def put(self, place: int, value: _T) -> None:
-        """Keeps a new caller that it `wants`; the one with the largest place may have to go."""
+    def put(self, place: int, value: _T) -> _T | None:
+        """Keeps a new caller that it `wants`; gives back the one that had to go for it, if any."""
         self._kept[place] = value
         heapq.heappush(self._largest, -place)
         if len(self._kept) > self._most:
-            largest = -heapq.heappop(self._largest)
-            del self._kept[largest]
-            self._bound = largest
+            self._bound = -heapq.heappop(self._largest)
+            return self._kept.pop(self._bound)
+        return None
 
     def distinct(self) -> int:
         """How many different callers there were; an estimate if it is not exact."""

@@ -63,10 +63,12 @@ def _demand(limit: Limit) -> CounterSpec | None:
 class Caller:
     """One caller of a rule: who has a counter of its own there."""
 
-    __slots__ = ("asked", "denied", "name", "peaks", "states")
+    __slots__ = ("asked", "denied", "followed", "name", "peaks", "states")
 
     def __init__(self, name: str, limits: int) -> None:
         self.name = name
+        self.followed = True
+        """Whether it is still in the sample."""
         self.asked = 0
         self.denied = 0
         self.peaks = [0] * limits
@@ -111,6 +113,19 @@ class RuleUse:
         """Who changes side where this rule decides."""
         self.changed_callers = CallerSample[str](sample)
 
+    def caller(self, place: int, name: str) -> Caller | None:
+        """The caller with this place among all, if it is in the sample."""
+        callers = self.callers
+        if not callers.wants(place):
+            return None
+        caller = callers.get(place)
+        if caller is None:
+            caller = Caller(name, len(self.limits))
+            gone = callers.put(place, caller)
+            if gone is not None:
+                gone.followed = False
+        return caller
+
     def follow(self, caller: Caller, hits: Sequence[Hit], at_us: int) -> None:
         """Follows what a caller in the sample asks, whatever comes of it."""
         states, peaks = caller.states, caller.peaks
@@ -133,6 +148,16 @@ class RuleUse:
                 used = spec.limit
             if used > peaks[place]:  # noqa: PLR1730 -- a call of max costs as much as the rest
                 peaks[place] = used
+
+    def within_alone(self, name: str, addend: int, remaining: int, at_us: int) -> None:
+        """As `within`, of a rule with one limit, by what remains of it."""
+        self.asked += 1
+        self.hits += addend
+        self.timeline.add(at_us)
+        limit = self.limits[0]
+        used = limit.spec.limit - remaining
+        if used > limit.peak:
+            limit.peak, limit.peak_name, limit.peak_us = used, name, at_us
 
     def within(
         self, name: str, addend: int, outcomes: Sequence[Outcome], start: int, at_us: int

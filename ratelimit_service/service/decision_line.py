@@ -46,6 +46,7 @@ __all__ = [
     "place_part",
     "read_limit",
     "read_line",
+    "read_request",
 ]
 
 DECISION_SCHEMA: Final = 1
@@ -389,12 +390,13 @@ def read_line(text: str, moment_us: Callable[[str], int]) -> LoggedDecision:
     if "unreadable" in fields:
         raise NothingAskedError("the request could not be read when it came")
     try:
-        return LoggedDecision(moment_us(fields["time"]), _request(fields), fields)
+        return LoggedDecision(moment_us(fields["time"]), read_request(fields), fields)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadDecisionError(f"a field is missing or not as it should be: {error}") from error
 
 
-def _request(fields: Mapping[str, Any]) -> Request:
+def read_request(fields: Mapping[str, Any]) -> Request:
+    """What a line says was asked. Raises what comes of fields that are not as they should be."""
     domain = fields["domain"]
     if not isinstance(domain, str):
         raise TypeError("domain is no text")

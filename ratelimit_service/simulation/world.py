@@ -12,8 +12,15 @@ from typing import NamedTuple
 
 from ratelimit_service.errors import PolicyError
 from ratelimit_service.health import Health
-from ratelimit_service.limiter import LEASE_BYTES, Plan, Planner, answer, unasked
-from ratelimit_service.model import Code, Decision, Hit, Request, Status
+from ratelimit_service.limiter import (
+    LEASE_BYTES,
+    Plan,
+    Planner,
+    PlanTemplate,
+    answer,
+    unasked,
+)
+from ratelimit_service.model import Code, Decision, Entry, Hit, Request, Status
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Rule, Snapshot
@@ -66,6 +73,8 @@ class World:
         self._store = MemoryStore(max_counters, self._stats, health, self._clock)
         self._found: list[Settled] = []
         self._take = self._found.extend
+        self.charge_alone = self._store.charge_alone
+        """As `charge` of a request that is one hit: what `MemoryStore` says of it."""
 
     @property
     def lost(self) -> int:
@@ -78,6 +87,19 @@ class World:
         `at_us` is the moment, in microseconds since the Unix epoch.
         """
         return self._planner.plan(request, at_moment(self._snapshot, at_us))
+
+    def template(
+        self, domain: str, entries: Sequence[Entry], addend: int, at_us: int
+    ) -> PlanTemplate | None:
+        """As `plan` of a request that has one descriptor, for all values of the last entry.
+
+        None if they are not all alike.
+        """
+        snapshot = at_moment(self._snapshot, at_us)
+        found = snapshot.domains.get(domain)
+        if found is None:
+            return None
+        return self._planner.template(found, entries, addend, snapshot)
 
     def phase(self, at_us: int) -> int:
         """A number that is another one when other rules hold, since some depend on the time."""

@@ -28,7 +28,7 @@ from ratelimit_service.stores import (
 )
 from ratelimit_service.stores.damage import Damage
 
-__all__ = ["MemoryStore"]
+__all__ = ["UNSETTLED", "MemoryStore"]
 
 _SAMPLE: Final = 6
 """A full store looks at so many old counters to find the one to put out."""
@@ -52,6 +52,9 @@ _MOST_OUT: Final = 8
 
 _SLACK_US: Final = 1_000_000
 """A counter whose time is over is kept so much longer, for clocks that step back; as in Redis."""
+
+UNSETTLED: Final = -(1 << 40)
+"""Further below 0 than hits of any request can be above a limit."""
 
 _NO_SHARE: Final = 2.0
 """More than any share that a counter can have used."""
@@ -166,6 +169,64 @@ class MemoryStore:
         if self._size + self._bulk > self._max_counters:
             self._make_room(now)
         done(found)
+
+    def charge_alone(self, hit: Hit, now: int) -> int:
+        """Settles a request that is one hit at that moment, as `charge` does.
+
+        Tells the hits that remain. If they are below 0, the limit is over and nothing was counted;
+        -1 stands for no hit that remains, -2 for one. `UNSETTLED` if this is for `charge`, as what
+        counts denied hits, gives back or leases is.
+        """
+        key, spec, addend, _, count_denied, refund, lease, _, _, _ = hit
+        if count_denied or refund or lease:
+            return UNSETTLED
+        table = self._tables[hash(key) & len(self._tables) - 1]
+        counter = table.get(key)
+        if counter is None:
+            number = -1
+            if self._size + self._bulk >= self._max_counters:
+                return UNSETTLED
+        else:
+            number = counter.number
+        if not (spec.adds and addend and (number >= 0 or counter is None)):
+            return self._charge_any(hit, table, counter, now)
+        number, remaining, reset_us = passing(number, now, addend, spec.limit, spec.window_us)
+        if remaining < 0:
+            return -1 - max(0, remaining + addend) if reset_us else UNSETTLED
+        if counter is not None:
+            counter.number = number
+            counter.spec = spec
+        else:
+            self._sweep(table, now)
+            table[key] = _Counter(number, spec)
+            self._size += 1
+        return remaining
+
+    def _charge_any(self, hit: Hit, table: _Table, counter: _Counter | None, now: int) -> int:
+        """As `charge_alone`, whatever the algorithm."""
+        spec = hit.spec
+        before = counter.get() if counter is not None else None
+        passed, state, remaining, _, _, _, damaged = spec.algorithm.charge(
+            before, now, hit.addend, spec, False, b""
+        )
+        if damaged:
+            return UNSETTLED
+        if not passed:
+            if spec.rate and counter is not None:
+                counter.spec = spec  # as in `_settle`
+            return -1 - remaining
+        if counter is not None:
+            counter.set(state)
+            counter.spec = spec
+            self._bulk += _bulk(state) - _bulk(before)
+        elif state is not None:
+            self._sweep(table, now)
+            table[hit.key] = _Counter(state, spec)
+            self._size += 1
+            self._bulk += _bulk(state)
+        if self._size + self._bulk > self._max_counters:
+            self._make_room(now)
+        return remaining
 
     def _make_room(self, now: int) -> None:
         """Puts out counters if those of a batch have grown beyond the bound."""

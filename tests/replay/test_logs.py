@@ -6,8 +6,10 @@ import gzip
 import io
 import json
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +21,7 @@ from ratelimit_service.errors import RateLimitError, StatusCode
 from ratelimit_service.model import Code, Descriptor, Entry, Limit, Request, Unit
 from ratelimit_service.replay.decision_log import DecisionLogReader
 from ratelimit_service.replay.logs import Lines, Log, LogError
-from ratelimit_service.replay.recorded import Recorded, in_order, merged, moment_us
+from ratelimit_service.replay.recorded import Block, Recorded, in_order, merged, moment_us
 from ratelimit_service.replay.sources import Readers
 from ratelimit_service.service import DecidedBy, DecisionRecord, Refusal
 from ratelimit_service.service.decision_line import hashed_value, line_of, read_line
@@ -38,7 +40,17 @@ def read(
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     with ExitStack() as stack:
         log = Log(str(path), stack, Readers(mapping).reader_of)
-        return list(log.records()), log.lines
+        return flat(log.blocks()), log.lines
+
+
+def flat(blocks: Iterator[Block]) -> list[Recorded]:
+    """The records of all blocks."""
+    return list(chain.from_iterable(blocks))
+
+
+def blocks_of(records: list[Recorded], size: int = 7) -> Iterator[Block]:
+    """Records in blocks, as they are read."""
+    return (records[start : start + size] for start in range(0, len(records), size))
 
 
 def test_csv(tmp_path: Path) -> None:
@@ -120,17 +132,29 @@ def test_logs_are_put_in_order(times: list[int]) -> None:
     """Records come by time, those of one time in their order, also of several logs."""
     records = [Recorded(at % 97, Request(str(place), ())) for place, at in enumerate(times)]
 
-    assert list(in_order(iter(records))) == sorted(records, key=lambda each: each.at_us)
-    halves = [iter(records[:100]), iter(records[100:])]
-    assert list(merged(halves)) == sorted(records, key=lambda each: each.at_us)
+    assert flat(in_order(blocks_of(records))) == sorted(records, key=lambda each: each.at_us)
+    halves = [blocks_of(records[:100]), blocks_of(records[100:])]
+    assert flat(merged(halves)) == sorted(records, key=lambda each: each.at_us)
 
 
 def test_order_within_a_window() -> None:
     """A log of any length is put in order where no record is further back than the window."""
     times = [at ^ 7 for at in range(1_000)]  # eight at a time are turned around
-    records = (Recorded(at, Request("", ())) for at in times)
+    blocks = blocks_of([Recorded(at, Request("", ())) for at in times])
 
-    assert [each.at_us for each in in_order(records, 10)] == sorted(times)
+    assert [each.at_us for each in flat(in_order(blocks, 10))] == sorted(times)
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=30), min_size=2, max_size=3), st.integers(1, 5))
+def test_logs_that_are_read_in_parts_are_merged(logs: list[list[int]], size: int) -> None:
+    """Several logs come as one by time, of one time in the order of the logs, however read."""
+    read = [
+        [Recorded(at, Request(f"{log} {place}", ())) for place, at in enumerate(sorted(times))]
+        for log, times in enumerate(logs)
+    ]
+
+    found = flat(merged([blocks_of(records, size) for records in read], window=1))
+    assert found == sorted(chain.from_iterable(read), key=lambda each: each.at_us)
 
 
 @given(st.integers(0, 4_102_444_800_000_000))
@@ -332,6 +356,9 @@ TAILS = st.sampled_from(
         '"by":"count","descriptor":0,"rule":"user","used":1,"remaining":4,"reset_seconds":0.5}',
         '"by":"count","limit":{"requests_per_unit":5,"unit":"day"},"store":"memory"}',
         '"by":"count","times":3}',
+        '"by":"count","limit":{"unit":"}","used":1,"remaining":4,"reset_seconds":0.5}}',
+        '"by":"count","limit":{"unit":"}","used":1,"remaining":4,"reset_seconds":0.5}',
+        '"by":"count","descriptor":0,"rule":"user","used":',
         '"by":"count","hits":7}',
         '"by":"count","domain":"other"}',
         '"by":"co\\\\unt"}',
@@ -368,7 +395,7 @@ def test_lines_that_are_known_read_as_new_ones(parts: list[tuple[str, str, str, 
 
     def read(*lines: str) -> tuple[list[Recorded], int]:
         found = Lines("log", io.BytesIO("\n".join(lines).encode()))
-        return list(DecisionLogReader().records(found)), found.unread
+        return flat(DecisionLogReader().blocks(found)), found.unread
 
     alone = [read(line) for line in logged]
     assert read(*logged) == ([each for one, _ in alone for each in one], sum(n for _, n in alone))

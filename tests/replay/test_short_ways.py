@@ -1,0 +1,209 @@
+"""Logs are read in blocks and asked by short ways: what is found is the same as one by one."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ratelimit_service.model import Code, Descriptor, Entry, Request
+from ratelimit_service.replay.csv_log import CsvLog
+from ratelimit_service.replay.logs import Lines
+from ratelimit_service.replay.play import Replay, Trace
+from ratelimit_service.replay.recorded import Moments, Recorded, moment_us
+from ratelimit_service.replay.report import Report, report_of
+from ratelimit_service.replay.sources import rules_of
+from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.settings import Settings
+from tests.replay.playing import START_US, rules_file
+
+RULES = """domain: api
+descriptors:
+- key: user
+  rate_limit: {{unit: minute, requests_per_unit: {most}{more}}}
+  descriptors:
+  - key: path
+    rate_limit: {{unit: hour, requests_per_unit: 2, algorithm: sliding_window}}
+- {{key: user, value: vip, rate_limit: {{unit: minute, requests_per_unit: 1}}}}
+- key: address
+  shadow_mode: true
+  rate_limit: {{unit: second, requests_per_unit: 1}}
+- key: plan
+  rate_limits:
+  - {{unit: second, requests_per_unit: 1, name: second}}
+  - {{unit: minute, requests_per_unit: 4, name: minute, algorithm: token_bucket}}
+- {{key: job, rate_limit: {{unit: minute, requests_per_unit: 1, algorithm: concurrency}}}}
+- {{key: free, rate_limit: {{unlimited: true}}}}
+- key: office
+  rate_limits:
+  - {{unit: minute, requests_per_unit: 1, when: {{to: "00:01"}}}}
+  - {{unit: minute, requests_per_unit: 2, when: {{from: "00:01"}}}}
+"""
+MORE = st.sampled_from(
+    [
+        "",
+        ", algorithm: sliding_window",
+        ", algorithm: sliding_log",
+        ", algorithm: token_bucket",
+        ", anchor: first_hit",
+        ", count_denied: true",
+    ]
+)
+NAMES = st.sampled_from("abcdefghé") | st.just("vip")
+ENTRIES = st.one_of(
+    st.tuples(st.just("user"), NAMES).map(lambda entry: (entry,)),
+    st.tuples(st.just("user"), NAMES).map(lambda entry: (entry, ("path", "/a"))),
+    st.tuples(
+        st.sampled_from(["user", "address", "plan", "job", "free", "office", "nobody"]), NAMES
+    ).map(lambda entry: (entry,)),
+)
+DESCRIPTORS = st.builds(
+    lambda entries, hits, refund: Descriptor(
+        tuple(Entry(*entry) for entry in entries), hits_addend=hits, is_negative_hits=refund
+    ),
+    ENTRIES,
+    st.sampled_from([None] * 6 + [0, 1, 2]),
+    st.sampled_from([False] * 9 + [True]),
+)
+ASKED = st.tuples(
+    st.integers(0, 90_000_000).map(lambda at: at // 3 * 3),
+    st.lists(DESCRIPTORS, min_size=1, max_size=2).map(tuple)
+    | st.lists(DESCRIPTORS, min_size=1, max_size=1).map(tuple),
+    st.sampled_from([None, Code.OK, Code.OVER_LIMIT]),
+)
+
+
+def one_by_one(replay: Replay, records: Sequence[Recorded]) -> None:
+    """Plays a log the straight way: request after request, through both sets of rules."""
+    for at_us, request, code in records:
+        if replay.requests and at_us < replay.last_us:
+            replay.late += 1
+        now = replay.last_us = max(replay.last_us, at_us)
+        if not replay.requests:
+            replay.first_us = now
+        replay.requests += 1
+        if code is not None:
+            replay.recorded[code] += 1
+        passes = replay.new.ask(request, now)
+        if replay.old is not None and replay.old.ask(request, now) is not passes:
+            if passes:
+                replay.newly_allowed.note(replay.old.deciding)
+            else:
+                replay.newly_denied.note(replay.new.deciding)
+
+
+def report(replay: Replay) -> Report:
+    """All that a replay has found."""
+    return report_of(replay, new="new", old="old", logs=(), percent=1.0)
+
+
+@cache
+def snapshot(most: int, more: str) -> Snapshot:
+    """The rules with this limit for users."""
+    with TemporaryDirectory() as directory:
+        return rules_of(rules_file(Path(directory), RULES.format(most=most, more=more)))
+
+
+@given(
+    st.lists(ASKED, min_size=1, max_size=60),
+    st.tuples(MORE, MORE),
+    st.sampled_from([(1_000_000, 65_536, 4_096, 1_000), (4, 3, 2, 2)]),
+    st.integers(1, 60),
+)
+@settings(max_examples=40, deadline=None)
+def test_blocks_are_asked_as_one_by_one(
+    asked: list[tuple[int, tuple[Descriptor, ...], Code | None]],
+    more: tuple[str, str],
+    bounds: tuple[int, int, int, int],
+    size: int,
+) -> None:
+    """Any log gives the same report by any rules, also where callers, plans and counters go."""
+    new, old = snapshot(2, more[0]), snapshot(3, more[1])
+    known: dict[Request, Request] = {}
+    records = []
+    for at, descriptors, code in asked:
+        request = Request("api", descriptors)
+        records.append(Recorded(START_US + at, known.setdefault(request, request), code))
+    short, straight = [
+        Replay(Trace(new, Settings(), *bounds), Trace(old, Settings(), *bounds)) for _ in range(2)
+    ]
+
+    one_by_one(straight, records)
+    for start in range(0, len(records), size):
+        short.play(records[start : start + size])
+
+    assert report(short) == report(straight)
+
+
+SECONDS = ["2026-01-31T14:00:00", "2026-01-31T14:00:60", "2026-13-31T14:00:00", "20260131T14:00:00"]
+TIMES = st.tuples(
+    st.sampled_from(SECONDS),
+    st.sampled_from([".5", ".123", ".000001", ".0000019", ".", ".x", ",5", "", ".٣٣٣٣٣٣"]),
+    st.sampled_from(["Z", "+01:00", ""]),
+).map("".join)
+
+
+@given(st.lists(TIMES, min_size=1, max_size=6) | TIMES.map(lambda time: [time] * 3))
+def test_times_together_are_read_as_each(texts: list[str]) -> None:
+    """Times that are read together, or line after line, are those that each is alone."""
+    alone = [moment_or_none(text) for text in texts]
+    moments = Moments()
+    for text, at_us in zip(texts, alone, strict=True):
+        try:
+            assert moments.moment_us(text) == at_us
+        except ValueError:
+            assert at_us is None
+    try:
+        assert moments.all_us(texts) == alone
+    except ValueError:
+        assert None in alone
+
+
+def moment_or_none(text: str) -> int | None:
+    try:
+        return moment_us(text)
+    except ValueError:
+        return None
+
+
+CELLS = st.sampled_from(["a", "b", "", '"a,""b"', '"two\nlines"', '"torn', 'x"y', " ", "\r", "é"])
+ROWS = st.one_of(
+    st.tuples(st.sampled_from(["2026-01-31T14:00:00.5Z", "never"]), CELLS, CELLS).map(",".join),
+    CELLS,
+)
+
+
+@given(
+    st.lists(st.just("2026-01-31T14:00:00.5Z,api,a") | ROWS, max_size=12),
+    st.sampled_from(["\n", "\r\n"]),
+)
+@settings(max_examples=100)
+def test_rows_are_those_of_the_csv_module(rows: list[str], end: str) -> None:
+    """Of any text the rows are read that the csv module sees in it, and the others are counted."""
+    text = "time,domain,user\n" + end.join(rows)
+    lines = Lines("log", io.BytesIO(text.encode()))
+    found = [each for block in CsvLog("log", lines.first).blocks(lines) for each in block]
+
+    asked, unread = [], 0
+    reader = csv.reader([line.rstrip("\r") + "\n" for line in text.split("\n")])
+    next(reader)
+    while True:
+        try:
+            row = next(reader, None)
+        except csv.Error:
+            unread += 1
+            continue
+        if row is None:
+            break
+        if len(row) == 3 and moment_or_none(row[0]) and row[1] and row[2]:
+            asked.append((row[1], row[2]))
+        elif row:
+            unread += 1
+    read = [(each.request.domain, each.request.descriptors[0].entries[0].value) for each in found]
+    assert (read, lines.unread) == (asked, unread)
