@@ -44,7 +44,7 @@ MAX_COUNTERS: Final = 1_000_000
 """So many counters are held at a time, as `serve` holds by default."""
 
 _MOST_PREPARED: Final = 1 << 16
-_MOST_ALIKE: Final = 1 << 12
+_MOST_KIN: Final = 1 << 12
 _MOST_DOMAINS: Final = 1_000
 _MOST_NAME: Final = 200
 """Characters that are shown of a caller."""
@@ -102,7 +102,7 @@ class _Prepared:
             self.alone = met[0] if len(met[0].use.limits) == 1 else None
 
 
-class _Alike:
+class _Kin:
     """All requests that differ only in the value of their only descriptor's last entry."""
 
     __slots__ = ("template", "use")
@@ -136,7 +136,7 @@ class Trace:
         self._prepared: dict[int, _Prepared] = {}
         """By the identities of requests: readers of logs make equal ones one object."""
         self._most_prepared = most_prepared
-        self._alike: dict[_Shape, _Alike | bool] = {}
+        self._kin: dict[_Shape, _Kin | bool] = {}
         """What requests of a shape have in common. False: it came once; True: they have nothing."""
         self._sample = sample
         self._names = names
@@ -177,7 +177,7 @@ class Trace:
                 self._renew(at_us)
             prepared = found.get(id(request))
             if prepared is None:
-                prepared = self._prepare_alike(request, at_us) or self._prepare(request, at_us)
+                prepared = self._prepare_kin(request, at_us) or self._prepare(request, at_us)
             met = prepared.alone
             remaining = UNSETTLED if met is None else charge(prepared.hits[0], at_us)
             if met is None or remaining == UNSETTLED:
@@ -209,7 +209,7 @@ class Trace:
         if phase != self._phase:
             self._phase = phase
             self._prepared.clear()
-            self._alike.clear()
+            self._kin.clear()
 
     def _ask(self, prepared: _Prepared, at_us: int) -> bool:
         hits = prepared.hits
@@ -287,7 +287,7 @@ class Trace:
         self._prepared[id(prepared.request)] = prepared
         return prepared
 
-    def _prepare_alike(self, request: Request, at_us: int) -> _Prepared | None:
+    def _prepare_kin(self, request: Request, at_us: int) -> _Prepared | None:
         """As `_prepare`, by what was found out for requests that only have another last value."""
         if len(request.descriptors) != 1:
             return None
@@ -298,23 +298,23 @@ class Trace:
             return None
         key, value = entries[-1]
         shape = request.domain, entries[:-1], key, addend
-        alike = self._alike.get(shape)
-        if alike is None:
-            if len(self._alike) >= _MOST_ALIKE:
-                self._alike.clear()
-            self._alike[shape] = False
+        kin = self._kin.get(shape)
+        if kin is None:
+            if len(self._kin) >= _MOST_KIN:
+                self._kin.clear()
+            self._kin[shape] = False
             return None
-        if alike is False:
+        if kin is False:
             template = self._world.template(request.domain, entries, addend, at_us)
             if template is not None:
                 use = self._use(request.domain, template.rule)
-                alike = _Alike(template, use)
-            self._alike[shape] = alike or True
-        if not isinstance(alike, _Alike) or not value.isascii():
+                kin = _Kin(template, use)
+            self._kin[shape] = kin or True
+        if not isinstance(kin, _Kin) or not value.isascii():
             return None
-        planned = alike.template.plan(value.encode())
+        planned = kin.template.plan(value.encode())
         name = _short(path_text(entries))
-        met = _Met(alike.use, planned, 0, name, planned.hits[0].key)
+        met = _Met(kin.use, planned, 0, name, planned.hits[0].key)
         return self._keep(_Prepared(request, (planned,), planned.hits, (met,), False))
 
     def _use(self, domain: str, rule: CompiledRule) -> RuleUse:

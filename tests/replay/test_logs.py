@@ -145,7 +145,9 @@ def test_order_within_a_window() -> None:
     assert [each.at_us for each in flat(in_order(blocks, 10))] == sorted(times)
 
 
-@given(st.lists(st.lists(st.integers(0, 9), max_size=30), min_size=2, max_size=3), st.integers(1, 5))
+@given(
+    st.lists(st.lists(st.integers(0, 9), max_size=30), min_size=2, max_size=3), st.integers(1, 5)
+)
 def test_logs_that_are_read_in_parts_are_merged(logs: list[list[int]], size: int) -> None:
     """Several logs come as one by time, of one time in the order of the logs, however read."""
     read = [
