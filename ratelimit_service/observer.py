@@ -134,6 +134,11 @@ class Tallies:
             tally = self._by_value.setdefault(value, Tally())
         return tally
 
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return len(self._by_value)
+
     def items(self) -> Iterator[tuple[str, Tally]]:
         """Every value with its tally, safe against additions meanwhile."""
         return iter(list(self._by_value.items()))

@@ -12,7 +12,8 @@ from ratelimit_service.comparison.changes import Detail
 from ratelimit_service.comparison.policies import PlacedRule, details
 from ratelimit_service.rules.load import ReloadDifference
 from ratelimit_service.rules.tree import Domain, ways
-from ratelimit_service.slices import slowly
+from ratelimit_service.slices import slowly, stepwise
+from ratelimit_service.spread import SpreadTable
 
 __all__ = ["difference"]
 
@@ -32,12 +33,12 @@ async def difference(old: Mapping[str, Domain], new: Mapping[str, Domain]) -> Re
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) is new.get(name):
             continue
-        before: dict[str, PlacedRule] = {}
+        before: SpreadTable[str, PlacedRule] = SpreadTable()
         async for rule in slowly(_rules(old.get(name)), _WALKED):
             before[rule.rule.path] = rule
         come: list[tuple[PlacedRule, PlacedRule]] = []
         async for rule in slowly(_rules(new.get(name)), _WALKED):
-            former = before.pop(rule.rule.path, None)
+            former = before.pop(rule.rule.path)
             if former is None:
                 added += 1
             elif not _kept(former, rule):
@@ -51,6 +52,7 @@ async def difference(old: Mapping[str, Domain], new: Mapping[str, Domain]) -> Re
                     said = ", ".join(map(_said, found))
                     examples.append(f"{name}: {rule.rule.path} {said}")
         removed += len(before)
+        await stepwise(before.emptying())
     return ReloadDifference(added, removed, changed, tuple(examples))
 
 

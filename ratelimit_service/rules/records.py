@@ -29,10 +29,11 @@ from ratelimit_service.rules.tree import (
     Times,
     walk,
 )
+from ratelimit_service.spread import SpreadList
 
 __all__ = ["Assembly", "packed"]
 
-_SLICE_RECORDS = 60
+_SLICE_RECORDS = 40
 """Records put together at once: about a millisecond's worth."""
 
 _SLICE_KEPT = 500
@@ -186,7 +187,7 @@ class Assembly:
         """`tallies` gives this process's tallies of a rule, `former` is what it had before."""
         self._tallies = tallies
         self._former = former
-        self._had: list[Node] = []
+        self._had: SpreadList[Node] = SpreadList()
         """The former nodes of the domain that is being put together."""
         self._open: list[LevelBuilder] = []
         self._closed: Level | None = None
@@ -224,6 +225,7 @@ class Assembly:
                 self._closed = builder.level()
             elif isinstance(record, _Root):
                 self._complete(record)
+                yield from self._had.emptying()
             elif isinstance(record, _KeptDomain):
                 self.domains[record.domain] = self._former[record.domain]
             else:
@@ -240,7 +242,8 @@ class Assembly:
     def _begin(self, former: Domain) -> Generator[None, None, None]:
         nodes = walk(former.root.nodes)
         while part := list(islice(nodes, _SLICE_KEPT)):
-            self._had += part
+            for node in part:
+                self._had.append(node)
             yield
 
     def _complete(self, root: _Root) -> None:
@@ -255,7 +258,6 @@ class Assembly:
             self._tallies(root.domain, UNMATCHED),
             root.enqueues,
         )
-        self._had.clear()
 
 
 def _no_tallies(domain: str, path: str) -> Tallies:

@@ -7,12 +7,14 @@ sent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping
 
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Tallies
-from ratelimit_service.rules.tree import OVERRIDES, UNMATCHED, Domain, Node, Snapshot, walk
-from ratelimit_service.slices import SLICE, slowly
+from ratelimit_service.rules.tree import OVERRIDES, UNMATCHED, Domain, Level, Node, Snapshot, walk
+from ratelimit_service.slices import SLICE, slowly, stepwise
+from ratelimit_service.spread import SpreadTable
 
 __all__ = ["Rulebook", "Tallied", "hold_without"]
 
@@ -22,7 +24,8 @@ Tallied = tuple[str, str, str, list[int]]
 _Place = tuple[str, str]
 """A rule's domain and path."""
 
-_TABLES = 256
+_TALLIES_LIKE_ONE_RULE = 4
+"""So many tallies take as long to drop as a rule."""
 
 
 def hold_without(health: Health, snapshot: Snapshot) -> None:
@@ -41,8 +44,7 @@ class Rulebook:
 
     def __init__(self) -> None:
         self._snapshot = Snapshot(0, {})
-        self._tallies: list[dict[_Place, Tallies]] = [{} for _ in range(_TABLES)]
-        """In many small tables: to grow one of 100,000 holds requests up for milliseconds."""
+        self._tallies: SpreadTable[_Place, Tallies] = SpreadTable()
 
     @property
     def snapshot(self) -> Snapshot:
@@ -52,15 +54,14 @@ class Rulebook:
     def tallies_of(self, domain: str, path: str) -> Tallies:
         """The tallies of a rule, the same ones for as long as it is there."""
         place = domain, path
-        table = self._tallies[hash(place) % _TABLES]
-        tallies = table.get(place)
+        tallies = self._tallies.get(place)
         if tallies is None:
-            tallies = table[place] = Tallies(domain, path)
+            tallies = self._tallies[place] = Tallies(domain, path)
         return tallies
 
     async def take(self) -> AsyncIterator[Tallied]:
         """What was tallied, a little at a time, for `add` in another process; forgotten here."""
-        for table in self._tallies:
+        for table in self._tallies.parts:
             async for tallies in slowly(list(table.values())):
                 for value, tally in tallies.items():
                     if taken := tally.take():
@@ -88,26 +89,53 @@ class Rulebook:
         Tallies are kept of rules that are still there. The caller keeps no name for `old`.
         """
         now = self._snapshot.domains
-        kept: list[set[_Place]] = [set() for _ in range(_TABLES)]
+        kept: SpreadTable[_Place, None] = SpreadTable()
         for place in ((name, path) for name in now for path in (OVERRIDES, UNMATCHED)):
-            kept[hash(place) % _TABLES].add(place)
+            kept[place] = None
         new = (node for domain in now.values() for node in domain.root.nodes)
         async for node in slowly(walk(new)):
             if node.rule:
-                place = node.rule.domain, node.rule.path
-                kept[hash(place) % _TABLES].add(place)
-        for table, still in zip(self._tallies, kept, strict=True):
+                kept[node.rule.domain, node.rule.path] = None
+        for table in self._tallies.parts:
             async for place in slowly(list(table)):
-                if place not in still:
+                if place not in kept:
                     del table[place]
-        remains: list[Node] = []
+        await stepwise(kept.emptying())
+        remains: deque[object] = deque()
         for name, domain in old.domains.items():
             if now.get(name) is not domain:
-                remains += [node async for node in slowly(walk(domain.root.nodes))]
+                await stepwise(_collecting(domain.root, remains))
             del domain
         del old, new
-        remains.reverse()  # parents first, while this list still holds their children
-        while remains or kept:
-            del remains[-SLICE:]
-            del kept[-1:]
-            await asyncio.sleep(0)
+        work = 0
+        while remains:  # parents first, while this still holds their children
+            work += _weight(remains[0])
+            remains.popleft()
+            if work >= SLICE:
+                work = 0
+                await asyncio.sleep(0)
+
+
+def _collecting(level: Level, found: deque[object]) -> Generator[None, None, None]:
+    """Adds all of a level that takes time to drop, in steps."""
+    for number, part in enumerate(_in_parts(level)):
+        found.append(part)
+        if number % SLICE == 0:
+            yield
+
+
+def _in_parts(level: Level) -> Iterator[object]:
+    """All of a level that takes time to drop, each thing before those that it holds."""
+    yield from level.parts()
+    for node in level.nodes:
+        yield node
+        if node.children:
+            yield from _in_parts(node.children)
+
+
+def _weight(part: object) -> int:
+    """How long it takes to drop a part, where a node with one tally takes 1."""
+    if not isinstance(part, Node):
+        return SLICE
+    rule = part.rule
+    return 1 if rule is None else 1 + rule.tallies.size // _TALLIES_LIKE_ONE_RULE

@@ -16,6 +16,7 @@ from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.matchers.search import Search
 from ratelimit_service.rules.matchers.stand_ins import stand_ins
 from ratelimit_service.rules.paths import Source
+from ratelimit_service.spread import SpreadList, Table, parts_of, spread
 
 __all__ = [
     "OVERRIDES",
@@ -47,10 +48,6 @@ TalliesOf = Callable[[str, str], Tallies]
 
 
 _NOWHERE = Source("")
-
-_MOST_IN_ONE_TABLE = 2_000
-"""To spread them over tables takes a millisecond for these."""
-_TABLES = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -208,14 +205,14 @@ class Level:
     """The nodes below one node, arranged for look-up: exact, then matchers, then key alone.
 
     `exact` holds, for each key, its nodes by value, and by their matchers' literals; `matching`
-    those whose matchers are to be asked. `nodes` are all, as declared; nobody changes the list,
-    which is no tuple only because to copy a long one takes milliseconds.
+    those whose matchers are to be asked. `nodes` are all, as declared. Nobody changes them. What
+    can be large is in parts (`spread`), so that to grow it, or to drop it, holds up no request.
     """
 
     nodes: Sequence[Node]
-    exact: Mapping[str, dict[str, Node] | ManyNodes]
-    matching: Mapping[str, MatcherNodes]
-    default: Mapping[str, Node]
+    exact: Table[str, Table[str, Node]]
+    matching: Table[str, MatcherNodes]
+    default: Table[str, Node]
 
     @classmethod
     def of(cls, nodes: Iterable[Node]) -> Level:
@@ -227,28 +224,19 @@ class Level:
             pass
         return builder.level()
 
+    def parts(self) -> Iterator[object]:
+        """The parts of what is large, but for the nodes themselves.
 
-class ManyNodes:
-    """The nodes of one key on a level by the values that they take, where these are many.
-
-    They are in many small tables: to grow one of 100,000 holds requests up for milliseconds.
-    """
-
-    __slots__ = ("_tables",)
-
-    def __init__(self, nodes: Mapping[str, Node]) -> None:
-        """Takes over what was in one table."""
-        self._tables: list[dict[str, Node]] = [{} for _ in range(_TABLES)]
-        for value, node in nodes.items():
-            self.setdefault(value, node)
-
-    def get(self, value: str) -> Node | None:
-        """The node that takes a value."""
-        return self._tables[hash(value) % _TABLES].get(value)
-
-    def setdefault(self, value: str, node: Node) -> None:
-        """Adds a node, unless one has the value."""
-        self._tables[hash(value) % _TABLES].setdefault(value, node)
+        Who holds these can drop the level first, and then one part at a time.
+        """
+        yield from parts_of(self.exact)
+        for nodes in self.exact.values():
+            yield from parts_of(nodes)
+        yield from parts_of(self.matching)
+        for asked in self.matching.values():
+            yield from asked.parts()
+        yield from parts_of(self.default)
+        yield from parts_of(self.nodes)
 
 
 class MatcherNodes:
@@ -257,7 +245,7 @@ class MatcherNodes:
     __slots__ = ("_nodes", "_search")
 
     def __init__(self) -> None:
-        self._nodes: list[Node] = []
+        self._nodes: SpreadList[Node] = SpreadList()
         self._search = Search()
 
     def add(self, node: Node, matcher: Matcher) -> None:
@@ -268,6 +256,11 @@ class MatcherNodes:
     def completing(self) -> Iterator[None]:
         """Does what is left to do when all have been added, a step at a time."""
         return self._search.completing()
+
+    def parts(self) -> Iterator[object]:
+        """The parts of what is large, as `Level.parts`."""
+        yield from parts_of(self._nodes)
+        yield from self._search.parts()
 
     def takes(self, node: Node, value: str) -> bool:
         """Whether a node is among those that take a value."""
@@ -292,10 +285,10 @@ class LevelBuilder:
     """Arranges one node after the other."""
 
     def __init__(self) -> None:
-        self._nodes: list[Node] = []
-        self._exact: dict[str, dict[str, Node] | ManyNodes] = {}
-        self._matching: dict[str, MatcherNodes] = {}
-        self._default: dict[str, Node] = {}
+        self._nodes: SpreadList[Node] = SpreadList()
+        self._exact: Table[str, Table[str, Node]] = {}
+        self._matching: Table[str, MatcherNodes] = {}
+        self._default: Table[str, Node] = {}
 
     def add(self, node: Node) -> None:
         """Adds the next node as declared."""
@@ -313,19 +306,23 @@ class LevelBuilder:
             self._look_up(node.key, node.value, node)
         else:
             self._default[node.key] = node
+            self._default = spread(self._default)
 
     def _look_up(self, key: str, value: str, node: Node) -> None:
         nodes = self._exact.get(key)
         if nodes is None:
             nodes = self._exact[key] = {}
+            self._exact = spread(self._exact)
         nodes.setdefault(value, node)
-        if isinstance(nodes, dict) and len(nodes) > _MOST_IN_ONE_TABLE:
-            self._exact[key] = ManyNodes(nodes)
+        spreading = spread(nodes)
+        if spreading is not nodes:
+            self._exact[key] = spreading
 
     def _ask(self, node: Node, matcher: Matcher) -> None:
         asked = self._matching.get(node.key)
         if asked is None:
             asked = self._matching[node.key] = MatcherNodes()
+            self._matching = spread(self._matching)
         asked.add(node, matcher)
 
     def completing(self) -> Iterator[None]:

@@ -142,7 +142,7 @@ async def test_old_trees_are_freed(tmp_path: Path) -> None:
 
     assert living_rules() == before
     assert pauses > 600 / 60
-    paths = {path for table in rules.book._tallies for _, path in table}
+    paths = {path for _, path in rules.book._tallies}
     assert len(paths) == 602  # two of them are the domain's: overrides, and what no rule takes
     assert "top > middle > k=w1" in paths
 

@@ -139,8 +139,10 @@ def test_files_cannot_share_a_value() -> None:
         assert [problem.kind for problem in file.problems] == ["duplicate"]
 
 
-PREFIX = st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 32)) | st.tuples(
-    st.integers(2**125, 2**126), st.integers(0, 128)
+PREFIX = (
+    st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 32))
+    | st.tuples(st.integers(2**125, 2**126), st.integers(0, 128))
+    | st.tuples(st.integers(2**128 - 2**66, 2**128 - 1), st.integers(60, 128))
 )
 
 

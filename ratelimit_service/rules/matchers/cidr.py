@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, MutableSequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import merge
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -25,6 +25,10 @@ _BEFORE_PATTERNS: Final = -(2**20)
 _AT_ONCE: Final = 256
 """Networks that are sorted at once: less than a millisecond's worth."""
 
+_HALF: Final = 64
+"""Bits that fit into an array's number."""
+_LOW: Final = (1 << _HALF) - 1
+
 _Placed = tuple[int, int, int]
 """A network's first address, the length of its prefix, and its matcher's place."""
 
@@ -32,18 +36,24 @@ _Placed = tuple[int, int, int]
 class _Family:
     """The networks of one family, cut into stretches of addresses that go to the same one."""
 
-    def __init__(self, starts: MutableSequence[int]) -> None:
-        """`starts` is an empty sequence for the first address of each stretch."""
-        self._starts = starts
+    def __init__(self, bits: int) -> None:
+        """`bits` is how many an address has."""
+        self._bits = bits
+        self._lows = array("Q")
+        """The first address of each stretch, or its lower half where there are upper ones."""
+        self._highs = array("Q")
+        """Its upper half, if addresses have more than 64 bits."""
         self._smallest = array("l")
         """For each stretch its smallest network, by the order of their first addresses; or -1."""
         self._places = array("l")
         """For each network its matcher's place."""
         self._around = array("l")
         """For each network the smallest one around it, or -1."""
+        self._begun = 0
+        """The first address of the last stretch."""
 
-    def arranging(self, bits: int, runs: list[list[_Placed]]) -> Iterator[None]:
-        """Takes networks of this many bits, in sorted runs, with a step after each few."""
+    def arranging(self, runs: list[list[_Placed]]) -> Iterator[None]:
+        """Takes networks in sorted runs, with a step after each few."""
         open_ones: list[tuple[int, int]] = []
         """Where the networks end that the sweep is within, and which they are."""
         self._mark(0, -1)
@@ -59,7 +69,7 @@ class _Family:
             while open_ones and open_ones[-1][0] <= first:
                 self._close(open_ones)
             self._around.append(open_ones[-1][1] if open_ones else -1)
-            open_ones.append((first + (1 << bits - length), len(self._places)))
+            open_ones.append((first + (1 << self._bits - length), len(self._places)))
             self._mark(first, len(self._places))
             self._places.append(place)
         while open_ones:
@@ -71,20 +81,34 @@ class _Family:
 
     def _mark(self, start: int, smallest: int) -> None:
         """From this address on all go to another network."""
-        if self._starts and self._starts[-1] == start:
+        if start >> self._bits:
+            return  # there is no address behind the last one
+        if self._smallest and self._begun == start:
             self._smallest[-1] = smallest
-        else:
-            self._starts.append(start)
-            self._smallest.append(smallest)
+            return
+        self._begun = start
+        if self._bits > _HALF:
+            self._highs.append(start >> _HALF)
+        self._lows.append(start & _LOW)
+        self._smallest.append(smallest)
+
+    def _stretch(self, number: int) -> int:
+        """The place of the stretch that an address is in."""
+        if self._bits <= _HALF:
+            return bisect_right(self._lows, number) - 1
+        high = number >> _HALF
+        begin = bisect_left(self._highs, high)
+        end = bisect_right(self._highs, high, begin)
+        return bisect_right(self._lows, number & _LOW, begin, end) - 1
 
     def first(self, number: int) -> int:
         """The place of the smallest network that an address is in, or -1."""
-        smallest = self._smallest[bisect_right(self._starts, number) - 1]
+        smallest = self._smallest[self._stretch(number)]
         return self._places[smallest] if smallest >= 0 else -1
 
     def all(self, number: int) -> Iterator[int]:
         """The places of all that it is in, the smallest first."""
-        network = self._smallest[bisect_right(self._starts, number) - 1]
+        network = self._smallest[self._stretch(number)]
         while network >= 0:
             yield self._places[network]
             network = self._around[network]
@@ -94,7 +118,7 @@ class _ByAddress(Index):
     """Networks by their first addresses: one search by halves, however long their prefixes are."""
 
     def __init__(self) -> None:
-        self._families = {4: _Family(array("Q")), 6: _Family([])}
+        self._families = {4: _Family(IPAddress.bits_of(4)), 6: _Family(IPAddress.bits_of(6))}
         self._runs: dict[int, list[list[_Placed]]] = {4: [], 6: []}
         """What has been added: as serving may wait, it is sorted a little at a time."""
 
@@ -113,7 +137,7 @@ class _ByAddress(Index):
             for run in runs:
                 run.sort()
                 yield
-            yield from self._families[family].arranging(IPAddress.bits_of(family), runs)
+            yield from self._families[family].arranging(runs)
 
     def first(self, value: str) -> int:
         """The one with the longest prefix."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Self, TypeVar
 
 from ratelimit_service.rules.paths import matcher_name
 from ratelimit_service.rules.problem import quoted
+from ratelimit_service.spread import SpreadList, parts_of
 
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
     import yaml
@@ -78,6 +79,10 @@ class Index(ABC):
         """Does what is left to do when all have been added, a step at a time."""
         return iter(())
 
+    def parts(self) -> Iterator[object]:
+        """The parts of what is large, which takes long to drop at once."""
+        return iter(())
+
     @abstractmethod
     def first(self, value: str) -> int:
         """The place of the one that a value goes to; -1 if none takes it."""
@@ -91,11 +96,15 @@ class OneByOne(Index):
     """Asks one matcher after the other: for kinds of which a level has few."""
 
     def __init__(self) -> None:
-        self._asked: list[tuple[int, Matcher]] = []
+        self._asked: SpreadList[tuple[int, Matcher]] = SpreadList()
 
     def add(self, matcher: Matcher, place: int) -> None:
         """Adds the next matcher."""
         self._asked.append((place, matcher))
+
+    def parts(self) -> Iterator[object]:
+        """Those of the list."""
+        yield from parts_of(self._asked)
 
     def first(self, value: str) -> int:
         """The first declared one that takes it."""

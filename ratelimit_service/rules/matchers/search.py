@@ -39,6 +39,11 @@ class Search:
         for stage in self._stages:
             yield from stage.completing()
 
+    def parts(self) -> Iterator[object]:
+        """The parts of what is large."""
+        for stage in self._stages:
+            yield from stage.parts()
+
     def first(self, value: str) -> int:
         """The place of the one that a value goes to; -1 if none takes it."""
         for stage in self._stages:
@@ -68,6 +73,10 @@ class _Stage:
     def completing(self) -> Iterator[None]:
         for index in self._indexes.values():
             yield from index.completing()
+
+    def parts(self) -> Iterator[object]:
+        for index in self._indexes.values():
+            yield from index.parts()
 
     def first(self, value: str) -> int:
         found = -1

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from ratelimit_service.model import Grouping
 from ratelimit_service.rules.matchers.matcher import Index, Matcher
+from ratelimit_service.spread import Table, parts_of, spread
 
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
     from ratelimit_service.rules.fields import Fields
@@ -60,6 +61,11 @@ class _AskedTogether(Index):
         for index in self._indexes.values():
             yield from index.completing()
 
+    def parts(self) -> Iterator[object]:
+        """Those of the indexes."""
+        for index in self._indexes.values():
+            yield from index.parts()
+
     def first(self, value: str) -> int:
         """The first declared one."""
         found = -1
@@ -105,7 +111,7 @@ class _ByText(Index):
     """Texts by hash, once for each way to group."""
 
     def __init__(self) -> None:
-        self._places: dict[Grouping | None, dict[str, int]] = {}
+        self._places: dict[Grouping | None, Table[str, int]] = {}
 
     def add(self, matcher: Matcher, place: int) -> None:
         """Adds the next one's texts."""
@@ -113,6 +119,12 @@ class _ByText(Index):
         places = self._places.setdefault(matcher.grouping, {})
         for text in matcher.texts:
             places.setdefault(text, place)
+        self._places[matcher.grouping] = spread(places)
+
+    def parts(self) -> Iterator[object]:
+        """Those of the tables."""
+        for places in self._places.values():
+            yield from parts_of(places)
 
     def first(self, value: str) -> int:
         """The first declared one."""
@@ -120,10 +132,8 @@ class _ByText(Index):
 
     def all(self, value: str) -> Iterable[int]:
         """Those of each way to group, as declared."""
-        found = [
-            places.get(_text_of(grouping, value), -1) for grouping, places in self._places.items()
-        ]
-        return sorted(place for place in found if place >= 0)
+        found = [places.get(_text_of(grouping, value)) for grouping, places in self._places.items()]
+        return sorted(place for place in found if place is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,133 @@
+"""Large tables and lists in many small parts.
+
+To grow a table of 100,000, or to drop it, holds requests up for milliseconds if it is one. In parts
+each step takes some microseconds; who drops it lets go of one part at a time (`parts`). What must
+not live here: what is kept in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Final, Generic, TypeVar, overload
+
+__all__ = ["LARGE", "SpreadList", "SpreadTable", "Table", "parts_of", "spread"]
+
+LARGE: Final = 1_000
+"""From so many items on a part is not small any more."""
+
+_TABLES: Final = 256
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+class SpreadTable(Generic[_K, _V]):
+    """A dict for large numbers of keys, with the few methods of one that are needed."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, items: Iterable[tuple[_K, _V]] = ()) -> None:
+        self.parts: list[dict[_K, _V]] = [{} for _ in range(_TABLES)]
+        """Together they are the table."""
+        for key, value in items:
+            self.setdefault(key, value)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def __contains__(self, key: _K) -> bool:
+        return key in self.parts[hash(key) % _TABLES]
+
+    def __iter__(self) -> Iterator[_K]:
+        return chain.from_iterable(self.parts)
+
+    def __getitem__(self, key: _K) -> _V:
+        return self.parts[hash(key) % _TABLES][key]
+
+    def __setitem__(self, key: _K, value: _V) -> None:
+        self.parts[hash(key) % _TABLES][key] = value
+
+    def values(self) -> Iterator[_V]:
+        """All values."""
+        return chain.from_iterable(part.values() for part in self.parts)
+
+    def get(self, key: _K) -> _V | None:
+        """The value of a key; None if it has none."""
+        return self.parts[hash(key) % _TABLES].get(key)
+
+    def setdefault(self, key: _K, value: _V) -> _V:
+        """The value of a key, which is this one if it had none."""
+        return self.parts[hash(key) % _TABLES].setdefault(key, value)
+
+    def pop(self, key: _K) -> _V | None:
+        """Takes out a key; the value that it had."""
+        return self.parts[hash(key) % _TABLES].pop(key, None)
+
+    def emptying(self) -> Generator[None, None, None]:
+        """Takes everything out, a part in each step."""
+        for part in self.parts:
+            part.clear()
+            yield
+
+
+class SpreadList(Sequence[_V]):
+    """A list for large numbers of items, to which only its end is added."""
+
+    __slots__ = ("_size", "parts")
+
+    def __init__(self, items: Iterable[_V] = ()) -> None:
+        self.parts: list[list[_V]] = []
+        """Each of `LARGE` items, but for the last one."""
+        self._size = 0
+        for item in items:
+            self.append(item)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[_V]:
+        return chain.from_iterable(self.parts)
+
+    @overload
+    def __getitem__(self, at: int) -> _V: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[_V]: ...
+    def __getitem__(self, at: int | slice) -> _V | list[_V]:
+        if isinstance(at, slice):
+            return list(self)[at]
+        if at < 0:
+            at += self._size
+        return self.parts[at // LARGE][at % LARGE]
+
+    def append(self, item: _V) -> None:
+        """Adds an item."""
+        if self._size % LARGE == 0:
+            self.parts.append([])
+        self.parts[-1].append(item)
+        self._size += 1
+
+    def emptying(self) -> Generator[None, None, None]:
+        """Takes everything out, a part in each step."""
+        self._size = 0
+        while self.parts:
+            del self.parts[-1]
+            yield
+
+
+Table = dict[_K, _V] | SpreadTable[_K, _V]
+"""A dict, or one that is spread because it is large."""
+
+
+def spread(table: Table[_K, _V]) -> Table[_K, _V]:
+    """The same table, spread if it is large; to be called while it grows, key by key."""
+    if isinstance(table, dict) and len(table) > LARGE:
+        return SpreadTable(table.items())
+    return table
+
+
+def parts_of(items: Table[_K, _V] | Sequence[_V]) -> Iterable[object]:
+    """The parts of what is spread, and has several."""
+    if isinstance(items, (SpreadTable, SpreadList)) and len(items.parts) > 1:
+        return items.parts
+    return ()

@@ -1,0 +1,161 @@
+"""A large tree comes and goes in small steps, so that no request waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+
+from ratelimit_service.comparison.reloads import difference
+from ratelimit_service.model import Grouping, Limit, Network, Unit
+from ratelimit_service.observer import Tallies
+from ratelimit_service.rules.matchers.cidr import Networks
+from ratelimit_service.rules.matchers.matcher import Matcher
+from ratelimit_service.rules.matchers.one_of import OneOf
+from ratelimit_service.rules.matchers.pattern import Pattern
+from ratelimit_service.rules.matchers.regex import Regex
+from ratelimit_service.rules.records import Assembly, packed
+from ratelimit_service.rules.rulebook import Rulebook
+from ratelimit_service.rules.tree import (
+    Domain,
+    Level,
+    LevelBuilder,
+    Node,
+    Rule,
+    Snapshot,
+    TalliesOf,
+)
+from ratelimit_service.slices import stepwise
+from ratelimit_service.spread import LARGE
+
+MANY = 3 * LARGE
+
+MOST_BLOCKS = 2_000
+"""Blocks of memory that may be taken or given back in one turn: a rule takes some 20."""
+
+
+def node(number: int, matcher: Matcher | None = None, limit: int = 5) -> Node:
+    value = f"v{number}" if matcher is None else matcher.name
+    limits = (Limit(limit, Unit.DAY),)
+    path = f"k={value}"
+    return Node("k", value, matcher, Rule("d", path, limits, tallies=Tallies("d", path)), None)
+
+
+def network(number: int, family: int) -> Networks:
+    return Networks(
+        (
+            Network(
+                family,
+                (10 << 16 if family == 4 else 0x20010DB80000) + number,
+                24 if family == 4 else 48,
+            ),
+        )
+    )
+
+
+NODES: dict[str, Callable[[int], Node]] = {
+    "value": node,
+    "one_of": lambda number: node(number, OneOf((f"a{number}", f"b{number}"))),
+    "cidr of IPv4": lambda number: node(number, network(number, 4)),
+    "cidr of IPv6": lambda number: node(number, network(number, 6)),
+    "patterns": lambda number: node(number, Pattern.of(f"v{number}*")),
+    "keys": lambda number: Node(f"k{number}", "", None, None, None),
+    "keys with values": lambda number: Node(f"k{number}", "v", None, None, None),
+    "keys with patterns": lambda number: Node(f"k{number}", "v*", Pattern.of("v*"), None, None),
+    "values that end": lambda number: Node("k", f"v{number}", None, None, None, valid_until=9),
+    "groups": lambda number: Node("k", f"v{number}", None, None, None, grouping=Grouping(24, 128)),
+}
+
+
+def containers(level: Level) -> Iterator[list[object] | dict[object, object]]:
+    """Every list and dict that a level is made of, without what its nodes are made of."""
+    seen: set[int] = set()
+    rest: list[object] = [level]
+    while rest:
+        each = rest.pop()
+        if id(each) in seen or isinstance(each, (type, Node)):
+            continue
+        seen.add(id(each))
+        if isinstance(each, (list, dict)):
+            yield each
+        rest += gc.get_referents(each)
+
+
+@pytest.mark.parametrize("kind", NODES)
+def test_in_parts(kind: str) -> None:
+    """No list and no table of a large level is large, and who drops it can hold each of them."""
+    level = Level.of(map(NODES[kind], range(MANY)))
+
+    sizes = {id(each): len(each) for each in containers(level)}
+    held = {id(part) for part in level.parts()}
+
+    assert sum(sizes.values()) >= MANY
+    assert max(sizes.values()) <= LARGE
+    assert sum(size for each, size in sizes.items() if size > 1 and each not in held) <= LARGE
+
+
+async def most_at_once(work: Awaitable[object]) -> int:
+    """The most blocks of memory that are taken or given back between two turns of others."""
+    most, running = 0, True
+
+    async def others() -> None:
+        nonlocal most
+        before = sys.getallocatedblocks()
+        while running:
+            await asyncio.sleep(0)
+            now = sys.getallocatedblocks()
+            most = max(most, abs(now - before))
+            before = now
+
+    beside = asyncio.create_task(others())
+    await work
+    running = False
+    await beside
+    return most
+
+
+async def arrive(frames: list[bytes], tallies: TalliesOf, found: dict[str, Domain]) -> None:
+    assembly = Assembly(tallies)
+    while frames:
+        await stepwise(assembly.adding(frames.pop(0)))
+        await asyncio.sleep(0)
+    found |= assembly.domains
+
+
+@pytest.mark.parametrize("kind", ["value", "one_of", "cidr of IPv6"])
+async def test_in_steps(kind: str) -> None:
+    """No turn takes or gives back much memory while rules come, are compared, and go."""
+    book = Rulebook()
+    domain = Domain("d", Level.of(map(NODES[kind], range(MANY))))
+    frames = list(packed([domain]))
+    del domain
+    come: dict[str, Domain] = {}
+    before = sys.getallocatedblocks()
+
+    arriving = await most_at_once(arrive(frames, book.tallies_of, come))
+    taken = sys.getallocatedblocks() - before
+    book.swap(come.copy(), frozenset())
+    old = [book.swap({}, frozenset())]
+    come.clear()
+    comparing = await most_at_once(difference(old[0].domains, {}))
+    going = await most_at_once(_let_go(book, old))
+
+    assert taken > 5 * MANY
+    assert sys.getallocatedblocks() - before < MANY
+    assert max(arriving, comparing, going) <= MOST_BLOCKS
+
+
+async def _let_go(book: Rulebook, old: list[Snapshot]) -> None:
+    await book.let_go(old.pop())
+
+
+def test_expressions_in_steps() -> None:
+    """What regular expressions may cost together is added up a few at a time."""
+    builder = LevelBuilder()
+    for number in range(LARGE):
+        builder.add(node(number, Regex(f"/v{number}/[a-z]+")))
+
+    assert sum(1 for _ in builder.completing()) > LARGE / 20
