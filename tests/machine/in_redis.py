@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +23,13 @@ from ratelimit_service.stores.local import Local
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.processes import PROCESSES
-from ratelimit_service.stores.redis.shard import Shard
+from tests.machine.meaning import Alone, Away, Identity
+from tests.machine.ways import Way, until, well
 from tests.machine.world import Told, World
 from tests.servers.cluster import SLOTS, RedisCluster
-from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer
 from tests.stores.cases import T
 from tests.stores.redis_store import started
-
-CHARGED = re.compile(rb"\*\d+\r\n:")
-"""How the reply to a script call begins that charges."""
-
-HAND_BACK = re.compile(rb"EVALSHA")
-"""What is in each script call."""
 
 LEAST_LIFE_S = 0.9
 """A key lives for a second at least in Redis, whose time is not the walk's."""
@@ -51,6 +45,8 @@ class InRedis(World):
         """When keys expire by the walk's clock."""
         self._places: dict[bytes, int] = {}
         """In which server they are."""
+        self.hits: dict[bytes, Hit] = {}
+        """The last hit on each key."""
         self._began = time.monotonic()
         """When the servers were asked last."""
         self._stats = [Stats(), Stats()]
@@ -83,8 +79,7 @@ class InRedis(World):
         """Returns when all servers can be asked, and are owed nothing."""
         for shard in [shard for store in self._stores for shard in store.shards]:
             shard._debts._local = Local(Stats())
-            while not shard.available or _owes(shard):
-                await asyncio.sleep(0.001)
+            await until(partial(well, shard))
 
     def stores(self) -> Sequence[Store]:
         self.run(self._calm())
@@ -100,6 +95,7 @@ class InRedis(World):
     def asked(self, told: Sequence[Told]) -> None:
         hits = [hit for one in told for hit in one.hits]
         self._places.update({hit.key: self.place(hit) for hit in hits})
+        self.hits.update({hit.key: hit for hit in hits})
         self.keep({hit.key for hit in hits})
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -147,6 +143,30 @@ class InRedis(World):
         for number, there in found.items():
             yield self._clients[number], there
 
+    def counters_in(self, place: int) -> list[bytes]:
+        """The counters that a server has."""
+        keys = [key for key in self._clients[place].scan_iter() if isinstance(key, bytes)]
+        return [key for key in keys if key != PROCESSES.encode()]
+
+    def find_way(self, way: Way, place: int, lost: str = "") -> bool:
+        """Opens the way to a server, and waits until all is told that was counted without it.
+
+        The first `call` that tells of it, or the `reply` to that, is lost with the connection.
+        Returns whether the server was told twice.
+        """
+        twice = False
+        if lost == "call":
+            self.run(way.find_in_vain())
+        elif lost == "reply":
+            twice = self.run(way.find_untold())
+        self.run(way.find())
+        self._began = time.monotonic()
+        self.run(way.told())
+        counters = self.counters_in(place)
+        self._places.update(dict.fromkeys(counters, place))
+        self.keep(counters)
+        return twice
+
     has_scripts = True
 
     def forget_scripts(self) -> None:
@@ -158,11 +178,6 @@ class InRedis(World):
             self.run(store.close())
         for client in self._clients:
             client.close()
-
-
-def _owes(shard: Shard) -> bool:
-    """Whether a shard's server has not been told, or has not confirmed, all that was counted."""
-    return len(shard._debts._local) > 0 or shard._debts.under_way or not shard.idle
 
 
 class InRing(InRedis):
@@ -210,75 +225,6 @@ class Cached(InRing):
         return sum(self._known)
 
 
-class LosingShards(InRing):
-    """In a ring of which a shard can go away, and come back, for both processes at once."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, server: RedisServer, file: Path) -> None:
-        self._ways = [Proxy(server.port) for _ in range(3)]
-        self._file = file
-        servers = [server.url.removesuffix("0") + str(number) for number in range(3)]
-        super().__init__(loop, f"file:{file}", servers)
-
-    async def _open(self, url: str) -> list[RedisStore]:
-        lines = [
-            f"- {{name: shard-{number}, store: 'redis://127.0.0.1:{await way.start()}/{number}'}}"
-            for number, way in enumerate(self._ways)
-        ]
-        self._file.write_text("\n".join(["shards:", *lines]))
-        return await super()._open(url)
-
-    def _faults(self) -> list[int]:
-        away = {f"shard-{number}" for number, way in enumerate(self._ways) if way.refuse}
-        found = super()._faults()
-        for number, store in enumerate(self._stores):
-            lost = [each for each in store.shards if not (each.available or each.name in away)]
-            found[number] += len(lost) - self._stats[number].store_errors["disconnected"]
-        return found
-
-    def missing(self, hits: Sequence[Hit]) -> list[bool]:
-        """Which of these hits have their counters in a shard that is away."""
-        names = {f"shard-{number}" for number, way in enumerate(self._ways) if way.refuse}
-        return [self._stores[0].shard_of(hit) in names for hit in hits]
-
-    def keys(self, number: int) -> list[bytes]:
-        """The counters that a shard has."""
-        keys = [key for key in self._clients[number].scan_iter() if isinstance(key, bytes)]
-        return [key for key in keys if key != PROCESSES.encode()]
-
-    def lose(self, number: int) -> None:
-        """A shard goes away."""
-        self._ways[number].refuse = True
-        self.run(self._until(number, available=False))
-
-    def find(self, number: int, *, empty: bool) -> None:
-        """A shard comes back as it was, or empty."""
-        if empty:
-            self._clients[number].flushdb()
-        self._ways[number].refuse = False
-        self.run(self._until(number, available=True))
-
-    async def _until(self, number: int, *, available: bool) -> None:
-        shards = [
-            shard
-            for store in self._stores
-            for shard in store.shards
-            if shard.name == f"shard-{number}"
-        ]
-        while any(shard.available != available for shard in shards):
-            await asyncio.sleep(0.001)
-
-    def stores(self) -> Sequence[Store]:
-        for number, way in enumerate(self._ways):
-            if way.refuse:
-                self.find(number, empty=True)
-        return super().stores()
-
-    def close(self) -> None:
-        super().close()
-        for way in self._ways:
-            self.run(way.close())
-
-
 class InCluster(InRedis):
     """In a cluster of three, each of which has a third of the slots."""
 
@@ -309,24 +255,20 @@ class Failing(InRedis):
     """In a Redis that each of two processes can lose, and find again."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, server: RedisServer) -> None:
-        self._ways = [Proxy(server.port) for _ in range(2)]
+        self._ways = [Way(server.port) for _ in range(2)]
         super().__init__(loop, "", [server.url])
 
     async def _open(self, url: str) -> list[RedisStore]:
         stores = []
         for way, stats in zip(self._ways, self._stats, strict=True):
-            stores.append(self._store(f"redis://127.0.0.1:{await way.start()}/0", stats))
+            stores.append(self._store(f"redis://127.0.0.1:{await way.proxy.start()}/0", stats))
             await started(stores[-1])
-        while any(self._shard(store).processes < len(stores) for store in stores):
-            await asyncio.sleep(0.01)
+            (way.shard,) = stores[-1].shards
+        await until(lambda: all(way.shard.processes == len(stores) for way in self._ways))
         return stores
 
     def _lost(self, number: int) -> bool:
-        return self._ways[number].refuse
-
-    def _shard(self, store: RedisStore) -> Shard:
-        (shard,) = store.shards
-        return shard
+        return self._ways[number].lost
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Ends with no reply under way: whoever is not listened to for a second counts as hung."""
@@ -335,90 +277,128 @@ class Failing(InRedis):
         return found
 
     async def _quiet(self) -> None:
-        for store in self._stores:
-            while (connection := self._shard(store)._server.connection) and connection._calls:
-                await asyncio.sleep(0.001)
+        for way in self._ways:
+            await way.quiet()
 
     def share(self, number: int) -> int:
         """How many processes a process knows of."""
-        return self._shard(self._stores[number]).processes
+        return self._ways[number].shard.processes
 
     def lose(self, number: int) -> None:
         """Cuts the way of a process."""
-        self.run(self._lose(number))
+        self.run(self._ways[number].lose())
 
     def lose_next_reply(self, number: int, instead: bytes) -> None:
-        """Cuts the way of a process as soon as the server has counted.
-
-        The process gets something else `instead` of the reply.
-        """
-        self._ways[number].lose, self._ways[number].instead = CHARGED, instead
+        """Cuts the way of a process as soon as the server has counted."""
+        self._ways[number].lose_next_reply(instead)
 
     def lose_no_reply(self, number: int) -> None:
         """Leaves the way of a process as it is."""
-        self._ways[number].lose = None
+        self._ways[number].lose_no_reply()
 
     def find(self, number: int, lost: str = "") -> bool:
-        """Opens the way again, and waits until all is told that was counted without it.
-
-        The first `call` that tells of it, or the `reply` to that, is lost with the connection.
-        Returns whether the server was told twice.
-        """
-        twice = False
-        if lost == "call":
-            self.run(self._find_in_vain(number))
-        elif lost == "reply":
-            twice = self.run(self._find_untold(number))
-        self.run(self._find(number))
-        keys = [key for key in self._clients[0].scan_iter() if isinstance(key, bytes)]
-        counters = [key for key in keys if key != PROCESSES.encode()]
-        self._places.update(dict.fromkeys(counters, 0))
-        self.keep(counters)
-        return twice
-
-    async def _lose(self, number: int) -> None:
-        self._ways[number].refuse = True
-        while self._shard(self._stores[number]).available:
-            await asyncio.sleep(0.001)
-
-    async def _find_in_vain(self, number: int) -> None:
-        shard, way = self._shard(self._stores[number]), self._ways[number]
-        watched = shard._server._alarm
-        way.drop, way.refuse = HAND_BACK, False
-        while way.drop and not (shard.available and shard._server._alarm is not watched):
-            await asyncio.sleep(0.001)
-        way.drop = None
-        while way.refuse and shard.available:
-            await asyncio.sleep(0.001)
-
-    async def _find_untold(self, number: int) -> bool:
-        """Loses the reply to the first call that tells; returns whether there was one."""
-        shard, way = self._shard(self._stores[number]), self._ways[number]
-        way.lose, way.instead, way.refuse = CHARGED, b"", False
-        while way.lose and not (shard.available and not _owes(shard)):
-            await asyncio.sleep(0.001)
-        way.lose = None
-        while way.refuse and shard.available:
-            await asyncio.sleep(0.001)
-        return way.refuse
-
-    async def _find(self, number: int) -> None:
-        shard = self._shard(self._stores[number])
-        self._ways[number].refuse, self._ways[number].lose = False, None
-        while not shard.available:
-            await asyncio.sleep(0.001)
-        self._began = time.monotonic()
-        while _owes(shard):
-            await asyncio.sleep(0.001)
+        """Opens the way again; returns whether the server was told twice."""
+        return self.find_way(self._ways[number], 0, lost)
 
     def stores(self) -> Sequence[Store]:
-        for number, store in enumerate(self._stores):
-            if self._ways[number].refuse:
-                self._shard(store)._debts._local = Local(Stats())
+        for number, way in enumerate(self._ways):
+            if way.lost:
+                way.forget()
                 self.find(number)
         return super().stores()
 
     def close(self) -> None:
         super().close()
         for way in self._ways:
-            self.run(way.close())
+            self.run(way.proxy.close())
+
+
+class LosingShards(InRing):
+    """In a ring of which each of two processes can lose single shards, and find them again."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, server: RedisServer, directory: Path
+    ) -> None:
+        self._ways = [[Way(server.port) for _ in range(3)] for _ in range(2)]
+        self._directory = directory
+        servers = [server.url.removesuffix("0") + str(number) for number in range(3)]
+        super().__init__(loop, "", servers)
+
+    async def _open(self, url: str) -> list[RedisStore]:
+        stores = []
+        for number, ways in enumerate(self._ways):
+            file = self._directory / f"shards-{number}.yaml"
+            lines = [
+                f"- {{name: shard-{place}, store: 'redis://127.0.0.1:{port}/{place}'}}"
+                for place, port in enumerate([await way.proxy.start() for way in ways])
+            ]
+            file.write_text("\n".join(["shards:", *lines]))
+            stores.append(self._store(f"file:{file}", self._stats[number]))
+            await started(stores[-1])
+            for shard in stores[-1].shards:
+                ways[int(shard.name.removeprefix("shard-"))].shard = shard
+        await until(lambda: all(way.shard.processes == len(stores) for way in self._all_ways))
+        return stores
+
+    @property
+    def _all_ways(self) -> list[Way]:
+        return [way for ways in self._ways for way in ways]
+
+    def _faults(self) -> list[int]:
+        found = super()._faults()
+        for number, ways in enumerate(self._ways if self._stores else ()):
+            lost = [way for way in ways if not (way.shard.available or way.lost)]
+            found[number] += len(lost) - self._stats[number].store_errors["disconnected"]
+        return found
+
+    def missing(self, number: int, hits: Sequence[Hit]) -> list[Away | None]:
+        """Which of these hits have their counters in a shard that a process has lost."""
+        found: list[Away | None] = []
+        for place in map(self.place, hits):
+            way = self._ways[number][place]
+            found.append(Away(number, place, way.shard.processes) if way.lost else None)
+        return found
+
+    def names_in(self, shard: int, keys: Mapping[Identity, bytes]) -> list[Identity]:
+        """The counters that a shard has."""
+        there = set(self.counters_in(shard))
+        return [name for name, key in keys.items() if key in there and not isinstance(name, Alone)]
+
+    def lost(self, number: int, shard: int) -> bool:
+        """Whether a process has lost a shard."""
+        return self._ways[number][shard].lost
+
+    def lose(self, number: int, shard: int) -> None:
+        """A process loses a shard."""
+        self.run(self._ways[number][shard].lose())
+
+    def lose_next_reply(self, number: int, shard: int) -> None:
+        """A process loses a shard as soon as that has counted."""
+        self._ways[number][shard].lose_next_reply(b"")
+
+    def lose_no_reply(self, number: int, shard: int) -> None:
+        self._ways[number][shard].lose_no_reply()
+
+    def empty(self, shard: int) -> None:
+        """A shard loses its data."""
+        self._clients[shard].flushdb()
+
+    def find(self, number: int, shard: int, lost: str = "") -> bool:
+        """A process finds a shard again; returns whether that was told twice."""
+        return self.find_way(self._ways[number][shard], shard, lost)
+
+    def forget_alone(self, number: int, shard: int, key: bytes) -> None:
+        """Drops a counter of a process that counts alone."""
+        self.run(self._ways[number][shard].forget_alone([self.hits[key]]))
+
+    def stores(self) -> Sequence[Store]:
+        for way in self._all_ways:
+            if way.lost:
+                way.forget()
+                self.find_way(way, 0)
+        return super().stores()
+
+    def close(self) -> None:
+        super().close()
+        for way in self._all_ways:
+            self.run(way.proxy.close())

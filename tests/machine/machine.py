@@ -15,6 +15,7 @@ from tests.machine import walk
 from tests.machine.answers import FAILED, Answer, Asked
 from tests.machine.meaning import Identity, Rule, Settings
 from tests.machine.model import Model
+from tests.machine.walk import Requested
 from tests.machine.world import DOMAIN, SEAMS, Told, World
 
 
@@ -41,8 +42,8 @@ class Machine(RuleBasedStateMachine):
         self.model = Model(DOMAIN, self.settings)
         self.alone: dict[int, Model] = {}
         """What processes count that have lost their store."""
-        self.names: dict[bytes, Identity] = {}
-        """The model's counters by the service's keys."""
+        self.keys: dict[Identity, bytes] = {}
+        """The service's keys of the model's counters."""
         self.leases: list[str] = []
         self.last: list[tuple[list[Asked], int]] = []
         """The last request."""
@@ -93,6 +94,11 @@ class Machine(RuleBasedStateMachine):
         if self.last and self.set_clock(self.now + pause):
             self.decide(self.last, process)
 
+    def ask_then(self, requested: Requested) -> None:
+        """A request after something else has happened, which shows what came of that."""
+        wishes, hits, process = requested
+        self.decide([([self.asked(wish) for wish in wishes], hits)], process)
+
     def asked(self, wish: walk.Wish) -> Asked:
         value = wish.value
         if value == "new":
@@ -130,12 +136,16 @@ class Machine(RuleBasedStateMachine):
 
     def note(self, one: Told) -> None:
         """Notes what a request tells for those after it."""
-        self.names.update(zip([hit.key for hit in one.hits], self.model.last, strict=False))
+        self.note_keys(one)
         if one.lease:
             self.leases.append(one.lease)
         if not self.world.settles_in_order:
             self.start_anew(one)
         self.edges = [self.now + each.reset_us for each in one.answer.counted]
+
+    def note_keys(self, one: Told) -> None:
+        """Notes the keys of the counters that the model has just counted in."""
+        self.keys.update(zip(self.model.last, [hit.key for hit in one.hits], strict=False))
 
     def expected(self, number: int, descriptors: list[Asked], hits: int, one: Told) -> Answer:
         """The model's answer to a request that a process was asked."""
@@ -165,12 +175,11 @@ class Machine(RuleBasedStateMachine):
         self.note(one)
 
     @precondition(lambda self: self.world.has_scripts)
-    @rule(request=walk.request, process=st.integers(0, 1))
-    def forget_scripts(self, request: tuple[list[walk.Wish], int], process: int) -> None:
-        """Redis forgets its scripts, as a restart or SCRIPT FLUSH makes it do, and is asked."""
-        wishes, hits = request
+    @rule(then=walk.requested)
+    def forget_scripts(self, then: Requested) -> None:
+        """Redis forgets its scripts, as a restart or SCRIPT FLUSH makes it do."""
         self.world.forget_scripts()
-        self.decide([([self.asked(wish) for wish in wishes], hits)], process)
+        self.ask_then(then)
 
     def start_anew(self, one: Told) -> None:
         """Forgets what counts nothing now, but would if the clock stepped to where it counted.
@@ -178,16 +187,19 @@ class Machine(RuleBasedStateMachine):
         Where a denied request was charged in several places, giving it back leaves a new counter.
         """
         over = any(each.over for each in one.answer.counted)
-        for hit in one.hits:
-            name = self.names[hit.key]
+        for name in dict.fromkeys(self.model.last):
             counter = self.model.counters.get(name)
             if counter is None:
                 continue
             if over:
                 counter.given_back_at = self.now
             if counter.damaged(self.now) or not counter.used(counter.terms, self.now):
-                del self.model.counters[name]
-                self.world.forget(hit.key)
+                self.drop(name)
+
+    def drop(self, name: Identity) -> None:
+        """Has the service and the model forget a counter."""
+        del self.model.counters[name]
+        self.world.forget(self.keys[name])
 
     def compare(self, descriptors: list[Asked], one: Told, expected: Answer) -> None:
         """Holds an answer against the model's."""
@@ -214,26 +226,27 @@ class Machine(RuleBasedStateMachine):
                         lines.append(f"   of {hit}\n   in {self.model.named(descriptors, at)}")
         raise AssertionError("\n".join(lines))
 
-    @rule(pause=walk.pauses)
-    def wait(self, pause: int) -> None:
+    @rule(pause=walk.pauses, then=walk.requested)
+    def wait(self, pause: int, then: Requested) -> None:
         """Time goes on."""
-        self.idle = not pause or not self.set_clock(self.now + pause)
+        self.set_clock(self.now + pause)
+        self.ask_then(then)
 
-    @rule(edge=st.integers(0, 9), beside=st.sampled_from([-1, 0, 1]))
-    def wait_for_edge(self, edge: int, beside: int) -> None:
+    @rule(edge=st.integers(0, 9), beside=st.sampled_from([-1, 0, 1]), then=walk.requested)
+    def wait_for_edge(self, edge: int, beside: int, then: Requested) -> None:
         """Time goes on to where something just asked for ends, or to beside that."""
-        self.idle = not self.edges
-        if self.idle:
-            return
-        then = self.edges[edge % len(self.edges)] + beside
-        self.idle = then <= self.now or not self.set_clock(then)
+        if self.edges:
+            edge_us = self.edges[edge % len(self.edges)] + beside
+            if edge_us > self.now:
+                self.set_clock(edge_us)
+        self.ask_then(then)
 
-    @rule(back=walk.steps_back)
-    def step_back(self, back: int) -> None:
+    @rule(back=walk.steps_back, then=walk.requested)
+    def step_back(self, back: int, then: Requested) -> None:
         """The clock is set back, or less far where the documents say nothing of that."""
         while not self.set_clock(self.now - back):
             back //= 10
-        self.idle = not back
+        self.ask_then(then)
 
     def set_clock(self, now: int) -> bool:
         """Sets the clock, if the documents say what then holds."""
@@ -246,12 +259,11 @@ class Machine(RuleBasedStateMachine):
         self.world.moved()
         return True
 
-    @rule(choice=walk.choices)
-    def reload(self, choice: walk.Choice) -> None:
+    @rule(choice=walk.choices, then=walk.requested)
+    def reload(self, choice: walk.Choice, then: Requested) -> None:
         """A rule gets other numbers, or another mode."""
         self.load(walk.changed(self.written, choice))
-        for key, name in self.names.items():
-            counter = self.model.counters.get(name)
-            if counter is not None and counter.leaked_by_old_rate():
-                del self.model.counters[name]
-                self.world.forget(key)
+        for name, counter in list(self.model.counters.items()):
+            if counter.leaked_by_old_rate():
+                self.drop(name)
+        self.ask_then(then)

@@ -12,9 +12,10 @@ from tests.machine import walk
 from tests.machine.answers import Answer, Asked, Counted, by_policy
 from tests.machine.in_redis import Cached, Failing, LosingShards
 from tests.machine.machine import Machine
-from tests.machine.meaning import Rule
+from tests.machine.meaning import Alone, Identity, Rule
 from tests.machine.model import Model
 from tests.machine.terms import SECOND
+from tests.machine.walk import Requested
 from tests.machine.world import DOMAIN, FullMemory, Told
 
 GARBLED = (
@@ -56,13 +57,13 @@ class FailingMachine(Machine):
             return by_policy(known)
         return alone.without(descriptors, hits, self.policy)
 
-    @rule(process=st.integers(0, 1))
-    def lose(self, process: int) -> None:
+    @rule(process=st.integers(0, 1), then=walk.requested)
+    def lose(self, process: int, then: Requested) -> None:
         """A process loses its way to the store."""
-        self.idle = process in self.alone
-        if not self.idle:
+        if process not in self.alone:
             self.world.lose(process)
             self.leave_alone(process)
+        self.ask_then(then)
 
     def leave_alone(self, process: int) -> None:
         self.alone[process] = Model(DOMAIN, self.model.settings)
@@ -148,28 +149,27 @@ class FailingMachine(Machine):
                 lost = "call"
             twice = self.world.find(process, lost)
             for _ in range(1 + twice):
-                self.model.told(alone, self.now)
+                self.model.told(alone.counters, self.now)
             self.model.latest = max(self.model.latest, alone.latest, self.now)
             if self.world.stood_still:
                 self.begin_anew()
 
 
 class LosingMachine(Machine):
-    """A walk in which shards of a ring go away, and come back as they were or empty.
+    """A walk in which each process can lose single shards of a ring, and find them again.
 
-    Rules that fail as `local` are walked in `FailingMachine`.
+    Shards are as they were then, or empty.
     """
 
     world: LosingShards
 
     def start(self, rules: list[Rule]) -> None:
-        if self.policy == "local":
-            self.policy = "closed"
-        self.away: set[int] = set()
+        self.away: set[tuple[int, int]] = set()
+        """The processes with the shards that they have lost."""
         super().start(rules)
 
     def expected(self, number: int, descriptors: list[Asked], hits: int, one: Told) -> Answer:
-        missing = self.world.missing(one.hits)
+        missing = self.world.missing(number, one.hits)
         if not any(missing):
             return super().expected(number, descriptors, hits, one)
         lease = next((hit.lease.hex() for hit in one.hits if hit.lease and not hit.refund), "")
@@ -184,33 +184,81 @@ class LosingMachine(Machine):
             limits=got.limits, soft=got.soft, delay_ms=got.delay_ms, leased=got.leased
         )
 
+    def drop(self, name: Identity) -> None:
+        if isinstance(name, Alone):
+            del self.model.counters[name]
+            self.world.forget_alone(name.process, name.shard, self.keys[name])
+        else:
+            super().drop(name)
+
     @rule(wishes=st.lists(walk.wish, min_size=3, max_size=6), process=st.integers(0, 1))
     def ask_widely(self, wishes: list[walk.Wish], process: int) -> None:
         """A request whose counters lie in several shards, of which some may be away."""
         self.decide([([self.asked(wish) for wish in wishes], 0)], process)
 
-    @rule(shard=st.integers(0, 2))
-    def lose(self, shard: int) -> None:
-        """A shard goes away."""
-        self.idle = shard in self.away
-        if not self.idle:
-            self.away.add(shard)
-            self.world.lose(shard)
+    @rule(shard=st.integers(0, 2), process=st.integers(0, 1), then=walk.requested)
+    def lose(self, shard: int, process: int, then: Requested) -> None:
+        """A process loses a shard."""
+        if (process, shard) not in self.away:
+            self.away.add((process, shard))
+            self.world.lose(process, shard)
+        self.ask_then(then)
 
-    @rule(shard=st.integers(0, 2), empty=st.booleans())
-    def find(self, shard: int, empty: bool) -> None:
-        """A shard comes back; if it is empty, its counters are new."""
+    @rule(wish=walk.wish, process=st.integers(0, 1), shard=st.integers(0, 2))
+    def lose_the_reply(self, wish: walk.Wish, process: int, shard: int) -> None:
+        """A process loses a shard, which has counted what the process is never told."""
+        self.idle = (process, shard) in self.away
+        if self.idle:
+            return
+        asked = self.asked(wish)
+        self.world.lose_next_reply(process, shard)
+        (one,) = self.world.run(self.world.processes[process].decide([([asked], 0)]))
+        self.world.lose_no_reply(process, shard)
+        if self.world.lost(process, shard):
+            self.away.add((process, shard))
+            self.world.lose(process, shard)
+            lease = next((hit.lease.hex() for hit in one.hits if not hit.refund), "")
+            self.model.decide(self.now, [asked], 0, lease)
+            self.note_keys(one)
+        self.world.asked([one])
+        if self.world.stood_still:
+            self.begin_anew()
+            return
+        self.hold(process, [asked], 0, one)
+
+    @rule(shard=st.integers(0, 2), then=walk.requested)
+    def empty(self, shard: int, then: Requested) -> None:
+        """A shard loses its data; its counters are new, also those that nobody has lost."""
+        for name in self.world.names_in(shard, self.keys):
+            self.model.counters.pop(name, None)
+        self.world.empty(shard)
+        self.ask_then(then)
+
+    @rule(
+        which=st.integers(0, 5),
+        lost=st.sampled_from(["", "", "", "call", "reply"]),
+        then=walk.requested,
+    )
+    def find(self, which: int, lost: str, then: Requested) -> None:
+        """A process finds a shard again, and tells what it has counted without it.
+
+        That call, or the reply to it, may be lost.
+        """
         self.idle = not self.away
         if self.idle:
             return
-        shard = sorted(self.away)[shard % len(self.away)]
-        self.away.remove(shard)
-        if empty:
-            for key in self.world.keys(shard):
-                self.model.counters.pop(self.names[key], None)
-        self.world.find(shard, empty=empty)
+        process, shard = sorted(self.away)[which % len(self.away)]
+        self.away.remove((process, shard))
+        alone = self.model.take_alone(process, shard)
+        if lost == "reply" and len(alone) > MOST_TOLD_AT_ONCE:
+            lost = "call"
+        twice = self.world.find(process, shard, lost)
+        for _ in range(1 + twice):
+            self.model.told(alone, self.now)
         if self.world.stood_still:
             self.begin_anew()
+        else:
+            self.ask_then(then)
 
 
 class CachedMachine(Machine):
@@ -288,7 +336,7 @@ class FullMachine(Machine):
     def forget(self) -> None:
         """Has the model forget what the store put out, which is no more than it says."""
         lost = []
-        for key, name in self.names.items():
+        for name, key in self.keys.items():
             counter = self.model.counters.get(name)
             if counter is None or self.world.has(key):
                 continue

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.machine.answers import Asked, Counted
 from tests.machine.terms import Terms
@@ -57,6 +57,22 @@ def limits_of(rule: Rule) -> list[Mapping[str, Any]]:
 Identity = tuple[object, ...]
 
 
+class Away(NamedTuple):
+    """A shard that a process has lost, and of how many processes this one gets its part there."""
+
+    process: int
+    shard: int
+    share: int
+
+
+class Alone(NamedTuple):
+    """A counter that a process counts by itself, while it has lost the shard of that counter."""
+
+    process: int
+    shard: int
+    name: Identity
+
+
 @dataclass
 class Meant:
     """A descriptor with the rule that it meets."""
@@ -83,6 +99,14 @@ class Meant:
     @property
     def known_over(self) -> bool:
         return any(result.over for result in self.results)
+
+    @property
+    def over_alone(self) -> bool:
+        """Whether a limit that this process counts by itself is over."""
+        return any(
+            result.over and isinstance(name, Alone)
+            for name, result in zip(self.counters, self.results, strict=True)
+        )
 
     @property
     def over(self) -> bool:

@@ -7,7 +7,7 @@ service is imported: requests are `Asked`, what they mean is `meaning`'s, and co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tests.machine.answers import (
@@ -24,7 +24,7 @@ from tests.machine.answers import (
     would_pass,
 )
 from tests.machine.counting import Counter, Leases, counter_of
-from tests.machine.meaning import Identity, Meant, Rule, Settings, meanings
+from tests.machine.meaning import Alone, Away, Identity, Meant, Rule, Settings, meanings
 from tests.machine.terms import Terms
 
 UNLIMITED = 2**32 - 1
@@ -84,21 +84,28 @@ class Model:
         descriptors: Sequence[Asked],
         hits: int,
         lease: str,
-        missing: Sequence[bool],
+        missing: Sequence[Away | None],
         policy: str,
     ) -> Answer:
         """Settles one request of which some counters, by their places, are in no store.
 
         "its counters are decided by the failure policy, the others' are counted"; "Of several in
-        one request `error` wins, then `closed`"; "Shadow rules and refunds always pass".
+        one request `error` wins, then `closed`"; "Shadow rules and refunds always pass". `local`
+        "counts in this process alone", on its part of the limit, all or nothing as ever.
         """
         self.latest = max(self.latest, now)
         meant = self._meanings(descriptors, hits)
-        self.last = [name for one in meant for name in one.counters]
+        self.last = []
         places = iter(missing)
         for one in meant:
-            there = [not next(places) for _ in one.terms]
-            one.missing = not all(there)
+            away = [next(places) for _ in one.terms]
+            one.missing = any(away)
+            if policy == "local" and not one.shadow:
+                _count_alone(one, away)
+                self.last += one.counters
+                continue
+            self.last += one.counters
+            there = [each is None for each in away]
             one.uncounted = bool(there) and not any(there)
             one.denied_without = one.missing and policy != "open" and not (one.refund or one.shadow)
             one.terms = [each for each, known in zip(one.terms, there, strict=True) if known]
@@ -109,17 +116,30 @@ class Model:
         if _fails(meant, policy):
             return FAILED._replace(counted=told.counted)
         statuses = [
-            Status(one.denied_without) if one.missing and not one.known_over else each
+            Status(one.denied_without or one.over_alone)
+            if one.over_alone or (one.missing and not one.known_over)
+            else each
             for one, each in zip(meant, told.statuses, strict=True)
         ]
         return told._replace(statuses=tuple(statuses))
 
-    def told(self, other: Model, now: int) -> None:
-        """Counts what another model has counted alone, "as far as it still counts".
+    def take_alone(self, process: int, shard: int) -> dict[Identity, Counter]:
+        """Takes out what a process has counted for a shard that it had lost."""
+        found = {
+            name: counter
+            for name, counter in self.counters.items()
+            if isinstance(name, Alone) and name[:2] == (process, shard)
+        }
+        for name in found:
+            del self.counters[name]
+        return {name.name: each for name, each in found.items() if isinstance(name, Alone)}
+
+    def told(self, counters: Mapping[Identity, Counter], now: int) -> None:
+        """Counts what a process has counted alone, "as far as it still counts".
 
         "Windows and logs may be above their limit then, buckets and leases are full."
         """
-        for name, alone in other.counters.items():
+        for name, alone in counters.items():
             alone.look(now)
             terms = replace(alone.terms, share=1)
             if name not in self.counters:
@@ -338,6 +358,14 @@ class Model:
             leased,
             tuple(result for one in meant for result in one.results),
         )
+
+
+def _count_alone(one: Meant, away: Sequence[Away | None]) -> None:
+    """Has a process count by itself those limits of a descriptor whose shard it has lost."""
+    for at, each in enumerate(away):
+        if each is not None:
+            one.counters[at] = Alone(each.process, each.shard, one.counters[at])
+            one.terms[at] = replace(one.terms[at], share=each.share)
 
 
 def _fails(meant: Sequence[Meant], policy: str) -> bool:

@@ -177,6 +177,11 @@ wishes = st.lists(wish, min_size=1, max_size=4)
 request = st.tuples(wishes, st.sampled_from([0, 0, 1, 2]))
 """A request: its descriptors, and its hits."""
 
+Requested = tuple[list[Wish], int, int]
+
+requested = st.tuples(wishes, st.sampled_from([0, 0, 1, 2]), st.integers(0, 1))
+"""A request, and the process that gets it."""
+
 requests = st.lists(request, min_size=1, max_size=3)
 
 LONG = [40 * DAY, SECOND << 20, MINUTE << 20]
