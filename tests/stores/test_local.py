@@ -291,7 +291,7 @@ class Behind:
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not condition():
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0.02)
 
     async def outage(self) -> None:
         """Ends all connections, and lets none be made, until `proxy.refuse` is taken back."""
