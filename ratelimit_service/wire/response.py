@@ -165,16 +165,13 @@ def _limit(limit: Limit) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """Groups of seven bits, the last one or two from a table: most numbers have no more."""
+    """Groups of seven bits, one or two at a time from tables."""
     if number < 0x80:
         return _ONES[number : number + 1]
-    coded = b""
-    while number >= _PAIR:
-        coded += bytes((number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80))
-        number >>= 14
-    if number < 0x80:
-        return coded + _ONES[number : number + 1]
-    return coded + _PAIRS[2 * number : 2 * number + 2]
+    if number < _PAIR:
+        return _PAIRS[2 * number : 2 * number + 2]
+    low = 2 * (number & (_PAIR - 1))
+    return _FIRST_PAIRS[low : low + 2] + _varint(number >> 14)
 
 
 _PAIR: Final = 1 << 14
@@ -183,15 +180,18 @@ _ONES: Final = bytes(range(0x80))
 """The last group, if there is one."""
 
 
-def _pairs() -> bytes:
+def _pairs(continued: int) -> bytes:
     pairs = bytearray(2 * _PAIR)
     pairs[0::2] = bytes(range(0x80, 0x100)) * 0x80
-    pairs[1::2] = b"".join([bytes((high,)) * 0x80 for high in range(0x80)])
+    pairs[1::2] = b"".join([bytes((high | continued,)) * 0x80 for high in range(0x80)])
     return bytes(pairs)
 
 
-_PAIRS: Final = _pairs()
+_PAIRS: Final = _pairs(0)
 """The last two groups, one number after the other. As objects they would take 700 KiB."""
+
+_FIRST_PAIRS: Final = _pairs(0x80)
+"""The same for two groups that more follow."""
 
 
 @lru_cache(maxsize=4096)
