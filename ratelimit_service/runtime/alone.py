@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from ratelimit_service import __version__, compiled, listening
 from ratelimit_service.accepting import Guests
@@ -22,9 +23,11 @@ from ratelimit_service.runtime.certificates import Certificates
 from ratelimit_service.runtime.deciding import deciding
 from ratelimit_service.runtime.decision_feed import DecisionFeed
 from ratelimit_service.runtime.decision_log import DecisionLogWriter
+from ratelimit_service.runtime.decision_scribe import DecisionScribe
 from ratelimit_service.runtime.exporting import Exporting, check_free
 from ratelimit_service.runtime.process import collect, spare_the_old
 from ratelimit_service.runtime.signals import Signals, log
+from ratelimit_service.service.questions import Deciding
 from ratelimit_service.settings import Settings
 from ratelimit_service.telemetry.otlp import Otlp
 from ratelimit_service.telemetry.spans import Spans
@@ -62,11 +65,7 @@ async def serve_alone(settings: Settings) -> int:
             spans = Spans(settings, otlp.send_spans, here.shard_of)
             here.service.telling.tracer = spans
             stack.callback(spans.flush)
-        writer = DecisionLogWriter(settings, stats, health)
-        if settings.decision_log:
-            await stack.enter_async_context(writer.running())
-            feed = DecisionFeed.attach(settings, here.service, stats, writer.put, here.shard_of)
-            stack.callback(feed.flush)
+        await stack.enter_async_context(_decisions_logged(settings, here, stats, health))
         grpc_server = TRANSPORTS[settings.transport](
             settings.grpc,
             here.service,
@@ -131,6 +130,24 @@ async def serve_alone(settings: Settings) -> int:
         await grpc_server.stop(settings.grace_us)
     log.info("stopped")
     return 0
+
+
+@asynccontextmanager
+async def _decisions_logged(
+    settings: Settings, here: Deciding, stats: Stats, health: Health
+) -> AsyncIterator[None]:
+    """Writes the decision log until the end of the block, if the settings ask for it."""
+    writer = DecisionLogWriter(settings, stats, health)
+    if not settings.decision_log:
+        yield
+        return
+    scribe = DecisionScribe(settings, stats, writer.take)
+    async with writer.running(), scribe.running():
+        feed = DecisionFeed.attach(settings, here.service, stats, scribe.take, here.shard_of)
+        try:
+            yield
+        finally:
+            feed.flush()
 
 
 async def _nothing_to_collect() -> None:

@@ -73,7 +73,7 @@ class MessageKind(IntEnum):
     DECIDE_FOR = 17
     """As DECIDE; before the request stands in JSON who made it, and before this its length."""
     DECISIONS = 18
-    """From a worker: lines of the decision log."""
+    """From a worker: decisions for the decision log (`decision_packets`)."""
     ASK = 19
     """To a worker: a number, and a question of the admin listener (`service.questions`)."""
     TOLD = 20

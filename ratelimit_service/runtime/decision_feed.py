@@ -1,8 +1,8 @@
-"""From decisions to lines of the decision log, in the process that decides.
+"""Decisions for the decision log, in the process that decides.
 
-It hears of decisions after they were answered, and makes lines of them a few at a time between
-batches of requests. What must not live here: what a line says (`decision_lines`), and where lines
-go (`decision_log`).
+It hears of decisions after they were answered, and hands them on a few at a time between batches of
+requests. What must not live here: what is handed on of a decision (`decision_packets`), and who
+makes lines of it (`decision_scribe`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import repeat
 from typing import Final
 
 from ratelimit_service.clock import now_us
 from ratelimit_service.model import Hit
 from ratelimit_service.observer import Stats
-from ratelimit_service.runtime.decision_lines import DecisionLines
+from ratelimit_service.runtime.decision_packets import ChosenDecisions, DecisionPackets
 from ratelimit_service.service import DecidedBatch, DecisionRecord, Service
 from ratelimit_service.service.decision_key import hash_of, read_key
 from ratelimit_service.settings import Settings, split_pairs
@@ -27,17 +26,17 @@ __all__ = ["DecisionFeed"]
 _WAIT_SECONDS: Final = 0.1
 """Decisions wait so long at most, so that many go out at once."""
 
-_AT_ONCE: Final = 50
-_BYTES_AT_ONCE: Final = 1 << 13
-"""Lines that are made in one go, and bytes of their requests: no request waits longer for these
-than for one large line."""
+_AT_ONCE: Final = 100
+_BYTES_AT_ONCE: Final = 1 << 14
+"""Decisions that are packed in one go, and bytes of their requests: that takes less than a
+millisecond."""
 
 _MOST_WAITING: Final = 20_000
 _MOST_BYTES_WAITING: Final = 1 << 24
-"""Decisions that wait to become lines, and bytes of their requests."""
+"""Decisions that wait to be packed, and bytes of their requests."""
 
-Send = Callable[[bytes, int], bool]
-"""Takes lines, and their number; False if they are dropped. It must not wait."""
+Send = Callable[[bytes], bool]
+"""Takes a packet; False if it is dropped. It must not wait."""
 
 ShardOf = Callable[[Hit], str]
 """Which server has a hit's counter; "" if none has."""
@@ -48,7 +47,7 @@ def _nowhere(_: Hit) -> str:
 
 
 class DecisionFeed:
-    """Listens to a service, and sends lines on."""
+    """Listens to a service, and sends packets on."""
 
     def __init__(
         self, settings: Settings, stats: Stats, send: Send, shard_of: ShardOf = _nowhere
@@ -59,17 +58,16 @@ class DecisionFeed:
         self._allowed = float(sample.get("allowed", 1))
         self._stats = stats
         self._send = send
-        self._lines = DecisionLines(
+        self._packets = DecisionPackets(
             self._denied,
             self._allowed,
             hash_of(read_key(settings.decision_log_key_file)),
             settings.store.partition(":")[0],
             shard_of,
         )
-        self._waiting: deque[tuple[int, DecidedBatch, int]] = deque()
-        """Decisions: when, with which others, and their places among them."""
-        self._size = 0
-        """Bytes of requests that wait."""
+        self._waiting: deque[ChosenDecisions] = deque()
+        self._count = self._size = 0
+        """Decisions that wait, and bytes of their requests."""
         self._due = False
 
     @classmethod
@@ -100,11 +98,14 @@ class DecisionFeed:
         if not places:
             return
         at_us, waiting, bodies = now_us(), self._waiting, decided.bodies
-        size = sum(map(len, bodies))
-        if len(waiting) + len(places) <= _MOST_WAITING and self._size + size <= _MOST_BYTES_WAITING:
-            if len(places) < len(bodies):
-                size = sum([len(bodies[place]) for place in places])
-            waiting.extend(zip(repeat(at_us), repeat(decided), places))
+        if len(places) == len(bodies):
+            size = sum(map(len, bodies))
+        else:
+            size = sum([len(bodies[place]) for place in places])
+        count = self._count + len(places)
+        if count <= _MOST_WAITING and self._size + size <= _MOST_BYTES_WAITING:
+            waiting.append((at_us, decided, places))
+            self._count = count
             self._size += size
         else:
             self._fill_up(at_us, decided, places)
@@ -115,16 +116,19 @@ class DecisionFeed:
     def _fill_up(self, at_us: int, decided: DecidedBatch, places: Sequence[int]) -> None:
         """Takes as many as there is room for, and counts the others."""
         for number, place in enumerate(places):
-            if len(self._waiting) >= _MOST_WAITING or self._size >= _MOST_BYTES_WAITING:
+            if self._count >= _MOST_WAITING or self._size >= _MOST_BYTES_WAITING:
                 self._stats.decision_log["dropped_busy"] += len(places) - number
                 return
-            self._waiting.append((at_us, decided, place))
+            self._waiting.append((at_us, decided, (place,)))
+            self._count += 1
             self._size += len(decided.bodies[place])
 
     def _chosen(self, decided: DecidedBatch) -> Sequence[int]:
         """The places of the decisions that are written down."""
         if self._denied == self._allowed == 1:
             return range(len(decided.bodies))
+        if self._denied == 1 and not self._allowed:
+            return decided.denied_places()
         # Most are allowed, and of these hardly any is written down.
         return [
             place
@@ -153,20 +157,29 @@ class DecisionFeed:
     def _make_some(self) -> None:
         try:
             self._make()
-        finally:  # whatever becomes of these lines, the next ones are made
+        finally:  # whatever becomes of these, the next ones are packed
             self._due = bool(self._waiting)
             if self._due:
                 asyncio.get_running_loop().call_soon(self._make_some)
 
     def _make(self) -> None:
-        """Makes lines of the oldest decisions."""
-        some: list[tuple[int, DecidedBatch, int]] = []
-        waiting, size = self._waiting, 0
-        while waiting and len(some) < _AT_ONCE and size < _BYTES_AT_ONCE:
-            each = waiting.popleft()
-            some.append(each)
-            size += len(each[1].bodies[each[2]])
+        """Packs the oldest decisions."""
+        some: list[ChosenDecisions] = []
+        waiting, count, size = self._waiting, 0, 0
+        while waiting and count < _AT_ONCE and size < _BYTES_AT_ONCE:
+            at_us, decided, places = waiting.popleft()
+            bodies, taken = decided.bodies, 0
+            for place in places:
+                taken += 1
+                size += len(bodies[place])
+                if size >= _BYTES_AT_ONCE or count + taken >= _AT_ONCE:
+                    break
+            if taken < len(places):
+                waiting.appendleft((at_us, decided, places[taken:]))
+                places = places[:taken]
+            some.append((at_us, decided, places))
+            count += taken
+        self._count -= count
         self._size -= size
-        data = self._lines.of(some).encode("utf-8", "replace")
-        if not self._send(data, len(some)):
-            self._stats.decision_log["dropped_unsent"] += len(some)
+        if not self._send(self._packets.of(some, count)):
+            self._stats.decision_log["dropped_unsent"] += count

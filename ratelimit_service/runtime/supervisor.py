@@ -32,6 +32,7 @@ from ratelimit_service.runtime.certificates import Certificates
 from ratelimit_service.runtime.channel import sockets
 from ratelimit_service.runtime.cpus import usable_cpus
 from ratelimit_service.runtime.decision_log import DecisionLogWriter
+from ratelimit_service.runtime.decision_scribe import DecisionScribe
 from ratelimit_service.runtime.exporting import Exporting, check_free
 from ratelimit_service.runtime.handover import Handover
 from ratelimit_service.runtime.signals import Signals, hold_signals, log
@@ -79,6 +80,7 @@ class _Supervisor:
         self._guests = Guests(settings.max_connections, settings.max_connections_per_peer)
         self._otlp = Otlp(settings)
         self._decision_log = DecisionLogWriter(settings, self._stats, self._health)
+        self._scribe = DecisionScribe(settings, self._stats, self._decision_log.take)
         self._workers = Workers(
             settings,
             count,
@@ -90,7 +92,7 @@ class _Supervisor:
             self._other_version,
             self._certificates.grpc,
             self._otlp.send_spans,
-            self._decision_log.take,
+            self._scribe.hear,
         )
         self._grpc: list[socket.socket] = []
         self._http: list[socket.socket] = []
@@ -141,6 +143,7 @@ class _Supervisor:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._otlp.running())
             await stack.enter_async_context(self._decision_log.running())
+            await stack.enter_async_context(self._scribe.running())
             stack.callback(self._close_grpc)
             if former is not None:
                 await self._resume(former)
@@ -299,6 +302,7 @@ class _Supervisor:
         await asyncio.sleep(_NOTICED_SECONDS)
         await self._exporting.stop()
         await self._otlp.stop()
+        await self._scribe.stop()
         self._decision_log.stop()  # what workers send from now on is for the next image
         counts = await self._counted()  # nobody adds to it any more
         rules = self._rules.leave()

@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 _REPORT_SECONDS = 5.0
 """How often it reports its counts without being asked. If it dies, only later counts are lost."""
 
-_MOST_LINES_WAITING = 1 << 20
+_MOST_DECISIONS_WAITING = 1 << 20
 """Bytes of decisions and reports that may wait for the supervisor."""
 
 _REPORTED_AT_ONCE = 100
@@ -282,11 +282,11 @@ class _Worker:
 
     # What we say
 
-    def _send_decisions(self, lines: bytes, _: int) -> bool:
-        """Sends lines of the decision log, unless the supervisor is too busy to take them."""
-        if self._channel.waiting > _MOST_LINES_WAITING:
+    def _send_decisions(self, packet: bytes) -> bool:
+        """Sends decisions for the log, unless the supervisor is too busy to take them."""
+        if self._channel.waiting > _MOST_DECISIONS_WAITING:
             return False
-        self._channel.send(MessageKind.DECISIONS, lines)
+        self._channel.send(MessageKind.DECISIONS, packet)
         return True
 
     def _tell_soon(self) -> None:

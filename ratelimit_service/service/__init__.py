@@ -2,7 +2,12 @@
 
 from ratelimit_service.limiter import DecidedBy
 from ratelimit_service.service.at_hand import Ready
-from ratelimit_service.service.callers import CALLER_HEADERS, REQUEST_ID, CallOrigin, Headers
+from ratelimit_service.service.callers import (
+    CALLER_HEADERS,
+    REQUEST_ID,
+    CallOrigin,
+    Headers,
+)
 from ratelimit_service.service.patience import counted_until
 from ratelimit_service.service.records import DecidedBatch, DecisionRecord, Listener
 from ratelimit_service.service.refusal import Answer, Refusal

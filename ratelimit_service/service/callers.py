@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-__all__ = ["CALLER_HEADERS", "REQUEST_ID", "CallOrigin", "Headers"]
+__all__ = ["CALLER_HEADERS", "REQUEST_ID", "CallOrigin", "Headers", "PackedOrigin"]
 
 Headers = Sequence[tuple[bytes, bytes]]
 """Those headers of a call that tell something of its caller: names in small letters, and values."""
+
+PackedOrigin = str | tuple[str, bytes] | tuple[str, list[tuple[bytes, bytes]]]
+"""Who made a call, in a few plain values: the address at the other end, and with it the header
+block or the headers, if any tell something."""
 
 REQUEST_ID: Final = b"x-request-id"
 
@@ -36,21 +40,27 @@ class CallOrigin:
 
     __slots__ = ("_block", "_headers", "_read", "peer")
 
-    def __init__(self, peer: str = "", headers: Headers = ()) -> None:
+    def __init__(
+        self,
+        peer: str = "",
+        headers: Headers = (),
+        block: bytes = b"",
+        read: Callable[[bytes], Headers] | None = None,
+    ) -> None:
+        """With `read` the headers are read from a block, when somebody asks for them.
+
+        The block must be known to be well-formed, and to depend on no other.
+        """
         self.peer = peer
         self._headers = headers
-        self._read: Callable[[bytes], Headers] | None = None
-        self._block = b""
+        self._read = read
+        self._block = block
 
-    @classmethod
-    def with_block(cls, peer: str, block: bytes, read: Callable[[bytes], Headers]) -> CallOrigin:
-        """One whose headers are read from this block, which must be known to be well-formed.
-
-        They are read when somebody asks for them: of most calls nobody does.
-        """
-        caller = cls(peer)
-        caller._block, caller._read = block, read
-        return caller
+    def packed(self) -> PackedOrigin:
+        """The same for another process, which can read the block by itself."""
+        if self._read is not None:
+            return self.peer, self._block
+        return (self.peer, list(self._headers)) if self._headers else self.peer
 
     @property
     def headers(self) -> Headers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from ratelimit_service.limiter import DecidedBy, ground_of
 from ratelimit_service.model import Hit, Limit, Outcome, Override
@@ -14,6 +14,9 @@ from ratelimit_service.service.refusal import Answer
 from ratelimit_service.stores import BROKEN, Settled, Verdict
 
 __all__ = ["DecidedBatch", "DecisionRecord", "Listener", "is_denied", "record"]
+
+_WITHIN: Final = Verdict.WITHIN
+_ADMITTED: Final = Verdict.ADMITTED
 
 
 class DecisionRecord(NamedTuple):
@@ -93,6 +96,22 @@ class DecidedBatch:
         if self.settled is not None and isinstance(self.asked[place], Asked):
             verdict = self.settled[place].verdict
         return is_denied(self.answers[place], verdict)
+
+    def denied_places(self) -> list[int]:
+        """The places of the requests that did not pass."""
+        if self.records is not None or self.settled is None:
+            return [place for place in range(len(self.bodies)) if self.denied(place)]
+        asked = self.asked
+        return [
+            place
+            for place, (answer, each) in enumerate(zip(self.answers, self.settled, strict=True))
+            if (
+                each[1] is not _WITHIN
+                and each[1] is not _ADMITTED
+                and isinstance(asked[place], Asked)
+            )
+            or not isinstance(answer, bytes)
+        ]
 
     def record(self, place: int) -> DecisionRecord:
         """The record of the request at this place."""

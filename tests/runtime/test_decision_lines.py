@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from ratelimit_service import wire
 from ratelimit_service.model import FailurePolicy, Request
 from ratelimit_service.observer import Stats
 from ratelimit_service.runtime.decision_lines import DecisionLines
+from ratelimit_service.runtime.decision_packets import DecisionPackets, decisions_in
 from ratelimit_service.service import CallOrigin, DecidedBatch, Service
 from ratelimit_service.service.decision_line import Circumstances, HashValue, line_of
 from ratelimit_service.settings import Settings
@@ -42,11 +44,20 @@ class Batches(Heard):
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self.told: list[tuple[int, DecidedBatch, int]] = []
+        self.told: list[tuple[int, DecidedBatch, Sequence[int]]] = []
 
     def hear(self, decided: DecidedBatch) -> None:
-        moment = 1_760_000_000_000_000 + 1_000_003 * (len(self.told) // 9)
-        self.told += [(moment, decided, place) for place in range(len(decided.bodies))]
+        moment = 1_760_000_000_000_000 + 1_000_003 * (len(self.told) // 3)
+        self.told.append((moment, decided, range(len(decided.bodies))))
+
+    @property
+    def number(self) -> int:
+        return len(list(self.each()))
+
+    def each(self) -> Iterator[tuple[int, DecidedBatch, int]]:
+        for moment, decided, places in self.told:
+            for place in places:
+                yield moment, decided, place
 
 
 @pytest.mark.parametrize("store", ["memory", "redis", "away"])
@@ -83,9 +94,11 @@ async def test_lines_of_many_are_the_lines_of_each(
     def shard_of(hit: object) -> str:
         return "" if store == "memory" else f"there:{hash(hit) % 2}"
 
-    lines = DecisionLines(0.5, 1, hashed, store, shard_of).of(batches.told)
+    packet = DecisionPackets(0.5, 1, hashed, store, shard_of).of(batches.told, batches.number)
+    assert decisions_in(packet) == batches.number
+    lines = DecisionLines(hashed).of(packet).decode()
     alone = []
-    for at_us, decided, place in batches.told:
+    for at_us, decided, place in batches.each():
         record = decided.record(place)
         request_id = trace_id = ""
         if record.caller is ORIGINS[2]:

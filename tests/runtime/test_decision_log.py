@@ -18,9 +18,11 @@ from ratelimit_service.model import FailurePolicy, Request
 from ratelimit_service.observer import Stats
 from ratelimit_service.replay.denials import decisions_about
 from ratelimit_service.runtime.decision_feed import DecisionFeed
+from ratelimit_service.runtime.decision_lines import DecisionLines
 from ratelimit_service.runtime.decision_log import DecisionLogWriter
+from ratelimit_service.runtime.decision_packets import decisions_in
 from ratelimit_service.service import AT_ONCE, CallOrigin, DecidedBatch, DecisionRecord
-from ratelimit_service.service.decision_key import hash_of
+from ratelimit_service.service.decision_key import hash_of, read_key
 from ratelimit_service.service.decision_line import hashed_value
 from ratelimit_service.settings import Settings
 from tests.servers.process import PATIENCE_SECONDS
@@ -52,13 +54,15 @@ class Feeding:
         self.sent: list[bytes] = []
         self.room = True
         set_up = Settings(decision_log="x", **settings)
+        self.scribe = DecisionLines(hash_of(read_key(set_up.decision_log_key_file)))
         service, stats = self.asking.service, self.asking.stats
         self.feed = DecisionFeed.attach(set_up, service, stats, self.send, lambda _: "there:6379")
 
-    def send(self, data: bytes, lines: int) -> bool:
-        assert data.count(b"\n") == lines
+    def send(self, packet: bytes) -> bool:
+        lines = self.scribe.of(packet)
+        assert lines.count(b"\n") == decisions_in(packet)
         if self.room:
-            self.sent.append(data)
+            self.sent.append(lines)
         return self.room
 
     @property
@@ -273,10 +277,10 @@ async def test_failure_of_lines_ends_no_log(tmp_path: Path) -> None:
     loop.set_exception_handler(lambda _, context: faults.append(context["exception"]))
     fail = [True]
 
-    def send(data: bytes, lines: int) -> bool:
+    def send(packet: bytes) -> bool:
         if fail.pop() if fail else False:
             raise ValueError("a fault")
-        return feeding.send(data, lines)
+        return feeding.send(packet)
 
     feeding.feed = DecisionFeed.attach(
         Settings(decision_log="x"), feeding.asking.service, feeding.asking.stats, send

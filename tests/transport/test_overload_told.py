@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.runtime.decision_feed import DecisionFeed
+from ratelimit_service.runtime.decision_packets import decisions_in
 from ratelimit_service.service import CallOrigin, DecidedBy, DecisionRecord, Refusal, Traced
 from ratelimit_service.settings import Settings
 from ratelimit_service.transport.h2.overload import LOOKS
@@ -93,8 +94,8 @@ async def test_only_so_many_are_told_and_the_others_are_counted(tmp_path: Path) 
     ends = ends_of(tmp_path)
     sent: list[int] = []
 
-    def send(_: bytes, lines: int) -> bool:
-        sent.append(lines)
+    def send(packet: bytes) -> bool:
+        sent.append(decisions_in(packet))
         return True
 
     feed = DecisionFeed.attach(Settings(decision_log="x"), ends.service, ends.stats, send)

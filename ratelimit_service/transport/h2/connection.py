@@ -372,7 +372,7 @@ class Connection(Incoming):
             if self._nobody.peer != self.peer:
                 self._nobody = CallOrigin(self.peer)
             return self._nobody
-        return CallOrigin.with_block(self.peer, block, self._headers.caller_headers)
+        return CallOrigin(self.peer, (), block, self._headers.caller_headers)
 
     def _pass_calls(self, data: bytes, at: int, block: bytes) -> tuple[int, list[int]]:
         """Passes a run of calls that are not handed on; returns where it ends, and its streams.

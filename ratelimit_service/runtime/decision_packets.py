@@ -1,0 +1,212 @@
+"""Decisions on their way to the decision log, as the process that decides hands them on.
+
+What costs time there costs callers time. So of a usual denial only what is known anyway is packed:
+the bytes of its request and of its headers, and once for all denials alike what they have in
+common. Lines are made of it in another process (`decision_lines`). What must not live here: which
+decisions are written down (`decision_feed`).
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from ratelimit_service.limiter import CompiledRule, DecidedBy
+from ratelimit_service.model import SECOND_US, Hit, Outcome
+from ratelimit_service.service.asked import Asked
+from ratelimit_service.service.callers import CallOrigin, PackedOrigin
+from ratelimit_service.service.decision_line import (
+    Circumstances,
+    HashValue,
+    beginning,
+    decider_part,
+    line_of,
+    place_part,
+)
+from ratelimit_service.service.records import DecidedBatch
+from ratelimit_service.stores import Settled, Verdict
+from ratelimit_service.telemetry.parents import parent_of, request_id_of
+
+__all__ = ["ChosenDecisions", "DecisionPackets", "Run", "decisions_in", "unpacked"]
+
+_VERSION: Final = b"\x01"
+"""Of packets. Another version of the program may make them for the moments of a restart."""
+
+_MARSHAL: Final = 4
+"""The version of what marshal writes, which all of Python's since 3.4 read."""
+
+_COUNT_BYTES: Final = 4
+"""A packet begins with the number of its decisions, and its version."""
+
+ChosenDecisions = tuple[int, DecidedBatch, Sequence[int]]
+"""When decisions were made, with which others, and their places among these."""
+
+Run = tuple[str, str, list[bytes], list[PackedOrigin]]
+"""Lines that differ in what was asked and by whom: how each begins, what stands behind what was
+asked, the requests, and who made them."""
+
+_DENIED: Final = Verdict.DENIED
+_COUNT: Final = f',"code":"OVER_LIMIT","by":"{DecidedBy.COUNT}","descriptor":'
+_CACHE: Final = f',"code":"OVER_LIMIT","by":"{DecidedBy.LOCAL_CACHE}","descriptor":'
+
+
+def decisions_in(packet: bytes) -> int:
+    """How many decisions a packet has."""
+    return int.from_bytes(packet[:_COUNT_BYTES], "big")
+
+
+def unpacked(packet: bytes) -> tuple[str, list[str | Run]]:
+    """How each line of a packet's runs ends, and its lines and runs in their order.
+
+    Raises ValueError if it is of another version.
+    """
+    rest = packet[_COUNT_BYTES:]
+    if not rest.startswith(_VERSION):
+        raise ValueError(f"decisions are packed in version {rest[:1]!r}, not {_VERSION!r}")
+    found: tuple[str, list[str | Run]] = marshal.loads(rest[1:])  # noqa: S302 -- our processes'
+    return found
+
+
+class DecisionPackets:
+    """Makes packets of decisions."""
+
+    def __init__(
+        self,
+        denied: float,
+        allowed: float,
+        hashed: HashValue | None,
+        store: str,
+        shard_of: Callable[[Hit], str],
+    ) -> None:
+        """Such parts of all decisions are written down. `store` is the kind of store."""
+        self._denied = denied
+        self._allowed = allowed
+        self._hashed = hashed
+        self._store = store
+        self._shard_of = shard_of
+        self._end = "}\n" if hashed is None else ',"hashed":true}\n'
+        if denied != 1:
+            self._end = f',"sample":{denied}{self._end}'
+
+    def of(self, decisions: Sequence[ChosenDecisions], count: int) -> bytes:
+        """A packet of so many decisions."""
+        found: list[str | Run] = []
+        for at_us, decided, places in decisions:
+            if decided.settled is None:
+                found += [self._line(at_us, decided, place) for place in places]
+            else:
+                self._add(found, at_us, decided, places, decided.settled)
+        head = count.to_bytes(_COUNT_BYTES, "big") + _VERSION
+        return head + marshal.dumps((self._end, found), _MARSHAL)
+
+    def _add(
+        self,
+        found: list[str | Run],
+        at_us: int,
+        decided: DecidedBatch,
+        places: Sequence[int],
+        settled: Sequence[Settled],
+    ) -> None:
+        """Adds decisions that were made together: usual denials as runs, others as lines."""
+        all_asked, answers, all_bodies = decided.asked, decided.answers, decided.bodies
+        origins, no_shards = decided.origins, self._store == "memory"
+        bodies: list[bytes] = []
+        callers: list[PackedOrigin] = []
+        rule: CompiledRule | None = None
+        outcome: Outcome | None = None
+        origin: CallOrigin | None = None
+        caller: PackedOrigin = ""
+        by, shard = -1, ""
+        known_by_cache = False
+        for place in places:
+            asked = all_asked[place]
+            outcomes, verdict, deciding, cached = settled[place]
+            if (
+                verdict is not _DENIED
+                or deciding < 0
+                or not isinstance(asked, Asked)
+                or asked.limits is None
+                or not isinstance(answers[place], bytes)
+            ):
+                found.append(self._line(at_us, decided, place))
+                rule = None
+                continue
+            its_rule, _, hits = asked.plans[deciding]
+            its_outcome = outcomes[deciding]
+            if its_rule is not rule or its_outcome != outcome or deciding != by or not no_shards:
+                if (
+                    its_outcome is None
+                    or its_outcome.local
+                    or its_rule.declared is None
+                    or len(hits) != 1
+                ):
+                    found.append(self._line(at_us, decided, place))
+                    rule = None
+                    continue
+                its_shard = "" if no_shards else self._shard_of(hits[0])
+            else:
+                its_shard = shard
+            if (
+                its_rule is not rule
+                or its_outcome != outcome
+                or deciding != by
+                or its_shard != shard
+                or cached is not known_by_cache
+            ):
+                rule, outcome, by = its_rule, its_outcome, deciding
+                shard, known_by_cache = its_shard, cached
+                bodies, callers = [], []
+                told = self._told(decided, rule, hits[0], by, its_outcome, shard, cached)
+                found.append((beginning(at_us), told, bodies, callers))
+            bodies.append(all_bodies[place])
+            if origins is not None and origins[place] is not origin:
+                origin = origins[place]
+                caller = origin.packed()
+            callers.append(caller)
+
+    def _told(
+        self,
+        decided: DecidedBatch,
+        rule: CompiledRule,
+        hit: Hit,
+        by: int,
+        outcome: Outcome | None,
+        shard: str,
+        cached: bool,
+    ) -> str:
+        """What a line says behind what was asked, up to who asked it."""
+        declared, limit = rule.declared, rule.limits[0].limit
+        assert declared is not None  # noqa: S101 -- by who asks
+        assert outcome is not None  # noqa: S101
+        used = max(0, hit.spec.limit - outcome.remaining)
+        told = (
+            f"{_CACHE if cached else _COUNT}{by}"
+            f"{decider_part(declared.path, declared.source, limit, self._hashed)}"
+            f',"used":{used},"remaining":{outcome.remaining}'
+            f',"reset_seconds":{outcome.reset_us / SECOND_US}'
+        )
+        if self._store:
+            told += "," + place_part(self._store, shard)
+        if decided.took_us >= 0:
+            told += f',"duration_seconds":{decided.took_us / SECOND_US}'
+        return told
+
+    def _line(self, at_us: int, decided: DecidedBatch, place: int) -> str:
+        """The line of any decision."""
+        record = decided.record(place)
+        peer = request_id = trace_id = shard = ""
+        if record.caller is not None:
+            peer, headers = record.caller.peer, record.caller.headers
+            if headers:
+                request_id, trace_id = request_id_of(headers), parent_of(headers).trace_id
+        if record.hit is not None:
+            shard = self._shard_of(record.hit)
+        line = line_of(
+            record,
+            at_us,
+            self._denied if record.denied else self._allowed,
+            self._hashed,
+            Circumstances(peer, request_id, trace_id, self._store, shard),
+        )
+        return line + "\n"
