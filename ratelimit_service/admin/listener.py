@@ -17,7 +17,7 @@ from ratelimit_service.admin.access import Access, Refused, set_session
 from ratelimit_service.admin.console import PAGE_HEADERS, console_files
 from ratelimit_service.admin.doors import BODY_SECONDS
 from ratelimit_service.admin.port import SAFE_HEADERS, Port, shown
-from ratelimit_service.admin.route import Actor, AdminRequest, Operating, Role, Route
+from ratelimit_service.admin.route import Actor, AdminRequest, Operating, Role, Route, Written
 from ratelimit_service.admin.routes.registry import routes
 from ratelimit_service.admin.session import COOKIE, Session
 from ratelimit_service.errors import StatusCode
@@ -74,7 +74,7 @@ class AdminListener(Port):
             return _failed(_HTTP_STATUS.get(error.code, 500), str(error))
         if isinstance(found, web.StreamResponse):
             return found
-        return _json(200, found)
+        return _written(200, found.text) if isinstance(found, Written) else _json(200, found)
 
     async def _page(self, request: web.Request) -> web.Response:
         """A file of the console: it is no secret."""
@@ -148,9 +148,12 @@ async def _body(request: web.Request) -> Mapping[str, object]:
 
 
 def _json(status: int, found: object) -> web.Response:
-    text = json.dumps(found) + "\n"
+    return _written(status, json.dumps(found))
+
+
+def _written(status: int, text: str) -> web.Response:
     return web.Response(
-        status=status, text=text, content_type="application/json", headers=SAFE_HEADERS
+        status=status, text=f"{text}\n", content_type="application/json", headers=SAFE_HEADERS
     )
 
 

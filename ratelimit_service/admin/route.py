@@ -1,8 +1,9 @@
 """What a route of the admin listener is, and what its handler gets.
 
 To add routes, write a file in `routes/` with a function `routes(operating)` that returns them, and
-add a line to `routes/registry`. A handler gets an `AdminRequest` and returns what JSON can say, or
-a response of its own. It finds all that it may need in its `Operating`:
+add a line to `routes/registry`. A handler gets an `AdminRequest` and returns what JSON can say,
+what it has written as JSON itself, a piece at a time as it is large (`Written`), or a response of
+its own. It finds all that it may need in its `Operating`:
 
 * settings, rules (`snapshot`), health and stats of the process that was started;
 * the store, counters, plans and sketches by a question: `operating.ask(NAME, about)` has one of
@@ -33,7 +34,7 @@ from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.questions import About, Deciding, answered, asked, told
 from ratelimit_service.settings import Settings
 
-__all__ = ["Actor", "AdminRequest", "Deciders", "Here", "Operating", "Role", "Route"]
+__all__ = ["Actor", "AdminRequest", "Deciders", "Here", "Operating", "Role", "Route", "Written"]
 
 
 class Role(StrEnum):
@@ -54,6 +55,12 @@ class Actor(NamedTuple):
     name: str
     role: Role
     address: str
+
+
+class Written(NamedTuple):
+    """JSON that is written down already."""
+
+    text: str
 
 
 class AdminRequest(NamedTuple):

@@ -219,6 +219,29 @@ descriptors:
     assert any("bad.yaml:2:1" in problem["text"] for problem in tree["problems"])
 
 
+async def test_large_trees(start_site: StartSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of very many rules the first 2,000 are told, and that there are more; none in one go."""
+    rule = "{key: user, value: '%d', rate_limit: {unit: day, requests_per_unit: 2}}"
+    both = "[{key: a, descriptors: [%s]}, {key: b, rate_limit: {unlimited: true}}]"
+    rules = both % ", ".join(rule % number for number in range(2_100))
+    site = await start_site(rules=f"{{domain: edge, descriptors: {rules}}}")
+    longest = [0]
+    dumps = json.dumps
+
+    def noted(told: object) -> str:
+        text = dumps(told)
+        longest[0] = max(longest[0], len(text))
+        return text
+
+    monkeypatch.setattr(json, "dumps", noted)
+    tree: Any = await site.told("/tree")
+
+    (domain,) = tree["domains"]
+    assert [each["way"][1] for each in domain["rules"]] == [["user", str(n)] for n in range(2_000)]
+    assert (tree["more"], tree["unserved"], tree["problems"]) == (True, [], [])
+    assert longest[0] < 1_000
+
+
 async def test_explains(admin: AdminSite) -> None:
     """Which rule a descriptor meets is told step by step; what is none is told with its form."""
     found = await admin.told("/explain?domain=edge&descriptor=user%3Dbob")

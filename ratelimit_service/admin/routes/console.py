@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
@@ -10,7 +11,7 @@ from aiohttp import web
 
 from ratelimit_service.admin.doors import WRITE_SECONDS
 from ratelimit_service.admin.feed import Feed
-from ratelimit_service.admin.route import AdminRequest, Operating, Route
+from ratelimit_service.admin.route import AdminRequest, Operating, Route, Written
 from ratelimit_service.clock import now_us
 from ratelimit_service.descriptor_text import DescriptorTextError, read_descriptor
 from ratelimit_service.errors import StatusCode
@@ -88,13 +89,14 @@ async def _watch(operating: Operating, feed: Feed, request: web.Request) -> web.
     return response
 
 
-async def _tree(operating: Operating) -> object:
-    """Each domain with its rules in the order of the files."""
+async def _tree(operating: Operating) -> Written:
+    """Each domain with its rules in the order of the files, written down rule by rule."""
     snapshot = operating.snapshot()
-    domains: list[dict[str, object]] = []
+    parts: list[str] = []
     remaining = _MOST_RULES
     for name in sorted(snapshot.domains):
-        rules: list[object] = []
+        parts.append(f'{"," if parts else ""}{{"domain":{json.dumps(name)},"rules":[')
+        comma = ""
         async for way in slowly(ways(snapshot.domains[name].root.nodes)):
             rule = way[-1].rule
             if rule is None:
@@ -102,27 +104,23 @@ async def _tree(operating: Operating) -> object:
             if not remaining:
                 break
             remaining -= 1
-            rules.append(
-                {
-                    "rule": rule.path,
-                    "way": [[node.key, node.value] for node in way],
-                    "source": str(rule.source),
-                    "limits": [limit_text(limit) for limit in rule.limits],
-                    "shadow": rule.shadow_mode,
-                    "quota": rule.quota_mode,
-                }
-            )
-        domains.append({"domain": name, "rules": rules})
+            told = {
+                "rule": rule.path,
+                "way": [[node.key, node.value] for node in way],
+                "source": str(rule.source),
+                "limits": [limit_text(limit) for limit in rule.limits],
+                "shadow": rule.shadow_mode,
+                "quota": rule.quota_mode,
+            }
+            parts.append(comma + json.dumps(told))
+            comma = ","
+        parts.append("]}")
     problems = [
         {"text": str(each), "hint": each.hint, "tolerated": each.tolerated}
         for each in operating.problems()[:_MOST_PROBLEMS]
     ]
-    return {
-        "domains": domains,
-        "unserved": sorted(snapshot.unserved),
-        "problems": problems,
-        "more": not remaining,
-    }
+    rest = {"unserved": sorted(snapshot.unserved), "problems": problems, "more": not remaining}
+    return Written(f'{{"domains":[{"".join(parts)}],{json.dumps(rest)[1:]}')
 
 
 def _explained(operating: Operating, query: Mapping[str, str]) -> object:
