@@ -14,7 +14,7 @@ from ratelimit_service.observer import Tally
 from ratelimit_service.rules.tree import Rule
 from ratelimit_service.stores.keys import CounterNames
 
-__all__ = ["CompiledLimit", "CompiledRule", "Kind", "Plan"]
+__all__ = ["CompiledLimit", "CompiledRule", "Era", "Kind", "Plan"]
 
 
 class Kind(Enum):
@@ -46,6 +46,10 @@ class CompiledLimit(NamedTuple):
     soft: int
     near_limit: int
     near_remaining: int
+
+
+class Era:
+    """For which snapshot, and by which compiler, a rule was compiled: it holds there only."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +84,7 @@ class CompiledRule:
     """Whether this is of descriptors with a value that is to be grouped and is no address."""
     overrides: tuple[Override, ...] = ()
     """What an operator has decided that makes it differ from the rule."""
+    era: Era | None = None
 
 
 class Plan(NamedTuple):

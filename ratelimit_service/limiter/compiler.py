@@ -7,20 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Final
 
 from ratelimit_service.algorithms import capacity_of, soft_of, spec_of
 from ratelimit_service.limiter.additions import speaking, wanted
-from ratelimit_service.limiter.compiled import CompiledLimit, CompiledRule, Kind
+from ratelimit_service.limiter.compiled import CompiledLimit, CompiledRule, Era, Kind
 from ratelimit_service.limiter.near import near_threshold
 from ratelimit_service.limiter.usual import is_usual, stands_alone
 from ratelimit_service.model import CounterSpec, Denied, FailurePolicy, Limit, Mode, address_of
 from ratelimit_service.observer import Tally
 from ratelimit_service.rules.match import Match
-from ratelimit_service.rules.tree import Domain, Rule, Snapshot
+from ratelimit_service.rules.tree import Domain, Node, Rule, Snapshot
 from ratelimit_service.settings import Settings
+from ratelimit_service.spread import Table, spread
 from ratelimit_service.stores.keys import CounterNames
 
 __all__ = ["Compiler"]
+
+_MOST_LIMITS: Final = 1_000
+"""So many that differ are shared; beyond that sharing begins anew."""
 
 
 class Compiler:
@@ -36,33 +41,49 @@ class Compiler:
         """Whether any rule that was met puts denied requests into a queue."""
         self._snapshot = 0
         self._minute = 0
-        self._rules: dict[object, CompiledRule] = {}
-        """By rule or tally; with `True` those of descriptors that are stray."""
+        self._era = Era()
+        """What tells the compiled rules of this snapshot, by this compiler, from all others."""
+        self._limits: dict[object, tuple[CompiledLimit, ...]] = {}
+        """By what they follow from, so that rules with equal limits share them."""
+        self._rules: Table[object, CompiledRule] = {}
+        """Those that do not stand at a rule's node, by tally; with `True` those of descriptors that
+        are stray."""
         self._old: list[dict[object, CompiledRule]] = []
-        """Compiled rules of earlier snapshots. To free them all at once would take too long."""
+        """What was in such tables for earlier snapshots. To free it at once would take too long."""
 
     def renew(self, snapshot: Snapshot) -> None:
         """Starts anew if this is another snapshot than the last."""
         if snapshot.number != self._snapshot:
             self._snapshot = snapshot.number
             self._minute = snapshot.minute
-            self._old.append(self._rules)
+            self._old += [self._rules] if isinstance(self._rules, dict) else self._rules.parts
             self._rules = {}
+            self._limits = {}
+            self._era = Era()
 
-    def rule(self, domain: Domain, rule: Rule, metric_value: str = "") -> CompiledRule:
-        """A rule of the tree; with a value it has a tally of its own, if the rule has room."""
+    def rule(self, domain: Domain, node: Node, metric_value: str = "") -> CompiledRule:
+        """A node's rule; with a value it has a tally of its own, if the rule has room."""
+        if not metric_value:
+            compiled = node.compiled
+            if isinstance(compiled, CompiledRule) and compiled.era is self._era:
+                return compiled
+        rule = node.rule
+        assert rule is not None  # noqa: S101 -- whoever asks has met it
         # A rule has a bounded number of tallies, whatever its values.
-        tally = rule.tallies.of(metric_value) if metric_value else None
-        compiled = self._rules.get(tally or rule)
-        if compiled is None:
-            compiled = self._compile(domain, rule, tally or rule.tallies.of())
-            self._rules[tally or rule] = compiled
-            self._let_go()
-        return compiled
+        tally = rule.tallies.of(metric_value)
+        if metric_value:
+            known = self._rules.get(tally)
+            if known is None:
+                known = self._keep(tally, self._compile(domain, rule, tally))
+            return known
+        found = self._compile(domain, rule, tally)
+        node.keep_compiled(found)
+        return found
 
-    def matched(self, domain: Domain, rule: Rule, found: Match) -> CompiledRule:
-        """The rule that a descriptor meets."""
-        compiled = self.rule(domain, rule, found.metric_value)
+    def matched(self, domain: Domain, found: Match) -> CompiledRule:
+        """The rule that a descriptor meets, which meets one."""
+        assert found.node is not None  # noqa: S101 -- it has a rule
+        compiled = self.rule(domain, found.node, found.metric_value)
         stray = found.stray
         if compiled.groups and not stray:
             last = len(found.identity) - 1
@@ -89,7 +110,7 @@ class Compiler:
                 rule.groups,
                 True,
             )
-            self._rules[rule.tally, True] = compiled
+            self._keep((rule.tally, True), compiled)
         return compiled
 
     def unmatched(self, domain: Domain) -> CompiledRule:
@@ -98,7 +119,7 @@ class Compiler:
         compiled = self._rules.get(tally)
         if compiled is None:
             compiled = CompiledRule(Kind.NO_RULE, tally=tally, says=self.no_rule.says)
-            self._rules[tally] = compiled
+            self._keep(tally, compiled)
         return compiled
 
     def override(self, domain: Domain, limit: Limit) -> CompiledRule:
@@ -113,13 +134,16 @@ class Compiler:
         says = self._says(None, ())
         return CompiledRule(Kind.UNSERVED, policy=self._settings.failure_policy, says=says)
 
-    def _let_go(self) -> None:
-        """Lets go of two old rules for each new one, so that they cannot pile up."""
+    def _keep(self, key: object, compiled: CompiledRule) -> CompiledRule:
+        """Keeps one, and lets go of two old ones, so that these cannot pile up."""
+        self._rules[key] = compiled
+        self._rules = spread(self._rules)
         for _ in range(2):
             if self._old and not self._old[-1]:
                 self._old.pop()
             if self._old and self._old[-1]:
                 self._old[-1].popitem()
+        return compiled
 
     def _compile(self, domain: Domain, rule: Rule, tally: Tally) -> CompiledRule:
         settings = self._settings
@@ -135,6 +159,7 @@ class Compiler:
                 tally=tally,
                 independent=self._independent(rule),
                 says=self._says(rule, ()),
+                era=self._era,
             )
         self.enqueues = self.enqueues or rule.enqueue
         mode = Mode.ENFORCED
@@ -158,7 +183,7 @@ class Compiler:
     ) -> CompiledRule:
         settings = self._settings
         always = settings.quota_mode or settings.count_denied or (rule and rule.quota_mode)
-        compiled = tuple(self._limit(domain, limit, always=bool(always)) for limit in limits)
+        compiled = self._compiled_limits(domain, tuple(limits), always=bool(always))
         return CompiledRule(
             Kind.COUNTED,
             rule,
@@ -173,10 +198,24 @@ class Compiler:
             self._says(rule, limits),
             any(each.spec.algorithm.leases for each in compiled),
             any(limit.grouping is not None for limit in limits),
+            era=self._era,
         )
 
     def _says(self, rule: Rule | None, limits: Sequence[Limit]) -> int:
         return speaking(self.additions, self._settings, rule, limits)
+
+    def _compiled_limits(
+        self, domain: Domain, limits: tuple[Limit, ...], *, always: bool
+    ) -> tuple[CompiledLimit, ...]:
+        """One for all rules of a domain with equal limits: they stay in the processor's caches."""
+        key = domain.name, limits, always
+        found = self._limits.get(key)
+        if found is None:
+            found = tuple(self._limit(domain, limit, always=always) for limit in limits)
+            if len(self._limits) >= _MOST_LIMITS:  # callers bring limits of their own
+                self._limits = {}
+            self._limits[key] = found
+        return found
 
     def _limit(self, domain: Domain, limit: Limit, *, always: bool) -> CompiledLimit:
         spec = _spec(limit)

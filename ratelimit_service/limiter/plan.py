@@ -11,7 +11,7 @@ from ratelimit_service.limiter.compiled import CompiledRule, Kind, Plan
 from ratelimit_service.limiter.compiler import Compiler
 from ratelimit_service.model import Descriptor, Entry, FailurePolicy, Hit, Mode, Request
 from ratelimit_service.rules.match import Match, match, match_any_value
-from ratelimit_service.rules.tree import Domain, Rule, Snapshot
+from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
 from ratelimit_service.stores.keys import KeyStem
@@ -78,9 +78,10 @@ class Planner:
         ]
         replaced: set[str] = set()
         for found in matches:
-            met = found.rule if isinstance(found, Match) else None
+            if not isinstance(found, Match) or not (met := found.rule) or not met.replaces:
+                continue  # as nearly always
             # While none of its limits holds, a rule replaces no other.
-            if met and met.replaces and (met.unlimited or self._holds(domain, met)):
+            if met.unlimited or self._compiled(domain, found).limits:
                 replaced |= met.replaces
         plans = []
         for descriptor, found in zip(request.descriptors, matches, strict=True):
@@ -94,7 +95,7 @@ class Planner:
             elif found.rule is None or (replaced and replaced & found.rule.names):
                 plans.append(self._without(domain, found, addend))
             else:
-                plans.append(self._matched(domain, descriptor, found, found.rule, addend))
+                plans.append(self._matched(domain, descriptor, found, addend))
         if settings.quota_mode or any(planned.rule.mode is Mode.QUOTA for planned in plans):
             return _with_quotas(plans, settings)
         return plans
@@ -108,10 +109,10 @@ class Planner:
         """
         self.compiler.renew(snapshot)
         found = match(domain, entries, snapshot.minute)
-        met, identity, shared, _, _ = found
+        met, identity, shared, _, _, _ = found
         if met is None:
             return None if self._settings.quota_mode else Plan(self.compiler.unmatched(domain))
-        rule = self.compiler.matched(domain, met, found)
+        rule = self.compiler.matched(domain, found)
         if not rule.independent:
             return None
         if not rule.limits:
@@ -123,8 +124,8 @@ class Planner:
     ) -> PlanTemplate | None:
         """As `plan_alone` for all values of the last entry; None if they are not all alike."""
         self.compiler.renew(snapshot)
-        met = match_any_value(domain, entries, snapshot.minute)
-        rule = self.compiler.rule(domain, met) if met else self.compiler.no_rule
+        node = match_any_value(domain, entries, snapshot.minute)
+        rule = self.compiler.rule(domain, node) if node else self.compiler.no_rule
         if not rule.independent or len(rule.limits) != 1 or rule.groups:
             return None
         (limit,) = rule.limits
@@ -144,22 +145,21 @@ class Planner:
         )
         return PlanTemplate(rule, addend, limit.names.stem(entries), rest)
 
-    def _holds(self, domain: Domain, rule: Rule) -> bool:
-        """Whether any of a rule's limits holds now."""
-        return bool(self.compiler.rule(domain, rule).limits)
+    def _compiled(self, domain: Domain, found: Match) -> CompiledRule:
+        """The rule that a match has found, whatever the values."""
+        assert found.node is not None  # noqa: S101 -- it has found a rule
+        return self.compiler.rule(domain, found.node, found.metric_value)
 
     def _without(self, domain: Domain, found: Match, addend: int) -> Plan:
         """The plan of a descriptor whose rule is missing or replaced. Unlimited rules stay."""
         if found.rule is not None and found.rule.unlimited:
-            return Plan(self.compiler.rule(domain, found.rule, found.metric_value), addend)
+            return Plan(self._compiled(domain, found), addend)
         if found.rule is None:
             return Plan(self.compiler.unmatched(domain))
         return Plan(self.compiler.no_rule)
 
-    def _matched(
-        self, domain: Domain, descriptor: Descriptor, found: Match, rule: Rule, addend: int
-    ) -> Plan:
-        compiled = self.compiler.matched(domain, rule, found)
+    def _matched(self, domain: Domain, descriptor: Descriptor, found: Match, addend: int) -> Plan:
+        compiled = self.compiler.matched(domain, found)
         if not compiled.limits:
             return Plan(compiled, addend)
         refund = descriptor.is_negative_hits

@@ -128,10 +128,17 @@ class Node:
     """The minute, from the Unix epoch, in which it ends; None if it never does."""
     special: bool = field(init=False, default=False)
     """Whether what is counted, or shown in metrics, is another value than the entry's."""
+    compiled: object = field(init=False, default=None)
+    """What `keep_compiled` was given. It stands here and in no table, which would be large, and far
+    from what a match has just read."""
 
     def __post_init__(self) -> None:
         if self.share_threshold or self.value_to_metric or self.grouping is not None:
             object.__setattr__(self, "special", True)
+
+    def keep_compiled(self, compiled: object) -> None:
+        """Keeps what `limiter.compiler` has worked out of the rule. Nobody else looks at it."""
+        object.__setattr__(self, "compiled", compiled)
 
     @property
     def takes(self) -> tuple[tuple[str, str, bool], ...]:

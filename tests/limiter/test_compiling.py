@@ -7,7 +7,7 @@ import pytest
 from ratelimit_service.limiter.compiled import CompiledRule
 from ratelimit_service.limiter.compiler import Compiler
 from ratelimit_service.limiter.usual import is_usual, stands_alone
-from ratelimit_service.model import FailurePolicy, Limit, Unit
+from ratelimit_service.model import FailurePolicy, Limit, Mode, Unit
 from ratelimit_service.rules.tree import Rule, Snapshot
 from ratelimit_service.settings import Settings
 from tests.limiter.planned import domain
@@ -17,21 +17,21 @@ FIVE = "{unit: minute, requests_per_unit: 5}"
 
 def compiled(rule: str, settings: Settings | None = None) -> CompiledRule:
     here = domain(rule)
-    (declared,) = here.rules
-    return Compiler(settings or Settings()).rule(here, declared)
+    (node,) = here.root.nodes
+    return Compiler(settings or Settings()).rule(here, node)
 
 
 def test_compiled_once_for_a_snapshot() -> None:
     """A rule is compiled once while its snapshot is in force, and anew for the next."""
     here, compiler = domain(f"{{key: a, rate_limit: {FIVE}}}"), Compiler(Settings())
-    (rule,) = here.rules
+    (node,) = here.root.nodes
 
     compiler.renew(Snapshot(1, {"d": here}))
-    first = compiler.rule(here, rule)
+    first = compiler.rule(here, node)
     compiler.renew(Snapshot(1, {"d": here}))
-    again = compiler.rule(here, rule)
+    again = compiler.rule(here, node)
     compiler.renew(Snapshot(2, {"d": here}))
-    later = compiler.rule(here, rule)
+    later = compiler.rule(here, node)
 
     assert first is again
     assert first is not later
@@ -72,19 +72,45 @@ def test_near_is_a_share_of_the_limit() -> None:
         assert (limit.near_limit, limit.near_remaining) == (near, 10 - near)
 
 
+def test_equal_limits_are_compiled_once() -> None:
+    """Rules with equal limits share what follows from these, and others do not."""
+    limits = [FIVE, FIVE, "{unit: minute, requests_per_unit: 5, name: n}"]
+    here = domain(
+        *(f"{{key: a, value: v{at}, rate_limit: {limit}}}" for at, limit in enumerate(limits))
+    )
+    compiler = Compiler(Settings())
+
+    one, other, named = (compiler.rule(here, node) for node in here.root.nodes)
+
+    assert one is not other
+    assert one.limits is other.limits
+    assert [each.limits[0].limit.name for each in (one, named)] == ["", "n"]
+
+
+def test_each_compiler_for_itself() -> None:
+    """What one compiler made of a rule is not taken by another, with other settings."""
+    here = domain(f"{{key: a, rate_limit: {FIVE}}}")
+    (node,) = here.root.nodes
+    plain, quotas = Compiler(Settings()), Compiler(Settings(quota_mode=True))
+
+    modes = [compiler.rule(here, node).mode for compiler in (plain, quotas, plain)]
+
+    assert modes == [Mode.ENFORCED, Mode.QUOTA, Mode.ENFORCED]
+
+
 def test_values_have_tallies_of_their_own() -> None:
     """A rule with a metric for each value is compiled for each, on the same counters."""
     here, compiler = (
         domain(f"{{key: a, detailed_metric: true, rate_limit: {FIVE}}}"),
         Compiler(Settings()),
     )
-    (rule,) = here.rules
+    (node,) = here.root.nodes
 
-    one, other = compiler.rule(here, rule, "x"), compiler.rule(here, rule, "y")
+    one, other = compiler.rule(here, node, "x"), compiler.rule(here, node, "y")
 
     assert one.tally is not other.tally
     assert one.limits[0].spec is other.limits[0].spec
-    assert compiler.rule(here, rule, "x") is one
+    assert compiler.rule(here, node, "x") is one
 
 
 @pytest.mark.parametrize(
