@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import redis
@@ -23,11 +22,9 @@ from ratelimit_service.stores.local import Local
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.processes import PROCESSES
-from tests.machine.meaning import Alone, Away, Identity
 from tests.machine.ways import Way, until, well
 from tests.machine.world import Told, World
 from tests.servers.cluster import SLOTS, RedisCluster
-from tests.servers.redis import RedisServer
 from tests.stores.cases import T
 from tests.stores.redis_store import started
 
@@ -38,18 +35,22 @@ LEAST_LIFE_S = 0.9
 class InRedis(World):
     """In Redis: two processes, and keys that expire by the walk's clock instead of the server's."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, url: str, servers: Sequence[str]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        url: str,
+        servers: Sequence[str],
+        processes: int = 2,
+    ) -> None:
         super().__init__(loop)
         self._clients = [redis.Redis.from_url(server) for server in servers]
         self._expires: dict[bytes, int] = {}
         """When keys expire by the walk's clock."""
         self._places: dict[bytes, int] = {}
         """In which server they are."""
-        self.hits: dict[bytes, Hit] = {}
-        """The last hit on each key."""
         self._began = time.monotonic()
         """When the servers were asked last."""
-        self._stats = [Stats(), Stats()]
+        self._stats = [Stats() for _ in range(processes)]
         """What the store of each process counts of itself."""
         self._stores: Sequence[RedisStore] = ()
         self._stores = self.run(self._open(url))
@@ -95,7 +96,6 @@ class InRedis(World):
     def asked(self, told: Sequence[Told]) -> None:
         hits = [hit for one in told for hit in one.hits]
         self._places.update({hit.key: self.place(hit) for hit in hits})
-        self.hits.update({hit.key: hit for hit in hits})
         self.keep({hit.key for hit in hits})
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -148,24 +148,17 @@ class InRedis(World):
         keys = [key for key in self._clients[place].scan_iter() if isinstance(key, bytes)]
         return [key for key in keys if key != PROCESSES.encode()]
 
-    def find_way(self, way: Way, place: int, lost: str = "") -> bool:
-        """Opens the way to a server, and waits until all is told that was counted without it.
-
-        The first `call` that tells of it, or the `reply` to that, is lost with the connection.
-        Returns whether the server was told twice.
-        """
-        twice = False
-        if lost == "call":
-            self.run(way.find_in_vain())
-        elif lost == "reply":
-            twice = self.run(way.find_untold())
-        self.run(way.find())
+    def told(self, way: Way, place: int) -> None:
+        """Waits until all is told to a server that was counted without it."""
         self._began = time.monotonic()
         self.run(way.told())
         counters = self.counters_in(place)
         self._places.update(dict.fromkeys(counters, place))
         self.keep(counters)
-        return twice
+
+    async def forget_at(self, number: int, hit: Hit) -> None:
+        await self._stores[number].forget([hit])
+        self._expires.pop(hit.key, None)
 
     has_scripts = True
 
@@ -230,9 +223,15 @@ class InCluster(InRedis):
 
     settles_in_order = False
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, url: str, servers: Sequence[str]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        url: str,
+        servers: Sequence[str],
+        processes: int = 2,
+    ) -> None:
         """Nodes wait for each other for longer than a busy machine can make them."""
-        super().__init__(loop, url, servers)
+        super().__init__(loop, url, servers, processes)
         self._waited = [self._wait(client, "120000") for client in self._clients]
 
     def _wait(self, client: redis.Redis, timeout_ms: str) -> str:
@@ -249,156 +248,3 @@ class InCluster(InRedis):
 
     def place(self, hit: Hit) -> int:
         return RedisCluster.slot(hit.key) * 3 // SLOTS
-
-
-class Failing(InRedis):
-    """In a Redis that each of two processes can lose, and find again."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, server: RedisServer) -> None:
-        self._ways = [Way(server.port) for _ in range(2)]
-        super().__init__(loop, "", [server.url])
-
-    async def _open(self, url: str) -> list[RedisStore]:
-        stores = []
-        for way, stats in zip(self._ways, self._stats, strict=True):
-            stores.append(self._store(f"redis://127.0.0.1:{await way.proxy.start()}/0", stats))
-            await started(stores[-1])
-            (way.shard,) = stores[-1].shards
-        await until(lambda: all(way.shard.processes == len(stores) for way in self._ways))
-        return stores
-
-    def _lost(self, number: int) -> bool:
-        return self._ways[number].lost
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Ends with no reply under way: whoever is not listened to for a second counts as hung."""
-        found = super().run(work)
-        self.loop.run_until_complete(self._quiet())
-        return found
-
-    async def _quiet(self) -> None:
-        for way in self._ways:
-            await way.quiet()
-
-    def share(self, number: int) -> int:
-        """How many processes a process knows of."""
-        return self._ways[number].shard.processes
-
-    def lose(self, number: int) -> None:
-        """Cuts the way of a process."""
-        self.run(self._ways[number].lose())
-
-    def lose_next_reply(self, number: int, instead: bytes) -> None:
-        """Cuts the way of a process as soon as the server has counted."""
-        self._ways[number].lose_next_reply(instead)
-
-    def lose_no_reply(self, number: int) -> None:
-        """Leaves the way of a process as it is."""
-        self._ways[number].lose_no_reply()
-
-    def find(self, number: int, lost: str = "") -> bool:
-        """Opens the way again; returns whether the server was told twice."""
-        return self.find_way(self._ways[number], 0, lost)
-
-    def stores(self) -> Sequence[Store]:
-        for number, way in enumerate(self._ways):
-            if way.lost:
-                way.forget()
-                self.find(number)
-        return super().stores()
-
-    def close(self) -> None:
-        super().close()
-        for way in self._ways:
-            self.run(way.proxy.close())
-
-
-class LosingShards(InRing):
-    """In a ring of which each of two processes can lose single shards, and find them again."""
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, server: RedisServer, directory: Path
-    ) -> None:
-        self._ways = [[Way(server.port) for _ in range(3)] for _ in range(2)]
-        self._directory = directory
-        servers = [server.url.removesuffix("0") + str(number) for number in range(3)]
-        super().__init__(loop, "", servers)
-
-    async def _open(self, url: str) -> list[RedisStore]:
-        stores = []
-        for number, ways in enumerate(self._ways):
-            file = self._directory / f"shards-{number}.yaml"
-            lines = [
-                f"- {{name: shard-{place}, store: 'redis://127.0.0.1:{port}/{place}'}}"
-                for place, port in enumerate([await way.proxy.start() for way in ways])
-            ]
-            file.write_text("\n".join(["shards:", *lines]))
-            stores.append(self._store(f"file:{file}", self._stats[number]))
-            await started(stores[-1])
-            for shard in stores[-1].shards:
-                ways[int(shard.name.removeprefix("shard-"))].shard = shard
-        await until(lambda: all(way.shard.processes == len(stores) for way in self._all_ways))
-        return stores
-
-    @property
-    def _all_ways(self) -> list[Way]:
-        return [way for ways in self._ways for way in ways]
-
-    def _faults(self) -> list[int]:
-        found = super()._faults()
-        for number, ways in enumerate(self._ways if self._stores else ()):
-            lost = [way for way in ways if not (way.shard.available or way.lost)]
-            found[number] += len(lost) - self._stats[number].store_errors["disconnected"]
-        return found
-
-    def missing(self, number: int, hits: Sequence[Hit]) -> list[Away | None]:
-        """Which of these hits have their counters in a shard that a process has lost."""
-        found: list[Away | None] = []
-        for place in map(self.place, hits):
-            way = self._ways[number][place]
-            found.append(Away(number, place, way.shard.processes) if way.lost else None)
-        return found
-
-    def names_in(self, shard: int, keys: Mapping[Identity, bytes]) -> list[Identity]:
-        """The counters that a shard has."""
-        there = set(self.counters_in(shard))
-        return [name for name, key in keys.items() if key in there and not isinstance(name, Alone)]
-
-    def lost(self, number: int, shard: int) -> bool:
-        """Whether a process has lost a shard."""
-        return self._ways[number][shard].lost
-
-    def lose(self, number: int, shard: int) -> None:
-        """A process loses a shard."""
-        self.run(self._ways[number][shard].lose())
-
-    def lose_next_reply(self, number: int, shard: int) -> None:
-        """A process loses a shard as soon as that has counted."""
-        self._ways[number][shard].lose_next_reply(b"")
-
-    def lose_no_reply(self, number: int, shard: int) -> None:
-        self._ways[number][shard].lose_no_reply()
-
-    def empty(self, shard: int) -> None:
-        """A shard loses its data."""
-        self._clients[shard].flushdb()
-
-    def find(self, number: int, shard: int, lost: str = "") -> bool:
-        """A process finds a shard again; returns whether that was told twice."""
-        return self.find_way(self._ways[number][shard], shard, lost)
-
-    def forget_alone(self, number: int, shard: int, key: bytes) -> None:
-        """Drops a counter of a process that counts alone."""
-        self.run(self._ways[number][shard].forget_alone([self.hits[key]]))
-
-    def stores(self) -> Sequence[Store]:
-        for way in self._all_ways:
-            if way.lost:
-                way.forget()
-                self.find_way(way, 0)
-        return super().stores()
-
-    def close(self) -> None:
-        super().close()
-        for way in self._all_ways:
-            self.run(way.proxy.close())

@@ -11,9 +11,10 @@ from hypothesis.stateful import (
     rule,
 )
 
+from ratelimit_service.model import Hit
 from tests.machine import walk
 from tests.machine.answers import FAILED, Answer, Asked
-from tests.machine.meaning import Identity, Rule, Settings
+from tests.machine.meaning import Alone, Identity, Rule, Settings
 from tests.machine.model import Model
 from tests.machine.walk import Requested
 from tests.machine.world import DOMAIN, SEAMS, Told, World
@@ -44,6 +45,8 @@ class Machine(RuleBasedStateMachine):
         """What processes count that have lost their store."""
         self.keys: dict[Identity, bytes] = {}
         """The service's keys of the model's counters."""
+        self.hits: dict[bytes, Hit] = {}
+        """The last hit on each key."""
         self.leases: list[str] = []
         self.last: list[tuple[list[Asked], int]] = []
         """The last request."""
@@ -146,6 +149,7 @@ class Machine(RuleBasedStateMachine):
     def note_keys(self, one: Told) -> None:
         """Notes the keys of the counters that the model has just counted in."""
         self.keys.update(zip(self.model.last, [hit.key for hit in one.hits], strict=False))
+        self.hits.update({hit.key: hit for hit in one.hits})
 
     def expected(self, number: int, descriptors: list[Asked], hits: int, one: Told) -> Answer:
         """The model's answer to a request that a process was asked."""
@@ -180,6 +184,29 @@ class Machine(RuleBasedStateMachine):
         """Redis forgets its scripts, as a restart or SCRIPT FLUSH makes it do."""
         self.world.forget_scripts()
         self.ask_then(then)
+
+    @rule(which=st.integers(0, 9), process=st.integers(0, 1), then=walk.requested)
+    def reset(self, which: int, process: int, then: Requested) -> None:
+        """A counter is reset: "lets the counters of a descriptor start again, each atomically"."""
+        known = [name for name in self.model.counters if not isinstance(name, Alone)]
+        self.idle = not known
+        if self.idle:
+            return
+        self.reset_at(process % len(self.world.processes), known[which % len(known)])
+        if self.world.stood_still:
+            self.begin_anew()
+        else:
+            self.ask_then(then)
+
+    def reset_at(self, process: int, name: Identity) -> None:
+        done = self.world.reset(process, self.hits[self.keys[name]])
+        assert done == self.reaches(process, name), "a reset needs the counter's server"
+        if done:
+            del self.model.counters[name]
+
+    def reaches(self, process: int, name: Identity) -> bool:
+        """Whether a process can ask the server of a counter."""
+        return True
 
     def start_anew(self, one: Told) -> None:
         """Forgets what counts nothing now, but would if the clock stepped to where it counted.

@@ -10,7 +10,8 @@ from hypothesis.stateful import rule
 from ratelimit_service.model import CounterSpec
 from tests.machine import walk
 from tests.machine.answers import Answer, Asked, Counted, by_policy
-from tests.machine.in_redis import Cached, Failing, LosingShards
+from tests.machine.in_redis import Cached
+from tests.machine.losing import Failing, Losing
 from tests.machine.machine import Machine
 from tests.machine.meaning import Alone, Identity, Rule
 from tests.machine.model import Model
@@ -53,9 +54,11 @@ class FailingMachine(Machine):
             return super().expected(number, descriptors, hits, one)
         if self.policy == "local":
             alone.share = self.world.share(number)
-            known = alone.decide(self.now, descriptors, hits, one.lease, alone=True)
-            return by_policy(known)
-        return alone.without(descriptors, hits, self.policy)
+            known = by_policy(alone.decide(self.now, descriptors, hits, one.lease, alone=True))
+        else:
+            known = alone.without(descriptors, hits, self.policy)
+        self.model.last = alone.last
+        return known
 
     @rule(process=st.integers(0, 1), then=walk.requested)
     def lose(self, process: int, then: Requested) -> None:
@@ -64,6 +67,9 @@ class FailingMachine(Machine):
             self.world.lose(process)
             self.leave_alone(process)
         self.ask_then(then)
+
+    def reaches(self, process: int, name: Identity) -> bool:
+        return process not in self.alone
 
     def leave_alone(self, process: int) -> None:
         self.alone[process] = Model(DOMAIN, self.model.settings)
@@ -117,9 +123,15 @@ class FailingMachine(Machine):
         process=st.integers(0, 1),
         lost=st.sampled_from(["", "call", "reply"]),
         dice=st.integers(0, 3),
+        then=walk.requested,
     )
     def go_without(
-        self, requests: list[tuple[list[walk.Wish], int]], process: int, lost: str, dice: int
+        self,
+        requests: list[tuple[list[walk.Wish], int]],
+        process: int,
+        lost: str,
+        dice: int,
+        then: Requested,
     ) -> None:
         """A process loses its store, is asked, and finds it again. That is slow, so it is rare."""
         self.idle = dice > 0
@@ -130,29 +142,46 @@ class FailingMachine(Machine):
             self.leave_alone(process)
         for wishes, hits in requests:
             self.decide([([self.asked(wish) for wish in wishes], hits)], process)
-        self.find_again(process, lost)
+        self.find_again(process, lost, then)
 
-    @rule(process=st.integers(0, 1))
-    def find(self, process: int) -> None:
+    @rule(process=st.integers(0, 1), then=walk.requested)
+    def find(self, process: int, then: Requested) -> None:
         """A process finds its store again, and tells what it has counted without it."""
-        self.find_again(process, "")
+        self.find_again(process, "", then)
 
-    def find_again(self, process: int, lost: str) -> None:
+    def find_again(self, process: int, lost: str, then: Requested) -> None:
         """As `find`; the call in which the process tells, or the reply to it, may be lost.
 
         "If the reply to that is lost, it is told again": what had been counted counts twice.
+        A process that has lost its store again begins to count anew.
         """
-        alone = self.alone.pop(process, None)
-        self.idle = alone is None
-        if alone is not None:
+        self.idle = process not in self.alone
+        if self.idle:
+            return
+        owed = []
+        if lost:
+            alone = self.alone[process]
             if lost == "reply" and len(alone.counters) > MOST_TOLD_AT_ONCE:
                 lost = "call"
-            twice = self.world.find(process, lost)
-            for _ in range(1 + twice):
+            if self.world.find_in_vain(process, lost):
                 self.model.told(alone.counters, self.now)
-            self.model.latest = max(self.model.latest, alone.latest, self.now)
             if self.world.stood_still:
                 self.begin_anew()
+                return
+            if self.world.lost(process):
+                owed.append(alone)
+                stalls = self.world.stalls
+                self.leave_alone(process)
+                self.ask_then(then)
+                if self.world.stalls > stalls:
+                    return
+        owed.append(self.alone.pop(process))
+        self.world.find(process)
+        for each in owed:
+            self.model.told(each.counters, self.now)
+            self.model.latest = max(self.model.latest, each.latest, self.now)
+        if self.world.stood_still:
+            self.begin_anew()
 
 
 class LosingMachine(Machine):
@@ -161,7 +190,7 @@ class LosingMachine(Machine):
     Shards are as they were then, or empty.
     """
 
-    world: LosingShards
+    world: Losing
 
     def start(self, rules: list[Rule]) -> None:
         self.away: set[tuple[int, int]] = set()
@@ -187,9 +216,12 @@ class LosingMachine(Machine):
     def drop(self, name: Identity) -> None:
         if isinstance(name, Alone):
             del self.model.counters[name]
-            self.world.forget_alone(name.process, name.shard, self.keys[name])
+            self.world.forget_alone(name.process, name.shard, self.hits[self.keys[name]])
         else:
             super().drop(name)
+
+    def reaches(self, process: int, name: Identity) -> bool:
+        return not any(self.world.missing(process, [self.hits[self.keys[name]]]))
 
     @rule(wishes=st.lists(walk.wish, min_size=3, max_size=6), process=st.integers(0, 1))
     def ask_widely(self, wishes: list[walk.Wish], process: int) -> None:
@@ -199,6 +231,7 @@ class LosingMachine(Machine):
     @rule(shard=st.integers(0, 2), process=st.integers(0, 1), then=walk.requested)
     def lose(self, shard: int, process: int, then: Requested) -> None:
         """A process loses a shard."""
+        process %= len(self.world.processes)
         if (process, shard) not in self.away:
             self.away.add((process, shard))
             self.world.lose(process, shard)
@@ -207,6 +240,7 @@ class LosingMachine(Machine):
     @rule(wish=walk.wish, process=st.integers(0, 1), shard=st.integers(0, 2))
     def lose_the_reply(self, wish: walk.Wish, process: int, shard: int) -> None:
         """A process loses a shard, which has counted what the process is never told."""
+        process %= len(self.world.processes)
         self.idle = (process, shard) in self.away
         if self.idle:
             return
@@ -248,13 +282,29 @@ class LosingMachine(Machine):
         if self.idle:
             return
         process, shard = sorted(self.away)[which % len(self.away)]
+        owed = []
+        if lost:
+            alone = self.model.take_alone(process, shard)
+            if lost == "reply" and len(alone) > MOST_TOLD_AT_ONCE:
+                lost = "call"
+            if self.world.find_in_vain(process, shard, lost):
+                self.model.told(alone, self.now)
+            if self.world.stood_still:
+                self.begin_anew()
+                return
+            if self.world.lost(process, shard):
+                owed.append(alone)
+                stalls = self.world.stalls
+                self.ask_then((then[0], then[1], process))
+                if self.world.stalls > stalls:
+                    return
+            else:
+                self.model.told(alone, self.now)
+        owed.append(self.model.take_alone(process, shard))
         self.away.remove((process, shard))
-        alone = self.model.take_alone(process, shard)
-        if lost == "reply" and len(alone) > MOST_TOLD_AT_ONCE:
-            lost = "call"
-        twice = self.world.find(process, shard, lost)
-        for _ in range(1 + twice):
-            self.model.told(alone, self.now)
+        self.world.find(process, shard)
+        for each in owed:
+            self.model.told(each, self.now)
         if self.world.stood_still:
             self.begin_anew()
         else:
@@ -271,6 +321,11 @@ class CachedMachine(Machine):
         self.told_last = b""
         """The key of the last hit that a process was told of."""
         super().start(rules)
+
+    def reset_at(self, process: int, name: Identity) -> None:
+        """A process that resets a counter forgets what it knows of it; others learn it later."""
+        super().reset_at(process, name)
+        self.denials.pop((process, self.keys[name]), None)
 
     @rule(wish=walk.wish, process=st.integers(0, 1), pause=walk.short_pauses)
     def fill(self, wish: walk.Wish, process: int, pause: int) -> None:

@@ -161,6 +161,7 @@ class Model:
     def without(self, descriptors: Sequence[Asked], hits: int, policy: str) -> Answer:
         """What a request comes to that no store counts: "`open` allows, `closed` denies"."""
         meant = self._meanings(descriptors, hits)
+        self.last = [name for one in meant for name in one.counters]
         if policy == "error" and any(one.terms and not (one.refund or one.shadow) for one in meant):
             # "`error` fails the call with UNAVAILABLE"
             return FAILED

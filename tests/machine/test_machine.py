@@ -22,12 +22,11 @@ from tests.machine.answers import Asked
 from tests.machine.conftest import WALKED
 from tests.machine.in_redis import (
     Cached,
-    Failing,
     InCluster,
     InRedis,
     InRing,
-    LosingShards,
 )
+from tests.machine.losing import Failing, LosingNodes, LosingShards
 from tests.machine.machine import Machine
 from tests.machine.machines import CachedMachine, FailingMachine, FullMachine, LosingMachine
 from tests.machine.meaning import Rule, Settings
@@ -38,7 +37,7 @@ from tests.servers.redis import RedisServer
 
 pytestmark = pytest.mark.timeout(0)
 
-STEPS = int(os.environ.get("MACHINE_STEPS", "500"))
+STEPS = int(os.environ.get("MACHINE_STEPS", "400"))
 SEED = int(os.environ.get("MACHINE_SEED", "1"))
 SHRINK = os.environ.get("MACHINE_SHRINK", "1") == "1"
 STEPS_A_WALK = 50
@@ -182,4 +181,10 @@ def test_lost_shards(
     Under `local` each process counts for each shard by itself, and tells it when it is back.
     """
     with closing(LosingShards(loop, redis_server, tmp_path)) as world:
+        run(world, LosingMachine)
+
+
+def test_lost_nodes(loop: asyncio.AbstractEventLoop, redis_cluster: RedisCluster) -> None:
+    """So it is with the nodes of a cluster."""
+    with closing(LosingNodes(loop, redis_cluster)) as world:
         run(world, LosingMachine)

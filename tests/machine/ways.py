@@ -58,27 +58,28 @@ class Way:
     def lose_no_reply(self) -> None:
         self.proxy.lose = None
 
-    async def find_in_vain(self) -> None:
-        """Is open until the process tells what it has counted alone; that call gets lost."""
-        proxy, watched = self.proxy, self.shard._server._alarm
-        proxy.drop, proxy.refuse = HAND_BACK, False
-        await until(
-            lambda: (
-                not proxy.drop
-                or (self.shard.available and self.shard._server._alarm is not watched)
-            )
-        )
-        proxy.drop = None
-        await until(lambda: not proxy.refuse or not self.shard.available)
+    async def find_in_vain(self, lost: str) -> bool:
+        """Is open until the process tells what it has counted alone; returns whether it has.
 
-    async def find_untold(self) -> bool:
-        """Is open until the server has been told; returns whether it was, and its reply is lost."""
-        proxy = self.proxy
-        proxy.lose, proxy.instead, proxy.refuse = CHARGED, b"", False
-        await until(lambda: not proxy.lose or well(self.shard))
-        proxy.lose = None
+        The first `call` that tells, or the `reply` to it, is lost with the connection. If there is
+        nothing to be told, it stays open.
+        """
+        proxy, watched = self.proxy, self.shard._server._alarm
+        if lost == "reply":
+            proxy.lose, proxy.instead, proxy.refuse = CHARGED, b"", False
+            await until(lambda: not proxy.lose or well(self.shard))
+            proxy.lose = None
+        else:
+            proxy.drop, proxy.refuse = HAND_BACK, False
+            await until(
+                lambda: (
+                    not proxy.drop
+                    or (self.shard.available and self.shard._server._alarm is not watched)
+                )
+            )
+            proxy.drop = None
         await until(lambda: not proxy.refuse or not self.shard.available)
-        return proxy.refuse
+        return proxy.refuse and lost == "reply"
 
     async def find(self) -> None:
         """Is open again; what was counted alone is then told."""

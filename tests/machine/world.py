@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ratelimit_service import wire
-from ratelimit_service.errors import StatusCode
+from ratelimit_service.errors import StatusCode, StoreError
 from ratelimit_service.health import Health
 from ratelimit_service.model import (
     Code,
@@ -313,6 +313,17 @@ class World:
         """Drops a counter."""
         raise NotImplementedError
 
+    def reset(self, number: int, hit: Hit) -> bool:
+        """Has a process reset a counter, as `ratelimit reset` does; returns whether it could."""
+        try:
+            self.run(self.forget_at(number, hit))
+        except StoreError:
+            return False
+        return True
+
+    async def forget_at(self, number: int, hit: Hit) -> None:
+        raise NotImplementedError
+
     has_scripts = False
     """Whether there are servers that know scripts."""
 
@@ -327,7 +338,11 @@ class Memory(World):
     """In memory, with room for all."""
 
     def stores(self) -> list[Store]:
-        return [MemoryStore(10_000, Stats(), Health(), self.clock)]
+        self._store = MemoryStore(10_000, Stats(), Health(), self.clock)
+        return [self._store]
+
+    async def forget_at(self, number: int, hit: Hit) -> None:
+        await self._store.forget([hit])
 
 
 class FullMemory(Memory):
