@@ -13,10 +13,8 @@ from typing import NamedTuple
 from ratelimit_service.algorithms import ALGORITHMS, capacity_of, spec_of, value_of
 from ratelimit_service.comparison.changes import ChangeKind, Detail
 from ratelimit_service.model import Grouping, Limit
-from ratelimit_service.rules.explain import limit_text
-from ratelimit_service.rules.grouping import grouping_text
 from ratelimit_service.rules.paths import path_text
-from ratelimit_service.rules.schedule import moment_text, schedule_text
+from ratelimit_service.rules.texts import grouping_text, limit_text, moment_text, schedule_text
 from ratelimit_service.rules.tree import Node, Rule
 from ratelimit_service.text import count
 

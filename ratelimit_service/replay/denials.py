@@ -19,8 +19,8 @@ from ratelimit_service.model import SECOND_US, Entry, whole_seconds
 from ratelimit_service.replay.decision_log import DecisionLogReader
 from ratelimit_service.replay.logs import Log, LogError
 from ratelimit_service.replay.recorded import moment_us
-from ratelimit_service.rules.explain import limit_text
 from ratelimit_service.rules.paths import path_text
+from ratelimit_service.rules.texts import limit_text
 from ratelimit_service.service.decision_line import (
     BadDecisionError,
     HashValue,

@@ -28,9 +28,9 @@ from ratelimit_service.replay.recorded import Recorded
 from ratelimit_service.replay.sketches import CallerSample, place_of
 from ratelimit_service.replay.timeline import Timeline
 from ratelimit_service.replay.use import SAMPLE, TOP_NAMES, RuleUse
-from ratelimit_service.rules.explain import limit_text
 from ratelimit_service.rules.match import match
 from ratelimit_service.rules.paths import path_text
+from ratelimit_service.rules.texts import limit_text
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.simulation.world import World

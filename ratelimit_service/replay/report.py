@@ -18,7 +18,7 @@ from ratelimit_service.replay.play import Replay, SideChanges, Trace
 from ratelimit_service.replay.sketches import CallerSample
 from ratelimit_service.replay.timeline import Span, Timeline
 from ratelimit_service.replay.use import LimitUse, RuleUse
-from ratelimit_service.rules.explain import limit_text
+from ratelimit_service.rules.texts import limit_text
 from ratelimit_service.sketches import Frequent, TopNames
 
 __all__ = [

@@ -15,10 +15,10 @@ from ipaddress import (
 
 from ratelimit_service.algorithms import ALGORITHMS, spec_of
 from ratelimit_service.model import SECOND_US, Limit
-from ratelimit_service.rules.explain import limit_text
 from ratelimit_service.rules.matchers import registry
 from ratelimit_service.rules.paths import MatcherName, path_text
 from ratelimit_service.rules.problem import Problem, quoted
+from ratelimit_service.rules.texts import limit_text
 from ratelimit_service.rules.tree import Node, Rule
 
 __all__ = ["advice"]

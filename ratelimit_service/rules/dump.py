@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from ratelimit_service.algorithms import ALGORITHMS, value_of
 from ratelimit_service.model import Limit
-from ratelimit_service.rules.grouping import grouping_text
 from ratelimit_service.rules.paths import path_text
-from ratelimit_service.rules.schedule import moment_text, schedule_text
+from ratelimit_service.rules.texts import grouping_text, moment_text, schedule_text
 from ratelimit_service.rules.tree import Domain, Node, Rule, Snapshot, ways
 from ratelimit_service.text import printable
 

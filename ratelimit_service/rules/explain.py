@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ratelimit_service.algorithms import ALGORITHMS, DEFAULT, soft_of, value_of
 from ratelimit_service.model import Descriptor, Entry, Limit
-from ratelimit_service.rules.grouping import grouping_text
 from ratelimit_service.rules.match import Match, find, match
 from ratelimit_service.rules.matchers.cidr import Networks
 from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.problem import did_you_mean
-from ratelimit_service.rules.schedule import moment_text, schedule_text
+from ratelimit_service.rules.texts import limit_text, moment_text
 from ratelimit_service.rules.tree import Level, Node, Rule, Snapshot
 
-__all__ = ["EntryStep", "Explanation", "PassedOver", "explain", "limit_text"]
+__all__ = ["EntryStep", "Explanation", "PassedOver", "explain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,35 +62,6 @@ class Explanation:
             ]
         lines.append(self.why)
         return "\n".join(lines)
-
-
-def limit_text(limit: Limit) -> str:
-    """A limit in words: `500 per 5 minutes, token_bucket, burst 900`."""
-    unit = limit.unit.name.lower()
-    per = unit if limit.multiplier == 1 else f"{limit.multiplier} {unit}s"
-    algorithm = ALGORITHMS[limit.algorithm]
-    if algorithm.leases:
-        words = [f"{limit.requests_per_unit} at a time, a lease lives {per}"]
-    else:
-        words = [f"{limit.requests_per_unit} per {per}"]
-        if algorithm is not DEFAULT:
-            words.append(algorithm.name)
-    for parameter in algorithm.parameters:
-        if text := parameter.told(limit, value_of(limit, parameter)):
-            words.append(text)
-    if limit.soft_ppm:
-        words.append(f"{soft_of(limit)} more with a warning")
-    if limit.grouping is not None:
-        words.append(f"addresses grouped by {grouping_text(limit.grouping)}")
-    if limit.pool:
-        words.append(f"of pool {limit.pool}")
-    if limit.reserved:
-        words.append(f"without the {limit.reserved} that are left to others")
-    if limit.schedule is not None:
-        words.append(f"only when {schedule_text(limit.schedule)}")
-    if limit.count_denied:
-        words.append("denied hits count")
-    return ", ".join(words)
 
 
 def explain(snapshot: Snapshot, domain_name: str, descriptor: Descriptor) -> Explanation:

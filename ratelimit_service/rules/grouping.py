@@ -12,7 +12,7 @@ from ratelimit_service.rules.matchers.matcher import Matcher
 if TYPE_CHECKING:
     from ratelimit_service.rules.fields import Fields
 
-__all__ = ["check_groupings", "grouping_text", "read_grouping"]
+__all__ = ["check_groupings", "read_grouping"]
 
 
 def read_grouping(fields: Fields) -> Grouping | None:
@@ -62,14 +62,3 @@ def check_groupings(
         elif shared:
             message = "group means nothing with share_threshold: all values share one counter"
             limit.report("group", message, key="group")
-
-
-def grouping_text(grouping: Grouping) -> str:
-    """As it is written: `{ipv4: 24, ipv6: 64}`; without the families that stay whole."""
-    whole = Grouping()
-    parts = [
-        f"{name}: {length}"
-        for name, length, most in zip(Grouping._fields, grouping, whole, strict=True)
-        if length != most
-    ]
-    return f"{{{', '.join(parts)}}}" if parts else "{ipv4: 32, ipv6: 128}"

@@ -1,4 +1,4 @@
-"""The keys `when` of a limit and `valid_until` of a descriptor: from YAML to times, and back."""
+"""The keys `when` of a limit and `valid_until` of a descriptor: from YAML to times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ratelimit_service.rules.problem import did_you_mean, quoted
 if TYPE_CHECKING:
     from ratelimit_service.rules.fields import Fields
 
-__all__ = ["moment_text", "read_schedule", "read_time_zone", "read_valid_until", "schedule_text"]
+__all__ = ["read_schedule", "read_time_zone", "read_valid_until"]
 
 _CLOCK: Final = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])|24:00")
 
@@ -107,21 +107,3 @@ def read_valid_until(fields: Fields) -> int | None:
         return None
     since = moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
     return since // datetime.timedelta(minutes=1)
-
-
-def schedule_text(schedule: Schedule) -> str:
-    """As it is written: `{days: [mon, tue], from: 08:00, to: 18:00, time_zone: Europe/Berlin}`."""
-    days = [name for number, name in enumerate(DAYS) if schedule.days >> number & 1]
-    parts = [] if len(days) == len(DAYS) else [f"days: [{', '.join(days)}]"]
-    parts.append(f"from: {_clock(schedule.begin)}, to: {_clock(schedule.end)}")
-    return f"{{{', '.join(parts)}, time_zone: {schedule.time_zone}}}"
-
-
-def _clock(minute: int) -> str:
-    return f"{minute // 60:02}:{minute % 60:02}"
-
-
-def moment_text(minute: int) -> str:
-    """A minute from the Unix epoch, as it is written."""
-    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-    return (epoch + datetime.timedelta(minutes=minute)).strftime("%Y-%m-%dT%H:%MZ")

@@ -26,7 +26,8 @@ from ratelimit_service.clock import Clock, now_us
 from ratelimit_service.errors import BadRequestError
 from ratelimit_service.limiter import RuleCallers, Seen, TopCallers
 from ratelimit_service.limiter.callers import MOST_RULES, room_for
-from ratelimit_service.model import SECOND_US, Limit
+from ratelimit_service.model import SECOND_US
+from ratelimit_service.rules.texts import limit_text
 from ratelimit_service.sketches import TopNames
 from ratelimit_service.stores.keys import entries_of
 
@@ -377,8 +378,4 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MOST_TEXT else f"{text[: _MOST_TEXT - 1]}…"
 
 
-@lru_cache(1024)
-def _limit_text(limit: Limit) -> str:
-    from ratelimit_service.rules.explain import limit_text  # noqa: PLC0415 -- a megabyte of it
-
-    return limit_text(limit)
+_limit_text = lru_cache(1024)(limit_text)

@@ -6,8 +6,8 @@ import pytest
 
 from ratelimit_service.model import Anchor, Calendar, FailurePolicy, Limit, Unit
 from ratelimit_service.rules.dump import dump
-from ratelimit_service.rules.explain import limit_text
 from ratelimit_service.rules.schema import parse
+from ratelimit_service.rules.texts import limit_text
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
 
 CASES = [

@@ -63,3 +63,19 @@ def test_a_worker_imports_what_it_uses() -> None:
         "click",
         "watchfiles",
     }
+
+
+def test_a_worker_imports_nothing_while_it_serves() -> None:
+    """What it needs to tell of callers, and to answer questions, is there from the start."""
+    code = """if True:
+        import ratelimit_service.runtime.worker, sys
+        before = set(sys.modules)
+        from ratelimit_service.service.questions import registry
+        from ratelimit_service.service.caller_history import limit_text
+        from ratelimit_service.rules.explain import explain
+        print(*set(sys.modules) - before)
+    """
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == []

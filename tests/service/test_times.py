@@ -19,7 +19,7 @@ from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.records import Assembly, packed
-from ratelimit_service.rules.schedule import schedule_text
+from ratelimit_service.rules.texts import schedule_text
 from ratelimit_service.rules.tree import Domain, Level, Node, Snapshot, Times, walk
 from ratelimit_service.service import Service
 from ratelimit_service.stores.memory import MemoryStore

@@ -15,8 +15,9 @@ from ratelimit_service.admin.route import AdminRequest, Operating, Route, Writte
 from ratelimit_service.clock import now_us
 from ratelimit_service.descriptor_text import DescriptorTextError, read_descriptor
 from ratelimit_service.errors import StatusCode
-from ratelimit_service.rules.explain import explain, limit_text
+from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.moment import at_moment
+from ratelimit_service.rules.texts import limit_text
 from ratelimit_service.rules.tree import ways
 from ratelimit_service.service.questions import QuestionError
 from ratelimit_service.slices import slowly

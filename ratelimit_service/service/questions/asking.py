@@ -10,6 +10,7 @@ import json
 from ratelimit_service.bugs import Bugs
 from ratelimit_service.errors import RateLimitError, StatusCode, StoreError
 from ratelimit_service.service.questions.question import About, Deciding, QuestionError
+from ratelimit_service.service.questions.registry import QUESTIONS
 
 __all__ = ["answered", "asked", "told", "unanswered"]
 
@@ -23,9 +24,6 @@ def asked(name: str, about: About) -> bytes:
 
 async def answered(deciding: Deciding, question: bytes) -> bytes:
     """The answer, as `told` reads it; raises nothing."""
-    # Most processes are never asked, and save half a megabyte.
-    from ratelimit_service.service.questions.registry import QUESTIONS  # noqa: PLC0415
-
     try:
         said = json.loads(question)
         known = QUESTIONS.get(said["question"])

@@ -14,7 +14,9 @@ from ratelimit_service.errors import StatusCode
 from ratelimit_service.limiter import Plan, Planner
 from ratelimit_service.limiter.compiled import CompiledLimit
 from ratelimit_service.model import MAX_ADDEND, SECOND_US, Descriptor, Entry, Hit, Request
+from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.moment import at_moment
+from ratelimit_service.rules.texts import limit_text
 from ratelimit_service.service.questions.question import About, Deciding, Question, QuestionError
 from ratelimit_service.stores import Look
 
@@ -53,8 +55,6 @@ async def _told(deciding: Deciding, about: About) -> object:
     domain, descriptor = descriptor_of(about)
     planned = counters_of(deciding, domain, descriptor)
     declared = planned.rule.declared
-    from ratelimit_service.rules.explain import explain  # noqa: PLC0415 -- only who is asked
-
     explained = explain(at_moment(deciding.snapshot(), now_us()), domain, descriptor)
     limits = planned.rule.limits
     # A limit so high that nothing reaches it: then hits beyond the rule's own are told, too.
@@ -86,8 +86,6 @@ async def _told(deciding: Deciding, about: About) -> object:
 
 
 def _counter(limit: CompiledLimit, peek: Hit, look: Look | None, shard: str) -> dict[str, object]:
-    from ratelimit_service.rules.explain import limit_text  # noqa: PLC0415 -- as above
-
     found: dict[str, object] = {
         "limit": limit_text(limit.limit),
         "name": limit.limit.name or None,

@@ -34,6 +34,7 @@ from ratelimit_service.model import (
     read_override,
     time_text,
 )
+from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.service.overrides import age
 from ratelimit_service.service.questions.inspection import counters_of, descriptor_of
@@ -209,8 +210,6 @@ def _alike(deciding: Deciding, about: About) -> list[Override]:
 
 def _why(deciding: Deciding, domain: str, descriptor: Descriptor) -> str:
     """Why a descriptor meets the rule it meets, or none."""
-    from ratelimit_service.rules.explain import explain  # noqa: PLC0415 -- only who is asked
-
     now = at_moment(deciding.snapshot(), deciding.overrides.clock())
     return explain(now, domain, descriptor).why
 

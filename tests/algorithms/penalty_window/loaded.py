@@ -11,8 +11,8 @@ from ratelimit_service.health import Health
 from ratelimit_service.model import Code
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.dump import dump
-from ratelimit_service.rules.explain import limit_text
 from ratelimit_service.rules.schema import parse
+from ratelimit_service.rules.texts import limit_text
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
 from ratelimit_service.stores.redis import RedisStore
 from tests.servers.redis import RedisServer
