@@ -95,6 +95,21 @@ async def blocked_connection(attacker: Attacker) -> None:
     await attacker.send(frames.window_update(0, 1) * 1_500)
 
 
+@attack("answers that a window lets through all at once")
+async def answers_at_once(attacker: Attacker) -> None:
+    for _ in range(8):
+        await attacker.send(b"".join(attacker.call(users(1)) for _ in range(200)))
+    await attacker.send(frames.window_update(0, 1_000_000))
+
+
+@attack("watches that end at once")
+async def watches(attacker: Attacker) -> None:
+    block = head("/grpc.health.v1.Health/Watch")
+    await attacker.send(b"".join(attacker.call(prefixed(b""), block) for _ in range(900)))
+    resets = (frames.rst_stream(at, ErrorCode.CANCEL) for at in range(5, 1_805, 2))
+    await attacker.send(b"".join(resets))
+
+
 @attack("many calls of many descriptors")
 async def many_descriptors(attacker: Attacker) -> None:
     calls = [attacker.call(users(256, number << 8)) for number in range(32)]

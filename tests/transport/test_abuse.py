@@ -224,6 +224,21 @@ def test_dear_frames_take_more_of_a_turn() -> None:
     assert turns == 3
 
 
+def test_answers_let_through_take_more_of_a_turn() -> None:
+    """Where a window lets many answers through, what comes behind it waits for another turn."""
+    client = Client()
+    client.connection._send_window = 0
+    for _ in range(MAX_STREAMS):
+        for stream_id, _ in messages(client.connection.receive(client.headers() + client.data())):
+            client.connection.answer(stream_id, b"x" * 100)
+    client.said()
+
+    client.connection.receive(frames.window_update(0, 1_000_000) * 2, 32)
+
+    assert client.connection.has_more
+    assert client.connection.open_streams == 0
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_packed_messages_take_more_of_a_turn(whole: bool) -> None:
     """A message that must be unpacked counts against a turn, also if that fails."""

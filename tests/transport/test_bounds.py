@@ -132,6 +132,22 @@ def test_call_that_is_never_finished() -> None:
     assert client.connection.open_streams == client.connection.held == 0
 
 
+def test_many_calls_that_are_never_finished() -> None:
+    """However many calls have taken too long, a tick ends a few of them, later ones the rest."""
+    client = Client()
+    for _ in range(MAX_STREAMS):
+        client.connection.receive(unfinished(client, 0))
+        client.connection._forgive()
+    assert not ticks(client.connection, BODY_SECONDS)
+    ended = []
+    while client.connection.open_streams:
+        assert not ticks(client.connection, 1)
+        ended.append(len(refused(client)))
+
+    assert max(ended) <= 100
+    assert sum(ended) == MAX_STREAMS
+
+
 def test_open_stream_without_messages() -> None:
     """A streaming call may be silent for its time, which begins anew with each message."""
     client = Chatting()

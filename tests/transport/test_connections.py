@@ -18,6 +18,7 @@ import hpack
 import pytest
 
 from ratelimit_service.accepting import Guests
+from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
 from ratelimit_service.transport.h2 import H2Server, frames, handshake, server
@@ -439,6 +440,35 @@ async def test_fault_in_looking_at_a_connection(
     looks = len(seen)
     await until(lambda: len(seen) > looks + 2, "more looks")
 
+    for each in clients:
+        each.close()
+    await place.server.stop(0)
+
+
+async def test_looks_that_take_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each connection takes long to be looked at, others' work comes in between."""
+    monkeypatch.setattr(server, "_LOOK_SECONDS", 0.001)
+    place = Place(tmp_path, given=False, tls=False, guests=None)
+    clients = [await place.client() for _ in range(10)]
+    await heard(clients)
+    place.server._looking.cancel()
+    seen: list[int] = []
+
+    def long_look(*_: float) -> None:
+        until_us = elapsed_us() + server._LOOKED_US
+        while elapsed_us() < until_us:
+            pass
+        seen.append(1)
+
+    for protocol in place.server._protocols:
+        monkeypatch.setattr(protocol, "look", long_look)
+    place.server._look()
+    in_turns = [len(seen)]
+    while len(seen) < len(clients):
+        await asyncio.sleep(0)
+        in_turns.append(len(seen) - sum(in_turns))
+
+    assert max(in_turns) == 1
     for each in clients:
         each.close()
     await place.server.stop(0)

@@ -15,6 +15,7 @@ from ratelimit_service.transport.h2.frames import (
     FrameType,
     SettingId,
 )
+from ratelimit_service.transport.h2.limits import MAX_WATCHES
 from ratelimit_service.transport.h2.protocol import Http2Protocol
 from tests.service.asking import Asking
 from tests.transport.chatting import Chatting
@@ -145,4 +146,28 @@ async def test_a_watch_ends_with_its_stream(tmp_path: Path) -> None:
         watch(ending)
     await rounds()
 
+    assert len(asyncio.all_tasks()) == before
+
+
+async def test_watches_have_a_bound(tmp_path: Path) -> None:
+    """A connection watches so much at once, and more once a watch is over."""
+    ends = ServedEnds(Asking(tmp_path, RULES))
+    before = len(asyncio.all_tasks())
+
+    def watch(count: int) -> bytes:
+        call = (ends.client.headers(path=WATCH) + ends.client.data(b"") for _ in range(count))
+        return b"".join(call)
+
+    first = ends.receive(watch(MAX_WATCHES + 5))
+    await rounds()
+    watching = len(asyncio.all_tasks()) - before
+    ends.receive(frames.frame(FrameType.RST_STREAM, 0, 1, bytes(4)))
+    await rounds()
+    more = ends.receive(watch(2))
+    await rounds()
+
+    assert watching == len(asyncio.all_tasks()) - before == MAX_WATCHES
+    assert (first.count(FrameType.HEADERS), more.count(FrameType.HEADERS)) == (5, 1)
+    ends.protocol.connection_lost(None)
+    await rounds()
     assert len(asyncio.all_tasks()) == before

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from ratelimit_service.clock import elapsed_us
-from ratelimit_service.errors import BadRequestError
+from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.service import AT_ONCE, NEVER, Refusal, Service, counted_until
 from ratelimit_service.transport.h2.connection import (
     Calls,
@@ -20,6 +20,7 @@ from ratelimit_service.transport.h2.connection import (
 )
 from ratelimit_service.transport.h2.costs import LONG_BYTES, USUAL_BYTES, USUAL_TAGS
 from ratelimit_service.transport.h2.gathered import Gathered, Pending
+from ratelimit_service.transport.h2.limits import MAX_WATCHES
 from ratelimit_service.transport.h2.overload import FRESH_US, LOOKS, Fate, Haste, Overload, too_slow
 from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.transport.health import HEALTH_SERVICE, HealthService
@@ -58,7 +59,8 @@ class ServiceCalls:
         is no time to count them, about how long their callers wait, and whether nobody asks who
         they are."""
         self._pending = Pending()
-        self._watches: dict[tuple[Http2Protocol, int], asyncio.Task[None]] = {}
+        self._watches: dict[Http2Protocol, dict[int, asyncio.Task[None]]] = {}
+        """The calls that wait for changes of health, by their connections and streams."""
 
     def handle(self, protocol: Http2Protocol, events: list[Event]) -> None:
         """Hands on the calls of one read that ask for a decision, and answers the others."""
@@ -145,9 +147,8 @@ class ServiceCalls:
 
     def forget(self, protocol: Http2Protocol) -> None:
         """Ends the watches of a connection that is gone."""
-        for watched, task in list(self._watches.items()):
-            if watched[0] is protocol:
-                task.cancel()
+        for task in self._watches.get(protocol, {}).values():
+            task.cancel()
 
     def _decide(self, protocol: Http2Protocol, calls: Calls) -> None:
         connection, stream_ids = protocol.connection, calls.stream_ids
@@ -234,11 +235,22 @@ class ServiceCalls:
                 connection.finish(stream_id, answer.code, answer.message)
             else:
                 connection.answer(stream_id, answer)
-        else:
-            task = asyncio.get_running_loop().create_task(self._watch(protocol, stream_id, message))
-            key = protocol, stream_id
-            self._watches[key] = task
-            task.add_done_callback(lambda _: self._watches.pop(key, None))
+            return
+        watches = self._watches.setdefault(protocol, {})
+        if len(watches) >= MAX_WATCHES:
+            text = f"a connection may have {MAX_WATCHES} calls of Watch at once"
+            connection.finish(stream_id, StatusCode.RESOURCE_EXHAUSTED, text)
+            return
+        task = asyncio.get_running_loop().create_task(self._watch(protocol, stream_id, message))
+        watches[stream_id] = task
+        task.add_done_callback(partial(self._watched, protocol, stream_id))
+
+    def _watched(self, protocol: Http2Protocol, stream_id: int, _: object) -> None:
+        """Forgets a watch that is over."""
+        watches = self._watches[protocol]
+        del watches[stream_id]
+        if not watches:
+            del self._watches[protocol]
 
     async def _watch(self, protocol: Http2Protocol, stream_id: int, message: bytes) -> None:
         try:
@@ -258,7 +270,7 @@ class ServiceCalls:
         return self._service.bug(error)
 
     def _cancel(self, protocol: Http2Protocol, event: Cancelled) -> None:
-        task = self._watches.get((protocol, event.stream_id))
+        task = self._watches.get(protocol, {}).get(event.stream_id)
         if task is not None:
             task.cancel()
 

@@ -52,6 +52,9 @@ __all__ = ["Incoming"]
 
 _SMALL_PART_BYTES: Final = 256
 _PACKED: Final = b"\1"
+_ENDED_AT_ONCE: Final = 100
+"""So many calls that have taken too long are ended at once; the next ones a second later."""
+
 """A message that begins with this is compressed."""
 
 _WRONG_TYPE: Final = b"this port speaks gRPC: content-type must be application/grpc\n"
@@ -393,9 +396,14 @@ class Incoming(Control):
         return stream.cost_us
 
     def _end_slow_calls(self, second: int) -> None:
+        """Ends calls that take too long, but so many at once that it takes little time."""
+        ended = 0
         for stream_id, stream in list(self._unfinished.items()):
             most = IDLE_STREAM_SECONDS if stream.streaming else BODY_SECONDS
             if second - stream.since > most and not stream.asking:
+                ended += 1
+                if ended > _ENDED_AT_ONCE:
+                    break
                 stream.readable = Readable.ENOUGH
                 text = f"the client has sent nothing whole for {most} s"
                 self.finish(stream_id, StatusCode.DEADLINE_EXCEEDED, text)

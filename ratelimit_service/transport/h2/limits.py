@@ -39,6 +39,9 @@ PING_SECONDS: Final = 30.0
 MAX_STREAMS: Final = 1_000
 """Calls in flight on one connection; announced."""
 
+MAX_WATCHES: Final = 32
+"""Calls on one connection that wait for changes of health. Each is a task of its own."""
+
 MAX_MESSAGE_BYTES: Final = 65_536
 """A message above this is refused as gRPC's RESOURCE_EXHAUSTED."""
 

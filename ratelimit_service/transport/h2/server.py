@@ -12,6 +12,7 @@ from functools import partial
 
 from ratelimit_service import listening
 from ratelimit_service.accepting import Acceptor, Guests, peer_of
+from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
 from ratelimit_service.service import Service
@@ -36,8 +37,8 @@ _LOOK_SECONDS = 1.0
 _FILES_KEPT = 128
 """So many open files are kept free of connections: for the HTTP port, the store and all else."""
 
-_LOOKED_AT_ONCE = 64
-"""So many connections are looked at before other work has its turn."""
+_LOOKED_US = 1_000
+"""For so long connections are looked at before other work has its turn."""
 
 _LOG_EVERY_SECONDS = 10.0
 """The log tells at most so often of connections that were ended for their client's fault."""
@@ -218,17 +219,19 @@ class H2Server:
         self._look_on(list(self._protocols), 0)
 
     def _look_on(self, protocols: list[Http2Protocol], start: int) -> None:
-        now = self._loop.time()
-        stop = start + _LOOKED_AT_ONCE
-        for protocol in protocols[start:stop]:
+        now, until = self._loop.time(), elapsed_us() + _LOOKED_US
+        place = start
+        while place < len(protocols) and (place == start or elapsed_us() < until):
+            protocol = protocols[place]
+            place += 1
             max_age = self._protocols.get(protocol)
             if max_age is not None:
                 try:
                     protocol.look(now, max_age)
                 except Exception as error:  # a fault with one must not keep us from the others
                     protocol.fail(error)
-        if stop < len(protocols):
-            self._looking = self._loop.call_later(0, self._look_on, protocols, stop)
+        if place < len(protocols):
+            self._looking = self._loop.call_later(0, self._look_on, protocols, place)
         else:
             self._looking = self._loop.call_later(_LOOK_SECONDS, self._look)
 
