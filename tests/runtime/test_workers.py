@@ -227,7 +227,7 @@ def test_worker_whose_successor_cannot_start(sharded: Sharded) -> None:
 
         os.kill(told, signal.SIGTERM)
 
-        wait_until(lambda: sharded.failures() == 3, "three attempts to start another")
+        wait_until(lambda: sharded.failures() >= 3, "three attempts to start another")
         assert ask(client) is Code.OK
         with Client(service.address) as another:
             assert ask(another) is Code.OVER_LIMIT
@@ -244,7 +244,7 @@ def test_worker_that_is_told_to_end_twice(sharded: Sharded) -> None:
     (told,) = pids(sharded.service)
     sharded.lose_shards()
     os.kill(told, signal.SIGTERM)
-    wait_until(lambda: sharded.failures() == 1, "an attempt to start another")
+    wait_until(lambda: sharded.failures() >= 1, "an attempt to start another")
 
     os.kill(told, signal.SIGTERM)
 

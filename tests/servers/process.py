@@ -34,12 +34,16 @@ def free_port() -> int:
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
-    """Waits for a condition; fails the test, naming what it waited for, if it never holds."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    """Waits for a condition; fails the test, naming what it waited for, if it never holds.
+
+    It looks less often after a while: looking takes time from the process that is waited for.
+    """
+    deadline, pause = time.monotonic() + PATIENCE_SECONDS, 0.01
     while not condition():
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {PATIENCE_SECONDS:g} s for {what}")
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(1.2 * pause, 0.05)
 
 
 def listens(port: int) -> bool:
