@@ -46,7 +46,7 @@ class Impostor:
         self.place = f"127.0.0.1:{self.port}"
 
     def __enter__(self) -> Impostor:
-        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()
         return self
 

@@ -73,7 +73,7 @@ class Load:
 
     def _ask(self) -> None:
         with Caller(self._address) as client:
-            while not self._over.wait(0.002):
+            while not self._over.wait(0.005):
                 try:
                     ask(client)
                 except TransportError as error:
@@ -100,7 +100,7 @@ class Reader:
         self._thread.join()
 
     def _read(self) -> None:
-        while not self._over.wait(0.01):
+        while not self._over.wait(0.05):
             for url in self._urls:
                 try:
                     status = http(url).status
