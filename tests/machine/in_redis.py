@@ -223,28 +223,5 @@ class InCluster(InRedis):
 
     settles_in_order = False
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        url: str,
-        servers: Sequence[str],
-        processes: int = 2,
-    ) -> None:
-        """Nodes wait for each other for longer than a busy machine can make them."""
-        super().__init__(loop, url, servers, processes)
-        self._waited = [self._wait(client, "120000") for client in self._clients]
-
-    def _wait(self, client: redis.Redis, timeout_ms: str) -> str:
-        """Sets how long a node waits for others, and returns how long it did."""
-        name = "cluster-node-timeout"
-        before = client.config_get(name)[name]
-        client.config_set(name, timeout_ms)
-        return str(before)
-
-    def close(self) -> None:
-        for client, timeout_ms in zip(self._clients, self._waited, strict=True):
-            self._wait(client, timeout_ms)
-        super().close()
-
     def place(self, hit: Hit) -> int:
         return RedisCluster.slot(hit.key) * 3 // SLOTS

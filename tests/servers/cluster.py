@@ -20,11 +20,16 @@ class RedisCluster:
     """Three masters with a third of the slots each; replicas may join."""
 
     def __init__(self, directory: Path, *flags: str, replicas: int = 0) -> None:
+        """Replicas take over soon; masters alone wait longer for each other than a machine stalls.
+
+        A master that the others have given up answers nothing until they have heard of it.
+        """
         self.servers: list[RedisServer] = []
+        patience_ms = 1_000 if replicas else 120_000
         for number in range(3 + replicas):
             place = directory / str(number)
             place.mkdir()
-            cluster = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000")
+            cluster = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(patience_ms))
             self.servers.append(RedisServer(place, *cluster, *flags))
 
     @property
