@@ -62,11 +62,16 @@ def _all_enqueue(denying: Sequence[Plan]) -> bool:
 
 
 def _over(rule: CompiledRule, outcomes: Outcomes) -> bool | None:
-    """Whether a limit of a descriptor is over; None if a failure policy denies it."""
-    missing = False
+    """Whether a limit of a descriptor is over in the store; None if a failure policy denies it.
+
+    `local` is such a policy: what this process counts alone is no count of the store.
+    """
+    denied = False
     for outcome in outcomes:
         if outcome is None:
-            missing = True
+            denied = denied or rule.policy is FailurePolicy.CLOSED
         elif outcome.over:
-            return True
-    return None if missing and rule.policy is FailurePolicy.CLOSED else False
+            if not outcome.local:
+                return True
+            denied = True
+    return None if denied else False

@@ -19,7 +19,9 @@ from ratelimit_service.model import (
     Descriptor,
     Entry,
     FailurePolicy,
+    Hit,
     Limit,
+    Outcome,
     Request,
     Unit,
 )
@@ -28,7 +30,7 @@ from ratelimit_service.rules.tree import Rule
 from ratelimit_service.service import enqueueing
 from ratelimit_service.service.enqueueing import Enqueueing
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import AT_ONCE, Store
+from ratelimit_service.stores import AT_ONCE, Outcomes, Store
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.queues import Queue, QueueLook
 from ratelimit_service.wire.json import requests_from_json
@@ -209,6 +211,25 @@ async def test_failure_policies(tmp_path: Path, policy: FailurePolicy) -> None:
     await enqueued.answer(Request("edge", (descriptor("user=a"),)))
 
     assert await enqueued.queued() == {}
+
+
+class Alone(Away):
+    """A store that is away, of which this process counts every second hit alone."""
+
+    def outcomes(self, hits: Sequence[Hit]) -> Outcomes:
+        counted = Outcome(over=True, remaining=0, reset_us=SECOND_US, charged=0)
+        return [counted._replace(local=place % 2 == 0) for place in range(len(hits))]
+
+
+async def test_what_a_process_denies_alone(tmp_path: Path) -> None:
+    """`local` is a failure policy: what it denies is not queued, what a count denies is."""
+    enqueued = Enqueued(tmp_path, Alone(), Settings(failure_policy=FailurePolicy.LOCAL))
+
+    for entries in (["user=a"], ["user=a", "user=b"], ["seen=a", "user=b"]):
+        answer = await enqueued.answer(Request("edge", tuple(map(descriptor, entries))))
+        assert answer.code is Code.OVER_LIMIT
+
+    assert await enqueued.queued() == {"user": [["a", "b"]]}
 
 
 async def test_what_the_local_cache_denies(tmp_path: Path) -> None:
