@@ -28,11 +28,12 @@ from ratelimit_service.transport.h2.frames import (
 
 __all__ = ["calls", "refusals", "resets"]
 
-_ALIKE: Final = 64
-"""So many calls of the same length are looked at together, column by column."""
+_LEAST_ALIKE: Final = 8
+_MOST_ALIKE: Final = 512
+"""So many calls of the same length are looked at together: first few, then four times as many each
+time, as long as all are alike."""
 
 _FRAME_HEAD_BYTES: Final = 9
-_streams: Final = struct.Struct(f">{_ALIKE}I").unpack
 _ODD: Final = bytes(range(1, 256, 2))
 _frame_head: Final = struct.Struct(">xHBB").pack
 
@@ -66,7 +67,7 @@ def calls(data: bytes, start: int, block: bytes, last_stream_id: int) -> tuple[i
     shape = _shape(len(usual_block))
     unpack, size = shape.unpack_from, shape.size
     at, end, last = start, len(data), last_stream_id
-    stride, next_try, last_start = 0, 0, len(data) - size
+    stride, together, last_start = 0, _LEAST_ALIKE, len(data) - size
     streams: list[int] = []
     while at <= last_start:
         # The type lets the compiler unpack the tuple without generic objects.
@@ -86,16 +87,22 @@ def calls(data: bytes, start: int, block: bytes, last_stream_id: int) -> tuple[i
             break
         streams.append(stream)
         last = stream
-        if after - at == stride and len(streams) >= next_try:
+        before, stride = stride, after - at
+        if stride == before:
             # This call is as long as the one before, so the next ones may be, too.
-            alike = _alike(data, after, stride, usual_head, usual_block, last)
-            while alike:
-                streams += alike
-                last = alike[-1]
-                after += stride * _ALIKE
-                alike = _alike(data, after, stride, usual_head, usual_block, last)
-            next_try = len(streams) + _ALIKE
-        stride = after - at
+            while True:
+                count = min(together, (end - after) // stride)
+                if count < _LEAST_ALIKE:
+                    break
+                alike = _alike(data[after : after + count * stride], count, usual_head, block, last)
+                if alike:
+                    streams += alike
+                    last = alike[-1]
+                    after += stride * len(alike)
+                if len(alike) < count:
+                    together = _LEAST_ALIKE
+                    break
+                together = min(4 * together, _MOST_ALIKE)
         at = after
     return at, streams
 
@@ -107,43 +114,37 @@ def _shape(block_bytes: int) -> struct.Struct:
 
 
 @lru_cache(maxsize=64)
-def _blocks(block_bytes: int, stride: int) -> struct.Struct:
-    """The layout that finds the header blocks in calls of one length."""
-    rest = stride - _FRAME_HEAD_BYTES - block_bytes
-    return struct.Struct(f"{_FRAME_HEAD_BYTES}x{block_bytes}s{rest}x")
+def _columns(block_bytes: int, stride: int) -> struct.Struct:
+    """The layout of calls of one length: what is the same in all of them, and their streams."""
+    second = block_bytes + _STREAM_AT
+    rest = stride - 2 * _FRAME_HEAD_BYTES - block_bytes
+    return struct.Struct(f">{_STREAM_AT}sI{second}sI{rest}x")
 
 
 def _alike(
-    data: bytes, at: int, stride: int, head: bytes, block: bytes, last_stream_id: int
-) -> tuple[int, ...]:
-    """The streams of the next calls if all of them have this length; else nothing."""
-    stop = at + stride * _ALIKE
-    if stop > len(data):
-        return ()
-    second = at + _FRAME_HEAD_BYTES + len(block) - 1  # where the DATA frames begin
-    size = stride - (second - at) - _FRAME_HEAD_BYTES
-    for place, byte in enumerate(head, at):
-        if data[place:stop:stride].count(byte) != _ALIKE:
-            return ()
-    for place, byte in enumerate(_frame_head(size, 0, END_STREAM), second):
-        if data[place:stop:stride].count(byte) != _ALIKE:
-            return ()
-    numbers = bytearray(4 * _ALIKE)
-    for place in range(4):
-        column = data[at + _STREAM_AT + place : stop : stride]
-        if data[second + _STREAM_AT + place : stop : stride] != column:
-            return ()
-        numbers[place::4] = column
-    streams: tuple[int, ...] = _streams(numbers)
+    data: bytes, count: int, head: bytes, block: bytes, last_stream_id: int
+) -> Sequence[int]:
+    """The streams of the first of so many calls of one length that are alike."""
+    stride = len(data) // count
+    length = stride - 2 * _FRAME_HEAD_BYTES - len(block)
+    second = block + _frame_head(length, 0, END_STREAM)
+    shape = _columns(len(block), stride)
+    heads, streams, seconds, their_streams = zip(*shape.iter_unpack(data), strict=True)
+    if heads.count(head) != count or seconds.count(second) != count or streams != their_streams:
+        first = (head, second)
+        count = [
+            (each[0], each[2]) == first and each[1] == each[3] for each in shape.iter_unpack(data)
+        ].index(False)
+        streams = streams[:count]
     if (
-        streams[0] <= last_stream_id
+        not streams
+        or streams[0] <= last_stream_id
         or streams[-1] > MAX_WINDOW
-        or tuple(sorted(set(streams))) != streams
-        or numbers[3::4].translate(None, _ODD)
+        or sorted(set(streams)) != list(streams)
+        or data[_STREAM_AT + 3 : count * stride : stride].translate(None, _ODD)
     ):
         return ()
-    blocks = _blocks(len(block), stride).iter_unpack(data[at:stop])
-    return streams if list(blocks).count((block,)) == _ALIKE else ()
+    return streams
 
 
 def resets(data: bytes, start: int) -> tuple[int, list[int]]:
