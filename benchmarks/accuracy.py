@@ -5,9 +5,9 @@
 Prints tables in Markdown; docs/algorithms.md has them and says what they mean. Seeds are fixed, so
 the numbers are the same each time. Nothing is measured: no clock and no machine plays a part.
 
-An algorithm decides a stream of hits. Then two judges look at it. The sweep counts what was
-admitted in every window of the limit's length, wherever it begins. The log decides the same stream:
-it keeps the time of every hit that it admits, in a few lines of its own.
+A stream of hits is decided hit after hit. Two judges look on. The sweep counts what was admitted in
+every window of the limit's length, wherever it begins. The log decides the same stream: it keeps
+the time of every hit that it admits, in a few lines of its own.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from __future__ import annotations
 import math
 import random
 import sys
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate, compress, islice, repeat
-from operator import gt, le, lt, mul, ne, sub
+from itertools import islice
 
 from ratelimit_service.algorithms import ALGORITHMS, spec_of
 from ratelimit_service.model import SECOND_US, Limit, State, Unit
@@ -30,10 +28,7 @@ __all__ = [
     "LIMIT",
     "LIMITS",
     "TRAFFIC",
-    "WINDOW_US",
     "Found",
-    "above_rate",
-    "decided",
     "exact_log",
     "judged",
     "stream",
@@ -136,6 +131,8 @@ class Found:
     admitted: int
     most: int
     """The most hits admitted in any window of the limit's length, wherever it begins."""
+    above_rate: float
+    """The most hits, over all spans of any length, above what comes back in that time."""
     differ: int
     """Decisions that the log did not make."""
     wrongly_allowed: int
@@ -164,111 +161,36 @@ def exact_log(times: Sequence[int]) -> list[bool]:
     return decisions
 
 
-def decided(name: str, times: Sequence[int]) -> list[bool]:
-    """What an algorithm decides of a stream: the same as hit after hit, but sooner.
-
-    While nothing is counted, no limit has less room later. So of a hit that passes, as many others
-    as remain will pass too. They are charged at once where it leaves the same count: those of one
-    part of time (`PARTS_US`), and what a bucket takes before it is empty again. Of a hit that is
-    denied, the algorithm says until when others will be; the last hit before that is tried.
-    """
+def judged(name: str, times: Sequence[int], log: Sequence[bool]) -> Found:
+    """Lets an algorithm decide a stream, and sweeps over what it has admitted."""
     limit = LIMITS[name]
     charge, spec = ALGORITHMS[limit.algorithm].charge, spec_of(limit)
-    part_us, leaks = PARTS_US.get(name, 0), ALGORITHMS[limit.algorithm].refills
     state: State | None = None
-    decisions: list[bool] = []
-    place, hits = 0, len(times)
-    while place < hits:
-        now = times[place]
-        passed, state, remaining, reset_us, retry_us, _, _ = charge(state, now, 1, spec, False, b"")
-        decisions.append(passed)
-        place += 1
-        if not passed:
-            until = now + retry_us
-        elif part_us:
-            until = (now // part_us + 1) * part_us
-        else:
-            until = now + reset_us if leaks else now
-        end = bisect_left(times, until, place, min(hits, place + remaining) if passed else hits)
-        if end == place:
-            continue
-        together = end - place if passed else 1
-        step = charge(state, times[end - 1], together, spec, False, b"")
-        if step.passed is passed:
-            state = step.state
-            decisions += [passed] * (end - place)
-            place = end
-    return decisions
-
-
-PARTS_US = {
-    "fixed_window": WINDOW_US,
-    "sliding_window": WINDOW_US,
-    "sliding_window, buckets: 60": SECOND_US,
-}
-"""The parts of time in which an algorithm does not ask when a hit came."""
-
-
-def judged(decisions: Sequence[bool], times: Sequence[int], log: Sequence[bool]) -> Found:
-    """Sweeps over what was admitted of a stream, beside what a log decides."""
-    admitted = list(compress(times, decisions))
-    # When each hit that was admitted has left the window, that of the last `LIMIT`th first.
-    gone = [0] * LIMIT + [at + WINDOW_US for at in admitted]
-    before = accumulate(decisions, initial=0)  # how many were admitted before each hit
-    room = list(map(le, map(gone.__getitem__, before), times))
-    return Found(
-        len(times),
-        len(admitted),
-        _most(admitted),
-        sum(map(ne, decisions, log)),
-        sum(map(gt, decisions, room)),
-        sum(map(lt, decisions, room)),
-    )
-
-
-def _most(admitted: Sequence[int]) -> int:
-    """The most hits in any window, wherever it begins."""
-
-    def fit(hits: int) -> bool:
-        """Whether any so many hits in a row lie within a window."""
-        if hits > len(admitted):
-            return False
-        spans: Iterator[int] = map(sub, islice(admitted, hits - 1, None), admitted)
-        return min(spans) < WINDOW_US
-
-    few, many = 0, LIMIT
-    while fit(many):
-        few, many = many, many * 2
-    while many - few > 1:
-        middle = (few + many) // 2
-        few, many = (middle, many) if fit(middle) else (few, middle)
-    return few
-
-
-def above_rate(decisions: Sequence[bool], times: Sequence[int]) -> float:
-    """The most admitted hits, over all spans of any length, above what comes back in that time.
-
-    Hits times microseconds are exact integers. Hits that come at the rate add nothing to
-    `levels`; a span from one hit to another is as far above it as these rise, and its own hit.
-    """
-    admitted = list(compress(times, decisions))
-    rises = range(0, len(admitted) * WINDOW_US, WINDOW_US)
-    levels = list(map(sub, rises, map(mul, admitted, repeat(LIMIT))))
-    highest = max(map(sub, levels, accumulate(levels, min)), default=-WINDOW_US)
-    return (highest + WINDOW_US) / WINDOW_US
+    admitted: list[int] = []
+    oldest = most = differ = allowed = denied = 0
+    level = highest = last = 0
+    for now, logged in zip(times, log, strict=True):
+        step = charge(state, now, 1, spec, False, b"")
+        state = step.state
+        while oldest < len(admitted) and admitted[oldest] <= now - WINDOW_US:
+            oldest += 1
+        room = len(admitted) - oldest < LIMIT
+        differ += step.passed != logged
+        allowed += step.passed and not room
+        denied += room and not step.passed
+        if step.passed:
+            admitted.append(now)
+            most = max(most, len(admitted) - oldest)
+            # Of all spans that end here, the most above the rate; in hits times microseconds.
+            level = max(0, level - (now - last) * LIMIT) + WINDOW_US
+            highest, last = max(highest, level), now
+    return Found(len(times), len(admitted), most, highest / WINDOW_US, differ, allowed, denied)
 
 
 def _case(case: tuple[str, float]) -> dict[str, Found]:
     times = stream(*case)
     log = exact_log(times)
-    alike: list[tuple[list[bool], Found]] = []
-    found: dict[str, Found] = {}
-    for name in LIMITS:
-        decisions = decided(name, times)
-        known = [one for same, one in alike if same == decisions]
-        found[name] = known[0] if known else judged(decisions, times, log)
-        alike.append((decisions, found[name]))
-    return found
+    return {name: judged(name, times, log) for name in LIMITS}
 
 
 def _row(cells: Sequence[object]) -> str:

@@ -146,10 +146,6 @@ def charge(
 
     0 hits are a peek: it passes while the bucket holds no more than the limit.
     """
-    if addend and isinstance(state, bytes):
-        passing = _leaking_on(state, now_us, addend, spec)
-        if passing is not None:
-            return passing
     limit = spec.limit
     level = _Level(state, now_us, spec)
     remaining = limit - level.used()
@@ -163,26 +159,6 @@ def charge(
         level.level += addend * level.ticks
         state = level.state()
     return step((True, state, remaining - addend, level.until_us(0), 0, addend, level.damaged))
-
-
-def _leaking_on(state: bytes, now_us: int, addend: int, spec: CounterSpec) -> Step | None:
-    """As `charge` of hits that fit, where the rule is the one of the state; None otherwise."""
-    rate, mark = spec.rate, spec.algorithm.mark
-    if not rate or spec.stepped or state[:1] != mark or len(state) != _STATE.size:
-        return None
-    _, tick, hits, fraction, then, rate_then = _STATE.unpack(state)
-    tick_us, ticks, limit = spec.tick_us, spec.window_ticks, spec.limit
-    now, last = now_us // tick_us, int(then)
-    if tick != spec.tick or rate_then != rate or last > now or hits > limit:
-        return None
-    level = max(0, hits * ticks + int(fraction) - (now - last) * rate) + addend * ticks
-    remaining = limit - -(-level // ticks)
-    until_us = (now - -level // rate) * tick_us
-    if remaining < 0 or until_us >= MAX_EXACT:
-        return None
-    hits, fraction = divmod(level, ticks)
-    packed = _STATE.pack(mark, tick, hits, fraction, now, rate)
-    return step((True, packed, remaining, until_us - now_us, 0, addend, False))
 
 
 def refund(

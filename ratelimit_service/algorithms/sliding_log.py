@@ -96,10 +96,6 @@ def charge(
     state: State | None, now_us: int, addend: int, spec: CounterSpec, force: bool, _lease: bytes
 ) -> Step:
     """Notes `addend` hits if all of them fit below the limit, or in any case with `force`."""
-    if addend == 1 and isinstance(state, bytes):
-        passing = _noting_one(state, now_us, spec)
-        if passing is not None:
-            return passing
     limit, window_us = spec.limit, spec.window_us
     log, damaged = _read(state, now_us, window_us)
     passed = log.total + addend <= limit
@@ -113,31 +109,6 @@ def charge(
     return step(
         (passed, state, remaining, _reset_us(log, now_us, window_us), retry_us, counted, damaged)
     )
-
-
-def _noting_one(state: bytes, now_us: int, spec: CounterSpec) -> Step | None:
-    """As `charge` of one hit that fits behind others; None of any other case."""
-    size = len(state)
-    if state[:1] != _MARK or size <= _HEAD.size:
-        return None
-    base, last, total = map(int, _HEAD.unpack_from(state)[1:])
-    gone_us, at = now_us - spec.window_us, _HEAD.size
-    while True:
-        number, after = _number_at(state, at)
-        hits = 1
-        if number & 1:
-            hits = number >> 1
-            number, after = _number_at(state, after)
-        since = number >> 1
-        if base + since > gone_us:
-            break
-        base, total, at = base + since, total - hits, after
-        if at >= size:
-            return None
-    if total >= min(spec.limit, _MAX_TOTAL) or last > now_us or size - at >= _MAX_BYTES:
-        return None
-    packed = _HEAD.pack(_MARK, base, now_us, total + 1) + state[at:] + _coded((now_us - last) * 2)
-    return step((True, packed, spec.limit - total - 1, spec.window_us, 0, 1, False))
 
 
 def refund(
@@ -227,12 +198,6 @@ def _entry_at(entries: bytes, at: int) -> tuple[int, int, int]:
 
 
 def _coded(number: int) -> bytes:
-    if number < 1 << 7:
-        return bytes((number,))
-    if number < 1 << 14:
-        return bytes((number >> 7, number & 127 | 128))
-    if number < 1 << 21:
-        return bytes((number >> 14, number >> 7 & 127 | 128, number & 127 | 128))
     groups = bytearray()
     while number >= _GROUP:
         groups.append(number % _GROUP + _GROUP)

@@ -36,10 +36,6 @@ def charge(
     state: State | None, now_us: int, addend: int, spec: CounterSpec, force: bool, _lease: bytes
 ) -> Step:
     """Counts `addend` hits if all of them fit below the limit, or in any case with `force`."""
-    if spec.buckets and addend and isinstance(state, bytes):
-        passing = _in_small_buckets(state, now_us, addend, spec)
-        if passing is not None:
-            return passing
     limit, window = spec.limit, _window(state, now_us, spec)
     remaining = limit - window.count()
     passed = addend <= remaining
@@ -50,32 +46,6 @@ def charge(
         state = window.state()
     remaining = remaining - addend if passed else max(0, remaining)
     return step((passed, state, remaining, window.reset_us(), retry_us, counted, window.damaged))
-
-
-def _in_small_buckets(state: bytes, now_us: int, addend: int, spec: CounterSpec) -> Step | None:
-    """As `charge`, without unpacking the counts: where all are bytes, and the hits fit.
-
-    None of any other case.
-    """
-    if state[:2] != _BYTES:
-        return None
-    part_us = -(-spec.window_us // spec.buckets)
-    number = now_us // part_us
-    age = number - int.from_bytes(state[2:_HEAD], "big")
-    if not 0 <= age <= spec.buckets:
-        return None
-    before = state[_HEAD : _HEAD + spec.buckets + 1 - age]
-    used = sum(before)
-    newest = addend if age else before[0] + addend
-    if not used or used + addend > spec.limit or newest > 255:
-        return None
-    if age:
-        packed = _BYTES + number.to_bytes(_HEAD - 2, "big") + bytes((newest,))
-        counted = packed + bytes(age - 1) + before.rstrip(b"\0")
-    else:
-        counted = state[:_HEAD] + bytes((newest,)) + before[1:].rstrip(b"\0")
-    reset_us = (number + spec.buckets + 1) * part_us - now_us
-    return step((True, counted, spec.limit - used - addend, reset_us, 0, addend, False))
 
 
 def refund(
@@ -277,8 +247,6 @@ def _window(state: State | None, now_us: int, spec: CounterSpec) -> _TwoCounters
 _TWO: Final = struct.Struct(">cdII")
 _FORMS: Final = {1: "B", 2: "H", 4: "I"}
 _HEAD: Final = 8
-_BYTES: Final = b"s\x01"
-"""What the states begin with of which each count is a byte."""
 
 
 _BUCKETS: Final = Parameter(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from ratelimit_service import wire
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.model import Request
 from ratelimit_service.stores import AT_ONCE
-from ratelimit_service.transport.h2 import frames
+from ratelimit_service.transport.h2 import frames, protocol
 from ratelimit_service.transport.h2.calls import METHODS
 from ratelimit_service.transport.h2.frames import ErrorCode, FrameType
 from ratelimit_service.transport.h2.overload import Backlog
@@ -189,6 +192,54 @@ async def test_late_clients_are_read_from_when_it_is_their_turn(tmp_path: Path) 
     ends.turn()
 
 
+@contextmanager
+def drawing(ends: Ends) -> Iterator[socket.socket]:
+    """The client's end of a socket that is read from in turns; it was last empty at time 1."""
+    there, here = socket.socketpair()
+    with there, here:
+        here.setblocking(False)
+        there.setblocking(False)
+        ends.protocol.draw_from(here)
+        ends.protocol._drawing, ends.protocol._drawn_us = True, 1
+        yield there
+
+
+async def test_a_late_client_is_read_from_until_its_socket_is_empty(tmp_path: Path) -> None:
+    """What was there before the newest calls is read, and refused, in the same visit."""
+    ends = Ends(Asking(tmp_path, RULES, store=Timed()))
+    ends.settle()
+    with drawing(ends) as there:
+        calls = 1_000
+        there.sendall(b"".join(ends.frames("100S") for _ in range(calls)))
+        while ends.protocol.handle_piece(80_000_001):
+            pass
+        ends.turns._finish_turn([ends.protocol])
+
+    kinds = ends.wire.kinds()
+    counted = calls // 4  # at four fifths of the patience it is the square of a half
+    assert abs(kinds.count(FrameType.DATA) - counted) <= 1
+    assert kinds.count(FrameType.RST_STREAM) == calls - kinds.count(FrameType.DATA)
+
+
+async def test_nothing_is_counted_while_more_is_in_the_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as reads do not empty a socket, what they bring may be as old as the last such."""
+    monkeypatch.setattr(protocol, "_MOST_READS", 1)
+    ends = Ends(Asking(tmp_path, RULES, store=Timed()))
+    ends.settle()
+    ends.overload.hurried(4_000)
+    with drawing(ends) as there:
+        there.sendall(b"".join(ends.frames("100S") for _ in range(1_000)))
+        assert ends.protocol.handle_piece(80_000_001)
+        ends.turns._finish_turn([ends.protocol])
+        assert set(ends.wire.kinds()) == {FrameType.RST_STREAM}
+
+        assert ends.protocol.handle_piece(80_000_002)
+        ends.turns._finish_turn([ends.protocol])
+        assert FrameType.RST_STREAM in ends.wire.kinds()
+
+
 async def test_bytes_may_have_come_while_the_loop_was_busy() -> None:
     """What is read between two turns is taken to have come in the middle of a round of the loop."""
     turns = Turns()
@@ -274,8 +325,28 @@ async def test_time_before_a_client_is_read_from_counts(tmp_path: Path) -> None:
     ends.protocol._resume_reading()
 
     ends.protocol.data_received(b"")
+    ends.protocol.data_received(b"")
+
+    assert all(elapsed_us() - came_us >= 80_000_000 for came_us, _ in ends.protocol._inbox)
+
+
+async def test_time_before_several_pauses_counts(tmp_path: Path) -> None:
+    """If reading pauses again before all was read, the rest may have come in the first pause."""
+    ends = Ends(Asking(tmp_path, RULES))
+    ends.call()
+    for waited_us in (80_000_000, 0):
+        ends.protocol._pause_reading()
+        ends.protocol._unread_since_us -= waited_us
+        ends.protocol._resume_reading()
+        await asyncio.sleep(0)
+    ends.protocol._pause_reading()
+    ends.protocol._resume_reading()
+
+    ends.protocol.data_received(b"")
 
     assert elapsed_us() - ends.protocol._inbox[0][0] >= 80_000_000
+    await rounds()
+    assert not ends.protocol._unread_since_us
 
 
 async def test_a_call_after_a_pause_and_a_silence_is_fresh(tmp_path: Path) -> None:

@@ -28,8 +28,14 @@ _PIECE_CALLS: Final = 32
 _PIECE_BYTES: Final = 8_192
 """So many calls or frames, or so many bytes, are handled before it is another client's turn."""
 
+_NEVER_US: Final = 1 << 62
+
 _DRAWN_BYTES: Final = 65_536
-"""So much is read at once in a turn."""
+"""So much is read at once in a turn. A read that brings less has emptied the socket."""
+
+_MOST_READS: Final = 12
+"""So often a socket is read from in one visit, unless it is empty before: as much can be refused in
+that visit."""
 
 
 class CallHandler(Protocol):
@@ -84,8 +90,9 @@ class Http2Protocol(asyncio.Protocol):
         """How many of its calls are decided in turns of their own, and are not yet."""
         self._handled = False
         """Whether pieces were handled in this turn whose answers are not written yet."""
-        self._unread_since_us = 0
-        """Since when reading is paused; 0 once all that came during the pause is read."""
+        self._unread_since_us = self._pauses = 0
+        """Since when reading is paused, and how often it was: 0 once all that came during the pause
+        is read. If it pauses again before, bytes of the first pause may be what is read next."""
         self.arrived_us = 0
         """The earliest time, by `elapsed_us`, at which the piece in hand can have come."""
         self.now_us = 0
@@ -103,8 +110,9 @@ class Http2Protocol(asyncio.Protocol):
         self._drawing = self._chosen = False
         """Whether that is read in turns, and not by the loop, and whether what was read then is to
         be counted although it may have waited for long."""
-        self._drawn_us = 0
-        """When it was last read then: what is read next has come later."""
+        self._drawn_us, self._fresh_us = 0, _NEVER_US
+        """When it was last empty then: what is read next has come later. And when the newest bytes
+        of that read have come: these are not given up together with the others."""
         self._transport: asyncio.Transport | None = None
         self._flushing = False
         self._writing_paused = self._reading_paused = False
@@ -130,9 +138,8 @@ class Http2Protocol(asyncio.Protocol):
         self._heard_at = self._loop.time()
         self._pinged_at = None
         now_us = elapsed_us()
-        arrived_us = self._turns.came_us(now_us)
-        if self._unread_since_us:  # bytes read after a pause may have come at its beginning
-            arrived_us, self._unread_since_us = self._unread_since_us, 0
+        # Bytes read after a pause may have come at its beginning.
+        arrived_us = self._unread_since_us or self._turns.came_us(now_us)
         self._inbox.append((arrived_us, data))
         self._inbox_bytes += len(data)
         if self._inbox_bytes > INBOX_BYTES and self._pause_reading():
@@ -195,33 +202,51 @@ class Http2Protocol(asyncio.Protocol):
     def _stop_drawing(self) -> None:
         """Has the loop read again, which also finds out if the client has gone."""
         if self._drawing:
-            self._drawing, self.spread_us = False, 0
+            self._drawing, self.spread_us, self._fresh_us = False, 0, _NEVER_US
             transport = self._transport
             if transport is not None and not transport.is_closing() and not self._reading_paused:
                 transport.resume_reading()
 
     def _draw(self, now_us: int) -> bool:
-        """Reads what has come since the last read; returns whether anything has."""
+        """Reads what has come since the socket was last empty; returns whether anything has."""
+        its_socket, chunks, size, emptied = self._socket, list[bytes](), 0, False
         try:
-            data = self._socket.recv(_DRAWN_BYTES) if self._socket is not None else b""
-        except OSError:  # nothing has come, or the loop will find the fault
-            return False
-        if not data:
+            while its_socket is not None and not emptied and len(chunks) < _MOST_READS:
+                data = its_socket.recv(_DRAWN_BYTES)
+                if not data:
+                    break
+                chunks.append(data)
+                size += len(data)
+                emptied = len(data) < _DRAWN_BYTES
+        except OSError:  # nothing more has come, or the loop will find the fault
+            emptied = True
+        if not chunks:
             return False
         self._heard_at = self._loop.time()
         self._pinged_at = None
-        since_us, self._drawn_us = self._drawn_us, now_us
-        self._chosen, fresh_bytes = self.backlog.chosen(now_us - since_us, len(data), _PIECE_BYTES)
-        self._inbox_bytes += len(data)
+        self._inbox_bytes += size
+        since_us, fresh_bytes = self._drawn_us, 0
         self.spread_us = now_us - since_us
-        late_bytes = len(data) - fresh_bytes
-        if self._chosen or not fresh_bytes or not late_bytes:
-            self._inbox.append((since_us, data))
-            return True
+        self._chosen = False
+        if emptied:
+            # What remains in the socket otherwise is no newer than this: nothing of it is fresh.
+            self._drawn_us = now_us
+            self._chosen, fresh_bytes = self.backlog.chosen(self.spread_us, size, _PIECE_BYTES)
+        if self._chosen:
+            fresh_bytes = 0
         # The bytes are taken to have come one after the other, at an even pace.
-        self._inbox.append((since_us, data[:late_bytes]))
-        newest_us = (now_us - since_us) * fresh_bytes // len(data)
-        self._inbox.append((now_us - newest_us, data[late_bytes:]))
+        fresh_us = now_us - self.spread_us * fresh_bytes // size
+        late_bytes = size - fresh_bytes
+        self._fresh_us = fresh_us
+        for data in chunks:
+            if late_bytes >= len(data):
+                self._inbox.append((since_us, data))
+            elif late_bytes > 0:
+                self._inbox.append((since_us, data[:late_bytes]))
+                self._inbox.append((fresh_us, data[late_bytes:]))
+            else:
+                self._inbox.append((fresh_us, data))
+            late_bytes -= len(data)
         return True
 
     def _handle_some(self, now_us: int, *, refusing: bool) -> bool:
@@ -290,7 +315,7 @@ class Http2Protocol(asyncio.Protocol):
         """Takes all bytes that have waited too long for their calls to be counted."""
         if self._more or not self._inbox:
             return b""
-        caught_up_us = self.backlog.caught_up_us(self.now_us)
+        caught_up_us = min(self.backlog.caught_up_us(self.now_us), self._fresh_us)
         piece = self._next_piece(INBOX_BYTES)
         inbox, size = self._inbox, len(piece)
         if not inbox or inbox[0][0] >= caught_up_us or size >= INBOX_BYTES:
@@ -348,7 +373,8 @@ class Http2Protocol(asyncio.Protocol):
         if self._transport is None or self._reading_paused:
             return False
         self._reading_paused = True
-        self._unread_since_us = elapsed_us()
+        self._pauses += 1
+        self._unread_since_us = self._unread_since_us or elapsed_us()
         self._transport.pause_reading()
         return True
 
@@ -358,12 +384,11 @@ class Http2Protocol(asyncio.Protocol):
             if self._transport is not None:
                 self._transport.resume_reading()
                 # After two more rounds of the loop all that came during the pause has been read.
-                since_us = self._unread_since_us
-                self._loop.call_soon(self._loop.call_soon, self._read_again, since_us)
+                self._loop.call_soon(self._loop.call_soon, self._read_again, self._pauses)
 
-    def _read_again(self, since_us: int) -> None:
-        """Notes that what comes from now on has not come during the pause that began then."""
-        if self._unread_since_us == since_us and not self._reading_paused:
+    def _read_again(self, pauses: int) -> None:
+        """Notes that what comes from now on has not come during a pause, if none was since."""
+        if self._pauses == pauses:
             self._unread_since_us = 0
 
     def flush(self) -> None:
