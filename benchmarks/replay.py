@@ -1,5 +1,7 @@
 """How many recorded requests a second `ratelimit replay` asks of rules, on one core.
 
+And how long `ratelimit test` takes for 1,000 steps.
+
     .venv/bin/python -m benchmarks.replay
 
 Prints a table; docs/benchmarks.md tells the method. The time is that of the processor. `REQUESTS`
@@ -13,9 +15,13 @@ import io
 import os
 import random
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from ratelimit_service.observer import Tallies
 from ratelimit_service.replay.csv_log import CsvLog
@@ -120,6 +126,25 @@ def row(what: str, logs: Sequence[str], new: Snapshot, old: Snapshot | None = No
     )
 
 
+def tested(steps: int) -> float:
+    """The processor time of the whole command `ratelimit test`, in seconds."""
+    cases = "".join(
+        ("" if step % 20 else f"- name: case {step}\n  steps:\n")
+        + f"  - {{at: {step % 20}s, domain: api, descriptors: [{{user: u{step % 4}}}], "
+        f"expect: OK, remaining: {299 - step % 20 // 4}}}\n"
+        for step in range(steps)
+    )
+    with TemporaryDirectory() as directory:
+        rules = Path(directory, "api.yaml")
+        rules.write_text(RULES.format(most=300, algorithm="fixed_window"))
+        path = Path(directory, "api.test.yaml")
+        path.write_text(f"rules: api.yaml\ncases:\n{cases}")
+        used = -sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+        command = [sys.executable, "-m", "ratelimit_service", "test", str(path)]
+        subprocess.run(command, check=True, capture_output=True)
+        return used + sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+
+
 def main() -> None:
     gc.disable()  # as the command does
     started = time.process_time()
@@ -138,6 +163,8 @@ def main() -> None:
     row(f"{LOGS} decision logs", [decisions(each, seed) for seed in range(LOGS)], snapshot(300))
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     print(f"\nOnly read: {reading:,.0f} a second. Most memory, with the logs: {most:.0f} MB.")
+    whole, first = (min(tested(steps) for _ in range(3)) for steps in (1_000, 1))
+    print(f"`ratelimit test` of 1,000 steps: {whole:.2f} s, of one step {first:.2f} s.")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -407,3 +408,41 @@ def test_worlds_are_the_service(asked: list[tuple[int, list[str], int]]) -> None
             assert (on_the_wire.code, on_the_wire.statuses) == (expected.code, expected.statuses)
 
     asyncio.run(both())
+
+
+def test_a_thousand_steps_are_little_work(tmp_path: Path) -> None:
+    """However many steps there are, each costs at most 400 calls of functions.
+
+    So 1,000 steps take less than a second: a slow processor makes a million calls a second.
+    """
+    few, many = calls_of(tmp_path, 100), calls_of(tmp_path, 1_000)
+
+    assert (many - few) / 900 < 400
+
+
+def calls_of(directory: Path, steps: int) -> int:
+    """How many functions are called to read and run so many steps in ten cases, and to say it."""
+    lines = ["rules: api.yaml", "cases:"]
+    for case in range(10):
+        lines += [f"- name: case {case}", "  steps:"]
+        for step in range(steps // 10):
+            user, asked = f"u{step % 5}", step // 5 + 1
+            expected = f"expect: OK, rule: user, remaining: {20 - asked}"
+            lines.append(
+                f"  - {{at: {step}00ms, domain: api, descriptors: [{{user: {user}}}], {expected}}}"
+            )
+    calls = 0
+
+    def count(_frame: object, event: str, _about: object) -> None:
+        nonlocal calls
+        calls += event in {"call", "c_call"}
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        results, _ = run(directory, "\n".join(lines))
+        said = told(results)
+    finally:
+        sys.setprofile(before)
+    assert said == "10 cases passed"
+    return calls
