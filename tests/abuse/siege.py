@@ -13,6 +13,7 @@ import time
 import tracemalloc
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -46,6 +47,7 @@ NOMINAL_MS = 1.8
 
 TRIES = 4
 READ_BYTES = 262_144
+LARGE_HITS = 100
 IDLE_MS = 0.2
 QUIET_TURNS = 100
 """After so many turns in which nothing was done the server has done all that it will do."""
@@ -192,6 +194,8 @@ class Noting:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.batches = 0
+        self.kept: list[Callable[[], None]] | None = None
+        """Where there is a list, large batches wait in it until they are called."""
 
     async def start(self) -> None: ...
 
@@ -205,7 +209,11 @@ class Noting:
         deadline_us: int = NEVER,
     ) -> None:
         self.batches += 1
-        self._store.charge(requests, done, wanted, deadline_us)
+        charge = partial(self._store.charge, requests, done, wanted, deadline_us)
+        if self.kept is not None and sum(map(len, requests)) > LARGE_HITS:
+            self.kept.append(charge)
+        else:
+            charge()
 
 
 class Siege:
@@ -214,9 +222,9 @@ class Siege:
     def __init__(self, directory: Path) -> None:
         stats, health = Stats(), Health()
         self._rules = Asking(directory, RULES).rules
-        self._counters = Noting(MemoryStore(1_000_000, stats, health))
+        self.counters = Noting(MemoryStore(1_000_000, stats, health))
         self._planned = 0
-        service = Service(self._snapshot, self._counters, Settings(), stats)
+        service = Service(self._snapshot, self.counters, Settings(), stats)
         self._server = H2Server("127.0.0.1:0", service, health)
         self._attackers: list[Attacker] = []
 
@@ -228,7 +236,7 @@ class Siege:
     @property
     def steps(self) -> int:
         """How many batches were planned so far, and how many counted, in sum."""
-        return self._planned + self._counters.batches
+        return self._planned + self.counters.batches
 
     async def __aenter__(self) -> Self:
         return self

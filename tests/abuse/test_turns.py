@@ -314,3 +314,26 @@ async def test_small_calls_beside_many_descriptors(tmp_path: Path) -> None:
             while not honest.hears():
                 await asyncio.sleep(0)
             assert siege.steps - steps <= 5
+
+
+async def test_a_store_is_given_one_large_call_at_a_time(tmp_path: Path) -> None:
+    """While a store counts many descriptors it gets small calls, and no more large ones."""
+    async with Siege(tmp_path) as siege:
+        attackers = [await siege.attacker() for _ in range(5)]
+        honest = await siege.attacker()
+        kept = siege.counters.kept = []
+        for number, attacker in enumerate(attackers):
+            attacker.push(attacker.call(short(250, number * 250)))
+        answered = 0
+        while answered < len(attackers):
+            while not kept:
+                await asyncio.sleep(0)
+            honest.push(honest.call(users(1)))
+            while not honest.hears():
+                await asyncio.sleep(0)
+            (charge,) = kept
+            kept.clear()
+            charge()
+            while not any(attacker.hears() for attacker in attackers):
+                await asyncio.sleep(0)
+            answered += 1

@@ -217,8 +217,10 @@ class ServiceCalls:
             protocol.connection.refuse(calls.stream_ids)
             protocol.flush_soon()
             return
-        alone = Gathered(self._pending)
+        # The next one waits for its answer: a store has no more than one before small calls.
+        alone = Gathered(self._pending, protocol.release_steps)
         alone.add(protocol, calls, deadline_us)
+        protocol.hold_steps()
         alone.submit(self._service)
 
     def _submit(self) -> None:

@@ -7,7 +7,7 @@ does. What must not live here: which calls are counted, and when (`calls`, `over
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ratelimit_service.clock import elapsed_us
@@ -42,10 +42,12 @@ class Pending:
 class Gathered:
     """A batch of calls whose callers wait about equally long, in the order of their handling."""
 
-    __slots__ = ("_deadline_us", "_messages", "_origins", "_parts", "_pending", "_starts")
+    __slots__ = ("_deadline_us", "_messages", "_origins", "_parts", "_pending", "_starts", "_then")
 
-    def __init__(self, pending: Pending) -> None:
+    def __init__(self, pending: Pending, then: Callable[[], None] | None = None) -> None:
+        """`then` is called when all is answered."""
         self._pending = pending
+        self._then = then
         self._deadline_us = NEVER
         self._parts: list[tuple[Http2Protocol, list[int]]] = []
         """The connections of the calls, each with its streams, in the order of the messages."""
@@ -104,6 +106,8 @@ class Gathered:
                     refusal = service.bug(error)
                     connection.finish(stream_id, refusal.code, refusal.message)
             protocol.flush_soon()
+        if self._then is not None:
+            self._then()
 
 
 # No closures: compiled, each would be a cycle, and the collector would have to find them.

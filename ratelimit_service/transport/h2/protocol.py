@@ -283,6 +283,14 @@ class Http2Protocol(asyncio.Protocol):
         self._steps += 1
         self._turns.alone(partial(self._do_step, step), calls)
 
+    def hold_steps(self) -> None:
+        """Lets no step begin for any client until `release_steps`, as `Turns` has it."""
+        self._turns.hold_steps()
+
+    def release_steps(self) -> None:
+        """Ends what `hold_steps` has begun."""
+        self._turns.release_steps()
+
     def _do_step(self, step: Callable[[], None]) -> None:
         self._steps -= 1
         try:

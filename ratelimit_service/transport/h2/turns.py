@@ -84,11 +84,15 @@ class Turns:
         self._call_us = _GUESSED_US
         """How long it takes for a call, as it took lately."""
         self._steps: deque[Callable[[], None]] = deque()
-        """Steps of long work, each for a turn of its own."""
+        """First steps of long work, each for a turn of its own."""
+        self._begun: deque[Callable[[], None]] = deque()
+        """Further steps of work that has begun."""
         self._step_calls = 0
         """For how many calls steps were left in this turn."""
         self._stepping = False
         """Whether the last turn was one for a step."""
+        self._held = False
+        """Whether no more work may begin for now."""
 
     def came_us(self, now_us: int) -> int:
         """When bytes have come, on average, that the loop has just read.
@@ -119,12 +123,31 @@ class Turns:
         """
         self._steps.append(step)
         self._step_calls += calls
-        self._schedule()
+        if not self._held:
+            self._schedule()
+
+    def hold_steps(self) -> None:
+        """Lets no more work begin until `release_steps`; what has begun goes on.
+
+        A store takes what it gets in order, so too much at once would keep small calls waiting.
+        """
+        self._held = True
+
+    def release_steps(self) -> None:
+        """Ends what `hold_steps` has begun."""
+        self._held = False
+        if self._steps:
+            self._schedule()
 
     def go_on(self, step: Callable[[], None]) -> None:
         """Has the next step of work that has begun called in a turn of its own."""
-        self._steps.appendleft(step)
+        self._begun.append(step)
         self._schedule()
+
+    @property
+    def _may_step(self) -> bool:
+        """Whether there is a step that may be taken now."""
+        return bool(self._begun) or (bool(self._steps) and not self._held)
 
     def _schedule(self) -> None:
         if not self._scheduled:
@@ -139,7 +162,7 @@ class Turns:
         If no other waits, and little has been handled lately, a piece is handled at once.
         """
         waiting.used_us = max(waiting.used_us, self._least_us)
-        if not self._waiting and not self._steps:
+        if not self._waiting and not self._steps and not self._begun:
             self._least_us = waiting.used_us
             # Each microsecond of rest makes up for three of handling.
             idle_us = now_us - self._ended_us
@@ -174,15 +197,15 @@ class Turns:
 
     def _turn(self) -> None:
         started = elapsed_us()
-        self._stepping = bool(self._steps) and not (self._stepping and self._waiting)
+        self._stepping = self._may_step and not (self._stepping and self._waiting)
         if self._stepping:
-            self._steps.popleft()()
+            (self._begun or self._steps).popleft()()
             # What comes in this round of the loop is not handled at once.
             self._lately_us += elapsed_us() - started
         else:
             self._handle_pieces(started)
         self._before_us, self._ended_us = self._ended_us, elapsed_us()
-        self._scheduled = bool(self._waiting or self._steps)
+        self._scheduled = self._may_step or bool(self._waiting)
         if self._scheduled:
             self._loop.call_soon(self._turn)
 
