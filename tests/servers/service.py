@@ -50,7 +50,8 @@ class ServiceProcess:
         command = [COMMAND, "serve", "--grpc", f"127.0.0.1:{self.grpc_port}"]
         command += ["--http", f"127.0.0.1:{self.http_port}", "--store-timeout", "5s"]
         command += ["--admin", f"127.0.0.1:{self.admin_port}", *flags]
-        merged = {**os.environ, **environment} if environment else None
+        # No test needs the system's authorities, and aiohttp would read all of them at each start.
+        merged = {"SSL_CERT_FILE": os.devnull, **os.environ, **(environment or {})}
         self._process = Process(command, directory / f"service-{self.grpc_port}.log", merged)
 
     @property
