@@ -9,7 +9,8 @@ import ast
 import re
 import tokenize
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 PROJECT = Path(__file__).parents[2]
@@ -91,16 +92,19 @@ def type_names(module: ast.Module) -> Iterator[str]:
                 yield name
 
 
-def words(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def words(path: Path) -> Sequence[tuple[int, str]]:
     """Every name in a module's code, and every name in backticks in its comments and strings."""
+    found = []
     with path.open("rb") as file:
         for token in tokenize.tokenize(file.readline):
             if token.type == tokenize.NAME:
-                yield token.start[0], token.string
+                found.append((token.start[0], token.string))
             elif token.type in (tokenize.COMMENT, tokenize.STRING):
-                for found in re.finditer(r"`(\w+)`", token.string):
-                    line = token.start[0] + token.string.count("\n", 0, found.start())
-                    yield line, found[1]
+                for each in re.finditer(r"`(\w+)`", token.string):
+                    line = token.start[0] + token.string.count("\n", 0, each.start())
+                    found.append((line, each[1]))
+    return found
 
 
 def lua_words(path: Path) -> Iterator[tuple[int, str]]:
