@@ -53,6 +53,8 @@ class Answer(NamedTuple):
     """Of every limit of every descriptor, in order."""
     failed: bool = False
     """Whether the call failed instead, by the policy `error`."""
+    queue: str = ""
+    """The rule into whose queue the request went, by its path."""
 
 
 FAILED = Answer(False, (), (), False, None, False, (), failed=True)
@@ -86,4 +88,4 @@ def by_policy(answer: Answer) -> Answer:
     statuses = [
         one if one.requests_per_unit is None else Status(one.over) for one in answer.statuses
     ]
-    return answer._replace(statuses=tuple(statuses), limits=(), soft=False, delay_ms=None)
+    return answer._replace(statuses=tuple(statuses), limits=(), soft=False, delay_ms=None, queue="")

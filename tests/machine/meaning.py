@@ -78,6 +78,8 @@ class Meant:
     """A descriptor with the rule that it meets."""
 
     rule: Rule | None = None
+    path: str = ""
+    """The rule's place, as metrics have it."""
     terms: list[Terms] = field(default_factory=list)
     counters: list[Identity] = field(default_factory=list)
     hits: list[int] = field(default_factory=list)
@@ -105,6 +107,14 @@ class Meant:
         """Whether a limit that this process counts by itself is over."""
         return any(
             result.over and isinstance(name, Alone)
+            for name, result in zip(self.counters, self.results, strict=True)
+        )
+
+    @property
+    def over_by_count(self) -> bool:
+        """Whether a limit is over in the store."""
+        return any(
+            result.over and not isinstance(name, Alone)
             for name, result in zip(self.counters, self.results, strict=True)
         )
 
@@ -156,6 +166,9 @@ def _meant(asked: Asked, hits: int, rules: Sequence[Rule], settings: Settings, s
         if path is None:
             return meant
         meant.rule = rule = path[-1]
+        meant.path = " > ".join(
+            f"{node['key']}={node['value']}" if "value" in node else node["key"] for node in path
+        )
         meant.shadow = rule.get("shadow_mode", False)
         meant.quota = rule.get("quota_mode", False) or settings.quota_mode
         if any(limit.get("unlimited") for limit in limits_of(rule)):

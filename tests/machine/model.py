@@ -310,15 +310,33 @@ class Model:
         "descriptors that meet no rule count as quotas that passed, those of unlimited rules not
         at all".
         """
-        if any(one.over and not one.shadow and not one.quota for one in meant):
-            return True
+        return bool(self._denying(meant))
+
+    def _denying(self, meant: Sequence[Meant]) -> list[Meant]:
+        """The descriptors that deny the request, the one that decides first."""
+        enforced = [one for one in meant if one.over and not one.shadow and not one.quota]
         quotas = [
-            one.over and not one.shadow
-            for one in meant
-            if one.quota and (one.terms or one.uncounted) and not one.refund
+            one for one in meant if one.quota and (one.terms or one.uncounted) and not one.refund
         ]
-        quotas += [False for one in meant if self.settings.quota_mode and one.without_rule]
-        return bool(quotas) and all(quotas)
+        passed = [one for one in quotas if one.shadow or not one.over]
+        passed += [one for one in meant if self.settings.quota_mode and one.without_rule]
+        return enforced if passed else enforced + quotas
+
+    def _queue(self, meant: Sequence[Meant]) -> str:
+        """The rule into whose queue a denied request goes.
+
+        "A request is queued if every rule that denies it says `on_limit: enqueue`. It goes into
+        the queue of the rule that decided [...]. A peek [...] is not queued. What a ban, a failure
+        policy (also `local`) or lack of time denies is not queued, nor is what a limit that the
+        caller brought denies."
+        """
+        denying = self._denying(meant)
+        queued = all(
+            one.rule is not None and one.rule.get("on_limit") == "enqueue" and one.over_by_count
+            for one in denying
+        )
+        asked_for = any(hits for one in denying for hits in one.hits)
+        return denying[0].path if denying and queued and asked_for else ""
 
     # What is told.
 
@@ -358,6 +376,7 @@ class Model:
             -(-self.delay_us // 1_000) if delays else None,
             leased,
             tuple(result for one in meant for result in one.results),
+            queue=self._queue(meant) if denied else "",
         )
 
 

@@ -76,9 +76,14 @@ def numbered(limit: Limit, choice: Choice) -> Limit:
 
 
 def moded(node: Rule, choice: Choice) -> Rule:
-    """The same rule in another mode."""
+    """The same rule in another mode, with a queue or without one."""
     mode = choice.of(range(10))
-    return {**node, "shadow_mode": mode in (1, 3), "quota_mode": mode in (2, 3, 4)}
+    return {
+        **node,
+        "shadow_mode": mode in (1, 3),
+        "quota_mode": mode in (2, 3, 4),
+        "on_limit": choice.of(["deny", "enqueue"]),
+    }
 
 
 def _limit(number: int) -> Limit:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +26,9 @@ from ratelimit_service.observer import Stats
 from ratelimit_service.rules.build import Version, build
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.rules.tree import Domain, Snapshot
+from ratelimit_service.rules.tree import Rule as RuleOfTree
 from ratelimit_service.service import Refusal, Service
+from ratelimit_service.service.enqueueing import Enqueueing
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import (
     NEVER,
@@ -117,6 +120,18 @@ class Recorder:
             raise ArithmeticError("a fault of the service's own")
 
 
+class Queued(Enqueueing):
+    """Notes what is put into queues."""
+
+    def __init__(self) -> None:
+        super().__init__(None, Stats())
+        self.taken: deque[tuple[str, bytes]] = deque()
+        """The paths of rules with what was denied, in order."""
+
+    def take(self, rule: RuleOfTree, body: bytes, times: int = 1) -> None:
+        self.taken += [(rule.path, body)] * times
+
+
 class Told(NamedTuple):
     """What the service has answered, and what its store was asked for it."""
 
@@ -133,6 +148,8 @@ class Process:
         self.stats = Stats()
         self._book = Rulebook()
         self._service = Service(self._snapshot, self.recorder, settings, self.stats)
+        self._queued = Queued()
+        self._service.enqueueing = self._queued
 
     def _snapshot(self) -> Snapshot:
         if self.recorder.seam == "plan":
@@ -146,9 +163,24 @@ class Process:
     async def decide(self, requests: Sequence[tuple[Sequence[Asked], int]]) -> list[Told]:
         """Asks for a batch."""
         self.recorder.noted.clear()
-        answers = await self._service.decide(_bodies(requests))
+        self._queued.taken.clear()
+        bodies = _bodies(requests)
+        answers = await self._service.decide(bodies)
         noted = iter(list(self.recorder.noted))
-        return [_told(answer, noted) for answer in answers]
+        told = [_told(answer, noted) for answer in answers]
+        queued = [
+            self._queued.taken.popleft()[0] if one.answer.over and self._next_is(body) else ""
+            for one, body in zip(told, bodies, strict=True)
+        ]
+        assert not self._queued.taken, "queued though it was not denied"
+        return [
+            one._replace(answer=one.answer._replace(queue=queue))
+            for one, queue in zip(told, queued, strict=True)
+        ]
+
+    def _next_is(self, body: bytes) -> bool:
+        """Whether a request is the next one that was put into a queue."""
+        return bool(self._queued.taken) and self._queued.taken[0][1] == body
 
     async def fail(self, asked: Sequence[Asked], hits: int, seam: str) -> Told:
         """Asks with a fault at a seam: what is to be counted is refused, once.
