@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from ratelimit_service.model import Code, Request
+from ratelimit_service.model import Code, Descriptor, Entry, Request
 from ratelimit_service.replay.logs import Lines
 from ratelimit_service.replay.recorded import Block, Moments, Recorded, recorded
 from ratelimit_service.service.decision_line import (
@@ -31,8 +31,10 @@ _MOST_TIMES: Final = 10_000
 
 _BEGIN: Final = '{"v":1,"time":"'
 _TIME_AT: Final = len(_BEGIN)
-_TIME_END: Final = _TIME_AT + len("2026-01-31T14:00:00.000000Z")
-_ASKED_AT: Final = _TIME_END + len('",')
+_PART_AT: Final = _TIME_AT + len("2026-01-31T14:00:00.")
+_ZONE_AT: Final = _PART_AT + len("000000")
+_ASKED_AT: Final = _ZONE_AT + len('Z",')
+_MOST_SECONDS: Final = 1_000
 _CODE: Final = ',"code":"'
 _USED: Final = ',"used":'
 
@@ -55,6 +57,13 @@ _USED_END: Final = re.compile(
 """The part of the same that is another one in each line: from what was used on."""
 
 
+_USUAL: Final = re.compile(
+    r'"domain":"([^"\\\x00-\x1f]++)","descriptors":'
+    r'\[\{"entries":\[\["([^"\\\x00-\x1f]++)","([^"\\\x00-\x1f]*+)"\]\]\}\]'
+)
+"""What was asked by most lines of ours: one descriptor of one entry."""
+
+
 class DecisionLogReader:
     """Reads such a log."""
 
@@ -71,6 +80,8 @@ class DecisionLogReader:
         """Requests by their text in lines of ours: to read JSON takes longer than to decide."""
         self._ends: dict[str, Code] = {}
         """Codes by what stands from there to what was used: it names the rule and its limit."""
+        self._seconds: dict[str, int] = {}
+        """Seconds, in microseconds since 1970, by how lines of them begin, up to the fraction."""
         self._moments = Moments()
 
     def blocks(self, lines: Lines) -> Iterator[Block]:
@@ -79,7 +90,7 @@ class DecisionLogReader:
             yield from self._read(taken, lines)
 
     def _read(self, taken: list[str], lines: Lines) -> Iterator[Block]:
-        texts, ends, moment = self._texts, self._ends, self._moments.moment_us
+        texts, ends, seconds = self._texts, self._ends, self._seconds
         block: Block = []
         for place, line in enumerate(taken, 1 - len(taken)):
             asked, _, told = line.partition(_CODE)
@@ -87,16 +98,16 @@ class DecisionLogReader:
             code = ends.get(ruled)
             if code is None or not used or _USED_END.fullmatch(rest) is None:
                 code = self._code(told, ruled if used else "")
-            request = texts.get(asked[_TIME_END:])
+            request = texts.get(asked[_ZONE_AT:])
             if request is None and code is not None:
                 request = self._request(asked)
-            if request is not None and code is not None and asked.startswith(_BEGIN):
-                try:
-                    at_us = moment(line[_TIME_AT:_TIME_END])
-                except ValueError:
-                    pass  # it is told where all fields are read
-                else:
-                    block.append(recorded((at_us, request, code)))
+            if request is not None and code is not None:
+                second_us = seconds.get(line[:_PART_AT], -1)
+                if second_us < 0:
+                    second_us = self._second_us(line)
+                part = line[_PART_AT:_ZONE_AT]
+                if second_us >= 0 and part.isdigit() and part.isascii():
+                    block.append(recorded((second_us + int(part), request, code)))
                     continue
             if not line:
                 continue
@@ -123,19 +134,39 @@ class DecisionLogReader:
     def _request(self, asked: str) -> Request | None:
         """What was asked by a line of ours, of which this is the part before the code."""
         text = asked[_ASKED_AT:]
-        if not asked.startswith('","', _TIME_END) or len(text) > _MOST_TEXT:
+        if not asked.startswith('Z","', _ZONE_AT) or len(text) > _MOST_TEXT:
             return None
-        try:
-            fields = json.loads(f"{{{text}}}")
-            if not fields.keys() <= _ASKED:
+        usual = _USUAL.fullmatch(text)
+        if usual is not None:
+            domain, key, value = usual.groups()
+            request = Request(domain, (Descriptor((Entry(key, value),)),))
+        else:
+            try:
+                fields = json.loads(f"{{{text}}}")
+                if not fields.keys() <= _ASKED:
+                    return None
+                request = read_request(fields)
+            except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
                 return None
-            request = self._one(read_request(fields))
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-            return None
+        request = self._one(request)
         if len(self._texts) >= _MOST_KNOWN:
             self._texts.clear()
-        self._texts[asked[_TIME_END:]] = request
+        self._texts[asked[_ZONE_AT:]] = request
         return request
+
+    def _second_us(self, line: str) -> int:
+        """The second of a line of ours; -1 of any other."""
+        text = line[_TIME_AT : _PART_AT - 1]
+        if not line.startswith(_BEGIN) or line[_PART_AT - 1] != "." or text[-3] != ":":
+            return -1
+        try:
+            found = self._moments.moment_us(f"{text}.0Z")
+        except ValueError:
+            return -1  # it is told where all fields are read
+        if len(self._seconds) >= _MOST_SECONDS:
+            self._seconds.clear()
+        self._seconds[line[:_PART_AT]] = found
+        return found
 
     def _one(self, request: Request) -> Request:
         """The one of all equal requests."""

@@ -160,7 +160,9 @@ class Trace:
         prepared = self._prepared.get(id(request))
         if prepared is None:
             prepared = self._prepare(request, at_us)
-        return self._ask(prepared, at_us)
+        passes = self._ask(prepared, at_us)
+        self.timeline.add(at_us, int(not passes))
+        return passes
 
     def ask_all(self, requests: Sequence[Request], times: Sequence[int]) -> dict[int, _Met | None]:
         """As `ask` for each of them, at its time; tells those that are denied, by their places.
@@ -169,7 +171,7 @@ class Trace:
         hit: that has a short way here.
         """
         found, changing = self._prepared, self.snapshot.times is not None
-        charge, add = self._world.charge_alone, self.timeline.add
+        charge = self._world.charge_alone
         denied: dict[int, _Met | None] = {}
         for place, request in enumerate(requests):
             at_us = times[place]
@@ -188,7 +190,6 @@ class Trace:
                 met.follow(at_us)
             if remaining >= 0:
                 met.use.within_alone(met.name, met.addend, remaining, at_us)
-                add(at_us)
                 continue
             outcome = outcome_of((True, -1 - remaining, 0, 0, False))
             passes = not met.enforced
@@ -197,10 +198,10 @@ class Trace:
             )
             if met.caller is not None:
                 met.caller.denied += 1
-            add(at_us, int(not passes))
             if not passes:
                 self.denied += 1
                 denied[place] = met
+        self.timeline.add_all(times, list(denied))
         return denied
 
     def _renew(self, at_us: int) -> None:
@@ -231,7 +232,6 @@ class Trace:
         if prepared.unmatched:
             self._note_unmatched(prepared.request.domain)
         if verdict is _WITHIN:
-            self.timeline.add(at_us)
             return True
         return self._settled(prepared, settled, by, at_us)
 
@@ -254,7 +254,6 @@ class Trace:
                 met.caller.denied += 1
             if met.start <= by < end:
                 self.deciding = met
-        self.timeline.add(at_us, int(not passes))
         if not passes:
             self.denied += 1
         return passes

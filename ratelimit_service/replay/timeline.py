@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ratelimit_service.model import SECOND_US
@@ -64,6 +66,18 @@ class Timeline:
             self._settle(at_us)
         self._asked += 1
         self._denied += denied
+
+    def add_all(self, times: Sequence[int], denied: Sequence[int]) -> None:
+        """As `add` of many; `denied` are the places of those that were denied, in their order."""
+        place = before = 0
+        while place < len(times):
+            if times[place] >= self._next_us:
+                self._settle(times[place])
+            end = bisect_left(times, self._next_us, place)
+            denied_to = bisect_left(denied, end, before)
+            self._asked += end - place
+            self._denied += denied_to - before
+            place, before = end, denied_to
 
     def busiest(self) -> tuple[int, int]:
         """The most that came in one second of the clock, and when that was."""
