@@ -2,8 +2,9 @@
 
     .venv/bin/python -m benchmarks.console
 
-The service has two workers over Redis, and some calls come all the time. The pages are streams of
-`/events` that are read. docs/console.md has the figures.
+The service has two workers over Redis. First nothing is asked of it, then some calls come all the
+time. The pages are streams of `/events` that are read. The supervisor is the process that serves
+them. docs/console.md has the figures.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from benchmarks.load import SHAPES, Caller
 from benchmarks.profile import RULES
 from benchmarks.run import RATELIMIT, free_port, running
 
-PAGES, SECONDS, TIMES = 10, 8.0, 3
-CALLS_A_SECOND = 200
+PAGES, SECONDS, TIMES = 10, 20.0, 2
+CALLS_A_SECOND = (0, 200)
 
 
 def processes(pid: int) -> list[int]:
@@ -40,43 +41,46 @@ async def watch(port: int, heard: list[int]) -> None:
         writer.close()
 
 
-async def call_on(port: int) -> None:
+async def call_on(port: int, calls_a_second: int) -> None:
     calls, latencies = SHAPES["zipf"](), array("d")
     loop = asyncio.get_running_loop()
     _, caller = await loop.create_connection(lambda: Caller(calls, latencies), "127.0.0.1", port)
     while True:
-        caller.call([time.perf_counter()] * (CALLS_A_SECOND // 20))
+        caller.call([time.perf_counter()] * (calls_a_second // 20))
         await asyncio.sleep(0.05)
 
 
-async def used(pids: list[int]) -> float:
-    """The share of a core that these processes use."""
-    before = sum(map(cpu_seconds, pids))
-    began = time.perf_counter()
+async def used(pids: list[int]) -> tuple[float, float]:
+    """The shares of a core that these processes use, and the first one alone."""
+    began, before = time.perf_counter(), [cpu_seconds(pid) for pid in pids]
     await asyncio.sleep(SECONDS)
-    return (sum(map(cpu_seconds, pids)) - before) / (time.perf_counter() - began)
+    spent = [cpu_seconds(pid) - then for pid, then in zip(pids, before, strict=True)]
+    passed = time.perf_counter() - began
+    return 100 * sum(spent) / passed, 100 * spent[0] / passed
 
 
 async def measure(pid: int, grpc: int, admin: int) -> None:
-    calling = asyncio.create_task(call_on(grpc))
-    await asyncio.sleep(2)
-    pids = processes(pid)
-    print("| pages | % of a core | kB a second to a page |")
-    print("|---|---|---|")
-    for _ in range(TIMES):
-        print(f"| 0 | {100 * await used(pids):.2f} | |", flush=True)
-        heard = [0]
-        pages = [asyncio.create_task(watch(admin, heard)) for _ in range(PAGES)]
+    print("| calls a second | pages | % of a core | the supervisor | kB a second to a page |")
+    print("|---|---|---|---|---|")
+    for calls in CALLS_A_SECOND:
+        calling = asyncio.create_task(call_on(grpc, calls))
         await asyncio.sleep(2)
-        before = heard[0]
-        share = await used(pids)
-        sent = (heard[0] - before) / PAGES / SECONDS / 1_000
-        print(f"| {PAGES} | {100 * share:.2f} | {sent:.1f} |", flush=True)
-        for page in pages:
-            page.cancel()
-        await asyncio.gather(*pages, return_exceptions=True)
-        await asyncio.sleep(6)  # who watches denials is forgotten only then
-    calling.cancel()
+        pids = processes(pid)
+        for _ in range(TIMES):
+            every, first = await used(pids)
+            print(f"| {calls} | 0 | {every:.2f} | {first:.2f} | |", flush=True)
+            heard = [0]
+            pages = [asyncio.create_task(watch(admin, heard)) for _ in range(PAGES)]
+            await asyncio.sleep(2)
+            before = heard[0]
+            every, first = await used(pids)
+            sent = (heard[0] - before) / PAGES / SECONDS / 1_000
+            print(f"| {calls} | {PAGES} | {every:.2f} | {first:.2f} | {sent:.1f} |", flush=True)
+            for page in pages:
+                page.cancel()
+            await asyncio.gather(*pages, return_exceptions=True)
+            await asyncio.sleep(6)  # who watches denials is forgotten only then
+        calling.cancel()
 
 
 def main() -> None:

@@ -8,15 +8,15 @@ a ring of two servers. What callers ask for is drawn by chance, so no two pictur
 
 from __future__ import annotations
 
-import http.client
-import json
 import random
 import subprocess
 import sys
 import tempfile
-import time
+import threading
 from pathlib import Path
 
+from ratelimit_service.client import Client
+from ratelimit_service.model import Descriptor, Entry, Request
 from tests.servers.chromium import Chromium
 from tests.servers.process import Process, free_port, listens
 from tests.servers.redis import RedisServer
@@ -41,26 +41,30 @@ descriptors:
 """,
 }
 USERS = ("alice", "bob", "carol", "dave", "<b>eve</b>")
-SECONDS = 40
+CALLERS, SECONDS = 4, 60
 AT_ONCE = "{behavior: 'instant'}"
 WIDE, NARROW = (1200, 1240), (390, 844)
 
 
-def ask(connection: http.client.HTTPConnection) -> None:
+def ask(client: Client) -> None:
     """One call, as its callers make them."""
     chance = random.random()
-    user = {"key": "user", "value": random.choice(USERS)}
-    domain, entries = "api", [user]
+    user = Entry("user", random.choice(USERS))
+    domain, entries = "api", (user,)
     if chance < 0.2:
-        entries = [user, {"key": "path", "value": "/login"}]
+        entries = (user, Entry("path", "/login"))
     elif chance < 0.3:
-        entries = [{"key": "plan", "value": random.choice(("free", "gold"))}]
+        entries = (Entry("plan", random.choice(("free", "gold"))),)
     elif chance < 0.5:
-        address = f"192.0.2.{random.randrange(20)}"
-        domain, entries = "edge", [{"key": "remote_address", "value": address}]
-    body = json.dumps({"domain": domain, "descriptors": [{"entries": entries}]})
-    connection.request("POST", "/json", body, {"Content-Type": "application/json"})
-    connection.getresponse().read()
+        entries, domain = (Entry("remote_address", f"192.0.2.{random.randrange(20)}"),), "edge"
+    client.should_rate_limit(Request(domain, (Descriptor(entries),)), 5_000_000)
+
+
+def keep_asking(port: int, enough: threading.Event) -> None:
+    """A caller with a connection of its own; it also asks while pictures are taken."""
+    with Client(f"127.0.0.1:{port}") as client:
+        while not enough.wait(random.uniform(0.0, 0.04)):
+            ask(client)
 
 
 def steer(port: int, *words: str) -> None:
@@ -81,12 +85,12 @@ def main() -> None:
         for file, text in RULES.items():
             (directory / "rules" / file).parent.mkdir(exist_ok=True)
             (directory / "rules" / file).write_text(text)
-        http_port, admin_port = free_port(), free_port()
+        grpc_port, http_port, admin_port = free_port(), free_port(), free_port()
         ring = ",".join(f"127.0.0.1:{server.port}" for server in servers)
         command = ["env", "--chdir", name]  # so that rules have the short names of a checkout
         command += [str(BIN / "ratelimit"), "serve", "--rules", "rules", "--workers", "2"]
         command += ["--store", f"redis+ring://{ring}", "--store-timeout", "1s"]
-        command += ["--grpc", "127.0.0.1:0", "--http", f"127.0.0.1:{http_port}"]
+        command += ["--grpc", f"127.0.0.1:{grpc_port}", "--http", f"127.0.0.1:{http_port}"]
         command += ["--admin", f"127.0.0.1:{admin_port}"]
         service = Process(command, directory / "log", family=True)
         service.spawn()
@@ -97,24 +101,25 @@ def main() -> None:
                 admin_port,
                 *("ban", "api", "user=mallory", "--for", "2h", "--reason", "credential stuffing"),
             )
-            take(directory, http_port, admin_port)
+            take(directory, grpc_port, admin_port)
         finally:
             service.kill()
             for server in servers:
                 server.kill()
 
 
-def take(directory: Path, http_port: int, admin_port: int) -> None:
+def take(directory: Path, grpc_port: int, admin_port: int) -> None:
     """The pictures, after some time of calls."""
     browser = Chromium(directory, local=True)
+    enough = threading.Event()
+    callers = [
+        threading.Thread(target=keep_asking, args=(grpc_port, enough)) for _ in range(CALLERS)
+    ]
     try:
         browser.visit(f"http://127.0.0.1:{admin_port}/", *WIDE)
-        calls = http.client.HTTPConnection("127.0.0.1", http_port)
-        until = time.monotonic() + SECONDS
-        while time.monotonic() < until:
-            ask(calls)
-            time.sleep(random.uniform(0.0, 0.04))
-        calls.close()
+        for caller in callers:
+            caller.start()
+        enough.wait(SECONDS)
         browser.picture(IMAGES / "console.png")
         for part in ("callers", "health"):
             browser.run(f"document.querySelector('#{part}').scrollIntoView({AT_ONCE})")
@@ -123,6 +128,10 @@ def take(directory: Path, http_port: int, admin_port: int) -> None:
         browser.run(f"scrollTo({{top: 0, ...{AT_ONCE}}})")
         browser.picture(IMAGES / "console-phone.png")
     finally:
+        enough.set()
+        for caller in callers:
+            if caller.ident is not None:
+                caller.join()
         browser.close()
 
 

@@ -196,7 +196,7 @@ domain: edge
 descriptors:
   - key: user
     descriptors:
-      - {key: path, value: /a, rate_limit: {unit: day, requests_per_unit: 2}, shadow_mode: true}
+      - {key: path, value: /a, rate_limit: {unit: day, requests_per_unit: 2}, shadow_mode: true, on_limit: enqueue}
   - {key: other, rate_limit: {unit: day, requests_per_unit: 2, unit_multiplier: 1}}
 """
     )
@@ -215,6 +215,7 @@ descriptors:
         "limits": ["2 per day"],
         "shadow": True,
         "quota": False,
+        "queue": True,
     }
     assert any("bad.yaml:2:1" in problem["text"] for problem in tree["problems"])
 

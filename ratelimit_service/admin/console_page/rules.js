@@ -29,7 +29,7 @@ export function showTree(tree) {
 
 function addRule(body, domain, rule) {
   const depth = Math.min(rule.way.length - 1, 4);
-  const marks = [rule.shadow ? "shadow mode" : "", rule.quota ? "quota mode" : ""].filter(Boolean);
+  const marks = [rule.shadow ? "shadow mode" : "", rule.quota ? "quota mode" : "", rule.queue ? "queues what it denies" : ""].filter(Boolean);
   const title = make("th", { scope: "row", class: `name depth${depth}` }, rule.rule);
   title.append(make("div", { class: "source" }, [rule.source, ...marks].join(", ")));
   const limits = rule.limits.length ? rule.limits.join("; ") : "unlimited";

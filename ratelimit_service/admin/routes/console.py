@@ -112,6 +112,7 @@ async def _tree(operating: Operating) -> Written:
                 "limits": [limit_text(limit) for limit in rule.limits],
                 "shadow": rule.shadow_mode,
                 "quota": rule.quota_mode,
+                "queue": rule.enqueue,
             }
             parts.append(comma + json.dumps(told))
             comma = ","
