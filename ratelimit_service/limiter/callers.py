@@ -10,7 +10,7 @@ made of it, and for how long it is kept (`service.limited`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from random import randrange
+from random import random
 from typing import Final, NamedTuple
 
 from ratelimit_service.limiter.compiled import Plan
@@ -42,6 +42,9 @@ _EXACT: Final = 2_000
 
 _GAP: Final = 128
 """From then on one of so many, on average."""
+
+_SPREAD: Final = 2 * _GAP - 1
+"""So many gaps are as likely, from none on. `randrange` takes five times as long as this."""
 
 
 def room_for(rules: int) -> int:
@@ -160,7 +163,7 @@ class TopCallers:
             self._request_weight = 1
             return 1
         self._request_weight = _GAP
-        return randrange(1, 2 * _GAP)  # noqa: S311 -- no secret
+        return 1 + int(random() * _SPREAD)  # noqa: S311 -- no secret
 
     def name(self, body: bytes, plans: Sequence[Plan]) -> None:
         """Hears of a request that may charge counters which are still `unnamed`."""
@@ -181,7 +184,7 @@ class TopCallers:
             self.skip = 0
         else:
             self._outcome_weight = _GAP
-            self.skip = randrange(2 * _GAP - 1)  # noqa: S311 -- no secret
+            self.skip = int(random() * _SPREAD)  # noqa: S311 -- no secret
         return weight
 
     def _note(self, found: RuleCallers, key: bytes, seen: Seen) -> None:

@@ -196,7 +196,8 @@ domain: edge
 descriptors:
   - key: user
     descriptors:
-      - {key: path, value: /a, rate_limit: {unit: day, requests_per_unit: 2}, shadow_mode: true, on_limit: enqueue}
+      - {key: path, value: /a, on_limit: enqueue, shadow_mode: true,
+         rate_limit: {unit: day, requests_per_unit: 2}}
   - {key: other, rate_limit: {unit: day, requests_per_unit: 2, unit_multiplier: 1}}
 """
     )
@@ -208,7 +209,7 @@ descriptors:
     assert isinstance(tree, dict)
     domain = tree["domains"][1]
     first = domain["rules"][0]
-    assert first.pop("source").endswith("0.yaml:6:32")
+    assert first.pop("source").endswith("0.yaml:7:10")
     assert first == {
         "rule": "user > path=/a",
         "way": [["user", ""], ["path", "/a"]],
