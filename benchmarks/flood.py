@@ -156,6 +156,11 @@ class Asking(asyncio.Protocol):
         self.settled = asyncio.get_running_loop().create_future()
         self.lost: str | None = None
 
+    @property
+    def pending(self) -> int:
+        """How many calls are under way."""
+        return self._pending
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         transport.set_write_buffer_limits(high=BUFFER_BYTES)  # type: ignore[attr-defined]

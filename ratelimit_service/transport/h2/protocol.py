@@ -209,7 +209,8 @@ class Http2Protocol(asyncio.Protocol):
 
     def _draw(self, now_us: int) -> bool:
         """Reads what has come since the socket was last empty; returns whether anything has."""
-        its_socket, chunks, size, emptied = self._socket, list[bytes](), 0, False
+        its_socket, size, emptied = self._socket, 0, False
+        chunks: list[bytes] = []
         try:
             while its_socket is not None and not emptied and len(chunks) < _MOST_READS:
                 data = its_socket.recv(_DRAWN_BYTES)

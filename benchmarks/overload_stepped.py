@@ -1,0 +1,394 @@
+"""Overload by processor time: what a service counts of too many calls if nobody disturbs it.
+
+    .venv/bin/python -m benchmarks.overload_stepped [--connections 4] [--loads 1.5 10] [--seconds 1]
+
+`overload` needs a quiet machine. This one does not: clients and service share a process, and a
+clock that runs only while the service works, by its processor time. Its loop, sockets and their
+costs are modelled; what the service does is its own code, interpreted and on the memory store. The
+machine's pace is taken off: a fixed piece of work every two milliseconds tells it. Capacity is
+measured before and after each load, as `overload` does it; a load between two that differ by a
+quarter is repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import heapq
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context
+from itertools import cycle, islice
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+from benchmarks import flood
+from benchmarks.flood import ANSWERS, LATE, PATIENCE, SLICE_SECONDS, Asking, Batch, Tally
+from benchmarks.load import TICK_SECONDS, uniform
+from benchmarks.overload import CONNECTIONS, IN_FLIGHT, LOADS, UNEVEN, WARM_SLICES
+from benchmarks.profile import RULES
+from benchmarks.run import told
+from benchmarks.steady import BLOCK_20MS
+from ratelimit_service import clock
+from ratelimit_service.health import Health
+from ratelimit_service.observer import Stats
+from ratelimit_service.rules.load import Rules
+from ratelimit_service.service import Service
+from ratelimit_service.settings import Settings
+from ratelimit_service.stores.memory import MemoryStore
+from ratelimit_service.transport.h2.account import Memory
+from ratelimit_service.transport.h2.calls import METHODS, ServiceCalls
+from ratelimit_service.transport.h2.overload import Overload
+from ratelimit_service.transport.h2.protocol import Http2Protocol
+from ratelimit_service.transport.h2.turns import Turns
+from ratelimit_service.transport.health import HealthService
+
+READ_US, WRITE_US, EMPTY_US, ROUND_US, READY_US = 5.0, 5.0, 2.5, 4.0, 1.0
+BYTE_US = 0.0001
+"""What the system takes: a read, a write, a read of nothing, a round of the loop and each socket
+that is ready in it; and each byte."""
+
+LOOP_READS = 256_000
+"""So many bytes uvloop reads at once."""
+
+SOCKET_BYTES = 3_000_000
+"""So many bytes wait between a client and the service before the client cannot send."""
+
+PIECE_NS = 68_000
+"""How long the fixed piece of work takes on the machine that all times are those of."""
+
+CAPACITY_SECONDS, REQUESTS, TRIES = 0.25, 20_000, 4
+
+
+class Pace:
+    """The machine's pace: how long a piece of work takes that is always the same."""
+
+    def __init__(self) -> None:
+        self._messages = [bytes((number % 256,)) * 400 for number in range(3_000)]
+        self._at = 0
+        self._took = deque([self._piece() for _ in range(9)], maxlen=9)
+
+    def scale(self) -> float:
+        """What a nanosecond of now is worth."""
+        self._took.append(self._piece())
+        return PIECE_NS / median(self._took)
+
+    def _piece(self) -> int:
+        started = time.thread_time_ns()
+        kept: dict[bytes, bytes] = {}
+        for number in range(self._at, self._at + 300):
+            message = self._messages[number % 3_000]
+            kept[message] = message[3:60] + number.to_bytes(4, "big")
+        self._at += 300
+        return time.thread_time_ns() - started
+
+
+class Clock:
+    """Time that passes while the service works."""
+
+    def __init__(self) -> None:
+        self.ns = 10**15
+        self._pace = Pace()
+        self._scale, self._paced_ns = 1.0, 0
+        self._since: int | None = None
+
+    def now_ns(self) -> int:
+        if self._since is None:
+            return self.ns
+        return self.ns + int((time.thread_time_ns() - self._since) * self._scale)
+
+    def seconds(self) -> float:
+        return self.now_ns() / 1e9
+
+    def run(self, work: Callable[..., object], *arguments: object) -> None:
+        """Does work of the service."""
+        if self.ns >= self._paced_ns:
+            self._paced_ns, self._scale = self.ns + 2_000_000, self._pace.scale()
+        self._since = time.thread_time_ns()
+        try:
+            work(*arguments)
+        finally:
+            self.ns, self._since = self.now_ns(), None
+
+    def spend(self, us: float) -> None:
+        """The system works for the service."""
+        self.ns += int(us * 1_000)
+
+
+CLOCK = Clock()
+
+
+class Loop:
+    """As much of an event loop as a service on the memory store needs."""
+
+    def __init__(self) -> None:
+        self._ready: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
+        self._timers: list[tuple[float, int, Callable[..., object]]] = []
+        self._number = 0
+        self.sockets: list[Socket] = []
+
+    def time(self) -> float:
+        return CLOCK.seconds()
+
+    def get_debug(self) -> bool:
+        return False
+
+    def create_future(self) -> asyncio.Future[None]:
+        return asyncio.Future(loop=self)  # type: ignore[arg-type]  # all of it that it needs
+
+    def call_soon(
+        self, work: Callable[..., object], *arguments: object, **_context: Context | None
+    ) -> None:
+        self._ready.append((work, arguments))
+
+    def call_later(self, seconds: float, work: Callable[..., object]) -> None:
+        self._number += 1
+        heapq.heappush(self._timers, (self.time() + seconds, self._number, work))
+
+    def round(self) -> bool:
+        """One round; returns whether there was anything to do."""
+        while self._timers and self._timers[0][0] <= self.time():
+            CLOCK.run(heapq.heappop(self._timers)[2])
+        for _ in range(len(self._ready)):
+            work, arguments = self._ready.popleft()
+            CLOCK.run(work, *arguments)
+        self._write()
+        readable = [each for each in self.sockets if each.reading and each.unread]
+        if not readable and not self._ready:
+            return False
+        CLOCK.spend(ROUND_US + READY_US * len(readable))
+        for each in readable:
+            if each.reading:
+                CLOCK.run(each.protocol.data_received, each.recv(LOOP_READS))
+        self._write()
+        return True
+
+    def _write(self) -> None:
+        for each in self.sockets:
+            if each.written:
+                data = b"".join(each.written)
+                each.written.clear()
+                CLOCK.spend(WRITE_US + BYTE_US * len(data))
+                each.sent.append(data)
+
+
+class Socket:
+    """The service's end of a connection: what it reads from, and writes to."""
+
+    protocol: Http2Protocol
+
+    def __init__(self) -> None:
+        self.unread = bytearray()
+        self.written: list[bytes] = []
+        self.sent: list[bytes] = []
+        self.reading, self.closed = True, False
+
+    def recv(self, most: int) -> bytes:
+        if not self.unread:
+            CLOCK.spend(EMPTY_US)
+            raise BlockingIOError
+        data = bytes(self.unread[:most])
+        del self.unread[:most]
+        CLOCK.spend(READ_US + BYTE_US * len(data))
+        return data
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+
+class Client:
+    """The client's end: what is not sent waits, as in a transport of asyncio."""
+
+    def __init__(self, its_socket: Socket, asking: Asking) -> None:
+        self._socket, self.asking = its_socket, asking
+        self._waiting: deque[bytes] = deque()
+        self._most = 0
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        self._most = high
+
+    def write(self, data: bytes) -> None:
+        if self._waiting or len(self._socket.unread) + len(data) > SOCKET_BYTES:
+            self._waiting.append(data)
+            if sum(map(len, self._waiting)) > self._most:
+                self.asking.pause_writing()
+        else:
+            self._socket.unread += data
+
+    def move(self) -> None:
+        """Sends what waits, and reads what has come."""
+        unread, waiting = self._socket.unread, self._waiting
+        while waiting and len(unread) + len(waiting[0]) <= SOCKET_BYTES:
+            unread += waiting.popleft()
+        if not waiting:
+            self.asking.resume_writing()
+        sent, self._socket.sent = self._socket.sent, []
+        if sent:
+            self.asking.data_received(b"".join(sent))
+
+
+class World:
+    """A service and its clients."""
+
+    def __init__(self, connections: int, size: int, seconds: float) -> None:
+        self.loop, self.tally = Loop(), Tally(seconds)
+        # It has all of a loop that they need.
+        asyncio._set_running_loop(self.loop)  # type: ignore[arg-type]  # noqa: SLF001
+        stats, health = Stats(), Health()
+        rules = Rules(RULES, stats=stats, health=health)
+        rules.load()
+        store = MemoryStore(3_000_000, stats, health)
+        service = Service(lambda: rules.snapshot, store, Settings(), stats)
+        self._calls = ServiceCalls(service, HealthService(health), Overload(stats, health))
+        turns, memory = Turns(), Memory()
+        requests = uniform(BLOCK_20MS)
+        batches = cycle([Batch(list(islice(requests, size))) for _ in range(REQUESTS // size)])
+        self.clients = []
+        for _ in range(connections):
+            its_socket: Any = Socket()  # a transport and a socket, as far as they are used
+            protocol = Http2Protocol(self._calls, METHODS, turns, lambda _: None, memory)
+            protocol.draw_from(its_socket)
+            its_socket.protocol = protocol
+            self.loop.sockets.append(its_socket)
+            CLOCK.run(protocol.connection_made, its_socket)
+            end: Any = Client(its_socket, Asking(batches, size, self.tally))
+            end.asking.connection_made(end)
+            self.clients.append(end)
+        self._look()
+        for _ in range(2):
+            for client in self.clients:
+                client.asking.offer(CLOCK.seconds())
+                while client.asking.pending:
+                    self.step()
+                    client.move()
+        for client in self.clients:
+            client.move()
+        gc.collect()
+        self.tally.clear()
+        self.tally.start = CLOCK.seconds()
+
+    def _look(self) -> None:
+        self._calls.look()
+        for each in self.loop.sockets:
+            each.protocol.look(self.loop.time(), 0)
+        self.loop.call_later(1.0, self._look)
+
+    def step(self) -> None:
+        """Lets the service do something, or a moment pass."""
+        if not self.loop.round():
+            CLOCK.ns += 10_000
+
+    def lost(self) -> list[str]:
+        """Why connections were ended."""
+        return [
+            each.protocol.connection.reason
+            for each in self.loop.sockets
+            if each.protocol.connection.closing
+        ]
+
+
+def capacity(connections: int) -> float:
+    """Counted calls a second in a closed loop."""
+    world = World(connections, 1, CAPACITY_SECONDS)
+    each = max(1, IN_FLIGHT // connections)
+    until = world.tally.start + CAPACITY_SECONDS
+    while CLOCK.seconds() < until:
+        for client in world.clients:
+            client.move()
+            while client.asking.pending < each:
+                client.asking.offer(CLOCK.seconds())
+        world.step()
+    counts = world.tally.counts
+    return sum(counts["counted"] + counts["late_counted"]) / (CLOCK.seconds() - world.tally.start)
+
+
+def flooded(connections: int, rate: float, seconds: float) -> World:
+    """What becomes of an open loop."""
+    size = flood.batch_size(rate, connections)
+    world = World(connections, size, seconds)
+    due = tick = world.tally.start
+    turn = 0
+    while CLOCK.seconds() < world.tally.start + seconds:
+        while tick <= CLOCK.seconds():
+            # Clients act when it is time, however long the service takes for what it does.
+            now_ns, CLOCK.ns = CLOCK.ns, int(tick * 1e9)
+            for client in world.clients:
+                client.move()
+                client.asking.look(tick - TICK_SECONDS - PATIENCE)
+            while due <= tick:
+                world.clients[turn].asking.offer(due)
+                turn = (turn + 1) % connections
+                due += size / rate
+            CLOCK.ns = now_ns
+            tick += TICK_SECONDS
+        world.step()
+    return world
+
+
+def row(connections: int, load: float, seconds: float) -> str:
+    """A row of the table."""
+    for left in reversed(range(TRIES)):
+        before = capacity(connections)
+        world = flooded(connections, load * before, seconds + WARM_SLICES * SLICE_SECONDS)
+        after = capacity(connections)
+        if max(before, after) <= UNEVEN * min(before, after):
+            break
+        told("the machine's pace has changed" + (": again" if left else ""))
+    bears = (before + after) / 2
+    counts = world.tally.counts
+    chosen = range(WARM_SLICES, len(counts["offered"]) - 1)
+
+    def share(*fates: str) -> float:
+        found = sum(counts[fate][at] for fate in fates for at in chosen)
+        return found / (bears * SLICE_SECONDS * len(chosen))
+
+    shown = [share("counted", "denied"), share(*LATE), share("refused"), share("cancelled")]
+    in_time, late = share(*ANSWERS), share(*LATE)
+    cells = " | ".join(f"{each:.2f}" for each in shown)
+    if world.lost():
+        raise SystemExit(f"overload_stepped.py: connections were lost: {world.lost()}")
+    return (
+        f"| {connections} | {bears:,.0f} | {share('offered'):.2f} | {cells} "
+        f"| {in_time / max(in_time + late, 1e-9):.2%} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--connections", type=int, nargs="+", default=CONNECTIONS)
+    parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
+    parser.add_argument("--seconds", type=float, default=1.0)
+    chosen = parser.parse_args()
+    stepped: Any = SimpleNamespace(monotonic_ns=CLOCK.now_ns, time_ns=CLOCK.now_ns)
+    clock.time = stepped  # type: ignore[attr-defined]  # the only place that asks for the time
+    flood.time = SimpleNamespace(perf_counter=CLOCK.seconds)  # type: ignore[attr-defined,assignment]
+    logging.disable()  # that it is overloaded is no news
+    gc.disable()
+    print("| connections | can do, calls/s | load | counted | late | refused | cancelled ", end="")
+    print("| answers in time |")
+    print("|---" * 8 + "|")
+    for connections in chosen.connections:
+        for load in chosen.loads:
+            print(row(connections, load, chosen.seconds), flush=True)
+
+
+if __name__ == "__main__":
+    main()
