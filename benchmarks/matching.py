@@ -12,18 +12,23 @@ import gc
 import os
 import random
 import resource
-import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from ipaddress import IPv4Network
+from itertools import accumulate
+from pathlib import Path
+from statistics import median
 
-from benchmarks.run import resident_bytes
+from benchmarks.run import resident_bytes, told
+from benchmarks.timing import MeasuredLoop
+from ratelimit_service.comparison import difference
+from ratelimit_service.health import Health
 from ratelimit_service.limiter import Planner
 from ratelimit_service.model import Descriptor, Entry, Request
-from ratelimit_service.rules.build import Version
-from ratelimit_service.rules.child import build_in_child
+from ratelimit_service.observer import Stats
+from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.match import match
-from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.settings import Settings
 
@@ -31,7 +36,8 @@ MANY = int(os.environ.get("MANY", "100000"))
 FEW = 10
 REGEXES = 1_000
 ASKED = 2_000
-RUNS = 15
+PAIRS = 31
+"""Turns of few rules and of many, one after the other; each asks for values that are drawn anew."""
 KINDS = os.environ.get("KINDS", "value,one_of,cidr,regex").split(",")
 LIMIT = "rate_limit: {unit: day, requests_per_unit: 100}"
 
@@ -58,87 +64,163 @@ def rules(kind: str, count: int) -> tuple[str, list[str]]:
     return f"domain: edge\ndescriptors:\n{lines}\n", values
 
 
-async def loaded(text: str) -> tuple[Snapshot, float, float]:
-    """The rules, the seconds that loading took, and the longest that the loop was busy at once."""
-    longest, running = 0.0, True
+class Costs:
+    """Asks for values of one level's rules."""
 
-    async def watch() -> None:
-        nonlocal longest
-        while running:
-            before = time.thread_time()
-            await asyncio.sleep(0.001)
-            longest = max(longest, time.thread_time() - before)
+    def __init__(self, snapshot: Snapshot, values: Sequence[str]) -> None:
+        self._snapshot = snapshot
+        self._domain = snapshot.domains["edge"]
+        self._values = random.Random(2).sample(values, len(values))
+        """Those that come most often come first; in memory they are far from each other."""
+        self._zipf = list(accumulate(1 / rank for rank in range(1, len(values) + 1)))
+        self._planner = Planner(Settings())
+        self._bare = dict.fromkeys(values, 0)
+        for value in values:  # rules are compiled when they are first met
+            self._planner.plan(_request(value), snapshot)
 
-    watching = asyncio.create_task(watch())
-    started = time.perf_counter()
-    version = Version("rules.yaml", text.encode(), None)
-    built = await build_in_child([version], Rulebook().tallies_of, strict=True)
-    seconds = time.perf_counter() - started
-    running = False
-    await watching
-    assert not built.conflicts, built.conflicts[0]
-    return Snapshot(1, built.domains), seconds, longest
+    def values(self, chance: random.Random, *, zipf: bool) -> list[str]:
+        """Values as they come in requests: texts of their own."""
+        if zipf:
+            drawn = chance.choices(self._values, cum_weights=self._zipf, k=ASKED)
+        else:
+            drawn = chance.choices(self._values, k=ASKED)
+        return [f"{value} "[:-1] for value in drawn]
 
-
-def least_us(run: Callable[[], None], count: int) -> float:
-    """Microseconds for each of so many, in the quickest of some runs."""
-    least = float("inf")
-    for _ in range(RUNS):
+    def look_up(self, values: Sequence[str]) -> float:
+        """Microseconds to look a value up in a bare dict."""
+        get = self._bare.get
         started = time.thread_time()
-        run()
-        least = min(least, time.thread_time() - started)
-    return least / count * 1e6
+        for value in values:
+            get(value)
+        return _microseconds(started)
 
-
-def costs(snapshot: Snapshot, values: Sequence[str]) -> tuple[float, float]:
-    """Microseconds to find a value's rule, and to plan a request that nobody has made before."""
-    chance = random.Random(1)
-    domain = snapshot.domains["edge"]
-    asked = [(Entry("k", chance.choice(values)),) for _ in range(ASKED)]
-    requests = [Request("edge", (Descriptor(entries),)) for entries in asked]
-    planner = Planner(Settings())
-
-    def matching() -> None:
+    def match(self, values: Sequence[str]) -> float:
+        """Microseconds to find a value's rule."""
+        asked = [(Entry("k", value),) for value in values]
+        domain = self._domain
+        started = time.thread_time()
         for entries in asked:
-            assert match(domain, entries).rule is not None
+            match(domain, entries)
+        return _microseconds(started)
 
-    def planning() -> None:
+    def plan(self, values: Sequence[str]) -> float:
+        """Microseconds to plan a request that is not remembered."""
+        requests = list(map(_request, values))
+        plan, snapshot = self._planner.plan, self._snapshot
+        started = time.thread_time()
         for request in requests:
-            planner.plan(request, snapshot)
+            plan(request, snapshot)
+        return _microseconds(started)
 
-    planning()  # rules are compiled when they are first met
-    return least_us(matching, ASKED), least_us(planning, ASKED)
+
+def _request(value: str) -> Request:
+    return Request("edge", (Descriptor((Entry("k", value),)),))
+
+
+def _microseconds(started: float) -> float:
+    return (time.thread_time() - started) / ASKED * 1e6
+
+
+def compared(few: Costs, many: Costs) -> list[str]:
+    """For each thing that is asked: its time among few and many, and how many times as long."""
+    chance = random.Random(1)
+    ways: dict[str, Callable[[Costs, Sequence[str]], float]] = {
+        "a bare dict": Costs.look_up,
+        "match": Costs.match,
+        "plan": Costs.plan,
+    }
+    rows = []
+    for way, cost in ways.items():
+        for draw in ("evenly", "by Zipf's law"):
+            times = [
+                tuple(
+                    cost(asked, asked.values(chance, zipf=draw != "evenly"))
+                    for asked in (few, many)
+                )
+                for _ in range(PAIRS)
+            ]
+            mine, its = (median(each[at] for each in times) for at in (0, 1))
+            ratio = median(each[1] / each[0] for each in times)
+            rows.append(f"{way} | {draw} | {mine:.2f} us | {its:.2f} us | {ratio:.2f} x")
+    return rows
+
+
+class Served:
+    """Rules of one level in a process that serves, and how they come and go."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "rules.yaml"
+        self._longest = 0.0
+        self._rules = Rules(self._path, stats=Stats(), health=Health(), difference=difference)
+
+    def _note(self, cpu: float, _wall: float, _cause: str) -> None:
+        self._longest = max(self._longest, cpu)
+
+    async def load(self, text: str) -> tuple[float, float]:
+        """Lets rules hold; the seconds that it took, and the longest callback in milliseconds."""
+        await asyncio.to_thread(self._path.write_text, text)
+        await asyncio.sleep(0)
+        self._longest = 0.0
+        MeasuredLoop.note = staticmethod(self._note)
+        started = time.perf_counter()
+        await self._rules.reload()
+        seconds = time.perf_counter() - started
+        assert not self._rules.problems(), self._rules.problems()[0]
+        return seconds, self._longest
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The rules that hold now."""
+        return self._rules.snapshot
+
+
+async def measured(kind: str, few: Served, many: Served) -> tuple[list[str], str]:
+    """The rows of one kind: what matching costs, and loading."""
+    text, values = rules(kind, FEW)
+    await few.load(text)
+    among_few = Costs(few.snapshot, values)
+    count = REGEXES if kind == "regex" else MANY
+    text, values = await asyncio.to_thread(rules, kind, count)
+    before = resident_bytes("self")
+    seconds, coming = await many.load(text)
+    grown = resident_bytes("self") - before
+    rows = [
+        f"| {count:,} `{kind}` | {row} |"
+        for row in compared(among_few, Costs(many.snapshot, values))
+    ]
+    other = text.replace("requests_per_unit: 100", "requests_per_unit: 101")
+    _, changing = await many.load(other)
+    _, going = await many.load("domain: edge\ndescriptors: [{key: k}]\n")
+    child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return rows, (
+        f"| {count:,} `{kind}` | {seconds:.1f} s | {grown / 1e6:.0f} MB | {child / 1e3:.0f} MB "
+        f"| {coming:.1f} ms | {changing:.1f} ms | {going:.1f} ms |"
+    )
 
 
 async def main() -> None:
     """Prints both tables."""
     gc.disable()  # as in every process that serves
-    print("| rules of one level | match | plan anew | of ten |")
-    print("|---|---|---|---|")
-    loads = []
+    matching, loading = [], []
     for kind in KINDS:
-        few = 0.0
-        for count in (FEW, REGEXES if kind == "regex" else MANY):
-            text, values = rules(kind, count)
-            before = resident_bytes("self")
-            snapshot, seconds, longest = await loaded(text)
-            grown = (resident_bytes("self") - before) / 1e6
-            found, planned = costs(snapshot, values)
-            few = few or planned
-            row = f"| {count:,} `{kind}` | {found:.2f} us | {planned:.2f} us"
-            print(f"{row} | {planned / few:.2f} x |")
-            sys.stdout.flush()
-            if count > FEW:
-                child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3
-                loads.append((count, kind, seconds, grown, child, longest * 1e3))
-    print("\n| rules | load | grows what serves by | most in the child | longest turn |")
-    print("|---|---|---|---|---|")
-    for count, kind, seconds, grown, child, longest in loads:
-        print(
-            f"| {count:,} `{kind}` | {seconds:.1f} s | {grown:.0f} MB | {child:.0f} MB "
-            f"| {longest:.1f} ms |"
-        )
+        told(kind)
+        with (
+            tempfile.TemporaryDirectory() as few,
+            tempfile.TemporaryDirectory() as many,
+        ):
+            rows, row = await measured(kind, Served(Path(few)), Served(Path(many)))
+        matching += rows
+        loading.append(row)
+    print("| rules of one level | asked | values are drawn | of ten | of all | times as long |")
+    print("|---|---|---|---|---|---|")
+    print("\n".join(matching))
+    print(
+        "\n| rules | load | grows what serves by | most in the child | longest callback: they come "
+        "| others come in their place | they go |\n|---|---|---|---|---|---|---|"
+    )
+    print("\n".join(loading))
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=MeasuredLoop) as runner:
+        runner.run(main())

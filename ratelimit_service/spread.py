@@ -11,12 +11,13 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final, Generic, TypeVar, overload
 
-__all__ = ["LARGE", "SpreadList", "SpreadTable", "Table", "parts_of", "spread"]
+__all__ = ["LARGE", "PLACES", "SpreadList", "SpreadTable", "Table", "parts_of", "spread"]
 
 LARGE: Final = 1_000
 """From so many items on a part is not small any more."""
 
-_TABLES: Final = 256
+PLACES: Final = 255
+"""A key is in the part `parts[hash(key) & PLACES]` of a table, for who cannot afford a call."""
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -28,7 +29,7 @@ class SpreadTable(Generic[_K, _V]):
     __slots__ = ("parts",)
 
     def __init__(self, items: Iterable[tuple[_K, _V]] = ()) -> None:
-        self.parts: list[dict[_K, _V]] = [{} for _ in range(_TABLES)]
+        self.parts: list[dict[_K, _V]] = [{} for _ in range(PLACES + 1)]
         """Together they are the table."""
         for key, value in items:
             self.setdefault(key, value)
@@ -37,16 +38,16 @@ class SpreadTable(Generic[_K, _V]):
         return sum(map(len, self.parts))
 
     def __contains__(self, key: _K) -> bool:
-        return key in self.parts[hash(key) % _TABLES]
+        return key in self.parts[hash(key) & PLACES]
 
     def __iter__(self) -> Iterator[_K]:
         return chain.from_iterable(self.parts)
 
     def __getitem__(self, key: _K) -> _V:
-        return self.parts[hash(key) % _TABLES][key]
+        return self.parts[hash(key) & PLACES][key]
 
     def __setitem__(self, key: _K, value: _V) -> None:
-        self.parts[hash(key) % _TABLES][key] = value
+        self.parts[hash(key) & PLACES][key] = value
 
     def values(self) -> Iterator[_V]:
         """All values."""
@@ -54,15 +55,15 @@ class SpreadTable(Generic[_K, _V]):
 
     def get(self, key: _K) -> _V | None:
         """The value of a key; None if it has none."""
-        return self.parts[hash(key) % _TABLES].get(key)
+        return self.parts[hash(key) & PLACES].get(key)
 
     def setdefault(self, key: _K, value: _V) -> _V:
         """The value of a key, which is this one if it had none."""
-        return self.parts[hash(key) % _TABLES].setdefault(key, value)
+        return self.parts[hash(key) & PLACES].setdefault(key, value)
 
     def pop(self, key: _K) -> _V | None:
         """Takes out a key; the value that it had."""
-        return self.parts[hash(key) % _TABLES].pop(key, None)
+        return self.parts[hash(key) & PLACES].pop(key, None)
 
     def emptying(self) -> Generator[None, None, None]:
         """Takes everything out, a part in each step."""

@@ -15,6 +15,7 @@ from ratelimit_service.model import Entry
 from ratelimit_service.observer import MAX_VALUE_BYTES, OTHER
 from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.tree import Domain, Level, Node, Rule
+from ratelimit_service.spread import PLACES
 
 __all__ = ["Match", "find", "match", "match_any_value"]
 
@@ -46,9 +47,13 @@ def find(level: Level, entry: Entry, minute: int = 0) -> Node | None:
     """The node of a level that an entry goes to, in a minute from the Unix epoch."""
     key, value = entry
     by_value = level.exact.get(key)
-    node = None if by_value is None else by_value.get(value)
-    if node is not None:
-        return node
+    if by_value is not None:
+        if isinstance(by_value, dict):
+            node = by_value.get(value)
+        else:
+            node = by_value.parts[hash(value) & PLACES].get(value)
+        if node is not None:
+            return node
     asked = level.matching.get(key)
     if asked is not None:
         node = asked.find(value, minute)
