@@ -238,9 +238,12 @@ class Steering:
         meetings = [domain.overrides.meeting(each, now_us) for each in entries]
         if any(meetings):
             request = wire.decode_request(body)
-            found = limiter.steer(
-                self._planning.plans(request, snapshot), meetings, now_us, self._settings
-            )
+            plans = self._planning.plans(request, snapshot)
+            for place, planned in enumerate(plans):
+                # A ban says nothing of hits that are given back, also where nothing counts them.
+                if request.descriptors[place].is_negative_hits and not planned.hits:
+                    meetings[place] = []
+            found = limiter.steer(plans, meetings, now_us, self._settings)
             changed = self._planning.asked(found, request)
             grants = found.grants if any(found.grants) else ()
             steered = Steered(

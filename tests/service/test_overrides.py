@@ -369,3 +369,28 @@ async def test_overrides_are_of_the_domain_that_counts(asking: Asking) -> None:
     answers = await asking.service.decide([*bodies, *bodies])
     codes = [wire.decode_decision(each).code for each in answers if isinstance(each, bytes)]
     assert codes == 2 * ([Code.OVER_LIMIT] * 5 + [Code.OK] * 2)
+
+
+async def test_unlimited_rules_stay_out_of_quotas_beside_overrides(tmp_path: Path) -> None:
+    """Under --quota-mode unlimited rules are no quotas, also where an override takes part."""
+    asking = Asking(tmp_path, RULES, settings=Settings(quota_mode=True))
+    asking.service.steering.add([override(LIMIT, "user=bob", 1), override(EXEMPT, "user=ann")])
+
+    codes = [(await asking.ask("free=x", "user=bob")).code for _ in range(3)]
+    assert codes == [Code.OK, Code.OVER_LIMIT, Code.OVER_LIMIT]
+
+    # Who is exempt is a quota that passes.
+    codes = [(await asking.ask("user=ann", "user=bob")).code for _ in range(3)]
+    assert codes == [Code.OK] * 3
+
+
+async def test_refunds_that_nothing_counts_meet_no_ban(asking: Asking) -> None:
+    """A ban says nothing of hits that are given back, also where the rule is unlimited or none."""
+    texts = ["user=bob", "free=bob", "none=bob"]
+    asking.service.steering.add([override(BAN, text) for text in texts])
+
+    for text in texts:
+        refund = descriptor(text)._replace(is_negative_hits=True)
+        assert (await asking.ask(refund)).code is Code.OK
+        assert (await asking.ask(text)).code is Code.OVER_LIMIT
+        assert (await asking.ask(refund, text)).code is Code.OVER_LIMIT
