@@ -7,7 +7,7 @@ clock that runs only while the service works, by its processor time. Its loop, s
 costs are modelled; what the service does is its own code, interpreted and on the memory store. The
 machine's pace is taken off: a fixed piece of work every two milliseconds tells it. Capacity is
 measured before and after each load, as `overload` does it; a load between two that differ by a
-quarter is repeated.
+quarter is repeated. In the end the service stands still for a while at 1.5 times its capacity.
 """
 
 from __future__ import annotations
@@ -29,7 +29,17 @@ from typing import Any
 from benchmarks import flood
 from benchmarks.flood import ANSWERS, LATE, PATIENCE, SLICE_SECONDS, Asking, Batch, Tally
 from benchmarks.load import TICK_SECONDS, uniform
-from benchmarks.overload import CONNECTIONS, IN_FLIGHT, LOADS, UNEVEN, WARM_SLICES
+from benchmarks.overload import (
+    AFTER_SECONDS,
+    CONNECTIONS,
+    HICCUP_AT,
+    HICCUP_LOAD,
+    IN_FLIGHT,
+    LOADS,
+    UNEVEN,
+    WARM_SLICES,
+    back_after,
+)
 from benchmarks.profile import RULES
 from benchmarks.run import told
 from benchmarks.steady import BLOCK_20MS
@@ -60,6 +70,8 @@ SOCKET_BYTES = 3_000_000
 
 PIECE_NS = 68_000
 """How long the fixed piece of work takes on the machine that all times are those of."""
+
+STOPS = (0.1, 0.5, 2.0)
 
 CAPACITY_SECONDS, REQUESTS, TRIES = 0.25, 20_000, 4
 
@@ -320,8 +332,8 @@ def capacity(connections: int) -> float:
     return sum(counts["counted"] + counts["late_counted"]) / (CLOCK.seconds() - world.tally.start)
 
 
-def flooded(connections: int, rate: float, seconds: float) -> World:
-    """What becomes of an open loop."""
+def flooded(connections: int, rate: float, seconds: float, stop: float = 0.0) -> World:
+    """What becomes of an open loop; after HICCUP_AT the service stands still for `stop` seconds."""
     size = flood.batch_size(rate, connections)
     world = World(connections, size, seconds)
     due = tick = world.tally.start
@@ -339,8 +351,20 @@ def flooded(connections: int, rate: float, seconds: float) -> World:
                 due += size / rate
             CLOCK.ns = now_ns
             tick += TICK_SECONDS
+        if stop and CLOCK.seconds() >= world.tally.start + HICCUP_AT:
+            CLOCK.spend(stop * 1e6)
+            stop = 0.0
         world.step()
     return world
+
+
+def stopped(connections: int, stop: float) -> str:
+    """A row of the second table: when as much is counted again as must be."""
+    bears = capacity(connections)
+    world = flooded(connections, HICCUP_LOAD * bears, HICCUP_AT + stop + AFTER_SECONDS, stop)
+    counts = world.tally.counts
+    found: dict[str, object] = {"slices": counts, "lag": [0.0] * len(counts["counted"])}
+    return f"| {connections} | {stop:g} s | {back_after(found, stop, bears):.1f} s |"
 
 
 def row(connections: int, load: float, seconds: float) -> str:
@@ -388,6 +412,10 @@ def main() -> None:
     for connections in chosen.connections:
         for load in chosen.loads:
             print(row(connections, load, chosen.seconds), flush=True)
+    print("\n| connections | the service stops for | counted again after |\n|---|---|---|")
+    for connections in chosen.connections:
+        for stop in STOPS:
+            print(stopped(connections, stop), flush=True)
 
 
 if __name__ == "__main__":
