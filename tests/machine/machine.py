@@ -148,7 +148,10 @@ class Machine(RuleBasedStateMachine):
 
     def note_keys(self, one: Told) -> None:
         """Notes the keys of the counters that the model has just counted in."""
-        self.keys.update(zip(self.model.last, [hit.key for hit in one.hits], strict=False))
+        for name, hit in zip(self.model.last, one.hits, strict=False):
+            self.keys[name] = hit.key
+            if isinstance(name, Alone):  # once it is told, the server has a counter of this name
+                self.keys[name.name] = hit.key
         self.hits.update({hit.key: hit for hit in one.hits})
 
     def expected(self, number: int, descriptors: list[Asked], hits: int, one: Told) -> Answer:
@@ -188,7 +191,9 @@ class Machine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 9), process=st.integers(0, 1), then=walk.requested)
     def reset(self, which: int, process: int, then: Requested) -> None:
         """A counter is reset: "lets the counters of a descriptor start again, each atomically"."""
-        known = [name for name in self.model.counters if not isinstance(name, Alone)]
+        # A process that is alone counts under keys that are not noted before it asks the server.
+        known = [name for name in self.model.counters if name in self.keys]
+        known = [name for name in known if not isinstance(name, Alone)]
         self.idle = not known
         if self.idle:
             return
