@@ -23,18 +23,17 @@ import sys
 import tempfile
 import textwrap
 import time
-from array import array
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from itertools import cycle
 from pathlib import Path
-from statistics import median
 from types import MethodType
 from typing import NamedTuple
 
 import uvloop
 
-from benchmarks.load import BLOCK, SHAPES, Call, Caller, body, call, keep_in_flight
+from benchmarks.cpu import Load, say, turn
+from benchmarks.load import BLOCK, SHAPES, Call, body, call
 from benchmarks.profile import RULES, Process
 from benchmarks.run import LOAD_CORE, RATELIMIT, SERVER_CORE, free_port, running
 from ratelimit_service import compiled
@@ -58,7 +57,7 @@ PAIRS, READS, CALLS = 60, 20, 50
 TAKEN_SECONDS = 5.0
 """What was noted of callers is taken after so much time in turns with it."""
 
-SERVED_PAIRS, SERVED_CALLS, WAIT_SECONDS = 12, 6_000, 0.2
+SERVED_PAIRS, SERVED_LOAD = 12, Load(6_000, 4, 25, rest_seconds=0.2)
 """Of servers; lines are written within the time that is waited for them."""
 
 Switch = Callable[[bool], None]
@@ -272,48 +271,13 @@ async def in_turns(row: Row, directory: Path) -> tuple[list[float], list[float]]
     return found
 
 
-def cpu_seconds(pid: int) -> float:
-    """What all threads of a process have used."""
-    each = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(path.read_text().split()[0]) for path in each) / 1e9
-
-
-async def served_turn(port: int, pid: int, calls: Iterator[Call]) -> float:
-    """Microseconds of a server's time for a call, in one turn."""
-    loop = asyncio.get_running_loop()
-    latencies = array("d")
-    callers: list[Caller] = []
-    for _ in range(4):
-        _, caller = await loop.create_connection(
-            lambda: Caller(calls, latencies), "127.0.0.1", port
-        )
-        callers.append(caller)
-    keep_in_flight(callers, 25)
-    while len(latencies) < SERVED_CALLS // 4:
-        await asyncio.sleep(0.01)
-    before, began = len(latencies), cpu_seconds(pid)
-    while len(latencies) < before + SERVED_CALLS:
-        await asyncio.sleep(0.01)
-    for caller in callers:
-        caller.answered = lambda _: None
-    while any(caller.in_flight for caller in callers):
-        await asyncio.sleep(0.01)
-    made = len(latencies) - before
-    await asyncio.sleep(WAIT_SECONDS)
-    spent = cpu_seconds(pid) - began
-    for caller in callers:
-        caller._transport.close()  # noqa: SLF001
-    await asyncio.sleep(WAIT_SECONDS)
-    return spent / made * 1e6
-
-
 async def served(shapes: list[str], directory: Path) -> None:
     """Rows of denied calls of two servers, with the log and without."""
     rules = directory / "rules.yaml"
     rules.write_text(RULES.read_text().replace("200000000", "0"))
     logging = ["--decision-log", str(directory / "log"), "--decision-log-max-bytes", "64MiB"]
     logging += ["--decision-log-sample", "denied=1,allowed=0"]
-    servers: list[tuple[int, int]] = []
+    servers: list[tuple[int, list[int]]] = []
     with ExitStack() as stack:
         for more in (logging, []):
             port = free_port()
@@ -321,27 +285,14 @@ async def served(shapes: list[str], directory: Path) -> None:
             command += ["--grpc", f"127.0.0.1:{port}", "--http", f"127.0.0.1:{free_port()}"]
             command += ["--max-counters", "3000000", *more]
             server = stack.enter_context(running(SERVER_CORE, command, port))
-            servers.append((port, server.pid))
+            servers.append((port, [server.pid]))
         for shape in shapes:
             calls = SHAPES[shape]()
             found: tuple[list[float], list[float]] = [], []
             for number in range(SERVED_PAIRS):
                 for at in (0, 1) if number % 2 else (1, 0):
-                    found[at].append(await served_turn(*servers[at], calls))
+                    found[at].append(await turn(*servers[at], calls, SERVED_LOAD))
             say("decision log, served", f"over, {shape}", found)
-
-
-def say(what: str, calls: str, found: tuple[list[float], list[float]]) -> None:
-    """Prints a row; the interval is binomial."""
-    kept, without_it = found
-    longer = sorted(100 * (one / other - 1) for one, other in zip(kept, without_it, strict=True))
-    half, spread = len(longer) // 2, round(0.98 * len(longer) ** 0.5)
-    low, high = longer[half - spread], longer[half + spread - 1]
-    print(
-        f"| {what} | {calls} | {median(kept):.2f} | {median(without_it):.2f} "
-        f"| {median(longer):.1f} % ({low:.1f} to {high:.1f}) |",
-        flush=True,
-    )
 
 
 def chosen(name: str) -> bool:

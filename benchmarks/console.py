@@ -13,21 +13,14 @@ import asyncio
 import tempfile
 import time
 from array import array
-from pathlib import Path
 
-from benchmarks.beside import cpu_seconds
+from benchmarks.cpu import cpu_seconds, processes
 from benchmarks.load import SHAPES, Caller
 from benchmarks.profile import RULES
 from benchmarks.run import RATELIMIT, free_port, running
 
 PAGES, SECONDS, TIMES = 10, 20.0, 2
 CALLS_A_SECOND = (0, 200)
-
-
-def processes(pid: int) -> list[int]:
-    """A process and those that it has started."""
-    started = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *[each for child in started for each in processes(int(child))]]
 
 
 async def watch(port: int, heard: list[int]) -> None:

@@ -10,14 +10,13 @@ core and two on two, the generator being on one of them.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import tempfile
 import time
 import urllib.request
-from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.cpu import cpu_seconds
 from benchmarks.run import (
     COMPILED,
     LOAD_CORE,
@@ -31,7 +30,6 @@ from benchmarks.run import (
     told,
 )
 
-TICKS = os.sysconf("SC_CLK_TCK")
 BOTH_CORES = f"{SERVER_CORE},{LOAD_CORE}"
 
 
@@ -40,15 +38,6 @@ class Figures(NamedTuple):
 
     rate: float
     cpu_us: float
-
-
-def cpu_seconds(pids: list[int]) -> float:
-    """What the processes have used until now."""
-    found = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        found += int(fields[11]) + int(fields[12])
-    return found / TICKS
 
 
 def measured(bench: Bench, program: str, workers: int, core: str, shape: str) -> Figures:
@@ -63,9 +52,9 @@ def measured(bench: Bench, program: str, workers: int, core: str, shape: str) ->
                 break
             time.sleep(0.05)
         pids.append(process.pid)
-        before = cpu_seconds(pids)
+        before = sum(map(cpu_seconds, pids))
         figures = bench.generate(shape, "--seconds", SECONDS)
-        used = cpu_seconds(pids) - before
+        used = sum(map(cpu_seconds, pids)) - before
     # The generator's figures leave out its warming up, the processes' CPU does not.
     calls = figures["calls_per_second"] * float(SECONDS) * 1.25
     return Figures(figures["calls_per_second"], used / calls * 1e6)

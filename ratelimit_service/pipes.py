@@ -10,12 +10,22 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
-from typing import IO
+from collections.abc import Awaitable, Callable, Mapping
+from typing import IO, Final
 
-__all__ = ["ChildProcess", "end", "framed", "read_frame", "read_frame_at_once", "start"]
+__all__ = [
+    "ChildProcess",
+    "end",
+    "framed",
+    "keep_running",
+    "read_frame",
+    "read_frame_at_once",
+    "start",
+]
 
 _SIZE_BYTES = 4
+_LEAST_PAUSE_SECONDS: Final = 1.0
+_MOST_PAUSE_SECONDS: Final = 60.0
 
 ChildProcess = subprocess.Popen[bytes]
 
@@ -46,6 +56,27 @@ def end(process: ChildProcess) -> None:
         if pipe is not None:
             with contextlib.suppress(BrokenPipeError):  # what it did not read is of no use now
                 pipe.close()
+
+
+async def keep_running(
+    run: Callable[[], Awaitable[str | None]], pausing: Callable[[float, str], None]
+) -> None:
+    """Runs a process once more whenever it has ended, until `run` returns None.
+
+    `run` returns when it has ended, and says why. Before each pause `pausing` is told of it, in
+    seconds, and why. Pauses grow, until a run has lasted.
+    """
+    loop, pause = asyncio.get_running_loop(), _LEAST_PAUSE_SECONDS
+    while True:
+        began = loop.time()
+        why = await run()
+        if why is None:
+            return
+        if loop.time() - began > _MOST_PAUSE_SECONDS:
+            pause = _LEAST_PAUSE_SECONDS
+        pausing(pause, why)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _MOST_PAUSE_SECONDS)
 
 
 async def read_frame(stream: asyncio.StreamReader) -> bytes:

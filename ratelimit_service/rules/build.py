@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from ratelimit_service.algorithms import spec_of
+from ratelimit_service.rules.conflicts import taken_twice, too_many
 from ratelimit_service.rules.overlay import NO_OVERLAY, Overlay, parse_overlay
 from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.problem import Problem, did_you_mean, quoted
@@ -25,8 +26,6 @@ from ratelimit_service.rules.tree import (
     Rule,
     TalliesOf,
     Times,
-    taken_twice,
-    too_many,
     walk,
 )
 

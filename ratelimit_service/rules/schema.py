@@ -19,6 +19,7 @@ from ratelimit_service.algorithms import spec_of
 from ratelimit_service.model import AnswerStyle, FailurePolicy, Limit
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.answers import read_answer
+from ratelimit_service.rules.conflicts import taken_twice, too_many
 from ratelimit_service.rules.fields import Fields, Scalars, document
 from ratelimit_service.rules.grouping import check_groupings, read_grouping
 from ratelimit_service.rules.language import (
@@ -37,7 +38,7 @@ from ratelimit_service.rules.paths import Source, path_text
 from ratelimit_service.rules.problem import Problem, quoted
 from ratelimit_service.rules.reader import Reader, Unreadable
 from ratelimit_service.rules.schedule import read_valid_until
-from ratelimit_service.rules.tree import Level, Node, Rule, taken_twice, too_many
+from ratelimit_service.rules.tree import Level, Node, Rule
 
 __all__ = ["RuleFile", "alike", "compiled", "parse"]
 

@@ -27,6 +27,7 @@ from ratelimit_service.pipes import (
     ChildProcess,
     end,
     framed,
+    keep_running,
     read_frame,
     read_frame_at_once,
     start,
@@ -48,8 +49,6 @@ _NICENESS: Final = 10
 
 _END_SECONDS: Final = 1.0
 """For so long the end waits for lines of the process; then they are made here."""
-
-_LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 1.0, 60.0
 
 
 class DecisionScribe:
@@ -98,7 +97,7 @@ class DecisionScribe:
     async def running(self) -> AsyncIterator[Self]:
         """Has a process for it, and another one whenever it ends, until the end of the block."""
         if self._wanted:
-            self._keeping = asyncio.create_task(self._keep())
+            self._keeping = asyncio.create_task(keep_running(self._once, self._pause))
         try:
             yield self
         finally:
@@ -135,34 +134,29 @@ class DecisionScribe:
         else:
             self._write(lines)
 
-    async def _keep(self) -> None:
-        pause = _LEAST_PAUSE_SECONDS
-        while not self._stopping:
-            began = asyncio.get_running_loop().time()
-            try:
-                await self._run()
-                why = "it ended"
-            except OSError as error:
-                why = error.strerror or str(error)
-            except Exception as error:
-                self._bugs.note("no process makes lines of the decision log", error)
-                why = "a fault of ours"
-            while self._under_way:  # it did not give these back
-                self._write_here(self._given_back())
-                await asyncio.sleep(0)
-            if self._stopping:
-                return
-            if asyncio.get_running_loop().time() - began > _MOST_PAUSE_SECONDS:
-                pause = _LEAST_PAUSE_SECONDS
-            log.warning(
-                "no process makes lines of the decision log for %g s, so this one does: %s",
-                pause,
-                why,
-            )
-            self._pausing = True
-            await asyncio.sleep(pause)
-            self._pausing = False
-            pause = min(2 * pause, _MOST_PAUSE_SECONDS)
+    async def _once(self) -> str | None:
+        """Runs the process once; says why it ended, or None if that was wanted."""
+        self._pausing = False
+        try:
+            await self._run()
+            why = "it ended"
+        except OSError as error:
+            why = error.strerror or str(error)
+        except Exception as error:
+            self._bugs.note("no process makes lines of the decision log", error)
+            why = "a fault of ours"
+        while self._under_way:  # it did not give these back
+            self._write_here(self._given_back())
+            await asyncio.sleep(0)
+        return None if self._stopping else why
+
+    def _pause(self, seconds: float, why: str) -> None:
+        self._pausing = True
+        log.warning(
+            "no process makes lines of the decision log for %g s, so this one does: %s",
+            seconds,
+            why,
+        )
 
     async def _run(self) -> None:
         """Runs the process once, until it ends. Raises OSError if it cannot be started."""

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import Final, Self
 
 from ratelimit_service.errors import SettingsError
-from ratelimit_service.pipes import ChildProcess, end, framed, start
+from ratelimit_service.pipes import ChildProcess, end, framed, keep_running, start
 from ratelimit_service.settings import Settings, split_pairs
 from ratelimit_service.telemetry.budget import Budget
 from ratelimit_service.text import printable
@@ -32,7 +32,6 @@ _MOST_BYTES: Final = 1 << 22
 _END_SECONDS: Final = 2.0
 """How long it may take to send what is left."""
 
-_LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 1.0, 60.0
 _SAY_EVERY_SECONDS: Final = 60.0
 
 
@@ -81,7 +80,7 @@ class Otlp:
     async def start(self) -> None:
         """Starts it, and another one whenever it ends."""
         if self._wanted:
-            self._keeping = asyncio.create_task(self._keep())
+            self._keeping = asyncio.create_task(keep_running(self._once, _tell_pause))
 
     async def stop(self) -> None:
         """Lets it send what is left, for a moment, and ends it. A second call does nothing."""
@@ -122,24 +121,16 @@ class Otlp:
                 self._lost,
             )
 
-    async def _keep(self) -> None:
-        pause = _LEAST_PAUSE_SECONDS
-        while not self._stopping:
-            began = asyncio.get_running_loop().time()
-            try:
-                await self._run()
-                why = "it ended"
-            except OSError as error:
-                why = error.strerror or str(error)
-            except ValueError as error:  # a line without end
-                why = str(error)
-            if self._stopping:
-                return
-            if asyncio.get_running_loop().time() - began > _MOST_PAUSE_SECONDS:
-                pause = _LEAST_PAUSE_SECONDS
-            log.warning("nothing is sent over OTLP for %g s: %s", pause, why)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _MOST_PAUSE_SECONDS)
+    async def _once(self) -> str | None:
+        """Runs it once; says why it ended, or None if that was wanted."""
+        try:
+            await self._run()
+            why = "it ended"
+        except OSError as error:
+            why = error.strerror or str(error)
+        except ValueError as error:  # a line without end
+            why = str(error)
+        return None if self._stopping else why
 
     async def _run(self) -> None:
         """Runs it once, until it ends. Raises OSError if it cannot be started."""
@@ -166,6 +157,10 @@ class Otlp:
         finally:
             self._process = None
             await asyncio.shield(asyncio.to_thread(end, process))
+
+
+def _tell_pause(seconds: float, why: str) -> None:
+    log.warning("nothing is sent over OTLP for %g s: %s", seconds, why)
 
 
 def _say(line: bytes) -> None:

@@ -1,0 +1,94 @@
+"""Processor time of servers: what their processes have used, and what a call costs one.
+
+Other work on the machine changes it less than calls a second. So it can tell small differences, if
+two servers are asked in turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from benchmarks.load import Call, Caller, keep_in_flight
+
+__all__ = ["Load", "cpu_seconds", "processes", "say", "turn"]
+
+_POLL_SECONDS = 0.005
+
+
+class Load(NamedTuple):
+    """Of a turn: so many calls, so many at once on each of so many connections."""
+
+    calls: int = 20_000
+    connections: int = 4
+    in_flight: int = 50
+    rest_seconds: float = 0.05
+    """For what a server does after its last answer. It counts as well."""
+
+
+def cpu_seconds(pid: int) -> float:
+    """What all threads of a process have used."""
+    each = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(path.read_text().split()[0]) for path in each) / 1e9
+
+
+def processes(pid: int) -> list[int]:
+    """A process and those that it has started."""
+    started = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *[each for child in started for each in processes(int(child))]]
+
+
+async def turn(port: int, pids: list[int], calls: Iterator[Call], load: Load) -> float:
+    """Microseconds that these processes of a server take for a call.
+
+    A quarter as many calls come before it begins. Raises SystemExit if an answer is no decision.
+    """
+    loop = asyncio.get_running_loop()
+    latencies = array("d")
+    callers: list[Caller] = []
+    for _ in range(load.connections):
+        _, caller = await loop.create_connection(
+            lambda: Caller(calls, latencies), "127.0.0.1", port
+        )
+        callers.append(caller)
+
+    async def answered(most: int) -> None:
+        while len(latencies) < most:
+            await asyncio.sleep(_POLL_SECONDS)
+            if any(caller._transport.is_closing() for caller in callers):  # noqa: SLF001
+                raise SystemExit("cpu.py: the server gave up")
+
+    keep_in_flight(callers, load.in_flight)
+    await answered(load.calls // 4)
+    before, began = len(latencies), sum(map(cpu_seconds, pids))
+    await answered(before + load.calls)
+    for caller in callers:
+        caller.answered = lambda _: None
+    while any(caller.in_flight for caller in callers):
+        await asyncio.sleep(_POLL_SECONDS)
+    made = len(latencies) - before
+    await asyncio.sleep(load.rest_seconds)
+    spent = sum(map(cpu_seconds, pids)) - began
+    for caller in callers:
+        if caller.ended - caller.messages or caller.by_policy:
+            raise SystemExit("cpu.py: some answers are no decisions")
+        caller._transport.close()  # noqa: SLF001
+    await asyncio.sleep(load.rest_seconds)
+    return spent / made * 1e6
+
+
+def say(what: str, calls: str, found: tuple[list[float], list[float]]) -> None:
+    """Prints a row; the interval is binomial."""
+    kept, without_it = found
+    longer = sorted(100 * (one / other - 1) for one, other in zip(kept, without_it, strict=True))
+    half, spread = len(longer) // 2, round(0.98 * len(longer) ** 0.5)
+    low, high = longer[half - spread], longer[half + spread - 1]
+    print(
+        f"| {what} | {calls} | {median(kept):.2f} | {median(without_it):.2f} "
+        f"| {median(longer):.1f} % ({low:.1f} to {high:.1f}) |",
+        flush=True,
+    )
