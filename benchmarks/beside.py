@@ -5,8 +5,8 @@
 Both run in one process, in turns of twenty reads of fifty calls of two descriptors, through the
 connection, the service and the memory store, without sockets. A row has the medians of many turns,
 and how much longer those with it take, with the 95 % interval of the median of the pairs. The
-decision log's turns last until its thread has written all lines into a file. The process that makes
-lines is not counted. A worker only hands decisions on, one process also writes the lines. Rows
+decision log's turns last until all lines are in a file. The process that makes and writes them is
+not counted. A worker only hands decisions on, one process also speaks with that process. Rows
 `served` ask two servers in turns, of which one writes the log: the time is that of all of a
 server's threads. Run it interpreted: nothing can be taken out of compiled code. docs/benchmarks.md
 has the rows.
@@ -42,7 +42,6 @@ from ratelimit_service.model import Entry, Override, OverrideKind
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.runtime.decision_feed import DecisionFeed
-from ratelimit_service.runtime.decision_log import DecisionLogWriter
 from ratelimit_service.runtime.decision_scribe import DecisionScribe
 from ratelimit_service.service import Answer, Service
 from ratelimit_service.service import service as service_module
@@ -130,8 +129,7 @@ class Beside:
             decision_log_sample="denied=1,allowed=0",
         )
         self.service = Service(lambda: loaded.snapshot, store, settings, stats)
-        self.writer = DecisionLogWriter(settings, stats, health)
-        self.scribe = DecisionScribe(settings, stats, self.writer.take)
+        self.scribe = DecisionScribe(settings, stats, health)
         self.feed = DecisionFeed(settings, stats, self.scribe.take)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         self.worker_feed = DecisionFeed(
@@ -177,7 +175,7 @@ class Beside:
             connection.receive(frames.window_update(0, len(data)))
         self.feed.flush()
         self.worker_feed.flush()
-        while not self.scribe.working or self.writer.busy:
+        while not self.scribe.working:
             await asyncio.sleep(0.02)  # who asks often takes time as well
         spent = time.process_time() - started
         self._noted_seconds += spent
@@ -254,7 +252,6 @@ async def in_turns(row: Row, directory: Path) -> tuple[list[float], list[float]]
     found: tuple[list[float], list[float]] = [], []
     async with AsyncExitStack() as stack:
         for each in {beside, other}:
-            await stack.enter_async_context(each.writer.running())
             await stack.enter_async_context(each.scribe.running())
             while not each.scribe.working:
                 await asyncio.sleep(0.01)

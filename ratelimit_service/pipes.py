@@ -10,11 +10,12 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import IO, Final
 
 __all__ = [
     "ChildProcess",
+    "Frames",
     "end",
     "framed",
     "keep_running",
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 _SIZE_BYTES = 4
+_READ_BYTES: Final = 1 << 18
 _LEAST_PAUSE_SECONDS: Final = 1.0
 _MOST_PAUSE_SECONDS: Final = 60.0
 
@@ -31,9 +33,14 @@ ChildProcess = subprocess.Popen[bytes]
 
 
 def start(
-    module: str, errors: int | IO[bytes] = subprocess.PIPE, environment: Mapping[str, str] = {}
+    module: str,
+    errors: int | IO[bytes] = subprocess.PIPE,
+    environment: Mapping[str, str] = {},
+    inherited: Sequence[int] = (),
 ) -> ChildProcess:
     """Starts a module's `main`, with pipes. Raises OSError.
+
+    Descriptors that are `inherited` have the same numbers there. None of them is below 3.
 
     Not for the event loop to call: uvloop forks, which grpcio's threads do not bear.
     """
@@ -44,6 +51,7 @@ def start(
         stdout=subprocess.PIPE,
         stderr=errors,
         env={**os.environ, **environment},
+        pass_fds=inherited,
         start_new_session=True,  # a signal from the terminal is for us
     )
 
@@ -95,3 +103,32 @@ def read_frame_at_once(stream: IO[bytes]) -> bytes:
     size = int.from_bytes(stream.read(_SIZE_BYTES), "big")
     frame = stream.read(size)
     return frame if len(frame) == size else b""
+
+
+class Frames:
+    """The frames that come from a descriptor, as many at a time as there are."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._rest = b""
+
+    def take(self) -> list[bytes]:
+        """The next frames, waiting for one; none if the other end is gone."""
+        while True:
+            data = os.read(self._file, _READ_BYTES)
+            if not data:
+                return []
+            self._rest += data
+            if found := self._whole():
+                return found
+
+    def _whole(self) -> list[bytes]:
+        found, rest, at = [], self._rest, 0
+        while len(rest) - at >= _SIZE_BYTES:
+            stop = at + _SIZE_BYTES + int.from_bytes(rest[at : at + _SIZE_BYTES], "big")
+            if stop > len(rest):
+                break
+            found.append(rest[at + _SIZE_BYTES : stop])
+            at = stop
+        self._rest = rest[at:]
+        return found

@@ -22,7 +22,6 @@ from ratelimit_service.runtime.announcement import announce
 from ratelimit_service.runtime.certificates import Certificates
 from ratelimit_service.runtime.deciding import deciding
 from ratelimit_service.runtime.decision_feed import DecisionFeed
-from ratelimit_service.runtime.decision_log import DecisionLogWriter
 from ratelimit_service.runtime.decision_scribe import DecisionScribe
 from ratelimit_service.runtime.exporting import Exporting, check_free
 from ratelimit_service.runtime.process import collect, spare_the_old
@@ -137,12 +136,11 @@ async def _decisions_logged(
     settings: Settings, here: Deciding, stats: Stats, health: Health
 ) -> AsyncIterator[None]:
     """Writes the decision log until the end of the block, if the settings ask for it."""
-    writer = DecisionLogWriter(settings, stats, health)
+    scribe = DecisionScribe(settings, stats, health)
     if not settings.decision_log:
         yield
         return
-    scribe = DecisionScribe(settings, stats, writer.take)
-    async with writer.running(), scribe.running():
+    async with scribe.running():
         feed = DecisionFeed.attach(settings, here.service, stats, scribe.take, here.shard_of)
         try:
             yield

@@ -1,91 +1,102 @@
-"""The process that makes lines of decisions, and the way to it.
+"""The way from those that decide to the process that writes the decision log.
 
-It takes frames of packets, and gives back a frame of lines for each. So a process that decides, and
-the one that started it, have no work with lines. Where it is not there, as in the first moment, or
-for a while after it was killed, lines are made here, a packet at a time. What it has not given back
-is never lost with it. What must not live here: what a line says (`decision_lines`), and where lines
-go (`decision_log`).
+It takes packets, hands them over, and hears what became of them. So a process that decides has no
+work with lines and files. Where the other process is not there, as in the first moment, or for a
+while after it was killed, a thread of this one writes. A packet is kept until it is done with, so
+none is lost with the process. What must not live here: how packets are written (`decision_writer`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
+import fcntl
 import logging
+import marshal
 import os
-import signal
 import subprocess
 import sys
+import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from itertools import islice
 from typing import Final, Self
 
 from ratelimit_service.bugs import Bugs
+from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
-from ratelimit_service.pipes import (
-    ChildProcess,
-    end,
-    framed,
-    keep_running,
-    read_frame,
-    read_frame_at_once,
-    start,
-)
-from ratelimit_service.runtime.decision_lines import DecisionLines
+from ratelimit_service.pipes import ChildProcess, end, framed, keep_running, read_frame, start
+from ratelimit_service.runtime import decision_writer
+from ratelimit_service.runtime.decision_log import LogConfig
 from ratelimit_service.runtime.decision_packets import decisions_in
-from ratelimit_service.service.decision_key import hash_of, read_key
+from ratelimit_service.runtime.decision_writer import RETRY_SECONDS, DecisionWriter, Progress
+from ratelimit_service.service.decision_key import read_key
 from ratelimit_service.settings import Settings
 
-__all__ = ["DecisionScribe", "main"]
+__all__ = ["DecisionScribe"]
 
 log = logging.getLogger(__name__)
 
 _MOST_BYTES: Final = 1 << 22
-"""Packets that the process has not given back yet; what comes beyond is dropped."""
+"""Packets that are not done with yet; what comes beyond is dropped."""
 
-_NICENESS: Final = 10
-"""The process's: decisions matter more than lines."""
+_PIPE_BYTES: Final = 1 << 20
+"""What the pipe to the process may hold, so that it can gather without holding us up."""
+
+_PACKETS_AT_ONCE: Final = 100
+"""Packets that the thread here takes at once."""
 
 _END_SECONDS: Final = 1.0
-"""For so long the end waits for lines of the process; then they are made here."""
+"""For so long the end waits for the process, and then for a thread here."""
 
 
 class DecisionScribe:
-    """Has lines made of packets."""
+    """Has packets written."""
 
-    def __init__(self, settings: Settings, stats: Stats, write: Callable[[bytes], None]) -> None:
-        """`write` takes lines. Raises SettingsError if the key for values cannot be read."""
-        self._key = read_key(settings.decision_log_key_file) or b""
+    def __init__(self, settings: Settings, stats: Stats, health: Health) -> None:
+        """Raises SettingsError if the key for values cannot be read."""
+        self._config = LogConfig(
+            settings.decision_log,
+            settings.decision_log_max_bytes,
+            settings.decision_log_rotate_us,
+            settings.decision_log_files,
+            _stdout() if settings.decision_log == "stdout" else -1,
+            read_key(settings.decision_log_key_file) or b"",
+        )
         self._wanted = bool(settings.decision_log)
         self._stats = stats
-        self._write = write
-        self._lines = DecisionLines(hash_of(self._key or None))
+        self._health = health
         self.process: ChildProcess | None = None
-        """What makes lines, while it is there."""
+        """What writes, while it is there."""
         self._pipe: asyncio.WriteTransport | None = None
-        self._under_way: deque[bytes] = deque()
+        self._waiting: deque[bytes] = deque()
+        """Packets that are not done with; with a process they are all on their way to it."""
         self._bytes = 0
-        self._keeping: asyncio.Task[None] | None = None
-        self._stopping = self._pausing = False
+        self._some = asyncio.Event()
+        """Set while packets wait and there is no process for them."""
+        self._writing = asyncio.Lock()
+        """Held by what writes here, and by what hands the log over to a process."""
+        self._here = DecisionWriter(self._config)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = self._ended = self._pausing = False
         self._bugs = Bugs()
 
     @property
     def working(self) -> bool:
-        """Whether the process is there and has nothing to do."""
-        return self._pipe is not None and not self._under_way
+        """Whether the process is there and all is written."""
+        return self._pipe is not None and not self._waiting
 
     def take(self, packet: bytes) -> bool:
-        """Has lines made of a packet and written; False if there are too many. It never waits."""
-        pipe = self._pipe
-        if pipe is None or pipe.is_closing():
-            self._write_here(packet)
-            return True
-        if self._bytes + len(packet) > _MOST_BYTES:
+        """Has a packet written; False if there are too many. It never waits."""
+        if self._ended or self._bytes + len(packet) > _MOST_BYTES:
             return False
-        self._under_way.append(packet)
+        self._waiting.append(packet)
         self._bytes += len(packet)
-        pipe.write(framed(packet))
+        pipe = self._pipe
+        if pipe is None:
+            self._some.set()
+        elif not pipe.is_closing():
+            pipe.write(framed(packet))
         return True
 
     def hear(self, packet: bytes) -> None:
@@ -97,42 +108,79 @@ class DecisionScribe:
     async def running(self) -> AsyncIterator[Self]:
         """Has a process for it, and another one whenever it ends, until the end of the block."""
         if self._wanted:
-            self._keeping = asyncio.create_task(keep_running(self._once, self._pause))
+            self._tasks = [
+                asyncio.create_task(keep_running(self._once, self._pause)),
+                asyncio.create_task(self._write_here()),
+            ]
         try:
             yield self
         finally:
             await self.stop()
 
     async def stop(self) -> None:
-        """Has all lines written, and ends the process. A second call does nothing."""
+        """Has all written that can be in time, and ends the process.
+
+        What cannot is counted. A second call does nothing.
+        """
         self._stopping = True
-        keeping, self._keeping = self._keeping, None
-        if keeping is None:
+        tasks, self._tasks = self._tasks, []
+        if not tasks:
             return
+        keeping, here = tasks
         if self._pipe is not None:
-            self._pipe.close()  # it gives back what it has been given, and then ends
+            self._pipe.close()  # it writes what it has been given, and then ends
         if not self._pausing:
             await asyncio.wait([keeping], timeout=_END_SECONDS)
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
-        while self._under_way:
-            self._write_here(self._given_back())
-
-    def _given_back(self) -> bytes:
-        """The oldest packet, with which the process is done."""
-        packet = self._under_way.popleft()
-        self._bytes -= len(packet)
-        return packet
-
-    def _write_here(self, packet: bytes) -> None:
-        """Makes lines without the process."""
-        try:
-            lines = self._lines.of(packet)
-        except Exception as error:
-            self._stats.decision_log["dropped_error"] += decisions_in(packet)
-            self._bugs.note("decisions could not be written down", error)
+        if self._waiting:
+            self._some.set()
         else:
-            self._write(lines)
+            here.cancel()  # it waits for some
+        await asyncio.wait([here], timeout=_END_SECONDS)
+        here.cancel()
+        await asyncio.gather(here, return_exceptions=True)
+        self._ended = True
+        if rest := sum(map(decisions_in, self._waiting)):
+            self._stats.decision_log["dropped_slow"] += rest
+            self._waiting.clear()
+
+    def _done(self, done: Progress) -> None:
+        """Forgets packets, and counts what became of their lines."""
+        for _ in range(done.packets):
+            self._bytes -= len(self._waiting.popleft())
+        counts = self._stats.decision_log
+        if done.written:
+            counts["written"] += done.written
+        if done.failed:
+            counts["dropped_error"] += done.failed
+        if done.fault:
+            self._health.degrade("decision_log", done.fault)
+        elif done.written or not done.packets:
+            self._health.recover("decision_log")
+        if done.bug:
+            self._bugs.note("decisions could not be written down", ValueError(done.bug))
+
+    # Without the process
+
+    async def _write_here(self) -> None:
+        """Writes in a thread whenever packets wait and there is no process."""
+        while True:
+            await self._some.wait()
+            async with self._writing:
+                while self._pipe is None and self._waiting:
+                    done = await _in_thread(
+                        self._here, list(islice(self._waiting, _PACKETS_AT_ONCE))
+                    )
+                    self._done(done)
+                    if done.fault and not self._stopping:
+                        await asyncio.sleep(RETRY_SECONDS)
+                self._here.close()
+                self._some.clear()
+            if self._stopping:
+                return
+
+    # The process
 
     async def _once(self) -> str | None:
         """Runs the process once; says why it ended, or None if that was wanted."""
@@ -143,24 +191,22 @@ class DecisionScribe:
         except OSError as error:
             why = error.strerror or str(error)
         except Exception as error:
-            self._bugs.note("no process makes lines of the decision log", error)
+            self._bugs.note("no process writes the decision log", error)
             why = "a fault of ours"
-        while self._under_way:  # it did not give these back
-            self._write_here(self._given_back())
-            await asyncio.sleep(0)
         return None if self._stopping else why
 
     def _pause(self, seconds: float, why: str) -> None:
         self._pausing = True
         log.warning(
-            "no process makes lines of the decision log for %g s, so this one does: %s",
-            seconds,
-            why,
+            "no process writes the decision log for %g s, so this one does: %s", seconds, why
         )
 
     async def _run(self) -> None:
         """Runs the process once, until it ends. Raises OSError if it cannot be started."""
-        process = await asyncio.to_thread(start, __name__, subprocess.DEVNULL)
+        inherited = (self._config.stdout,) if self._config.stdout >= 0 else ()
+        process = await asyncio.to_thread(
+            start, decision_writer.__name__, subprocess.DEVNULL, inherited=inherited
+        )
         self.process = process
         try:
             await self._exchange(process)
@@ -169,35 +215,71 @@ class DecisionScribe:
             await asyncio.shield(asyncio.to_thread(end, process))
 
     async def _exchange(self, process: ChildProcess) -> None:
-        """Gives it packets and takes lines, until it ends."""
+        """Gives it packets, and hears what became of them, until it ends."""
         loop = asyncio.get_running_loop()
         stream = asyncio.StreamReader()
         said, _ = await loop.connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(stream), process.stdout
         )
         ended = asyncio.Event()
+        assert process.stdin is not None  # noqa: S101 -- as it was started
+        with contextlib.suppress(OSError, AttributeError):  # then it holds less
+            fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         pipe, _ = await loop.connect_write_pipe(lambda: _Ending(ended), process.stdin)
         try:
-            pipe.write(framed(self._key))
-            await read_frame(stream)  # it is ready
-            self._pipe = pipe
+            pipe.write(framed(marshal.dumps(tuple(self._config))))
+            self._done(Progress.unpacked(await read_frame(stream)))  # it is ready
+            async with self._writing:
+                pipe.write(b"".join(map(framed, self._waiting)))
+                self._pipe = pipe
             if self._stopping:
                 pipe.close()
             while True:
-                lines = await read_frame(stream)
-                packet = self._given_back()
-                if lines:
-                    self._write(lines)
-                else:
-                    self._write_here(packet)  # says what is wrong with it
+                self._done(Progress.unpacked(await read_frame(stream)))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # it has ended
         finally:
             self._pipe = None
-            process.kill()  # what it was given and has not read is not wanted any more
+            process.kill()  # what it was given and has not read is written here
             pipe.close()
             said.close()
             await ended.wait()
+            if self._waiting:
+                self._some.set()
+
+
+def _stdout() -> int:
+    """A copy of standard output's descriptor, which a process of ours can inherit; -1 if closed."""
+    try:
+        return os.dup(sys.stdout.fileno())
+    except (OSError, ValueError, AttributeError):
+        return -1
+
+
+async def _in_thread(writer: DecisionWriter, packets: list[bytes]) -> Progress:
+    """Writes packets in a thread.
+
+    It is a daemon: a reader that has stopped reading must not keep this process alive.
+    """
+    loop = asyncio.get_running_loop()
+    told: asyncio.Future[Progress] = loop.create_future()
+
+    def tell(done: Progress) -> None:
+        if not told.done():
+            told.set_result(done)
+
+    def write() -> None:
+        done = writer.write(packets)
+        with contextlib.suppress(RuntimeError):  # the loop may have ended
+            loop.call_soon_threadsafe(tell, done)
+
+    try:
+        threading.Thread(target=write, name="decision-log", daemon=True).start()
+    except RuntimeError as error:  # the system has none left
+        lines = sum(map(decisions_in, packets))
+        fault = f"the decision log cannot be written: {error}"
+        return Progress(len(packets), 0, lines, fault)
+    return await told
 
 
 class _Ending(asyncio.Protocol):
@@ -209,22 +291,3 @@ class _Ending(asyncio.Protocol):
     def connection_lost(self, _: Exception | None) -> None:
         """Called once, when nothing is left of it."""
         self._ended.set()
-
-
-def main() -> None:
-    """The process: it ends when its parent hangs up."""
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)  # they are meant for its parent
-    os.nice(_NICENESS)
-    gc.disable()  # it makes no cycles
-    packets, out = sys.stdin.buffer, sys.stdout.buffer
-    lines = DecisionLines(hash_of(read_frame_at_once(packets) or None))
-    out.write(framed(b""))
-    out.flush()
-    while packet := read_frame_at_once(packets):
-        try:
-            made = lines.of(packet)
-        except Exception:
-            made = b""  # the parent tries it as well, and has a log
-        out.write(framed(made))
-        out.flush()

@@ -31,7 +31,6 @@ from ratelimit_service.runtime.announcement import announce
 from ratelimit_service.runtime.certificates import Certificates
 from ratelimit_service.runtime.channel import sockets
 from ratelimit_service.runtime.cpus import usable_cpus
-from ratelimit_service.runtime.decision_log import DecisionLogWriter
 from ratelimit_service.runtime.decision_scribe import DecisionScribe
 from ratelimit_service.runtime.exporting import Exporting, check_free
 from ratelimit_service.runtime.handover import Handover
@@ -79,8 +78,7 @@ class _Supervisor:
         )
         self._guests = Guests(settings.max_connections, settings.max_connections_per_peer)
         self._otlp = Otlp(settings)
-        self._decision_log = DecisionLogWriter(settings, self._stats, self._health)
-        self._scribe = DecisionScribe(settings, self._stats, self._decision_log.take)
+        self._scribe = DecisionScribe(settings, self._stats, self._health)
         self._workers = Workers(
             settings,
             count,
@@ -142,7 +140,6 @@ class _Supervisor:
             self._signals.end()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._otlp.running())
-            await stack.enter_async_context(self._decision_log.running())
             await stack.enter_async_context(self._scribe.running())
             stack.callback(self._close_grpc)
             if former is not None:
@@ -302,8 +299,7 @@ class _Supervisor:
         await asyncio.sleep(_NOTICED_SECONDS)
         await self._exporting.stop()
         await self._otlp.stop()
-        await self._scribe.stop()
-        self._decision_log.stop()  # what workers send from now on is for the next image
+        await self._scribe.stop()  # what workers send from now on is for the next image
         counts = await self._counted()  # nobody adds to it any more
         rules = self._rules.leave()
         self._rules.end()

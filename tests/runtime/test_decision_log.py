@@ -19,8 +19,8 @@ from ratelimit_service.observer import Stats
 from ratelimit_service.replay.denials import decisions_about
 from ratelimit_service.runtime.decision_feed import DecisionFeed
 from ratelimit_service.runtime.decision_lines import DecisionLines
-from ratelimit_service.runtime.decision_log import DecisionLogWriter
 from ratelimit_service.runtime.decision_packets import decisions_in
+from ratelimit_service.runtime.decision_scribe import DecisionScribe
 from ratelimit_service.service import AT_ONCE, CallOrigin, DecidedBatch, DecisionRecord
 from ratelimit_service.service.decision_key import hash_of, read_key
 from ratelimit_service.service.decision_line import hashed_value
@@ -214,7 +214,7 @@ def test_bad_keys(tmp_path: Path, content: str | None) -> None:
         path.write_text(content)
 
     with pytest.raises(SettingsError, match=r"key"):
-        DecisionLogWriter(Settings(decision_log_key_file=str(path)), Stats(), Health())
+        DecisionScribe(Settings(decision_log_key_file=str(path)), Stats(), Health())
 
 
 async def test_answers_at_hand_are_told(tmp_path: Path) -> None:

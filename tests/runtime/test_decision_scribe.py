@@ -1,56 +1,41 @@
-"""The process that makes lines of decisions, and what becomes of these without it."""
+"""The process that writes the decision log, and what becomes of lines without it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
-from ratelimit_service import wire
-from ratelimit_service.limiter import DecidedBy
-from ratelimit_service.model import Request
+import pytest
+
+from ratelimit_service import pipes
+from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
-from ratelimit_service.runtime.decision_packets import DecisionPackets
+from ratelimit_service.runtime import decision_scribe
 from ratelimit_service.runtime.decision_scribe import DecisionScribe
-from ratelimit_service.service import DecidedBatch, DecisionRecord
 from ratelimit_service.settings import Settings
+from tests.runtime.deciding import packet
 from tests.servers.process import PATIENCE_SECONDS
-from tests.service.asking import descriptor
-
-PACKETS = DecisionPackets(1, 1, None, "memory", lambda _: "")
-
-
-def packet(*users: str) -> bytes:
-    """Decisions about these users."""
-    told = [
-        DecisionRecord(
-            wire.encode_request(Request("edge", (descriptor(f"user={user}"),))),
-            b"",
-            None,
-            DecidedBy.NOTHING,
-        )
-        for user in users
-    ]
-    batch = DecidedBatch.of(told)
-    return PACKETS.of([(0, batch, range(len(told)))], len(told))
 
 
 class Scribe:
     """One, and what it has written."""
 
-    def __init__(self) -> None:
-        self.stats = Stats()
-        self.written: list[bytes] = []
-        self.scribe = DecisionScribe(Settings(decision_log="x"), self.stats, self.written.append)
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.stats, self.health = Stats(), Health()
+        self.scribe = DecisionScribe(Settings(decision_log=str(path)), self.stats, self.health)
 
     @property
     def users(self) -> list[str]:
-        lines = b"".join(self.written).splitlines()
+        lines = self.path.read_bytes().splitlines() if self.path.exists() else []
         return [json.loads(line)["descriptors"][0]["entries"][0][1] for line in lines]
 
     @property
-    def dropped(self) -> dict[str, int]:
+    def counted(self) -> dict[str, int]:
         return dict(self.stats.decision_log)
 
     def signal(self, number: signal.Signals) -> None:
@@ -64,45 +49,101 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_no_line_is_lost_with_the_process() -> None:
-    """Lines come in their order, before the process is there, of it, and when it was killed."""
-    ours = Scribe()
+async def test_no_line_is_lost_with_the_process(tmp_path: Path) -> None:
+    """Lines come in their order, before the process is there, of it, and when it was killed.
+
+    All are counted as written.
+    """
+    ours = Scribe(tmp_path / "log")
     async with ours.scribe.running():
         assert ours.scribe.take(packet("early"))
-        assert ours.users == ["early"]
         await until(lambda: ours.scribe.working)
         ours.signal(signal.SIGTERM)  # whoever ends the service ends it by its parent
         assert ours.scribe.take(packet("a", "b"))
-        await until(lambda: len(ours.users) == 3)
+        await until(lambda: ours.counted == {"written": 3})
+        assert ours.users == ["early", "a", "b"]
         ours.signal(signal.SIGSTOP)
         for name in "cde":
             assert ours.scribe.take(packet(name))
         assert len(ours.users) == 3
         ours.signal(signal.SIGKILL)
-        await until(lambda: len(ours.users) == 6)
+        await until(lambda: ours.counted == {"written": 6})
         assert ours.scribe.take(packet("late"))
 
     assert ours.users == ["early", *"abcde", "late"]
-    assert ours.dropped == {}
+    assert ours.counted == {"written": 7}
 
 
-async def test_what_is_too_much_is_counted() -> None:
-    """What a process that hangs does not give back is bounded. The end has it written all the same.
+async def test_another_process_writes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the process was killed there is another one, and what came meanwhile is written."""
+    monkeypatch.setattr(pipes, "_LEAST_PAUSE_SECONDS", 0.05)
+    ours = Scribe(tmp_path / "log")
+    async with ours.scribe.running():
+        await until(lambda: ours.scribe.working)
+        former = ours.scribe.process
+        ours.signal(signal.SIGKILL)
+        await until(lambda: not ours.scribe.working)
+        names = [str(number) for number in range(300)]
+        for name in names:
+            assert ours.scribe.take(packet(name))
+        await until(lambda: ours.scribe.working and ours.scribe.process is not former)
+        assert ours.scribe.take(packet("late"))
 
-    A packet that cannot be read is counted, and holds up no other.
+    assert ours.users == [*names, "late"]
+    assert ours.counted == {"written": 301}
+
+
+async def test_what_is_too_much_is_counted(tmp_path: Path) -> None:
+    """What a process that hangs does not write is bounded. The end has it written all the same.
+
+    A packet that cannot be read is counted, and holds up no other. After the end none is taken.
     """
-    ours = Scribe()
+    ours = Scribe(tmp_path / "log")
     large = packet("x" * 60_000)
     async with ours.scribe.running():
         await until(lambda: ours.scribe.working)
         ours.scribe.hear(b"\0\0\0\x07another")
         ours.scribe.hear(packet("a"))
-        await until(lambda: len(ours.users) == 1)
-        assert ours.dropped == {"dropped_error": 7}
+        await until(lambda: ours.counted == {"dropped_error": 7, "written": 1})
         ours.signal(signal.SIGSTOP)
         for _ in range(100):
             ours.scribe.hear(large)
 
-    dropped = ours.dropped["dropped_slow"]
+    dropped = ours.counted["dropped_slow"]
     assert 10 < dropped < 50
-    assert len(ours.users) == 1 + 100 - dropped
+    assert len(ours.users) == ours.counted["written"] == 1 + 100 - dropped
+    assert not ours.scribe.take(large)
+
+
+async def test_slow_reader_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a reader does not take is counted, also at the end, which waits for it only so long."""
+    monkeypatch.setattr(decision_scribe, "_END_SECONDS", 0.05)
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    ours = Scribe(path)
+    large = packet("x" * 60_000)
+    async with asyncio.timeout(PATIENCE_SECONDS), ours.scribe.running():
+        await until(lambda: ours.scribe.working)
+        for _ in range(100):
+            ours.scribe.hear(large)
+        assert 10 < ours.counted["dropped_slow"] < 50
+
+    assert sum(ours.counted.values()) == 100
+    assert ours.counted["dropped_slow"] > 90
+    os.close(reader)
+
+
+async def test_faults_are_known_at_once(tmp_path: Path) -> None:
+    """That a log cannot be written is known before any decision, and also when it is mended."""
+    path = tmp_path / "nowhere" / "decisions.jsonl"
+    ours = Scribe(path)
+    async with ours.scribe.running():
+        await until(lambda: bool(ours.health.faults))
+        assert "No such file or directory" in ours.health.faults["decision_log"]
+        path.parent.mkdir()
+        ours.scribe.hear(packet("a"))
+        await until(lambda: not ours.health.faults)
+
+    assert ours.users == ["a"]
+    assert ours.counted == {"written": 1}

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
 import resource
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ratelimit_service.client import Client
-from ratelimit_service.health import Health
-from ratelimit_service.observer import Stats
 from ratelimit_service.runtime import decision_log
-from ratelimit_service.runtime.decision_log import DecisionLogFile, DecisionLogWriter
-from ratelimit_service.settings import Settings
+from ratelimit_service.runtime.decision_log import DecisionLogFile, LogConfig, Stdout, sink_of
+from ratelimit_service.runtime.decision_writer import DecisionWriter, Progress
 from tests.runtime.callers import ask
 from tests.runtime.conftest import Start
+from tests.runtime.deciding import packet
 from tests.servers.process import PATIENCE_SECONDS, wait_until
 from tests.servers.redis import RedisServer
 
@@ -137,136 +133,89 @@ def test_parts_of_lines_are_taken_back(tmp_path: Path) -> None:
     assert path.read_bytes() == b"ours\nothers\nagain\n"
 
 
-def test_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stdout() -> None:
     """Lines go to standard output whole, also if it does not block and its reader is slow."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    line = b"x" * 300_000 + b"\n"
-    with os.fdopen(writer, "w") as out, os.fdopen(reader, "rb") as read:
-        monkeypatch.setattr(sys, "stdout", out)
-        stats = Stats()
-        log = DecisionLogWriter(Settings(decision_log="stdout"), stats, Health())
-        log.take(line)
-        assert read.read(len(line)) == line
-        log.take(b"{}\n")
-        assert read.read(3) == b"{}\n"
-        log.stop()
-
-    assert stats.decision_log == {"written": 2}
-
-
-def test_closed_stdout_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A standard output that is closed is a fault that health knows, and no end of the writer."""
-    with open(os.devnull, "w") as out:  # noqa: PTH123 -- no path, but what stdout is
-        monkeypatch.setattr(sys, "stdout", out)
-    stats, health = Stats(), Health()
-    log = DecisionLogWriter(Settings(decision_log="stdout"), stats, health)
-    log.take(b"{}\n")
-    wait_until(partial(_failed, log), "the output to be closed")
-    log.stop()
-
-    assert stats.decision_log == {"dropped_error": 1}
-    assert "closed file" in health.faults["decision_log"]
+    lines = b"x" * 300_000 + b"\n" + b"{}\n" * 5_000 + b"no end"
+    with os.fdopen(writer, "wb") as out, os.fdopen(reader, "rb") as read:
+        thread = threading.Thread(target=Stdout(out.fileno()).write, args=(lines,))
+        thread.start()
+        assert read.read(len(lines)) == lines
+        thread.join()
 
 
 def test_syslog(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each line is a message of the system's log; one that is too long for it is left out."""
     monkeypatch.setattr(decision_log, "_SYSLOG", str(tmp_path / "log"))
-    stats, health = Stats(), Health()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as system:
         system.bind(str(tmp_path / "log"))
         system.settimeout(PATIENCE_SECONDS)
-        log = DecisionLogWriter(Settings(decision_log="syslog"), stats, health)
-        log.take(b"one\n" + b"x" * (16 << 18) + b"\ntwo\n")
+        log = sink_of(config("syslog"))
+        assert log.write(b"one\n" + b"x" * (16 << 18) + b"\ntwo\n") == 1
         assert system.recv(100) == b"<134>ratelimit: one"
         assert system.recv(100) == b"<134>ratelimit: two"
-        log.stop()
-
-    assert stats.decision_log == {"written": 2, "dropped_error": 1}
-    assert not health.faults
+        log.close()
 
 
-class Held:
-    """A sink that takes nothing until it is let go."""
-
-    def __init__(self) -> None:
-        self.free = threading.Event()
-        self.taken: list[bytes] = []
-
-    def open(self) -> None: ...
-
-    def write(self, data: bytes) -> int:
-        assert self.free.wait(30)
-        self.taken.append(data)
-        return 0
-
-    def close(self) -> None: ...
+def config(log: str, key: bytes = b"") -> LogConfig:
+    return LogConfig(log, 1 << 20, DAY_US, 5, -1, key)
 
 
-def test_slow_reader_holds_nobody_up() -> None:
-    """Beyond a bound lines for a slow reader are dropped and counted; the others all arrive."""
-    stats, sink = Stats(), Held()
-    writer = DecisionLogWriter(Settings(decision_log="x"), stats, Health(), sink)
-    line = b"x" * 65_535 + b"\n"
-
-    for _ in range(200):
-        writer.take(line)
-    assert stats.decision_log["dropped_slow"] > 50
-    sink.free.set()
-    writer.stop()
-
-    assert stats.decision_log["written"] == b"".join(sink.taken).count(b"\n")
-    assert stats.decision_log["written"] + stats.decision_log["dropped_slow"] == 200
+def test_closed_stdout_is_told() -> None:
+    """A standard output that is closed is a fault that is told, and no end of the writer."""
+    writer = DecisionWriter(config("stdout"))
+    fault = "the decision log cannot be written: standard output is closed"
+    assert writer.open() == Progress(fault=fault)
+    assert writer.write([packet("a", "b")]) == Progress(1, 0, 2, fault)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_full_disk_is_told() -> None:
-    """What a full disk does not take is dropped and counted, and health says why."""
-    stats, health = Stats(), Health()
-    writer = DecisionLogWriter(Settings(decision_log="/dev/full"), stats, health)
-    writer.take(b"{}\n")
-    wait_until(partial(_failed, writer), "the disk to be full")
-    writer.take(b"{}\n")
-    assert "No space left on device" in health.faults["decision_log"]
-    writer.stop()
-
-    assert stats.decision_log["dropped_error"] + stats.decision_log["dropped_slow"] == 2
+    """What a full disk does not take is lost and counted, with the reason; later it is tried."""
+    writer = DecisionWriter(config("/dev/full"))
+    assert writer.open() == Progress()
+    for _ in range(2):
+        done = writer.write([packet("a"), packet("b")])
+        assert done == Progress(
+            2, 0, 2, "the decision log cannot be written: No space left on device"
+        )
 
 
-async def test_faults_are_known_at_once(tmp_path: Path) -> None:
-    """That a log cannot be written is known before any decision, and also when it is mended."""
-    health = Health()
-    path = tmp_path / "nowhere" / "decisions.jsonl"
-    async with (
-        asyncio.timeout(PATIENCE_SECONDS),
-        DecisionLogWriter(Settings(decision_log=str(path)), Stats(), health).running() as writer,
-    ):
-        while not health.faults:
-            await asyncio.sleep(0.01)
-        assert "No such file or directory" in health.faults["decision_log"]
-        path.parent.mkdir()
-        writer.take(b"{}\n")
-        while health.faults:
-            await asyncio.sleep(0.01)
+class Taking:
+    """A sink that takes all but some."""
 
-    assert path.read_bytes() == b"{}\n"
+    def __init__(self, too_long: int = 0) -> None:
+        self.taken: list[bytes] = []
+        self.too_long = too_long
+
+    def open(self) -> None: ...
+
+    def write(self, data: bytes) -> int:
+        self.taken.append(data)
+        return self.too_long
+
+    def close(self) -> None: ...
 
 
-async def test_lines_are_counted_at_once(tmp_path: Path) -> None:
-    """What was written is counted though nothing comes after it."""
-    stats = Stats()
-    settings = Settings(decision_log=str(tmp_path / "log"))
-    async with (
-        asyncio.timeout(PATIENCE_SECONDS),
-        DecisionLogWriter(settings, stats, Health()).running() as writer,
-    ):
-        writer.take(b"{}\n" * 3)
-        while stats.decision_log["written"] != 3:
-            await asyncio.sleep(0.01)
+def test_writes_are_bounded() -> None:
+    """So many lines are written at once that a file holds them, and 256 KiB at most."""
+    packets = [packet(*[f"{number}{'x' * 1_000}" for number in range(100)])] * 7
+    for most, at_once in ((1 << 30, 2), (150_000, 1), (10, 1)):
+        sink = Taking()
+        writer = DecisionWriter(config("x")._replace(most_bytes=most), sink)
+        done = writer.write(packets)
+        assert done == Progress(at_once, at_once * 100)
+        assert [data.count(b"\n") for data in sink.taken] == [at_once * 100]
 
 
-def _failed(writer: DecisionLogWriter) -> bool:
-    return writer._failed > 0
+def test_lines_left_out_are_told() -> None:
+    """What the sink leaves out, and what cannot be read, is not counted as written."""
+    sink = Taking(too_long=1)
+    done = DecisionWriter(config("x"), sink).write([packet("a", "b"), b"\0\0\0\x07another"])
+    assert (done.packets, done.written, done.failed, done.fault) == (2, 1, 8, "")
+    assert "version" in done.bug
+    assert Progress.unpacked(done.packed()) == done
 
 
 def test_workers_write_one_log(start: Start, own_redis: RedisServer, tmp_path: Path) -> None:
@@ -293,7 +242,10 @@ def test_workers_write_one_log(start: Start, own_redis: RedisServer, tmp_path: P
         service.signal(signal.SIGUSR2)
         wait_until(lambda: "restarted: version" in service.log, "the restart")
     wait_until(lambda: len(lines()) == 7, "the decisions from before the restart")
-    counted = re.findall(
-        r'log_records_total{outcome="(\w+)"} ([1-9]\S*)', service.get("/metrics").text
-    )
-    assert counted == [("written", "7.0")]
+
+    def counted() -> list[tuple[str, str]]:
+        return re.findall(
+            r'log_records_total{outcome="(\w+)"} ([1-9]\S*)', service.get("/metrics").text
+        )
+
+    wait_until(lambda: counted() == [("written", "7.0")], "the lines to be counted")
