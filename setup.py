@@ -11,7 +11,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 COMPILED = """
-    clock observer sketches
+    clock observer sketches turns
     model/request model/hit model/step model/algorithm model/decision model/limit
     model/network model/schedule
     algorithms/*
@@ -33,7 +33,7 @@ COMPILED = """
     transport/h2/account
     transport/h2/life transport/h2/open_streams transport/h2/runs transport/h2/sending
     transport/h2/control transport/h2/incoming transport/h2/connection transport/h2/protocol
-    transport/h2/gathered transport/h2/calls transport/h2/turns transport/h2/overload
+    transport/h2/gathered transport/h2/calls transport/h2/overload
     simulation/world
     replay/sketches replay/timeline replay/use replay/play
     replay/recorded replay/logs replay/csv_log replay/decision_log

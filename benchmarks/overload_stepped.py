@@ -54,8 +54,8 @@ from ratelimit_service.transport.h2.account import Memory
 from ratelimit_service.transport.h2.calls import METHODS, ServiceCalls
 from ratelimit_service.transport.h2.overload import Overload
 from ratelimit_service.transport.h2.protocol import Http2Protocol
-from ratelimit_service.transport.h2.turns import Turns
 from ratelimit_service.transport.health import HealthService
+from ratelimit_service.turns import Turns
 
 READ_US, WRITE_US, EMPTY_US, ROUND_US, READY_US = 5.0, 5.0, 2.5, 4.0, 1.0
 BYTE_US = 0.0001

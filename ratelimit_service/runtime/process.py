@@ -6,7 +6,10 @@ import asyncio
 import gc
 import resource
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, TypeVar
+
+from ratelimit_service.turns import shared_turns
 
 try:
     import uvloop
@@ -53,7 +56,12 @@ def collect(turn: int = 0) -> None:
     what outlives that every five seconds, each time if it is no more than `_AT_ONCE` objects. Where
     more were made to stay (plans, by thousands of new keys a second), these are set aside unseen:
     a count of them costs little, and they go when they are dropped, as all that is in no cycle.
+    While other work waits, this takes a turn as well.
     """
+    shared_turns().at_once(partial(_collect, turn))
+
+
+def _collect(turn: int) -> None:
     gc.collect(0)
     if turn % _MIDDLE_EVERY == 0:
         _collect_older(1)

@@ -51,15 +51,13 @@ from ratelimit_service.stores import (
     always,
     wanted_at,
 )
+from ratelimit_service.turns import shared_turns
 
 __all__ = ["Service"]
 
 _SHORT_HITS: Final = 64
 """A request of more hits takes two turns of the loop: it is planned in one, charged and answered in
 another. A store that waits makes that pause by itself."""
-
-Soon = Callable[[Callable[[], None]], object]
-"""Has something called in a later turn of the loop."""
 
 
 class Service:
@@ -97,8 +95,6 @@ class Service:
         self.at_hand = AtHand(stats, self.telling.at_hand, self.callers, self._enqueue_at_hand)
         """Answers for when there is no time."""
         self._decisions = DecisionLog.if_wanted(self._serves)
-        self.soon: Soon | None = None
-        """Where turns are shared out; if nowhere, the loop's next turn is taken."""
 
     async def decide(
         self,
@@ -190,8 +186,7 @@ class Service:
             later = partial(
                 self._plan_on, batch, asked, snapshot, effort.found, wanted, deadline_us
             )
-            soon = self.soon or asyncio.get_running_loop().call_soon
-            soon(later)
+            shared_turns().go_on(later)
             return
         self._charge_planned(batch, asked, steered, hurried, wanted, deadline_us)
 
@@ -258,8 +253,7 @@ class Service:
     ) -> None:
         """Charges a batch in a turn of its own."""
         charge = partial(self._charge, batch, charged, settled, wanted, deadline_us)
-        soon = self.soon or asyncio.get_running_loop().call_soon
-        soon(charge)
+        shared_turns().go_on(charge)
 
     def _charge(
         self,

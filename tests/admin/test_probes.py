@@ -12,7 +12,7 @@ import pytest
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Phase
 from ratelimit_service.settings import Settings
-from ratelimit_service.transport.h2.turns import TURN_US, Turns
+from ratelimit_service.turns import TURN_US, Turns
 from tests.admin.test_http import Site
 
 PROBES = ["/healthcheck", "/livez", "/readyz"]

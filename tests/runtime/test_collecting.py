@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from ratelimit_service.runtime import process
+from ratelimit_service.turns import shared_turns
 
 
 class Knot:
@@ -39,6 +40,16 @@ class Steps:
     def __init__(self) -> None:
         self.largest = 0
         """The most objects that a collection of older generations had to look at."""
+        self._soon: list[Callable[[], None]] = []
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._soon.append(callback)
+
+    def turn(self) -> None:
+        """Does what waits for the loop's next round."""
+        soon, self._soon = self._soon, []
+        for each in soon:
+            each()
 
     def call_later(self, seconds: float, callback: object, turn: int) -> None:
         assert callback is process.collect
@@ -48,6 +59,7 @@ class Steps:
     def take(self, seconds: float) -> None:
         for _ in range(round(seconds / 0.01)):
             process.collect(self._turn)
+            self.turn()
 
     def collecting(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start" and (oldest := info["generation"]):
@@ -91,3 +103,20 @@ def test_no_collection_is_large(steps: Steps) -> None:
     steps.take(12.0)
 
     assert 0 < steps.largest <= process._AT_ONCE
+
+
+def test_collections_take_turns(steps: Steps) -> None:
+    """While other work waits for its turn, a collection does so as well."""
+    steps.turn()
+    knot = Knot()
+    gone = weakref.ref(knot)
+    del knot
+    shared_turns().go_on(lambda: None)
+    process.collect()
+    assert gone() is not None
+
+    steps.turn()
+    assert gone() is not None
+    steps.turn()
+
+    assert gone() is None

@@ -17,6 +17,7 @@ from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.connection import RedisConnection, Reply
+from ratelimit_service.turns import TURN_US, shared_turns
 from tests.servers.redis import RedisServer
 from tests.stores.cases import MINUTE, T, hearing, hit
 from tests.stores.redis_store import started
@@ -38,10 +39,39 @@ class Wire(asyncio.Transport):
     def abort(self) -> None: ...
 
 
+def take_a_turn() -> None:
+    """Works for as long as a turn may take."""
+    until = elapsed_us() + TURN_US
+    while elapsed_us() < until:
+        pass
+
+
+class Bytes:
+    """A client that has sent so many pieces, each of which takes a turn."""
+
+    used_us = 0
+    dear = False
+
+    def __init__(self, pieces: int) -> None:
+        self._pieces, self.handled = pieces, 0
+
+    def handle_piece(self, _now_us: int) -> bool:
+        take_a_turn()
+        self.handled += 1
+        return self.handled < self._pieces
+
+    def end_turn(self) -> None: ...
+
+    def fail(self, error: Exception) -> None:
+        raise error
+
+
 class Way:
     """A connection whose server's bytes a test writes, and what it hands on."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, slow: bool = False) -> None:
+        """Those who are `slow` need a turn's time for each reply."""
+        self._slow = slow
         self.connection = RedisConnection()
         self.connection.connection_made(Wire())
         self.told: list[tuple[int, bool]] = []
@@ -53,6 +83,8 @@ class Way:
 
     def _tell(self, number: int, reply: Reply) -> None:
         self.told.append((number, reply is not None))
+        if self._slow:
+            take_a_turn()
 
     def say(self, count: int, items: int = ITEMS) -> None:
         self.connection.data_received((b"*%d\r\n" % items + b":7\r\n" * items) * count)
@@ -96,6 +128,31 @@ async def test_usual_reply() -> None:
     way.say(1)
 
     assert way.told == [(0, True)]
+
+
+@pytest.mark.parametrize("first", ["bytes", "replies"])
+async def test_replies_beside_bytes(first: str) -> None:
+    """In a round of the loop replies are handed on or bytes are handled, and both go on in turn."""
+    ways, client = [Way(slow=True), Way(slow=True)], Bytes(8)
+    for way in ways:
+        way.ask(4)
+    if first == "bytes":
+        shared_turns().add(client, elapsed_us())
+        before = client.handled
+    for way in ways:
+        way.say(4)
+    if first == "replies":
+        shared_turns().add(client, elapsed_us())
+        before = 0
+
+    found: list[int] = []
+    while sum(found) < 16 - before:
+        done = client.handled + sum(len(way.told) for way in ways)
+        found.append(done - before)
+        before = done
+        await asyncio.sleep(0)
+
+    assert max(found) == 1
 
 
 @pytest.mark.parametrize(

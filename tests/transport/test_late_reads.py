@@ -20,7 +20,7 @@ from ratelimit_service.transport.h2.calls import METHODS
 from ratelimit_service.transport.h2.frames import ErrorCode, FrameType
 from ratelimit_service.transport.h2.overload import Backlog
 from ratelimit_service.transport.h2.protocol import Http2Protocol
-from ratelimit_service.transport.h2.turns import Turns
+from ratelimit_service.turns import Turns
 from tests.service.asking import Asking, Busy, Timed, descriptor
 from tests.transport.served_ends import ENVOYS_US, RULES, Ends, rounds
 

@@ -17,8 +17,8 @@ from ratelimit_service.transport.h2.connection import Event
 from ratelimit_service.transport.h2.frames import ACK, PREFACE, FrameType
 from ratelimit_service.transport.h2.limits import BLOCKED_SECONDS, GREETING_SECONDS, PING_SECONDS
 from ratelimit_service.transport.h2.protocol import Http2Protocol
-from ratelimit_service.transport.h2.turns import TURN_US, Turns
 from ratelimit_service.transport.transports import TRANSPORTS
+from ratelimit_service.turns import TURN_US, Turns
 from tests.servers.process import PATIENCE_SECONDS
 from tests.service.asking import Asking
 from tests.transport.h2_client import Client, messages

@@ -23,6 +23,7 @@ from ratelimit_service.errors import StoreError
 from ratelimit_service.stores.redis.address import Address, without
 from ratelimit_service.stores.redis.contexts import Contexts
 from ratelimit_service.text import reason
+from ratelimit_service.turns import shared_turns
 
 __all__ = [
     "Answered",
@@ -38,7 +39,7 @@ Reply = object
 """What hiredis makes of a reply: bytes, int, a list, a ReplyError; None when there was none."""
 
 _TURN_ITEMS: Final = 512
-"""How many items of replies are handed on in one turn of the loop. That is the reply to one script
+"""How many items of replies are handed on in one turn. That is the reply to one script
 call of 128 hits, and one to two milliseconds for whoever takes it."""
 
 _REPLY_ITEMS: Final = 4
@@ -60,6 +61,7 @@ class RedisConnection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._turns = shared_turns()
         self._reader = hiredis.Reader()
         self._calls: deque[Answered] = deque()
         self._left: deque[int] = deque()
@@ -69,7 +71,7 @@ class RedisConnection(asyncio.Protocol):
         self._read: deque[tuple[Answered, int, Reply]] = deque()
         """Replies that have been read and not handed on yet: to whom, when their command left."""
         self._telling = False
-        """Whether replies are being handed on, now or in the loop's next turn."""
+        """Whether replies are being handed on, now or in a later turn."""
         self._transport: asyncio.WriteTransport | None = None
         self._heard_at = 0.0
         self._bugs = Bugs()
@@ -197,17 +199,20 @@ class RedisConnection(asyncio.Protocol):
         """Hands on what has been read, in order, unless that is being done already."""
         if not self._telling:
             self._telling = True
-            self._tell_some()
+            self._turns.at_once(self._tell_some)
 
     def _tell_some(self) -> None:
-        """Hands on replies of so many items; the others wait for the loop's next turn."""
+        """Hands on replies of so many items; the others wait for another turn."""
         items = 0
         while self._read:
-            if items >= _TURN_ITEMS:
-                self._loop.call_soon(self._tell_some)
+            answered, left_us, reply = self._read[0]
+            more = _REPLY_ITEMS + len(reply) if isinstance(reply, list) else _REPLY_ITEMS
+            if items and items + more > _TURN_ITEMS:
+                self._turns.go_on(self._tell_some)
                 return
-            answered, self.answered_left_us, reply = self._read.popleft()
-            items += _REPLY_ITEMS + len(reply) if isinstance(reply, list) else _REPLY_ITEMS
+            items += more
+            self._read.popleft()
+            self.answered_left_us = left_us
             self._tell(answered, reply)
         self._telling = False
 

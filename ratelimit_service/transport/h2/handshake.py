@@ -17,7 +17,7 @@ from collections import deque
 from typing import Final, cast
 
 from ratelimit_service.clock import elapsed_us
-from ratelimit_service.transport.h2.turns import Turns
+from ratelimit_service.turns import Turns
 
 __all__ = ["Handshakes"]
 

@@ -20,7 +20,7 @@ from ratelimit_service.transport.h2.limits import (
     PING_SECONDS,
 )
 from ratelimit_service.transport.h2.overload import FRESH_US, Backlog, Haste
-from ratelimit_service.transport.h2.turns import Turns
+from ratelimit_service.turns import Turns
 
 __all__ = ["CallHandler", "Http2Protocol"]
 

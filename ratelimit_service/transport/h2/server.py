@@ -24,9 +24,9 @@ from ratelimit_service.transport.h2.handshake import Handshakes
 from ratelimit_service.transport.h2.limits import HANDSHAKE_SECONDS
 from ratelimit_service.transport.h2.overload import Overload
 from ratelimit_service.transport.h2.protocol import Http2Protocol
-from ratelimit_service.transport.h2.turns import Turns
 from ratelimit_service.transport.health import HealthService
 from ratelimit_service.transport.tls import TLS
+from ratelimit_service.turns import shared_turns
 
 __all__ = ["H2Server"]
 
@@ -74,8 +74,7 @@ class H2Server:
         self._context = tls.context() if tls else None
         overload = Overload(self._stats, health)
         self._calls = ServiceCalls(service, HealthService(health), overload)
-        self._turns = Turns()
-        service.soon = self._turns.go_on
+        self._turns = shared_turns()
         self._handshakes = Handshakes(self._turns)
         self._methods = METHODS if reflection else METHODS_UNREFLECTED
         self._max_age = max_connection_age_us / 1_000_000

@@ -1,16 +1,19 @@
-"""Whose turn it is: connections are handled a piece of their bytes at a time.
+"""Whose turn it is: what a round of the event loop does, and what waits for the next round.
 
-A turn of the loop handles pieces for two milliseconds at most, whoever they are from. Then the
-loop reads, writes and runs its timers, and the turns go on where they stopped. The next piece is
-always of the connection that has used the least time. A connection that comes back after a pause
-starts from the least that any waiting one has used, so that nobody can save time up. (Linux' CFS
-shares out processors this way.) So clients that send much, or expensive frames, hold up neither the
-others nor the replies of a store, however many clients they are. A piece that may take long is the
-only one of its turn. What small pieces of a turn ask for is decided together at its end
-(`Turns.later`), since many small batches cost several times what a large one does. What takes long
-to decide is done in steps, each in a turn of its own (`Turns.alone`). Every other turn is one for
-pieces, so small calls wait for one step at most. What must not live here: bytes, and how they are
-handled.
+Clients' connections are handled a piece of their bytes at a time. A turn handles pieces for two
+milliseconds at most, whoever they are from. Then the loop reads, writes and runs its timers, and
+the turns go on where they stopped. The next piece is always of the connection that has used the
+least time. A connection that comes back after a pause starts from the least that any waiting one
+has used, so that nobody can save time up. (Linux' CFS shares out processors this way.) So clients
+that send much, or expensive frames, hold up neither the others nor the replies of a store, however
+many clients they are. A piece that may take long is the only one of its turn. What small pieces of
+a turn ask for is decided together at its end (`Turns.later`), since many small batches cost several
+times what a large one does.
+
+What takes long to decide is done in steps, each in a turn of its own (`Turns.alone`). Every other
+turn is one for pieces, so small calls wait for one step at most. A store's replies are steps as
+well, of work that has begun (`Turns.at_once`). So a round of the loop has one turn, and hands on no
+replies beside it. What must not live here: bytes, and how they are handled.
 """
 
 from __future__ import annotations
@@ -23,13 +26,13 @@ from typing import Final, Protocol
 
 from ratelimit_service.clock import elapsed_us
 
-__all__ = ["TURN_US", "Turns", "Waiting"]
+__all__ = ["TURN_US", "Turns", "Waiting", "shared_turns"]
 
 TURN_US: Final = 2_000
 """For so long pieces are handled before the loop has its turn."""
 
 _AT_ONCE_US: Final = TURN_US // 2
-"""So much of that time may go to pieces that are handled as soon as they are read."""
+"""So much of that time may go to what is handled as soon as it is read."""
 
 _DEAR_US: Final = 2 * TURN_US
 """What a piece that may take long is taken to use. It counts before the piece is handled: of many
@@ -63,7 +66,7 @@ class Turns:
     """The connections of one event loop that have bytes to be handled."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._waiting: list[tuple[int, int, Waiting]] = []
         """A heap by the time used. A number keeps the order of those that have used the same."""
         self._number = 0
@@ -76,7 +79,7 @@ class Turns:
         self._before_us = 0
         """When the turn before that had ended; 0 before the first turn after a rest."""
         self._lately_us = 0
-        """How much time went to pieces handled at once, less what was made good since."""
+        """How much time went to what was handled at once, less what was made good since."""
         self._finish: Callable[[], None] | None = None
         """Does what was left for the end of this turn."""
         self._later_calls = 0
@@ -91,6 +94,8 @@ class Turns:
         """For how many calls steps were left in this turn."""
         self._stepping = False
         """Whether the last turn was one for a step."""
+        self._taken = False
+        """Whether a step that was taken at once stands in place of the next turn."""
         self._held = False
         """Whether no more work may begin for now."""
 
@@ -144,6 +149,32 @@ class Turns:
         self._begun.append(step)
         self._schedule()
 
+    def at_once(self, step: Callable[[], None]) -> None:
+        """Has the next step of work that has begun called at once; a long one is the next turn.
+
+        If anything else waits for its turn, the step waits as well, as for `go_on`.
+        """
+        started = elapsed_us()
+        if self._waiting or self._may_step or not self._rested(started):
+            self.go_on(step)
+            return
+        step()
+        self._ended_us = elapsed_us()
+        took_us = self._ended_us - started
+        self._lately_us += took_us
+        if took_us >= _AT_ONCE_US:
+            self._schedule()
+            self._taken = True
+
+    def _rested(self, now_us: int) -> bool:
+        """Whether little was done at once lately, so that more may be."""
+        if self._taken:
+            return False
+        # Each microsecond of rest makes up for three of handling.
+        idle_us = now_us - self._ended_us
+        self._lately_us = max(0, self._lately_us - 3 * idle_us)
+        return self._lately_us < _AT_ONCE_US
+
     @property
     def _may_step(self) -> bool:
         """Whether there is a step that may be taken now."""
@@ -154,7 +185,7 @@ class Turns:
             self._scheduled = True
             # The loop has waited until now, so what it reads in this round has just come.
             self._before_us, self._ended_us = 0, elapsed_us()
-            self._loop.call_soon(self._turn)
+            self.loop.call_soon(self._turn)
 
     def add(self, waiting: Waiting, now_us: int) -> None:
         """Takes in a connection that is not waiting already.
@@ -164,14 +195,8 @@ class Turns:
         waiting.used_us = max(waiting.used_us, self._least_us)
         if not self._waiting and not self._steps and not self._begun:
             self._least_us = waiting.used_us
-            # Each microsecond of rest makes up for three of handling.
-            idle_us = now_us - self._ended_us
-            self._lately_us = max(0, self._lately_us - 3 * idle_us)
-            if (
-                self._lately_us < _AT_ONCE_US
-                and not waiting.dear
-                and not self._handled_at_once(waiting, now_us)
-            ):
+            rested = self._rested(now_us)
+            if rested and not waiting.dear and not self._handled_at_once(waiting, now_us):
                 return
         self._push(waiting)
         self._schedule()
@@ -197,6 +222,17 @@ class Turns:
 
     def _turn(self) -> None:
         started = elapsed_us()
+        if self._taken:
+            self._taken = False
+        else:
+            self._take_turn(started)
+        self._before_us, self._ended_us = self._ended_us, elapsed_us()
+        self._scheduled = self._may_step or bool(self._waiting)
+        if self._scheduled:
+            self.loop.call_soon(self._turn)
+
+    def _take_turn(self, started: int) -> None:
+        """Takes a step, or handles pieces."""
         self._stepping = self._may_step and not (self._stepping and self._waiting)
         if self._stepping:
             (self._begun or self._steps).popleft()()
@@ -204,10 +240,6 @@ class Turns:
             self._lately_us += elapsed_us() - started
         else:
             self._handle_pieces(started)
-        self._before_us, self._ended_us = self._ended_us, elapsed_us()
-        self._scheduled = self._may_step or bool(self._waiting)
-        if self._scheduled:
-            self._loop.call_soon(self._turn)
 
     def _handle_pieces(self, now: int) -> None:
         """Handles pieces for as long as a turn may take."""
@@ -246,3 +278,13 @@ class Turns:
                 each.end_turn()
             except Exception as error:
                 each.fail(error)
+
+
+_SHARED: Final[list[Turns]] = []
+
+
+def shared_turns() -> Turns:
+    """The turns that everything on the running event loop shares."""
+    if not _SHARED or _SHARED[0].loop is not asyncio.get_running_loop():
+        _SHARED[:] = [Turns()]
+    return _SHARED[0]
