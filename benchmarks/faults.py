@@ -212,13 +212,13 @@ def full(directory: Path) -> Iterator[Site]:
 @contextmanager
 def watched(directory: Path, *, kill: bool) -> Iterator[Site]:
     """A master that Sentinel replaces: since it died, or since it was asked to (READONLY)."""
-    servers = Watched(directory, down_after_ms=1_000)
+    servers = Watched(directory)
     servers.start()
 
     def fail() -> None:
         before = servers.master
         if kill:
-            servers.servers[0].kill()
+            servers.lose_master(1_000)
             wait_until(lambda: servers.master != before, "the failover")
         else:
             servers.fail_over()
@@ -256,7 +256,7 @@ def node_lost(directory: Path) -> Iterator[Site]:
 
     def fail() -> None:
         lost = cluster.servers[0].port
-        cluster.servers[0].kill()
+        cluster.lose(0)
         wait_until(lambda: cluster.owner_port(0, ask=1) != lost, "the replica to take over")
         told("  the replica has taken over")
 

@@ -15,21 +15,23 @@ from tests.servers.redis import RedisServer
 
 SLOTS = 1 << 14
 
+_STALL_MS = "120000"
+"""Longer than a machine stalls."""
+
 
 class RedisCluster:
     """Three masters with a third of the slots each; replicas may join."""
 
     def __init__(self, directory: Path, *flags: str, replicas: int = 0) -> None:
-        """Replicas take over soon; masters alone wait longer for each other than a machine stalls.
+        """Nodes wait longer for each other than a machine stalls, until `lose` ends one.
 
         A master that the others have given up answers nothing until they have heard of it.
         """
         self.servers: list[RedisServer] = []
-        patience_ms = 1_000 if replicas else 120_000
         for number in range(3 + replicas):
             place = directory / str(number)
             place.mkdir()
-            cluster = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(patience_ms))
+            cluster = ("--cluster-enabled", "yes", "--cluster-node-timeout", _STALL_MS)
             self.servers.append(RedisServer(place, *cluster, *flags))
 
     @property
@@ -61,6 +63,12 @@ class RedisCluster:
 
     def _is_replica(self, client: redis.Redis) -> bool:
         return bool(client.info("replication").get("master_link_status") == "up")
+
+    def lose(self, number: int, seen_after_ms: int = 1_000) -> None:
+        """Lets a node die; the others take its silence seriously after this time."""
+        for each in range(len(self.servers)):
+            self.client(each).config_set("cluster-node-timeout", seen_after_ms)
+        self.servers[number].kill()
 
     def kill(self) -> None:
         for server in self.servers:

@@ -11,11 +11,14 @@ from tests.servers.redis import RedisServer
 
 NAME = "main"
 
+_STALL_MS = 120_000
+"""Longer than a machine stalls: Sentinel replaces no master that only stands still."""
+
 
 class Watched:
     """The servers by `servers`, the master of the start first; `url` is of the store."""
 
-    def __init__(self, directory: Path, *, down_after_ms: int = 500) -> None:
+    def __init__(self, directory: Path) -> None:
         self.servers: list[RedisServer] = []
         for number in range(2):
             place = directory / str(number)
@@ -27,7 +30,7 @@ class Watched:
         config.write_text(
             f"port {self.port}\ndir {directory}\n"
             f"sentinel monitor {NAME} 127.0.0.1 {self.servers[0].port} 1\n"
-            f"sentinel down-after-milliseconds {NAME} {down_after_ms}\n"
+            f"sentinel down-after-milliseconds {NAME} {_STALL_MS}\n"
             f"sentinel failover-timeout {NAME} 2000\n"
         )
         command = ["redis-server", str(config), "--sentinel"]
@@ -40,6 +43,12 @@ class Watched:
         self._sentinel.spawn()
         self._sentinel.wait_ready(lambda: listens(self.port))
         wait_until(lambda: self._asked().sentinel_slaves(NAME), "the replica to be known")
+
+    def lose_master(self, seen_after_ms: int = 500) -> None:
+        """Lets the master of the start die; Sentinel takes its silence seriously after this time."""
+        words = ("SENTINEL SET", NAME, "down-after-milliseconds", seen_after_ms)
+        self._asked().execute_command(*words)  # type: ignore[no-untyped-call]
+        self.servers[0].kill()
 
     def fail_over(self) -> None:
         """Asks Sentinel to; the old master lives on as a replica."""

@@ -152,7 +152,7 @@ async def test_lost_node_is_replaced_by_its_replica(replicated: RedisCluster) ->
         master.set(one.key + b"later", 1)  # WAIT is for what this client, or one before, wrote
         assert master.wait(1, 5_000) == 1
 
-    replicated.servers[number].kill()
+    replicated.lose(number)
 
     outcomes = await fixture.until(one, lambda outcomes: outcomes != [None])
     assert outcomes[0] is not None

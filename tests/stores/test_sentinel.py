@@ -85,7 +85,7 @@ async def test_failover(store: RedisStore, watched: Watched, health: Health) -> 
         master.set("later", 1)  # WAIT is for a client's own writes, and what was written before
         assert master.wait(1, 5_000) == 1
 
-    watched.servers[0].kill()
+    watched.lose_master()
 
     remaining = await until_counted(store)
     assert watched.master == watched.servers[1].port
