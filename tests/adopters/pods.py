@@ -13,7 +13,7 @@ RULES = """
 domain: edge
 descriptors:
   - key: user
-    rate_limit: {unit: day, requests_per_unit: 2}
+    rate_limit: {unit: year, requests_per_unit: 2}
 """
 
 SERVICE_LINKS = {

@@ -11,10 +11,10 @@ from tests.servers.service import COMMAND
 
 RULES = """domain: demo
 descriptors:
-  - {key: user, rate_limit: {unit: day, requests_per_unit: 2, name: per-user}}
+  - {key: user, rate_limit: {unit: year, requests_per_unit: 2, name: per-user}}
   - {key: free, rate_limit: {unlimited: true}}
   - key: vip
-    rate_limit: {unit: day, requests_per_unit: 9, replaces: [{name: per-user}]}
+    rate_limit: {unit: year, requests_per_unit: 9, replaces: [{name: per-user}]}
   - {key: at_once, rate_limit: {unit: minute, requests_per_unit: 1, algorithm: concurrency}}
   - key: burst
     rate_limit: {unit: hour, requests_per_unit: 3, burst: 9, algorithm: token_bucket}

@@ -112,7 +112,7 @@ def test_explain(rules: Path) -> None:
     ran = Ran("explain", "--rules", str(rules), "demo", "user=a", "free=b")
 
     assert ran.code == 0
-    assert f"rule user at {rules}:3:17: 2 per day" in ran.out
+    assert f"rule user at {rules}:3:17: 2 per year" in ran.out
     assert "counter {" in ran.out
     assert "unlimited" in ran.out
 
@@ -123,4 +123,4 @@ def test_explain_in_json(rules: Path) -> None:
 
     first, second = map(json.loads, ran.out.splitlines())
     assert (first["rule"], first["steps"][0]["taken"], second["rule"]) == ("user", "user", None)
-    assert first["counter"].endswith("f86400:4:demo4:user=1:a")
+    assert first["counter"].endswith("f31536000:4:demo4:user=1:a")

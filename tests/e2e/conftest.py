@@ -36,7 +36,7 @@ ROUTES: dict[str, list[Config]] = {
     "/override": [
         {
             "actions": [header("x-user", "anything")],
-            "limit": {"rate_limit": {"requests_per_unit": 3, "unit": "HOUR"}},
+            "limit": {"rate_limit": {"requests_per_unit": 3, "unit": "YEAR"}},
         }
     ],
     "/cost": [

@@ -38,10 +38,10 @@ def test_ratelimit_headers(envoy: Envoy) -> None:
     first = envoy.get("/user", x_user="dave").headers
     tenant = envoy.get("/two", x_tenant="acme").headers
 
-    assert first["x-ratelimit-limit"] == '2, 2;w=86400;name="per-user"'
+    assert first["x-ratelimit-limit"] == '2, 2;w=31536000;name="per-user"'
     assert first["x-ratelimit-remaining"] == "1"
-    assert 1 <= int(first["x-ratelimit-reset"]) <= 86_400
-    assert tenant["x-ratelimit-limit"] == "5, 5;w=43200"
+    assert 1 <= int(first["x-ratelimit-reset"]) <= 31_536_000
+    assert tenant["x-ratelimit-limit"] == "5, 5;w=63072000"
 
 
 def test_answers_that_rules_describe(envoy: Envoy) -> None:
@@ -49,12 +49,12 @@ def test_answers_that_rules_describe(envoy: Envoy) -> None:
     allowed, denied = [envoy.get("/described", x_user="bob") for _ in range(2)]
 
     assert (allowed.status, denied.status) == (200, 429)
-    assert allowed.headers["ratelimit-policy"] == '"daily";q=1;w=86400'
-    assert allowed.headers["ratelimit"].startswith('"daily";r=0;t=')
+    assert allowed.headers["ratelimit-policy"] == '"yearly";q=1;w=31536000'
+    assert allowed.headers["ratelimit"].startswith('"yearly";r=0;t=')
     assert denied.headers["content-type"] == "application/problem+json"
-    assert denied.headers["ratelimit-policy"] == '"daily";q=1;w=86400'
+    assert denied.headers["ratelimit-policy"] == '"yearly";q=1;w=31536000'
     problem = json.loads(denied.text)
-    assert problem["violated-policies"] == ["daily"]
+    assert problem["violated-policies"] == ["yearly"]
     assert int(denied.headers["retry-after"]) == problem["retry_after"]
 
 
@@ -66,7 +66,7 @@ def test_grpc_callers_read_text(envoy: Envoy) -> None:
 
     assert denied.status == 200
     assert denied.headers["content-type"] == "application/grpc"
-    assert denied.headers["grpc-message"].startswith("Come back tomorrow. The limit is 1 in 1 day.")
+    assert denied.headers["grpc-message"].startswith("Come back later. The limit is 1 in 1 year.")
     assert denied.headers["grpc-status"] == "14"
 
 
@@ -95,7 +95,7 @@ def test_override(envoy: Envoy) -> None:
     answers = [envoy.get("/override", x_user="bob") for _ in range(4)]
 
     assert [answer.status for answer in answers] == [200, 200, 200, 429]
-    assert answers[0].headers["x-ratelimit-limit"] == "3, 3;w=3600"
+    assert answers[0].headers["x-ratelimit-limit"] == "3, 3;w=31536000"
 
 
 def test_addend(envoy: Envoy) -> None:

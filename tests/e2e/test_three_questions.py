@@ -20,7 +20,7 @@ from tests.servers.service import COMMAND, ServiceProcess
 RULES = """
 domain: api
 descriptors:
-- {key: user, rate_limit: {unit: day, requests_per_unit: 2}}
+- {key: user, rate_limit: {unit: year, requests_per_unit: 2}}
 """
 ALLOWED, DENIED = 200, 429
 
@@ -76,7 +76,7 @@ def test_why_who_let_through_and_keep_out(scene: Scene) -> None:
     wait_until(lambda: scene.log.exists() and '"OVER_LIMIT"' in scene.log.read_text(), "a record")
     said = scene.run("why", "api", "user=bob", "--log", str(scene.log))
     assert "denied at" in said
-    assert "2 a day" in said or "2 per day" in said
+    assert "2 a year" in said or "2 per year" in said
 
     def listed(service: ServiceProcess) -> str:
         return scene.run("top", "--once", "--admin", f"127.0.0.1:{service.admin_port}")

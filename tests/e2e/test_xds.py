@@ -229,4 +229,4 @@ def test_explain(management: Management, tmp_path: Path) -> None:
         check=False,
     )
 
-    assert f"rule user at {place}/edge@7: 1 per day" in done.stdout, done.stderr
+    assert f"rule user at {place}/edge@7: 1 per year" in done.stdout, done.stderr

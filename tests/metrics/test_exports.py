@@ -278,7 +278,7 @@ def test_the_reference_s_environment(
     place = tmp_path / "ratelimit" / "config"
     place.mkdir(parents=True)
     (place / "config.yaml").write_text(
-        "domain: d\ndescriptors:\n- {key: k, rate_limit: {unit: day, requests_per_unit: 2}}\n"
+        "domain: d\ndescriptors:\n- {key: k, rate_limit: {unit: year, requests_per_unit: 2}}\n"
     )
     redis_server.flush()
     debug, metrics = free_port(), free_port()
@@ -315,6 +315,6 @@ def test_the_reference_s_environment(
     assert codes == [200, 200, 429]
     assert 'ratelimit_service_rate_limit_total_hits{domain="d",key1="k"} 3\n' in page
     assert json.loads(stats)["ratelimit.service.rate_limit.d.k.over_limit"] == 1
-    assert config.startswith("d.k: unit=DAY requests_per_unit=2")
+    assert config.startswith("d.k: unit=YEAR requests_per_unit=2")
     assert others == [404] * 8
     assert "ratelimit.service.rate_limit.d.k.total_hits:3|c" in lines

@@ -13,7 +13,7 @@ from tests.servers.service import ServiceProcess
 RULES = """
 domain: edge
 descriptors:
-  - {key: user, rate_limit: {unit: day, requests_per_unit: %d}}
+  - {key: user, rate_limit: {unit: year, requests_per_unit: %d}}
 """
 Start = Callable[..., ServiceProcess]
 

@@ -99,7 +99,7 @@ def test_reload_is_logged(
     assert [each for each, _ in told] == [
         "3 rules in 2 domains, 2 added, 1 problem",
         "1 rule in 1 domain, 2 removed",
-        "1 rule in 1 domain, 1 changed (edge: user 2 → 5 per day)",
+        "1 rule in 1 domain, 1 changed (edge: user 2 → 5 per year)",
     ]
     assert len({revision for _, revision in told}) == 3
     assert f'ratelimit_rules_info{{revision="{told[-1][1]}"}} 1.0' in service.get("/metrics").text

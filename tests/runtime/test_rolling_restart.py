@@ -35,7 +35,7 @@ def test_restart_beside_a_worker_that_hears_nothing(two: ServiceProcess, tmp_pat
     """A worker that takes no rules any more does not hold a restart up: another takes its place."""
     first, second = pids(two)
     os.kill(first, signal.SIGSTOP)
-    limit = "rate_limit: {unit: day, requests_per_unit: 1}"
+    limit = "rate_limit: {unit: year, requests_per_unit: 1}"
     name = "v" * 500
     lines = [f"  - {{key: k, value: {name}{number}, {limit}}}" for number in range(1_500)]
     (tmp_path / "rules" / "wide.yaml").write_text("\n".join(["domain: w", "descriptors:", *lines]))

@@ -65,7 +65,7 @@ class RedisCluster:
         return bool(client.info("replication").get("master_link_status") == "up")
 
     def lose(self, number: int, seen_after_ms: int = 1_000) -> None:
-        """Lets a node die; the others take its silence seriously after this time."""
+        """Lets a node die; the others replace it after so long a silence."""
         for each in range(len(self.servers)):
             self.client(each).config_set("cluster-node-timeout", seen_after_ms)
         self.servers[number].kill()

@@ -24,8 +24,8 @@ _END = object()
 
 
 def config(domain: str, *keys: str, requests: int = 1, name: str = "", **others: Any) -> bytes:
-    """A resource: a limit a day on each key."""
-    limit = {"unit": "DAY", "requests_per_unit": requests}
+    """A resource: a limit a year on each key."""
+    limit = {"unit": "YEAR", "requests_per_unit": requests}
     descriptors = [{"key": key, "rate_limit": limit, **others} for key in keys]
     values = {"name": name or domain, "domain": domain, "descriptors": descriptors}
     return json_format.ParseDict(values, RateLimitConfig()).SerializeToString()

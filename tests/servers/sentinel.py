@@ -45,7 +45,7 @@ class Watched:
         wait_until(lambda: self._asked().sentinel_slaves(NAME), "the replica to be known")
 
     def lose_master(self, seen_after_ms: int = 500) -> None:
-        """Lets the master of the start die; Sentinel takes its silence seriously after this time."""
+        """Lets the master of the start die; Sentinel replaces it after so long a silence."""
         words = ("SENTINEL SET", NAME, "down-after-milliseconds", seen_after_ms)
         self._asked().execute_command(*words)  # type: ignore[no-untyped-call]
         self.servers[0].kill()

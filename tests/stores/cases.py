@@ -16,6 +16,7 @@ MINUTE = 60 * SECOND
 HOUR = 60 * MINUTE
 DAY = 24 * HOUR
 YEAR = 365 * DAY
+"""A window that a test on a real clock may take: a shorter one can end between two of its steps."""
 T = 1_700_000_040_000_000
 """A moment at which a minute begins."""
 

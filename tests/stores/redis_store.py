@@ -10,7 +10,7 @@ from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore
 from tests.servers.process import PATIENCE_SECONDS
-from tests.stores.cases import MINUTE, charged, hit
+from tests.stores.cases import YEAR, charged, hit
 
 GENEROUS_US = 5_000_000
 
@@ -46,9 +46,7 @@ class Fixture:
         self.store = RedisStore(url, timeout_us, self.stats, self.health)
 
     async def hit(self, *, limit: int = 1_000, key: str = "a") -> Outcomes:
-        (outcomes,) = await charged(
-            self.store, [[hit(limit=limit, key=key, window_us=600 * MINUTE)]]
-        )
+        (outcomes,) = await charged(self.store, [[hit(limit=limit, key=key, window_us=YEAR)]])
         return outcomes
 
     async def until(self, condition: Callable[[Outcomes], bool]) -> Outcomes:

@@ -17,7 +17,7 @@ from ratelimit_service.stores.redis.batch import Background
 from tests.servers.cluster import RedisCluster
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
-from tests.stores.cases import BROKEN, MINUTE, charged, hearing, hit
+from tests.stores.cases import BROKEN, YEAR, charged, hearing, hit
 from tests.stores.redis_store import started
 
 Store = tuple[RedisStore, Stats]
@@ -43,7 +43,7 @@ async def store(
 
 
 def steady(key: str = "a") -> Hit:
-    return hit(key=key, limit=1_000, window_us=600 * MINUTE)
+    return hit(key=key, limit=1_000, window_us=YEAR)
 
 
 UNPACKABLE = steady()._replace(addend=1 << 40)

@@ -16,7 +16,7 @@ from ratelimit_service.stores.redis import RedisStore
 from tests.conftest import need
 from tests.servers.cluster import RedisCluster, SlotMove
 from tests.servers.process import PATIENCE_SECONDS
-from tests.stores.cases import MINUTE, charged
+from tests.stores.cases import YEAR, charged
 from tests.stores.cases import hit as minutely
 from tests.stores.redis_store import started
 
@@ -43,7 +43,7 @@ class Fixture:
 
 
 def hit(addend: int = 1, *, limit: int = 10, key: str = "a") -> Hit:
-    return minutely(addend, limit=limit, key=key, window_us=600 * MINUTE)
+    return minutely(addend, limit=limit, key=key, window_us=YEAR)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.connection import RedisConnection, Reply
 from ratelimit_service.turns import TURN_US, shared_turns
 from tests.servers.redis import RedisServer
-from tests.stores.cases import MINUTE, T, hearing, hit
+from tests.stores.cases import YEAR, T, hearing, hit
 from tests.stores.redis_store import started
 
 ITEMS = 2 + 4 * 128
@@ -204,7 +204,7 @@ async def busy_while_replies_come(url: str) -> list[Outcomes]:
     await started(store)
     found: list[Outcomes] = []
     for batch in range(2):
-        hits = [[hit(key=f"{batch}-{key}", window_us=600 * MINUTE)] for key in range(128)]
+        hits = [[hit(key=f"{batch}-{key}", window_us=YEAR)] for key in range(128)]
         store.charge(hits, hearing(found.extend))
         await asyncio.sleep(0)  # sent
     client = redis.Redis.from_url(url)

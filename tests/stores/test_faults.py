@@ -20,12 +20,12 @@ from ratelimit_service.stores.redis.script import fits, read
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer
-from tests.stores.cases import MINUTE, charged
+from tests.stores.cases import YEAR, charged
 from tests.stores.cases import hit as minutely
 
 
 def hit(addend: int = 1, *, key: str = "a", limit: int = 1_000) -> Hit:
-    one = minutely(addend, key=key, limit=limit, window_us=600 * MINUTE)
+    one = minutely(addend, key=key, limit=limit, window_us=YEAR)
     return one._replace(policy=FailurePolicy.CLOSED)
 
 

@@ -19,7 +19,7 @@ from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer
 from tests.stores import algorithms
-from tests.stores.cases import MINUTE, SECOND, T, charged
+from tests.stores.cases import MINUTE, SECOND, YEAR, T, charged
 from tests.stores.cases import hit as minutely
 from tests.stores.redis_store import GENEROUS_US, started
 
@@ -38,7 +38,7 @@ def hang(server: RedisServer, *stores: RedisStore) -> None:
 
 
 def hit(addend: int = 1, *, limit: int = 10, key: str = "a") -> Hit:
-    one = minutely(addend, limit=limit, key=key, window_us=600 * MINUTE)
+    one = minutely(addend, limit=limit, key=key, window_us=YEAR)
     return one._replace(policy=FailurePolicy.LOCAL)
 
 
@@ -128,7 +128,7 @@ async def test_every_algorithm_counts_here_and_hands_back(
 COUNTS_DENIED = [
     algorithms.FIRST_HIT,
     algorithms.UTC_MONTH,
-    algorithms.SLIDING._replace(unit=Unit.DAY),
+    algorithms.SLIDING._replace(unit=Unit.YEAR),
     algorithms.PARTS,
     algorithms.LOG,
 ]
@@ -403,7 +403,7 @@ def _more(behind: Behind, keys: Sequence[str], before: int) -> bool:
 async def test_what_is_over_is_told_to_nobody(behind: Behind) -> None:
     """What was counted in a window that is over when the server is back is not told any more."""
     one = minutely(3, key="a", window_us=2 * SECOND)._replace(policy=FailurePolicy.LOCAL)
-    last = minutely(3, key="b", window_us=600 * MINUTE)._replace(policy=FailurePolicy.LOCAL)
+    last = minutely(3, key="b", window_us=YEAR)._replace(policy=FailurePolicy.LOCAL)
     await behind.start()
     await behind.outage()
     await charged(behind.store, [[one], [last]])

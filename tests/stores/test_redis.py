@@ -14,7 +14,7 @@ from ratelimit_service.stores import Outcomes
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
 from tests.stores import algorithms
-from tests.stores.cases import MINUTE, charged, hearing, hit
+from tests.stores.cases import MINUTE, YEAR, charged, hearing, hit
 from tests.stores.redis_store import COUNTERS, Fixture, started
 
 
@@ -219,7 +219,7 @@ async def test_callers_deadline(own_redis: RedisServer) -> None:
     own_redis.stop()
     answers: list[list[Outcomes]] = []
 
-    one = hit(limit=1_000, window_us=600 * MINUTE)
+    one = hit(limit=1_000, window_us=YEAR)
     fixture.store.charge([[one]], hearing(answers.append), deadline_us=elapsed_us() + 20_000)
     fixture.store.charge([[one]], hearing(answers.append), deadline_us=elapsed_us() - 1)
 

@@ -26,7 +26,7 @@ from ratelimit_service.stores.redis.shards_file import read_shards
 from tests.conftest import need
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
-from tests.stores.cases import MINUTE, SECOND, T, charged, hit
+from tests.stores.cases import MINUTE, SECOND, YEAR, T, charged, hit
 from tests.stores.redis_store import started
 
 THREE = {"a:6379": 1, "b:6379": 1, "c:6379": 1}
@@ -130,7 +130,7 @@ class Ring:
     def hit(self, where: str, addend: int = 1, *, limit: int = 5, key: str = "") -> Hit:
         """A hit on a counter that lies there."""
         for number in range(1_000):
-            one = hit(addend, key=f"{key}{number}", limit=limit, window_us=600 * MINUTE)
+            one = hit(addend, key=f"{key}{number}", limit=limit, window_us=YEAR)
             if self._owners[partition_of(one.key)] == where:
                 return one
         raise AssertionError(where)

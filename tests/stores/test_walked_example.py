@@ -100,7 +100,7 @@ async def test_file_that_is_away(tmp_path: Path, clock: Time) -> None:
     await store.close()
 
 
-RULES = "domain: edge\ndescriptors:\n- {key: user, rate_limit: {unit: day, requests_per_unit: 2}}"
+RULES = "domain: edge\ndescriptors:\n- {key: user, rate_limit: {unit: year, requests_per_unit: 2}}"
 
 
 async def test_chosen_by_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from tests.servers.redis import RedisServer
 from tests.servers.service import ServiceProcess, http
 from tests.service.asking import descriptor
 
-RULES = "domain: edge\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 2}}]"
+RULES = "domain: edge\ndescriptors: [{key: a, rate_limit: {unit: year, requests_per_unit: 2}}]"
 BODY = encode_request(Request("edge", (descriptor("a=1"),)))
 JSON = {"domain": "edge", "descriptors": [{"entries": [{"key": "a", "value": "1"}]}]}
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -123,7 +123,7 @@ def test_workers_send_spans_and_metrics(
 
 
 def labels_of_limit() -> dict[str, str]:
-    return {"domain": "edge", "rule": "a", "limit": "1", "unit": "day"}
+    return {"domain": "edge", "rule": "a", "limit": "1", "unit": "year"}
 
 
 def test_missing_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

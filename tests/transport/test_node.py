@@ -14,7 +14,7 @@ from tests.servers.service import ServiceProcess
 NODE = shutil.which("node") or "node"
 DIRECTORY = Path(__file__).parents[2] / ".tools" / "node"
 SCRIPT = Path(__file__).with_name("client.js")
-RULES = "domain: edge\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 20}}]"
+RULES = "domain: edge\ndescriptors: [{key: a, rate_limit: {unit: year, requests_per_unit: 20}}]"
 
 
 def test_node_client(tmp_path: Path) -> None:
