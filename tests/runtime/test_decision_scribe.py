@@ -27,7 +27,11 @@ class Scribe:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.stats, self.health = Stats(), Health()
-        self.scribe = DecisionScribe(Settings(decision_log=str(path)), self.stats, self.health)
+        self.scribe = DecisionScribe(
+            Settings(decision_log=str(path), decision_log_rotate_us=365 * 86_400_000_000),
+            self.stats,
+            self.health,
+        )
 
     @property
     def users(self) -> list[str]:

@@ -26,12 +26,14 @@ from tests.servers.process import PATIENCE_SECONDS, wait_until
 from tests.servers.redis import RedisServer
 
 DAY_US = 86_400_000_000
+YEAR_US = 365 * DAY_US
+"""For what goes by the real clock: a day can begin within a test."""
 
 
 def test_files_are_bounded(tmp_path: Path) -> None:
     """A log takes so many bytes and files at most, holds whole lines, and ends with the newest."""
     path = tmp_path / "decisions.jsonl"
-    file = DecisionLogFile(str(path), 1_000, DAY_US, files=2)
+    file = DecisionLogFile(str(path), 1_000, YEAR_US, files=2)
     written = [b"%04d %s\n" % (number, b"x" * (number % 90)) for number in range(300)]
     for line in written:
         file.write(line)
@@ -116,7 +118,7 @@ def test_devices_are_not_rotated(tmp_path: Path) -> None:
 def test_parts_of_lines_are_taken_back(tmp_path: Path) -> None:
     """If a disk takes only a part of a line, the whole lines stay, also those of others."""
     path = tmp_path / "decisions.jsonl"
-    ours, others = (DecisionLogFile(str(path), 1_000, DAY_US, 5) for _ in range(2))
+    ours, others = (DecisionLogFile(str(path), 1_000, YEAR_US, 5) for _ in range(2))
     bounds = resource.getrlimit(resource.RLIMIT_FSIZE)
     ours.write(b"ours\n")
     others.write(b"others\n")
@@ -159,7 +161,7 @@ def test_syslog(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def config(log: str, key: bytes = b"") -> LogConfig:
-    return LogConfig(log, 1 << 20, DAY_US, 5, -1, key)
+    return LogConfig(log, 1 << 20, YEAR_US, 5, -1, key)
 
 
 def test_closed_stdout_is_told() -> None:
@@ -221,7 +223,8 @@ def test_lines_left_out_are_told() -> None:
 def test_workers_write_one_log(start: Start, own_redis: RedisServer, tmp_path: Path) -> None:
     """All workers' decisions stand in one log soon after, and none is lost by a restart."""
     path = tmp_path / "decisions.jsonl"
-    service = start("--store", own_redis.url, "--workers", "2", "--decision-log", str(path))
+    log = ["--decision-log", str(path), "--decision-log-rotate", "8760h"]  # once a year
+    service = start("--store", own_redis.url, "--workers", "2", *log)
     with Client(service.address) as client:
         for _ in range(4):
             ask(client)
