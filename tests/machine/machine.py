@@ -143,7 +143,7 @@ class Machine(RuleBasedStateMachine):
         if one.lease:
             self.leases.append(one.lease)
         if not self.world.settles_in_order:
-            self.start_anew(one)
+            self.start_anew(given_back=any(each.over for each in one.answer.counted))
         self.edges = [self.now + each.reset_us for each in one.answer.counted]
 
     def note_keys(self, one: Told) -> None:
@@ -177,9 +177,18 @@ class Machine(RuleBasedStateMachine):
         if self.world.stood_still:
             self.begin_anew()
             return
+        if one.dropped:
+            self.drop_request(number, descriptors, hits, one)
+            return
         expected = self.expected(number, descriptors, hits, one)
         self.compare(descriptors, one, FAILED._replace(counted=expected.counted))
         self.note(one)
+
+    def drop_request(self, number: int, descriptors: list[Asked], hits: int, one: Told) -> None:
+        """A request that nobody waits for any more "before it is sent to Redis is [...] uncounted".
+
+        Then nothing has changed.
+        """
 
     @precondition(lambda self: self.world.has_scripts)
     @rule(then=walk.requested)
@@ -213,17 +222,16 @@ class Machine(RuleBasedStateMachine):
         """Whether a process can ask the server of a counter."""
         return True
 
-    def start_anew(self, one: Told) -> None:
+    def start_anew(self, *, given_back: bool) -> None:
         """Forgets what counts nothing now, but would if the clock stepped to where it counted.
 
         Where a denied request was charged in several places, giving it back leaves a new counter.
         """
-        over = any(each.over for each in one.answer.counted)
         for name in dict.fromkeys(self.model.last):
             counter = self.model.counters.get(name)
             if counter is None:
                 continue
-            if over:
+            if given_back:
                 counter.given_back_at = self.now
             if counter.damaged(self.now) or not counter.used(counter.terms, self.now):
                 self.drop(name)

@@ -213,6 +213,12 @@ class LosingMachine(Machine):
             limits=got.limits, soft=got.soft, delay_ms=got.delay_ms, leased=got.leased
         )
 
+    def drop_request(self, number: int, descriptors: list[Asked], hits: int, one: Told) -> None:
+        missing = self.world.missing(number, one.hits)
+        self.model.drop(self.now, descriptors, hits, missing, self.policy)
+        self.note_keys(one)
+        self.start_anew(given_back=True)
+
     def drop(self, name: Identity) -> None:
         if isinstance(name, Alone):
             del self.model.counters[name]

@@ -123,6 +123,38 @@ class Model:
         ]
         return told._replace(statuses=tuple(statuses))
 
+    def drop(
+        self,
+        now: int,
+        descriptors: Sequence[Asked],
+        hits: int,
+        missing: Sequence[Away | None],
+        policy: str,
+    ) -> None:
+        """A request that is dropped before it is sent, of which some counters are in no store.
+
+        It is "uncounted". What it gives back to counters that the process counts alone need not be
+        sent, and is given back.
+        """
+        self.latest = max(self.latest, now)
+        meant = self._meanings(descriptors, hits)
+        places = iter(missing)
+        for one in meant:
+            away = [next(places) for _ in one.terms]
+            if policy == "local" and not one.shadow:
+                _count_alone(one, away)
+        self.last = [name for one in meant for name in one.counters]
+        for one in meant:
+            alone = [
+                at
+                for at, name in enumerate(one.counters)
+                if one.refund and isinstance(name, Alone)
+            ]
+            one.terms = [one.terms[at] for at in alone]
+            one.counters = [one.counters[at] for at in alone]
+            one.hits = [one.hits[at] for at in alone]
+        self._settle(meant, now, "", policy)
+
     def take_alone(self, process: int, shard: int) -> dict[Identity, Counter]:
         """Takes out what a process has counted for a shard that it had lost."""
         found = {

@@ -85,6 +85,8 @@ class Recorder:
         """Where there is a fault of the service's own, if anywhere."""
         self.unsendable = False
         """Whether hits cannot be sent to Redis."""
+        self.unanswered = 0
+        """How many batches the store has not answered yet."""
 
     @property
     def waits(self) -> bool:
@@ -106,6 +108,7 @@ class Recorder:
         seam = self.seam
 
         def answered(settled: list[Settled]) -> None:
+            self.unanswered -= 1
             found = [one.outcomes for one in settled]
             self.noted += zip(requests, found, strict=True)
             done(distorted(seam, settled))
@@ -115,6 +118,7 @@ class Recorder:
         sent = requests
         if self.unsendable:
             sent = [[hit._replace(addend=1 << 40) for hit in hits] for hits in requests]
+        self.unanswered += 1
         self.store.charge(sent, answered, wanted, deadline_us)
         if seam == "after the charge":
             raise ArithmeticError("a fault of the service's own")
@@ -138,6 +142,8 @@ class Told(NamedTuple):
     answer: Answer
     lease: str
     hits: Sequence[Hit]
+    dropped: bool = False
+    """Whether it was not sent to the store, since nobody waited for it any more."""
 
 
 class Process:
@@ -191,6 +197,8 @@ class Process:
         self.recorder.seam = seam
         (answer,) = await self._service.decide(_bodies([(asked, hits)]))
         self.recorder.seam = ""
+        while self.recorder.unanswered:  # the service need not wait for it
+            await asyncio.sleep(0)
         if isinstance(answer, Refusal):
             answered = seam == "after the charge" and answer.code is StatusCode.UNAVAILABLE
             assert answered or answer.code is StatusCode.INTERNAL, answer
@@ -200,7 +208,7 @@ class Process:
             return Told(FAILED, "", ())
         ((noted, outcomes),) = self.recorder.noted
         lease = next((hit.lease.hex() for hit in noted if hit.lease and not hit.refund), "")
-        return Told(FAILED._replace(counted=_counted(outcomes)), lease, noted)
+        return Told(FAILED._replace(counted=_counted(outcomes)), lease, noted, not outcomes)
 
     async def decide_unsent(self, asked: Sequence[Asked], hits: int) -> Told:
         """Asks for what cannot be sent to Redis."""

@@ -26,7 +26,7 @@ from ratelimit_service.stores.redis.shards_file import read_shards
 from tests.conftest import need
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
-from tests.stores.cases import MINUTE, SECOND, YEAR, T, charged, hit
+from tests.stores.cases import MINUTE, SECOND, YEAR, T, charged, hearing, hit
 from tests.stores.redis_store import started
 
 THREE = {"a:6379": 1, "b:6379": 1, "c:6379": 1}
@@ -272,6 +272,47 @@ async def test_give_backs_are_never_too_late(ring: Ring) -> None:
             await asyncio.sleep(0.01)
     assert ring.count(west) == 1
     await store.close()
+
+
+@pytest.mark.parametrize("count_denied", [False, True])
+async def test_request_that_is_dropped_on_its_way_counts_nowhere(
+    ring: Ring, store: RedisStore, *, count_denied: bool
+) -> None:
+    """Nothing counts of a request that nobody waits for any more before all of it is sent.
+
+    Not even hits that count though they are denied, since it is not decided at all.
+    """
+    hits = [ring.hit(where)._replace(count_denied=count_denied) for where in ("east", "west")]
+    waited_for = iter([True, False])
+    answered: asyncio.Future[list[Outcomes]] = asyncio.get_running_loop().create_future()
+
+    store.charge([hits], hearing(answered.set_result), lambda _: next(waited_for))
+
+    assert await answered == [[]]
+    assert [ring.count(one) for one in hits] == [0, 0]
+
+
+async def test_request_that_is_dropped_counts_nothing_here(ring: Ring, store: RedisStore) -> None:
+    """So it is with what this process has counted alone, since a shard is away."""
+    ring.servers["west"].kill()
+    east, west = ring.hit("east"), ring.hit("west")._replace(policy=FailurePolicy.LOCAL)
+    while not all(one and one.local for one in (await charged(store, [[west]]))[0]):
+        pass
+    before = await _left(store, west)
+    answered: asyncio.Future[list[Outcomes]] = asyncio.get_running_loop().create_future()
+    counting = [east, west._replace(count_denied=True)]
+
+    store.charge([counting], hearing(answered.set_result), lambda _: False)
+
+    assert await answered == [[]]
+    assert await _left(store, west) == before
+    assert await _left(store, east) == east.spec.limit
+
+
+async def _left(store: RedisStore, one: Hit) -> int | None:
+    """How many hits a counter has room for."""
+    ((outcome,),) = await charged(store, [[one._replace(addend=0)]])
+    return outcome and outcome.remaining
 
 
 async def test_late_give_backs_are_told(ring: Ring) -> None:

@@ -92,11 +92,12 @@ class CrossShardRequest:
         """A piece has its outcomes; the last one settles the request."""
         outcomes = self.outcomes
         if outcomes[ats[0]] is not ABSENT:  # the piece was given up before: this answer is too late
-            denied = self.dropped or not judge(self.hits, outcomes).verdict.passes
+            denied = not judge(self.hits, outcomes).verdict.passes
             hits = [self.hits[at] for at in ats]
             told = [outcomes[at] for at in ats]
             heard = self.tell_of_give_backs
-            give_back_late(heard, shard, hits, told, found, at_us, denied=denied)
+            dropped = self.dropped
+            give_back_late(heard, shard, hits, told, found, at_us, denied=denied, dropped=dropped)
             return
         if len(ats) == 1:
             outcomes[ats[0]] = found[0]
@@ -157,7 +158,10 @@ class CrossShardRequest:
             at
             for at in over
             if (found := outcomes[at])
-            and (undoable(hits[at], found) or (not found.over and keys.count(hits[at].key) > 1))
+            and (
+                undoable(hits[at], found, dropped=self.dropped)
+                or (not found.over and keys.count(hits[at].key) > 1)
+            )
         }
 
     def _take_back(self, shard: Shard, ats: Sequence[int], at_us: int, *, local: bool) -> None:
@@ -167,7 +171,7 @@ class CrossShardRequest:
             hit, outcome = self.hits[at], self.outcomes[at]
             assert outcome is not None  # noqa: S101 -- it was counted
             peeks.append(look(hit))
-            if undoable(hit, outcome):
+            if undoable(hit, outcome, dropped=self.dropped):
                 undone.append(undo(hit, outcome, at_us))
                 self.stats.given_back += hit.addend
         count = len(undone)
@@ -188,7 +192,8 @@ class CrossShardRequest:
         for at, peek in zip(ats, peeks or [None] * len(ats), strict=True):
             outcome = self.outcomes[at]
             assert outcome is not None  # noqa: S101 -- it has counted
-            charged = 0 if undoable(self.hits[at], outcome) else outcome.charged
+            undone = undoable(self.hits[at], outcome, dropped=self.dropped)
+            charged = 0 if undone else outcome.charged
             remaining = outcome.remaining + outcome.charged - charged
             outcome = outcome._replace(remaining=remaining, charged=charged)
             if peek is not None:

@@ -28,16 +28,20 @@ def give_back_late(
     at_us: int,
     *,
     denied: bool,
+    dropped: bool = False,
 ) -> None:
     """Takes back what a server has counted after the request was decided without it.
 
-    If the request was denied, all of its charges are taken back; else only those that this process
-    has counted instead. `told` are the outcomes that decided the request, `found` the late ones.
+    If the request was denied or dropped, all of its charges are taken back; else only those that
+    this process has counted instead. `told` are the outcomes that decided the request, `found` the
+    late ones.
     """
     undone = [
         undo(hit, outcome, at_us)
         for hit, before, outcome in zip(hits, told, found, strict=True)
-        if outcome and undoable(hit, outcome) and (denied or (before is not None and before.local))
+        if outcome
+        and undoable(hit, outcome, dropped=dropped)
+        and (denied or dropped or (before is not None and before.local))
     ]
     if undone:
         keys = [hit.key for hit in undone]
@@ -59,9 +63,14 @@ def give_back_here(shard: Shard, hits: Sequence[Hit], found: Outcomes, at_us: in
         shard.charge_here(undone, at_us)
 
 
-def undoable(hit: Hit, outcome: Outcome | None) -> bool:
-    """Whether a hit was counted that is not counted if its request is denied."""
-    return outcome is not None and outcome.charged > 0 and not (hit.refund or hit.count_denied)
+def undoable(hit: Hit, outcome: Outcome | None, *, dropped: bool = False) -> bool:
+    """Whether a hit was counted that is not counted if its request is denied.
+
+    If the request is `dropped`, not even hits count that count though they are denied.
+    """
+    if outcome is None or outcome.charged <= 0 or hit.refund:
+        return False
+    return dropped or not hit.count_denied
 
 
 def undo(hit: Hit, outcome: Outcome, at_us: int) -> Hit:
