@@ -25,7 +25,7 @@ def queue_of(plans: Sequence[Plan], settled: Settled) -> Rule | None:
     deciding: Rule | None = None
     enforced: list[Plan] = []
     quotas: list[Plan] = []
-    room = False
+    room = by_policy = False
     place = 0
     for plan in plans:
         hits = plan.hits
@@ -40,13 +40,16 @@ def queue_of(plans: Sequence[Plan], settled: Settled) -> Rule | None:
         mode = hits[0].mode
         if hits[0].refund or mode is Mode.SHADOW:
             continue
-        if over is None:
-            return None
         if mode is Mode.QUOTA:
             quotas.append(plan)
-            room = room or not over
+            room = room or over is False
+            by_policy = by_policy or over is None
+        elif over is None:
+            return None
         elif over:
             enforced.append(plan)
+    if by_policy and not room:
+        return None
     denying = enforced if room else enforced + quotas
     return deciding if _all_enqueue(denying) else None
 

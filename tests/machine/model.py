@@ -146,9 +146,7 @@ class Model:
         self.last = [name for one in meant for name in one.counters]
         for one in meant:
             alone = [
-                at
-                for at, name in enumerate(one.counters)
-                if one.refund and isinstance(name, Alone)
+                at for at, name in enumerate(one.counters) if one.refund and isinstance(name, Alone)
             ]
             one.terms = [one.terms[at] for at in alone]
             one.counters = [one.counters[at] for at in alone]

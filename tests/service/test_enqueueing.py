@@ -232,6 +232,41 @@ async def test_what_a_process_denies_alone(tmp_path: Path) -> None:
     assert await enqueued.queued() == {"user": [["a", "b"]]}
 
 
+class Parted(Away):
+    """A store that says which of three hits is over, or does not say it (None)."""
+
+    def __init__(self, *over: bool | None) -> None:
+        self._over = over
+
+    def outcomes(self, hits: Sequence[Hit]) -> Outcomes:
+        return [
+            None if over is None else Outcome(over=over, remaining=0, reset_us=SECOND_US, charged=0)
+            for over, _ in zip(self._over, hits, strict=True)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("over", "queued"),
+    [
+        ((None, True, False), {"user": [["a", "b", "c"]]}),
+        ((False, True, None), {"user": [["a", "b", "c"]]}),
+        ((None, True, True), {}),
+        ((False, None, False), {}),
+    ],
+)
+async def test_a_quota_that_a_failure_policy_denies(
+    tmp_path: Path, over: tuple[bool | None, ...], queued: dict[str, list[list[str]]]
+) -> None:
+    """It denies the request only if no other quota has room, so only then nothing is queued."""
+    enqueued = Enqueued(tmp_path, Parted(*over), Settings(failure_policy=FailurePolicy.CLOSED))
+    entries = map(descriptor, ["quota=a", "user=b", "quota=c"])
+
+    answer = await enqueued.answer(Request("edge", tuple(entries)))
+
+    assert answer.code is Code.OVER_LIMIT
+    assert await enqueued.queued() == queued
+
+
 async def test_what_the_local_cache_denies(tmp_path: Path) -> None:
     """It is queued too, also when the same answer is given again for lack of time."""
     clock = Time()
