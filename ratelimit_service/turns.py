@@ -34,6 +34,10 @@ TURN_US: Final = 2_000
 _AT_ONCE_US: Final = TURN_US // 2
 """So much of that time may go to what is handled as soon as it is read."""
 
+_MOST_LATELY_US: Final = 2 * TURN_US
+"""From so much on no more turns are added to what rest has to make good before anything is handled
+at once again."""
+
 _DEAR_US: Final = 2 * TURN_US
 """What a piece that may take long is taken to use. It counts before the piece is handled: of many
 such pieces none comes before those that cost little."""
@@ -227,6 +231,9 @@ class Turns:
         else:
             self._take_turn(started)
         self._before_us, self._ended_us = self._ended_us, elapsed_us()
+        # What comes in this round of the loop is not handled at once.
+        if self._lately_us < _MOST_LATELY_US:
+            self._lately_us += self._ended_us - started
         self._scheduled = self._may_step or bool(self._waiting)
         if self._scheduled:
             self.loop.call_soon(self._turn)
@@ -236,8 +243,6 @@ class Turns:
         self._stepping = self._may_step and not (self._stepping and self._waiting)
         if self._stepping:
             (self._begun or self._steps).popleft()()
-            # What comes in this round of the loop is not handled at once.
-            self._lately_us += elapsed_us() - started
         else:
             self._handle_pieces(started)
 

@@ -11,6 +11,7 @@ import pytest
 import redis
 import uvloop
 
+from ratelimit_service import compiled, turns
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
@@ -52,11 +53,11 @@ class Bytes:
     used_us = 0
     dear = False
 
-    def __init__(self, pieces: int) -> None:
-        self._pieces, self.handled = pieces, 0
+    def __init__(self, pieces: int, take: Callable[[], None] = take_a_turn) -> None:
+        self._pieces, self._take, self.handled = pieces, take, 0
 
     def handle_piece(self, _now_us: int) -> bool:
-        take_a_turn()
+        self._take()
         self.handled += 1
         return self.handled < self._pieces
 
@@ -153,6 +154,30 @@ async def test_replies_beside_bytes(first: str) -> None:
         await asyncio.sleep(0)
 
     assert max(found) == 1
+
+
+@pytest.mark.skipif(compiled(), reason="its clock cannot be changed then")
+async def test_reply_after_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reply that is read right after a turn of bytes is handed on in the next one."""
+    now_us = 0
+
+    def take_a_turn() -> None:
+        nonlocal now_us
+        now_us += TURN_US
+
+    monkeypatch.setattr(turns, "elapsed_us", lambda: now_us)
+    way, client = Way(), Bytes(1, take_a_turn)
+    client.dear = True  # so that it is not handled as it comes
+    way.ask(1)
+    shared_turns().add(client, now_us)
+    while not client.handled:
+        await asyncio.sleep(0)
+
+    way.say(1)
+
+    assert way.told == []
+    await asyncio.sleep(0)
+    assert way.told == [(0, True)]
 
 
 @pytest.mark.parametrize(

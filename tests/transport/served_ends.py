@@ -45,7 +45,7 @@ class Ends:
         self.overload = Overload(self.stats, self.health)
         self.calls = ServiceCalls(asking.service, HealthService(self.health), self.overload)
         self.turns, self.wire = held_back(), Wire()
-        self.protocol = Http2Protocol(self.calls, METHODS, self.turns, lambda _: None)
+        self.protocol = Http2Protocol(self.calls, METHODS, self.turns, Http2Protocol.forget)
         self.protocol.connection_made(self.wire)
         self.client = Client()
         self.receive(PREFACE + frames.settings({}) + Client.ack())

@@ -69,7 +69,7 @@ class Http2Protocol(asyncio.Protocol):
         closed: Callable[[Http2Protocol], None],
         memory: Memory | None = None,
     ) -> None:
-        """`closed` is called once, when the connection is gone.
+        """`closed` is called once, when the connection is gone. It sees to it that `forget` is.
 
         `memory` is what all connections share.
         """
@@ -114,8 +114,9 @@ class Http2Protocol(asyncio.Protocol):
         """When it was last empty then: what is read next has come later. And when the newest bytes
         of that read have come: these are not given up together with the others."""
         self._transport: asyncio.Transport | None = None
-        self._flushing = False
-        self._writing_paused = self._reading_paused = False
+        self._lost: asyncio.Transport | None = None
+        """The transport of a connection that is gone, until `forget`."""
+        self._flushing = self._writing_paused = self._reading_paused = False
         self._opened_at = self._heard_at = self._loop.time()
         self._blocked_since: float | None = None
         self._delivered = 0
@@ -355,13 +356,20 @@ class Http2Protocol(asyncio.Protocol):
         self._inbox_bytes = self._read_to = 0
 
     def connection_lost(self, _: Exception | None) -> None:
-        """Called by asyncio."""
-        self._transport = None
+        """Called by asyncio, for hundreds in one round of the loop where many go together.
+
+        So this does little. `forget` does the rest, and what it frees takes longer.
+        """
+        self._lost, self._transport = self._transport, None
         self.connection.close()
+        self._closed(self)
+
+    def forget(self) -> None:
+        """Frees what was kept for a connection that is gone."""
+        self._lost = None
         self.connection.forget()
         self._forget_inbox()
         self._calls.forget(self)
-        self._closed(self)
 
     def pause_writing(self) -> None:
         """Called by asyncio: the client does not read, so we do not read from it."""
