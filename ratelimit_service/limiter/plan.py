@@ -78,8 +78,10 @@ class Planner:
         ]
         replaced: set[str] = set()
         for found in matches:
-            if not isinstance(found, Match) or not (met := found.rule) or not met.replaces:
+            if not isinstance(found, Match) or found.node is None or not found.node.replaces:
                 continue  # as nearly always
+            met = found.rule
+            assert met is not None  # noqa: S101 -- its node says that it replaces others
             # While none of its limits holds, a rule replaces no other.
             if met.unlimited or self._compiled(domain, found).limits:
                 replaced |= met.replaces
@@ -92,7 +94,7 @@ class Planner:
                 rule = self.compiler.override(domain, found)
                 refund = descriptor.is_negative_hits
                 plans.append(_counted(rule, descriptor.entries, (), addend, refund))
-            elif found.rule is None or (replaced and replaced & found.rule.names):
+            elif found.node is None or (replaced and _is_replaced(found, replaced)):
                 plans.append(self._without(domain, found, addend))
             else:
                 plans.append(self._matched(domain, descriptor, found, addend))
@@ -109,8 +111,8 @@ class Planner:
         """
         self.compiler.renew(snapshot)
         found = match(domain, entries, snapshot.minute)
-        met, identity, shared, _, _, _ = found
-        if met is None:
+        node, identity, shared, _, _ = found
+        if node is None:
             return None if self._settings.quota_mode else Plan(self.compiler.unmatched(domain))
         rule = self.compiler.matched(domain, found)
         if not rule.independent:
@@ -167,6 +169,11 @@ class Planner:
         if refund and len(found.identity) < len(descriptor.entries):
             lease = _lease(descriptor.entries[-1].value)
         return _counted(compiled, found.identity, found.shared, addend, refund, lease)
+
+
+def _is_replaced(found: Match, replaced: Collection[str]) -> bool:
+    """Whether the rule that a descriptor meets has one of these names."""
+    return found.rule is not None and not found.rule.names.isdisjoint(replaced)
 
 
 def _returned(domain: Domain, descriptor: Descriptor, minute: int) -> Match | None:

@@ -21,20 +21,23 @@ __all__ = ["Match", "find", "match", "match_any_value"]
 
 
 class Match(NamedTuple):
-    """The rule met, if any, and what its counter counts.
+    """The node whose rule is met, if any, and what its counter counts.
 
     `identity` are the entries, with a matcher's name in place of the value where `shared` names the
     entry's place; `metric_value` selects the rule's tally, "" its own. Where addresses are grouped
-    the network is the value, and `shared` too. It is `stray` if a value is no address. `node` is
-    the rule's.
+    the network is the value, and `shared` too. It is `stray` if a value is no address.
     """
 
-    rule: Rule | None
+    node: Node | None
     identity: Sequence[tuple[str, str]] = ()
     shared: tuple[int, ...] = ()
     metric_value: str = ""
     stray: bool = False
-    node: Node | None = None
+
+    @property
+    def rule(self) -> Rule | None:
+        """The rule that is met."""
+        return None if self.node is None else self.node.rule
 
 
 _match: Final = partial(tuple.__new__, Match)
@@ -76,12 +79,11 @@ def match(domain: Domain, entries: Sequence[Entry], minute: int = 0) -> Match:
             special = True
         nodes.append(node)
         level = node.children
-    rule = node.rule if node else None
-    if rule is None:
+    if node is None or not node.has_rule:
         return _NO_RULE
-    if special or rule.detailed_metric:
-        return _special(rule, nodes, entries)
-    return _match((rule, entries, (), "", False, node))
+    if special or node.detailed:
+        return _special(nodes, entries)
+    return _match((node, entries, (), "", False))
 
 
 def match_any_value(domain: Domain, entries: Sequence[Entry], minute: int = 0) -> Node | None:
@@ -103,11 +105,10 @@ def match_any_value(domain: Domain, entries: Sequence[Entry], minute: int = 0) -
         if node is None or node.special:
             return None
         level = node.children
-    rule = node.rule if node else None
-    return None if rule is None or rule.detailed_metric else node
+    return None if node is None or not node.has_rule or node.detailed else node
 
 
-def _special(rule: Rule, nodes: Sequence[Node], entries: Sequence[Entry]) -> Match:
+def _special(nodes: Sequence[Node], entries: Sequence[Entry]) -> Match:
     """A match with shared thresholds, or whose values are shown in metrics.
 
     What metrics show of a shared value is its matcher's name.
@@ -133,11 +134,11 @@ def _special(rule: Rule, nodes: Sequence[Node], entries: Sequence[Entry]) -> Mat
         entry
         for node, entry in zip(nodes, identity, strict=True)
         # An exact value is in the rule's path already.
-        if rule.detailed_metric
+        if nodes[-1].detailed
         or (node.value_to_metric and (node.matcher is not None or not node.value))
     ]
     if sum([len(key) + len(value) for key, value in shown]) > MAX_VALUE_BYTES:
         metric_value = OTHER  # as it would be counted, but cheaper
     else:
         metric_value = path_text(shown) if shown else ""
-    return Match(rule, tuple(identity), tuple(shared), metric_value, stray, nodes[-1])
+    return Match(nodes[-1], tuple(identity), tuple(shared), metric_value, stray)

@@ -126,6 +126,11 @@ class Node:
     """The minute, from the Unix epoch, in which it ends; None if it never does."""
     special: bool = field(init=False, default=False)
     """Whether what is counted, or shown in metrics, is another value than the entry's."""
+    has_rule: bool = field(init=False, default=False)
+    detailed: bool = field(init=False, default=False)
+    replaces: bool = field(init=False, default=False)
+    """Whether there is a rule, whether it has detailed metrics, and whether it replaces others: so
+    a request need not read the rule, which among many takes nearly as long as to find the node."""
     compiled: object = field(init=False, default=None)
     """What `keep_compiled` was given. It stands here and in no table, which would be large, and far
     from what a match has just read."""
@@ -133,6 +138,10 @@ class Node:
     def __post_init__(self) -> None:
         if self.share_threshold or self.value_to_metric or self.grouping is not None:
             object.__setattr__(self, "special", True)
+        if self.rule is not None:
+            object.__setattr__(self, "has_rule", True)
+            object.__setattr__(self, "detailed", self.rule.detailed_metric)
+            object.__setattr__(self, "replaces", bool(self.rule.replaces))
 
     def keep_compiled(self, compiled: object) -> None:
         """Keeps what `limiter.compiler` has worked out of the rule. Nobody else looks at it."""
