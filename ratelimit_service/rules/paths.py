@@ -69,9 +69,9 @@ def path_text(entries: Sequence[tuple[str, str]]) -> str:
 
 
 def _quoted(text: str) -> str:
-    if _PLAIN.fullmatch(text):
+    if isinstance(text, MatcherName) or _PLAIN.fullmatch(text):
         return text
-    return text if isinstance(text, MatcherName) else _in_quotes(text)
+    return _in_quotes(text)
 
 
 def _in_quotes(text: str) -> str:

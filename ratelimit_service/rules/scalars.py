@@ -28,7 +28,10 @@ _CONSTRUCTOR = yaml.constructor.SafeConstructor()
 
 def raw(node: yaml.Node) -> str:
     """A scalar as it stands in the file; empty if it is no scalar."""
-    return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
+    if not isinstance(node, yaml.ScalarNode):
+        return ""
+    text: str = node.value
+    return text
 
 
 def number(node: yaml.Node) -> int | float | None:
