@@ -124,6 +124,10 @@ class _Charging:
 
     def _settled(self, found: list[Settled]) -> None:
         again = []
+        asked = len(self._asking)
+        if len(found) != asked:  # nobody can tell whose these are
+            self._granting.note(ValueError(f"{asked} requests were asked, {len(found)} answered"))
+            found = [BROKEN] * asked
         for each, settled in zip(self._asking, found, strict=True):
             try:
                 if each.settled(settled, self._granting):

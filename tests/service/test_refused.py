@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pytest
 
@@ -10,16 +12,19 @@ from ratelimit_service.errors import StatusCode
 from ratelimit_service.health import Health
 from ratelimit_service.model import (
     Hit,
+    OverrideKind,
     Request,
 )
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.service import Refusal, Service
-from ratelimit_service.stores import NEVER, Done, Wanted, always
+from ratelimit_service.stores import NEVER, Done, Wanted, always, judge
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.wire import decode_decision, encode_request
+from tests.servers.process import PATIENCE_SECONDS
 from tests.service.asking import Away, descriptor
 from tests.service.deciding import OK, OVER, USER, Ask
+from tests.service.overriding import GRANT, LIMIT, override
 from tests.stores.cases import BROKEN
 
 
@@ -86,6 +91,36 @@ class Unsettled(Away):
             for hits in requests
         ]
         self._memory.charge(odd, done, wanted, deadline_us)
+
+
+class Short(Away):
+    """A store that forgets to say what some requests came to."""
+
+    def charge(
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Done,
+        wanted: Wanted = always,
+        deadline_us: int = NEVER,
+    ) -> None:
+        with suppress(ValueError):  # as in Redis, where a reply is handled long after the call
+            done([judge(hits, [None] * len(hits)) for hits in requests][1:])
+
+
+@pytest.mark.parametrize("kind", [None, LIMIT, GRANT])
+async def test_store_that_does_not_answer_each_request(
+    asking: Ask, kind: OverrideKind | None
+) -> None:
+    """Whatever a store forgets, each request has an answer, also one with overrides."""
+    service = asking(USER, store=Short())
+    if kind is not None:
+        service.service.steering.add([override(kind, "user=x", 7)])
+    body = encode_request(Request("edge", (descriptor("user=x"),)))
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        answers = await service.service.decide([body, body])
+
+    assert [one.code for one in answers if isinstance(one, Refusal)] == [StatusCode.INTERNAL] * 2
 
 
 async def test_fault_in_counting_is_one_refusal(
