@@ -14,7 +14,7 @@ from hypothesis.stateful import (
 from ratelimit_service.model import Hit
 from tests.machine import walk
 from tests.machine.answers import FAILED, Answer, Asked
-from tests.machine.meaning import Alone, Identity, Rule, Settings
+from tests.machine.meaning import Alone, Identity, Override, Rule, Settings
 from tests.machine.model import Model
 from tests.machine.walk import Requested
 from tests.machine.world import DOMAIN, SEAMS, Told, World
@@ -47,6 +47,8 @@ class Machine(RuleBasedStateMachine):
         """The service's keys of the model's counters."""
         self.hits: dict[bytes, Hit] = {}
         """The last hit on each key."""
+        self.overridden = 0
+        """How many overrides there were."""
         self.leases: list[str] = []
         self.last: list[tuple[list[Asked], int]] = []
         """The last request."""
@@ -197,6 +199,40 @@ class Machine(RuleBasedStateMachine):
         self.world.forget_scripts()
         self.ask_then(then)
 
+    @rule(
+        wish=walk.wish,
+        kind=st.sampled_from(["limit", "exempt", "ban"]),
+        number=st.sampled_from([20, 1, 7]),
+        wide=st.booleans(),
+        then=walk.requested,
+    )
+    def override(
+        self, wish: walk.Wish, kind: str, number: int, wide: bool, then: Requested
+    ) -> None:
+        """An operator says something of a descriptor, or of all whose last value begins so."""
+        self.idle = self.settings.shadow_mode or self.settings.quota_mode
+        if self.idle:
+            return
+        (*before, (key, value)) = self.asked(wish._replace(addend=None)).entries
+        self.overridden += 1
+        entries = (*before, (key, value[:1] + "*" if wide else value))
+        one = Override(kind, entries, number, self.overridden)
+        self.model.overrides.append(one)
+        self.world.steer(one)
+        self.drop_leaked()
+        self.ask_then(then)
+
+    @rule(which=st.integers(0, 9), then=walk.requested)
+    def remove_override(self, which: int, then: Requested) -> None:
+        """An operator takes back what was said."""
+        overrides = self.model.overrides
+        self.idle = not overrides
+        if self.idle:
+            return
+        self.world.steer(overrides.pop(which % len(overrides)), away=True)
+        self.drop_leaked()
+        self.ask_then(then)
+
     @rule(which=st.integers(0, 9), process=st.integers(0, 1), then=walk.requested)
     def reset(self, which: int, process: int, then: Requested) -> None:
         """A counter is reset: "lets the counters of a descriptor start again, each atomically"."""
@@ -303,7 +339,11 @@ class Machine(RuleBasedStateMachine):
     def reload(self, choice: walk.Choice, then: Requested) -> None:
         """A rule gets other numbers, or another mode."""
         self.load(walk.changed(self.written, choice))
+        self.drop_leaked()
+        self.ask_then(then)
+
+    def drop_leaked(self) -> None:
+        """Forgets what may have leaked by a rate that is not the one of now."""
         for name, counter in list(self.model.counters.items()):
             if counter.leaked_by_old_rate():
                 self.drop(name)
-        self.ask_then(then)

@@ -74,6 +74,7 @@ class FailingMachine(Machine):
     def leave_alone(self, process: int) -> None:
         self.alone[process] = Model(DOMAIN, self.model.settings)
         self.alone[process].load(self.written)
+        self.alone[process].overrides = self.model.overrides
 
     @rule(
         request=walk.request,

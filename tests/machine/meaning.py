@@ -73,6 +73,33 @@ class Alone(NamedTuple):
     name: Identity
 
 
+class Override(NamedTuple):
+    """What an operator has said of a descriptor: a `ban`, an `exempt`, or a `limit`."""
+
+    kind: str
+    entries: tuple[tuple[str, str], ...]
+    number: int
+    made: int
+    """Its place among all that were made."""
+
+    def takes(self, entries: Sequence[tuple[str, str]]) -> bool:
+        """It takes descriptors "that have just these keys, in this order"; `*` is any text."""
+        return [key for key, _ in entries] == [key for key, _ in self.entries] and all(
+            value == of or _matches(of, value)
+            for (_, of), (_, value) in zip(self.entries, entries, strict=True)
+        )
+
+    @property
+    def rank(self) -> tuple[bool, int, int]:
+        """The first of several decides.
+
+        "Exact ones come before patterns. Then a ban comes before an exempt, an exempt before a
+        limit [...]. Then [...] the newer before the older."
+        """
+        wide = any("*" in value for _, value in self.entries)
+        return wide, ("ban", "exempt", "limit").index(self.kind), -self.made
+
+
 @dataclass
 class Meant:
     """A descriptor with the rule that it meets."""
@@ -93,6 +120,8 @@ class Meant:
     """Whether some of its limits have no store that could count."""
     denied_without: bool = False
     """Whether it is denied for that, if none of its other limits is over."""
+    banned: bool = False
+    exempt: bool = False
     lease: str = ""
     results: list[Counted] = field(default_factory=list)
     delays: list[int] = field(default_factory=list)
@@ -133,11 +162,50 @@ def meanings(
     rules: Sequence[Rule],
     settings: Settings,
     share: int = 1,
+    overrides: Sequence[Override] = (),
 ) -> list[Meant]:
     """What each descriptor of a request means; each of `share` processes gets its part."""
     meant = [_meant(asked, hits, rules, settings, share) for asked in descriptors]
     _replace(meant)
+    for one, asked in zip(meant, descriptors, strict=True):
+        taking = [each for each in overrides if each.takes(asked.entries)]
+        if taking:
+            _steer(one, min(taking, key=lambda each: each.rank))
+    if any(one.banned for one in meant):
+        # "The request is denied, and nothing of it is counted"; "Only hits that it gives back".
+        # "Other descriptors of the request show no counts then".
+        for one in meant:
+            one.unlimited = False
+            if not one.refund:
+                one.exempt = False
+                one.terms, one.counters, one.hits = [], [], []
     return meant
+
+
+def _steer(one: Meant, override: Override) -> None:
+    """What an operator has said: "The first one decides"."""
+    if override.kind == "limit":
+        # "Another number of requests holds. It is counted on as before [...]. A bucket's burst
+        # grows and shrinks with it."
+        for at, terms in enumerate(one.terms):
+            burst = terms.burst
+            if burst is not None:
+                burst = -(-burst * override.number // terms.requests_per_unit)
+            number = override.number
+            one.terms[at] = replace(terms, requests_per_unit=number, burst=burst)
+    elif not one.refund:
+        one.banned = override.kind == "ban"
+        one.exempt = override.kind == "exempt" and bool(one.terms)
+        if one.exempt:
+            # "The descriptor passes, and is not counted."
+            one.uncounted = True
+            one.terms, one.counters, one.hits = [], [], []
+    elif override.kind == "exempt":
+        # "an exempt caller gives none back, since none were counted": leases from before are.
+        one.hits = [
+            hits if terms.algorithm == "concurrency" else 0
+            for hits, terms in zip(one.hits, one.terms, strict=True)
+        ]
 
 
 def _meant(asked: Asked, hits: int, rules: Sequence[Rule], settings: Settings, share: int) -> Meant:

@@ -24,7 +24,7 @@ from tests.machine.answers import (
     would_pass,
 )
 from tests.machine.counting import Counter, Leases, counter_of
-from tests.machine.meaning import Alone, Away, Identity, Meant, Rule, Settings, meanings
+from tests.machine.meaning import Alone, Away, Identity, Meant, Override, Rule, Settings, meanings
 from tests.machine.terms import Terms
 
 UNLIMITED = 2**32 - 1
@@ -37,6 +37,8 @@ class Model:
         self.domain = domain
         self.settings = settings
         self.rules: Sequence[Rule] = ()
+        self.overrides: list[Override] = []
+        """What operators have said."""
         self.counters: dict[Identity, Counter] = {}
         self.latest = 0
         """The latest time that any request came at."""
@@ -106,7 +108,7 @@ class Model:
                 continue
             self.last += one.counters
             there = [each is None for each in away]
-            one.uncounted = bool(there) and not any(there)
+            one.uncounted = one.uncounted or (bool(there) and not any(there))
             one.denied_without = one.missing and policy != "open" and not (one.refund or one.shadow)
             one.terms = [each for each, known in zip(one.terms, there, strict=True) if known]
             one.counters = [each for each, known in zip(one.counters, there, strict=True) if known]
@@ -229,7 +231,7 @@ class Model:
         return f"{names[at]}: {vars(found) if found else None}"
 
     def _meanings(self, descriptors: Sequence[Asked], hits: int) -> list[Meant]:
-        return meanings(descriptors, hits, self.rules, self.settings, self.share)
+        return meanings(descriptors, hits, self.rules, self.settings, self.share, self.overrides)
 
     # What is counted.
 
@@ -340,7 +342,7 @@ class Model:
         "descriptors that meet no rule count as quotas that passed, those of unlimited rules not
         at all".
         """
-        return bool(self._denying(meant))
+        return bool(self._denying(meant)) or any(one.banned for one in meant)
 
     def _denying(self, meant: Sequence[Meant]) -> list[Meant]:
         """The descriptors that deny the request, the one that decides first."""
@@ -434,10 +436,10 @@ def status(one: Meant) -> Status:
     "The descriptor has one status: that of the limit that denies, of several the one with the
     longest wait; else that of the limit with the fewest hits left; else the first."
     """
-    if one.unlimited:
-        return Status(over=False, remaining=UNLIMITED)
+    if one.unlimited or one.exempt:
+        return Status(over=one.banned, remaining=0 if one.banned else UNLIMITED)
     if not one.terms:
-        return Status(over=False)
+        return Status(over=one.banned)
     pairs = list(zip(one.terms, one.results, strict=True))
     over = [pair for pair in pairs if pair[1].over]
     if over:

@@ -19,6 +19,8 @@ from ratelimit_service.model import (
     Hit,
     Limit,
     Outcome,
+    Override,
+    OverrideKind,
     Request,
     Unit,
 )
@@ -161,6 +163,11 @@ class Process:
         if self.recorder.seam == "plan":
             raise ArithmeticError("a fault of the service's own")
         return self._book.snapshot
+
+    def steer(self, override: Override, *, away: bool) -> None:
+        """Puts an override in force, or takes it away."""
+        steering = self._service.steering
+        (steering.remove if away else steering.add)([override])
 
     def swap(self, domains: Mapping[str, Domain]) -> None:
         """Takes over other rules."""
@@ -334,6 +341,16 @@ class World:
         assert not built.never_good, built.files
         for process in self.processes:
             process.swap(built.domains)
+
+    def steer(self, override: meaning.Override, *, away: bool = False) -> None:
+        """Has all processes know of an override, or none any more."""
+        entries = tuple(Entry(key, value) for key, value in override.entries)
+        kind, number = OverrideKind(override.kind), override.number
+        one = Override(
+            f"{override.made:08x}", kind, DOMAIN, entries, override.made, number, "", None, "", ""
+        )
+        for process in self.processes:
+            process.steer(one, away=away)
 
     def stores(self) -> Sequence[Store]:
         """The stores of the processes, empty."""
