@@ -145,7 +145,9 @@ class Machine(RuleBasedStateMachine):
         if one.lease:
             self.leases.append(one.lease)
         if not self.world.settles_in_order:
-            self.start_anew(given_back=any(each.over for each in one.answer.counted))
+            answer = one.answer
+            over = any(each.over for each in answer.counted)
+            self.start_anew(given_back=over or answer.over or answer.failed)
         self.edges = [self.now + each.reset_us for each in one.answer.counted]
 
     def note_keys(self, one: Told) -> None:

@@ -73,7 +73,7 @@ class Model:
         self.latest = max(self.latest, now)
         meant = self._meanings(descriptors, hits)
         for one in meant:
-            if alone and one.shadow:
+            if alone and one.shadow and one.terms:
                 one.uncounted = True
                 one.terms, one.counters, one.hits = [], [], []
         self.last = [name for one in meant for name in one.counters]

@@ -184,11 +184,6 @@ def test_lost_shards(
         run(world, LosingMachine)
 
 
-@pytest.mark.skipif(
-    "MACHINE_STEPS" not in os.environ,
-    reason="one walk in ten or so differs from the model, which is not explained yet: "
-    "MACHINE_STEPS=400 walks it",
-)
 def test_lost_nodes(loop: asyncio.AbstractEventLoop, redis_cluster: RedisCluster) -> None:
     """So it is with the nodes of a cluster."""
     with closing(LosingNodes(loop, redis_cluster)) as world:
