@@ -12,8 +12,8 @@ from ratelimit_service.stores.local import Local
 from ratelimit_service.stores.redis.shard import Shard
 from tests.servers.proxy import Proxy
 
-CHARGED = re.compile(rb"\*\d+\r\n:")
-"""How the reply to a script call begins that charges."""
+CHARGED = re.compile(rb"\$\d+\r\n\0\0")
+"""How the reply to a script call begins that charges: with a number in which there is room."""
 
 HAND_BACK = re.compile(rb"EVALSHA")
 """What is in each script call."""

@@ -11,7 +11,7 @@ import redis
 
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Health
-from ratelimit_service.model import FailurePolicy, Hit, Receipt
+from ratelimit_service.model import FailurePolicy, Hit, Outcome, Receipt
 from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore
@@ -214,6 +214,7 @@ SURPLUS = {
     "words for integers": b"*6\r\n" + b"+7\r\n" * 6,
     "integers in a list in a list": b"*1\r\n*6\r\n" + NUMBER % 7 * 6,
     "below zero": b"*6\r\n" + NUMBER % -1 * 6,
+    "a text of that length": b"$38\r\n" + bytes(38) + b"\r\n",
     "no Redis": b"HTTP/1.1 200 OK\r\n\r\n",
     "the last reply again": b"",
 }
@@ -276,14 +277,49 @@ async def test_surplus_reply_to_a_greeting(fixture: Fixture, surplus: bytes) -> 
     assert fixture.health.faults == {}
 
 
+HEAD = (77).to_bytes(8, "big") + (1_700_000_000_000_000).to_bytes(8, "big")
+OUTCOME = b"\0" + (5).to_bytes(4, "big") + (5).to_bytes(8, "big") + (1).to_bytes(8, "big") + b"\0"
+
+
+def test_reply_that_can_be() -> None:
+    """A reply is the call's number, the time, and what became of each hit."""
+    reply = HEAD + OUTCOME + b"\1" + OUTCOME[1:]
+
+    found = read(reply, [[hit()], [hit()]])
+
+    assert fits(reply, [[hit()], [hit()]], 77)
+    assert found == (
+        1_700_000_000_000_000,
+        [[Outcome(False, 5, 5, 1)], [Outcome(True, 5, 5, 1)]],
+        [],
+        False,
+    )
+
+
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [(1, -1), (1, 8), (2, -1), (2, 1 << 40), (3, -1), (4, -1), (3, b"7"), (4, None), (2, [7])],
+    "reply",
+    [
+        HEAD,
+        HEAD + OUTCOME[1:],
+        HEAD + OUTCOME * 2,
+        HEAD + OUTCOME + b"\0\0",
+        b"\1" + HEAD[1:] + OUTCOME,
+        [77, 1_700_000_000_000_000, 0, 5, 5, 1, 0],
+        77,
+        None,
+    ],
 )
-def test_reply_with_values_that_cannot_be(field: int, value: object) -> None:
+def test_reply_of_another_form(reply: object) -> None:
+    """A reply that is too short, too long, of another call or of another kind is not taken."""
+    assert not fits(reply, [[hit()]], 77)
+
+
+@pytest.mark.parametrize(("at", "value"), [(0, 2), (5, 1), (5, 255), (21, 1), (22, 4), (22, 255)])
+def test_reply_with_values_that_cannot_be(at: int, value: int) -> None:
     """A reply of the right form that says what no counter can say is no answer."""
-    reply: list[object] = [1_700_000_000_000_000, 0, 5, 5, 1, 77]
-    reply[field] = value
+    said = bytearray(OUTCOME + b"\0")
+    said[at] = value
+    reply = HEAD + bytes(said)
 
     assert fits(reply, [[hit()]], 77)
     assert read(reply, [[hit()]]) is None

@@ -10,7 +10,7 @@ import redis
 from ratelimit_service.algorithms import capacity_of, spec_of
 from ratelimit_service.model import MAX_ADDEND, Calendar, Limit, Outcome, Unit
 from ratelimit_service.stores.redis import RedisStore
-from ratelimit_service.stores.redis.script import SCRIPT, arguments
+from ratelimit_service.stores.redis.script import SCRIPT, arguments, read
 from tests.servers.redis import RedisServer
 from tests.stores import algorithms
 from tests.stores.cases import DAY, MINUTE, SECOND, T, charged, hit
@@ -144,10 +144,13 @@ async def test_redis_picks_the_calendar_s_period(redis_server: RedisServer, wron
     now_us = seconds * SECOND + micros
     for sent_us in (now_us, now_us + wrong_us):
         _, _, *words = arguments([(0, [[one]])], sent_us)
-        reply = charge(keys=[str(one.key, "utf-8")], args=words)
+        found = read(charge(keys=[str(one.key, "utf-8")], args=words), [[one]])
 
-    _, over, remaining, reset_us, _ = reply
-    assert (over, remaining) == (0, 0) if abs(wrong_us) <= DAY else (over, remaining) == (0, 1)
+    assert found is not None
+    ((outcome,),) = found.outcomes
+    assert outcome is not None
+    over, remaining, reset_us, _, _ = outcome
+    assert (over, remaining) == (False, 0 if abs(wrong_us) <= DAY else 1)
     assert reset_us > 0
     if abs(wrong_us) <= DAY:
         _, _, end_us, _ = Calendar(Unit.DAY, "Europe/Berlin").periods(now_us).at(now_us)

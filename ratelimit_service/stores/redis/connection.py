@@ -45,6 +45,9 @@ call of 128 hits, and one to two milliseconds for whoever takes it."""
 _REPLY_ITEMS: Final = 4
 """What a reply counts beside the items in it."""
 
+_ITEM_BYTES: Final = 5
+"""So many bytes of a long text count as an item: the outcome of a hit as four."""
+
 Argument = bytes | str | int
 Command = Sequence[Argument]
 Answered = Callable[[Reply], None]
@@ -206,7 +209,11 @@ class RedisConnection(asyncio.Protocol):
         items = 0
         while self._read:
             answered, left_us, reply = self._read[0]
-            more = _REPLY_ITEMS + len(reply) if isinstance(reply, list) else _REPLY_ITEMS
+            more = _REPLY_ITEMS
+            if isinstance(reply, bytes):
+                more += len(reply) // _ITEM_BYTES
+            elif isinstance(reply, list):
+                more += len(reply)
             if items and items + more > _TURN_ITEMS:
                 self._turns.go_on(self._tell_some)
                 return

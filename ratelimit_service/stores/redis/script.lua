@@ -6,9 +6,10 @@
 -- it; a deadline of 0 ends that. Each hit has limit, window, addend, algorithm, and mode with flags. By its flags
 -- there follow the rest of its spec, the periods of its calendar, its receipt, and its lease with the length first.
 -- ARGV[3]: the number of this call.
--- Returns flat integers: now, four for each hit, and the number of the call. The four are: its marks (1 over,
--- 2 damaged, 4 late), the remaining hits, the wait, and how many hits were counted. The wait is until the counter
--- is as new or, where the hit is over, until it would pass.
+-- Returns one packed string, as script.py reads it: the number of the call, now, and the outcome of each hit. An
+-- outcome is whether the hit is over, the remaining hits, the wait, how many hits were counted, and a 0. The wait is
+-- until the counter is as new or, where the hit is over, until it would pass. If a hit has marks (1 damaged, 2 late),
+-- a byte for each hit follows.
 -- Requests are settled one after the other, each seeing what those before have counted.
 
 local MAX_STATE = 4503599627370496 -- 2^52
@@ -59,14 +60,15 @@ local function settle(hits, from, moment)
 end
 
 local packed, at, index = ARGV[2], 1, 0
-local changed, reply = {}, { now }
+local changed, told, marks = {}, {}, {}
 
 local function tell(place, step)
-  place = place * 4 - 2
-  reply[place] = (step.passed and 0 or 1) + (step.damaged and 2 or 0) + (step.late and 4 or 0)
-  reply[place + 1] = step.remaining
-  reply[place + 2] = step.passed and step.reset or step.retry
-  reply[place + 3] = step.counted
+  local passed = step.passed
+  local wait = passed and step.reset or step.retry
+  told[place] = struct.pack(">BI4I8I8B", passed and 0 or 1, step.remaining, wait, step.counted, 0)
+  if step.damaged or step.late then
+    marks[place] = (step.damaged and 1 or 0) + (step.late and 2 or 0)
+  end
 end
 
 -- Takes back what `increment` has done, the last first.
@@ -260,5 +262,10 @@ for key, step in pairs(changed) do
   write(key, step)
 end
 
-reply[#reply + 1] = tonumber(ARGV[3])
-return reply
+local head = struct.pack(">I8I8", tonumber(ARGV[3] or 0), now)
+if next(marks) then
+  for place = 1, #KEYS do
+    told[#KEYS + place] = string.char(marks[place] or 0)
+  end
+end
+return head .. table.concat(told)

@@ -12,13 +12,11 @@ from typing import Final, NamedTuple
 import ratelimit_service
 from ratelimit_service.algorithms import ALGORITHMS
 from ratelimit_service.model import (
-    MAX_ADDEND,
     Anchor,
     Calendar,
     CounterSpec,
     Hit,
     Outcome,
-    outcome_of,
 )
 
 __all__ = [
@@ -70,11 +68,23 @@ _SETTLED: Final = 1 << 15
 
 _NUMBERS: Final = {name: number for number, name in enumerate(ALGORITHMS)}
 
-_OVER: Final = 1
-_DAMAGED: Final = 2
-_LATE: Final = 4
-_MOST_MARKS: Final = 2 * _LATE - 1
-_OVERS: Final = [bool(mark & _OVER) for mark in range(2 * _LATE)]
+_DAMAGED: Final = 1
+_LATE: Final = 2
+_MARKS: Final = bytes(range(2 * _LATE))
+
+_HEAD: Final = struct.Struct(">QQ")
+"""How a reply begins: with the number of the call, and the server's time."""
+
+_OUTCOME: Final = struct.Struct(">?IQQ?")
+"""An outcome in a reply, with the fields of `Outcome` in their order. No server says `local`."""
+
+_new: Final = tuple.__new__
+"""Called by `map`, it makes outcomes at three quarters of the price of `outcome_of`."""
+
+_HEAD_BYTES: Final = _HEAD.size
+_OUTCOME_BYTES: Final = _OUTCOME.size
+_WAIT_AT: Final = 5
+"""Where the first byte of the wait is, in an outcome. It is 0, as waits are below 2^55."""
 
 
 _PACKAGE: Final = Path(ratelimit_service.__file__).parent
@@ -272,44 +282,42 @@ class ScriptReply(NamedTuple):
 
 
 def fits(reply: object, requests: Sequence[Sequence[Hit]], number: int) -> bool:
-    """Whether a reply without an error is the reply to the call with this number.
-
-    If so the number is taken off the reply, as `read` expects it.
-    """
-    return (
-        isinstance(reply, list)
-        and len(reply) == 2 + 4 * sum(map(len, requests))
-        and reply.pop() == number
-    )
-
-
-def _integers(reply: list[int]) -> bool:
-    """Whether all items are integers. To add them up is the quickest way to find out."""
-    try:
-        return type(sum(reply)) is int
-    except TypeError:
+    """Whether a reply without an error is the reply to the call with this number."""
+    if not isinstance(reply, bytes):
         return False
+    count = sum(map(len, requests))
+    rest = len(reply) - _HEAD_BYTES - count * _OUTCOME_BYTES
+    return rest in (0, count) and int.from_bytes(reply[:8], "big") == number
 
 
 def read(reply: object, requests: Sequence[Sequence[Hit]]) -> ScriptReply | None:
-    """Reads the script's reply to these requests; None if the script cannot have said that."""
-    if not isinstance(reply, list) or not _integers(reply) or min(reply) < 0:
+    """Reads a reply that fits these requests; None if the script cannot have said that."""
+    if not isinstance(reply, bytes):
         return None
-    if max(reply[1::4], default=0) > _MOST_MARKS or max(reply[2::4], default=0) > MAX_ADDEND:
+    count = sum(map(len, requests))
+    end = _HEAD_BYTES + count * _OUTCOME_BYTES
+    packed, marks = reply[_HEAD_BYTES:end], reply[end:]
+    if (
+        packed[::_OUTCOME_BYTES].strip(b"\0\1")
+        or packed[_WAIT_AT::_OUTCOME_BYTES].strip(b"\0")
+        or packed[_OUTCOME_BYTES - 1 :: _OUTCOME_BYTES].strip(b"\0")
+        or marks.strip(_MARKS)
+    ):
         return None
-    marks = reply[1::4]
-    fields = map(_OVERS.__getitem__, marks), reply[2::4], reply[3::4], reply[4::4]
-    flat: list[Outcome | None] = list(map(outcome_of, zip(*fields, repeat(False))))
-    damaged, most = [], max(marks, default=0)
-    if most >= _DAMAGED:
+    at_us = int.from_bytes(reply[8:_HEAD_BYTES], "big")
+    each = _OUTCOME.iter_unpack(packed)
+    flat: list[Outcome | None] = list(map(_new, repeat(Outcome), each))
+    damaged, late = [], False
+    if marks:
         keys = (hit.key for hits in requests for hit in hits)
         damaged = [key for key, mark in zip(keys, marks, strict=True) if mark & _DAMAGED]
+        late = max(marks) >= _LATE
         flat = [None if mark & _LATE else one for mark, one in zip(marks, flat, strict=True)]
     if len(flat) == len(requests):
-        return ScriptReply(reply[0], [[outcome] for outcome in flat], damaged, most >= _LATE)
+        return ScriptReply(at_us, [[outcome] for outcome in flat], damaged, late)
     found: list[Sequence[Outcome | None]] = []
     at = 0
     for hits in requests:
         found.append(flat[at : at + len(hits)])
         at += len(hits)
-    return ScriptReply(reply[0], found, damaged, most >= _LATE)
+    return ScriptReply(at_us, found, damaged, late)
