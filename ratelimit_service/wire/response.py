@@ -134,10 +134,21 @@ def _policies(by_policy: tuple[tuple[int, str], ...]) -> bytes:
     return _field(b"\x32", _struct({"by_policy": listed}))
 
 
-@lru_cache(maxsize=4096)
+_MAX_ENCODED: Final = 4_096
+_encoded: Final[dict[int, tuple[Limit, bytes]]] = {}
+"""What `encode_limit` has given, by the limit's id: rules have one limit for all requests, and
+hashing it costs more than all else here. The limit stands beside it, so that no other can get
+its id."""
+
+
 def encode_limit(limit: Limit) -> bytes:
     """What does not change in the statuses of descriptors within this limit."""
-    return _OK + _limit(limit)
+    known = _encoded.get(id(limit))
+    if known is None:
+        if len(_encoded) >= _MAX_ENCODED:
+            _encoded.clear()  # rules have come and gone, or callers bring limits of their own
+        known = _encoded[id(limit)] = limit, _OK + _limit(limit)
+    return known[1]
 
 
 _CODES: Final = {code: b"\x08%c" % code for code in Code}
