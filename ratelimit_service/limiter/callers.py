@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import random
-from typing import Final, NamedTuple
+from typing import Final
 
 from ratelimit_service.limiter.compiled import Plan
 from ratelimit_service.model import Limit, Outcome
@@ -52,12 +52,15 @@ def room_for(rules: int) -> int:
     return max(_LEAST_CALLERS, min(MOST_CALLERS, _ROOM // max(1, rules)))
 
 
-class Seen(NamedTuple):
-    """A limit, and how many hits of it remained; -1 if nobody knows."""
+class Seen:
+    """A limit, and how many hits of it remained when it was nearest; -1 if nobody knows."""
 
-    limit: Limit
-    capacity: int
-    remaining: int
+    __slots__ = ("capacity", "limit", "remaining")
+
+    def __init__(self, limit: Limit, capacity: int, remaining: int) -> None:
+        self.limit = limit
+        self.capacity = capacity
+        self.remaining = remaining
 
 
 class RuleCallers:
@@ -117,7 +120,9 @@ class TopCallers:
         if found is not None:
             key = planned.hits[0][0]
             found.over.add(key, hits)
-            self._note(found, key, Seen(limit, capacity, 0))
+            seen = found.notes.get(key)
+            if seen is None or seen.remaining:
+                self._note(found, key, Seen(limit, capacity, 0))
 
     def near(self, planned: Plan, limit: Limit, capacity: int, hits: int, remaining: int) -> None:
         """Adds hits that passed, but were near their limit, if `skip` is below 0."""
@@ -126,7 +131,11 @@ class TopCallers:
         if found is not None:
             key = planned.hits[0][0]
             found.near.add(key, hits)
-            self._note(found, key, Seen(limit, capacity, remaining))
+            seen = found.notes.get(key)
+            if seen is None or seen.limit is not limit:
+                self._note(found, key, Seen(limit, capacity, remaining))
+            elif remaining < seen.remaining or seen.remaining < 0:
+                seen.remaining = remaining
 
     def near_within(self, plans: Sequence[Plan], outcomes: Sequence[Outcome], seen: int) -> None:
         """Adds those of a request of usual descriptors that are near, if it is their turn.

@@ -31,8 +31,8 @@ def tally_within(
                 tally.near += min(addend, rule.near_remaining - remaining)
                 seen += 1
     if seen and callers is not None:
-        callers.skip -= seen
-        if callers.skip < 0:
+        callers.skip = skip = callers.skip - seen
+        if skip < 0:
             callers.near_within(plans, outcomes, seen)
 
 
