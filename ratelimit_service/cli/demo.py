@@ -10,8 +10,6 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from http.client import HTTPConnection, HTTPException
-from importlib.resources import files
 from pathlib import Path
 from typing import IO, Final
 
@@ -215,7 +213,7 @@ def _as_called() -> str:
 
 def _configuration(port: int, grpc: int) -> str:
     """The configuration with these ports, and others that are free."""
-    text = (files("ratelimit_service.cli") / "envoy.yaml").read_text()
+    text = Path(__file__).with_name("envoy.yaml").read_text()
     chosen = {"http": port, "backend": _free_port(), "ratelimit": grpc, "admin": _free_port()}
     for name, old in _PORTS.items():
         text = text.replace(f"port_value: {old}}}", f"port_value: <{name}>}}")
@@ -238,6 +236,8 @@ def _wait(running: list[_Running], http: int, envoy: int) -> None:
 
 
 def _passes(port: int, path: str) -> bool:
+    from http.client import HTTPConnection, HTTPException  # noqa: PLC0415
+
     connection = HTTPConnection("127.0.0.1", port, timeout=1)
     try:
         connection.request("GET", path, headers={"x-user": "ratelimit demo"})

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import ssl
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
 import click
 
@@ -40,6 +38,8 @@ def health(http: str | None, http_tls_cert: str | None) -> int:
 
     Example: ratelimit health --http localhost:8080
     """
+    from http.client import HTTPException  # noqa: PLC0415
+
     below = defaults(os.environ)  # noqa: TID251 -- handed over, not read
     address = http or below.get("http") or Settings().http
     tls = http_tls_cert or below.get("http_tls_cert")
@@ -55,11 +55,15 @@ def health(http: str | None, http_tls_cert: str | None) -> int:
 
 
 def _asked(address: str, *, tls: bool) -> tuple[int, str]:
+    from http.client import HTTPConnection, HTTPSConnection  # noqa: PLC0415
+
     host, port = split_address(address)
     host = _ANYWHERE.get(host, host)
     connection = HTTPConnection(host, port, timeout=_SECONDS)
     if tls:
         # Anybody who could answer in its place on this machine could also end it.
+        import ssl  # noqa: PLC0415
+
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         connection = HTTPSConnection(host, port, timeout=_SECONDS, context=context)

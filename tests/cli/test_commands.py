@@ -264,3 +264,23 @@ def test_health_of_nobody() -> None:
         f"no service answers at [::]:{environment['PORT']}: Connection refused; "
         "name its HTTP port with --http HOST:PORT\n"
     )
+
+
+def test_words_are_read_without_what_only_some_commands_need() -> None:
+    """To read the words of a command takes nothing that speaks HTTP, TLS or gRPC, or reads YAML."""
+    program = "import ratelimit_service.cli.main, sys; print(*sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+    heavy = {
+        "asyncio",
+        "ssl",
+        "http.client",
+        "aiohttp",
+        "grpc",
+        "google.protobuf",
+        "yaml",
+        "uvloop",
+    }
+    assert heavy.isdisjoint(ran.stdout.split())
