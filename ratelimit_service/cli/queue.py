@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,8 @@ def queue(domain: str, as_json: bool, admin: AdminClient) -> int:
 
     Shown is for each rule how many denied requests its queue holds, how old the oldest and the
     newest are, how many were dropped, and the key of the Redis Stream with its server. Without a
-    domain those of all domains are shown.
+    domain those of all domains are shown. A queue whose rule is gone is shown as well, with how to
+    remove it.
 
     Example: ratelimit queue mail
     """
@@ -44,7 +46,9 @@ def _lines(told: Any) -> Iterator[str]:
     if not told["queues"]:
         yield "no rule has a queue: write on_limit: enqueue beside its rate_limit"
     for each in told["queues"]:
-        yield f"{each['domain']}: rule {each['rule']} ({each['source']})"
+        gone = each.get("no_rule", False)
+        where = "no rule has it any more" if gone else each["source"]
+        yield f"{each['domain']}: rule {each['rule']} ({where})"
         if "unknown" in each:
             yield f"  {each['unknown']}"
             continue
@@ -55,6 +59,11 @@ def _lines(told: Any) -> Iterator[str]:
         waiting = f"{each['length']} of {count(told['most'], 'request')} at most"
         yield f"  {waiting}{ages}; {each['dropped']} dropped"
         yield f"  stream {each['key']} in {each['shard']}"
+        if gone:
+            keys = " ".join(shlex.quote(f"{each['key']}{part}") for part in ("", ".dropped"))
+            yield f"  let workers empty it, then remove it: redis-cli DEL {keys}"
+    if told.get("unlisted"):
+        yield f"queues of rules that are gone are not known: {told['unlisted']}"
     if told["left_out"]:
         yield f"and {told['left_out']} more: name a domain"
 

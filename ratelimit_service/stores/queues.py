@@ -21,7 +21,8 @@ class Queue(NamedTuple):
 class QueueLook(NamedTuple):
     """How a queue stands. Ages are in microseconds, None where it is empty.
 
-    `dropped` counts what processes have lost for it since it is there.
+    `dropped` counts what processes have lost for it since it is there. It is `there` from its first
+    item on, also when it is empty again.
     """
 
     key: str
@@ -30,6 +31,7 @@ class QueueLook(NamedTuple):
     oldest_us: int | None
     newest_us: int | None
     dropped: int
+    there: bool = True
 
 
 class Queues(Protocol):
@@ -44,3 +46,12 @@ class Queues(Protocol):
 
     async def look(self, queue: Queue) -> QueueLook:
         """How a queue stands now. Raises StoreError."""
+
+    async def listed(self) -> Sequence[Queue]:
+        """All queues that are there, also those of rules that are gone. Raises StoreError.
+
+        A queue that somebody has removed is listed until it is forgotten.
+        """
+
+    async def forget(self, queue: Queue) -> None:
+        """Lists a queue no longer, unless it is there. Raises StoreError."""

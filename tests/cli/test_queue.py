@@ -71,6 +71,30 @@ async def test_how_queues_stand(asking: Asking) -> None:
     ]
 
 
+async def test_queues_of_no_rule(asking: Asking) -> None:
+    """A queue whose rule or domain is gone is shown, with what removes it, until it is removed."""
+    kept = Kept()
+    await kept.put(Queue("mail", "it's"), [{}], 0)
+    await kept.put(Queue("post", "user"), [], 0)
+    kept.removed = {Queue("mail", "old")}
+    await asking.start(kept)
+
+    mail, post = await asking.ask("mail"), await asking.ask("post")
+
+    assert mail.out.splitlines()[6:] == [
+        "mail: rule it's (no rule has it any more)",
+        "  1 of 10000 requests at most, the oldest 67 min old, the newest 90 s; 0 dropped",
+        "  stream key of it's in here",
+        "  let workers empty it, then remove it: redis-cli DEL "
+        """'key of it'"'"'s' 'key of it'"'"'s.dropped'""",
+    ]
+    assert post.out.splitlines()[:2] == [
+        "post: rule user (no rule has it any more)",
+        "  0 of 10000 requests at most; 0 dropped",
+    ]
+    assert not kept.removed
+
+
 async def test_for_programs(asking: Asking) -> None:
     """--json is what the listener answers."""
     kept = Kept()

@@ -67,6 +67,7 @@ class Kept:
     def __init__(self, most: int = 1_000) -> None:
         self.queues: dict[Queue, list[Mapping[str, str]]] = {}
         self.lost: dict[Queue, int] = {}
+        self.removed: set[Queue] = set()
         self.fault: Exception | None = None
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
@@ -88,8 +89,16 @@ class Kept:
             raise self.fault
         length = len(self.queues.get(queue, []))
         oldest, newest = (4_000 * SECOND_US, 90 * SECOND_US) if length else (None, None)
-        lost = self.lost.get(queue, 0)
-        return QueueLook(f"key of {queue.rule}", "here", length, oldest, newest, lost)
+        lost, there = self.lost.get(queue, 0), queue in self.queues
+        return QueueLook(f"key of {queue.rule}", "here", length, oldest, newest, lost, there)
+
+    async def listed(self) -> list[Queue]:
+        if self.fault is not None:
+            raise self.fault
+        return sorted({*self.queues, *self.removed})
+
+    async def forget(self, queue: Queue) -> None:
+        self.removed.discard(queue)
 
 
 class Enqueued(Asking):

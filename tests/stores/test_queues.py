@@ -56,6 +56,31 @@ async def test_a_queue_that_nobody_has_used(topology: RedisStore) -> None:
     assert (look.length, look.oldest_us, look.newest_us, look.dropped) == (0, None, None, 0)
 
 
+async def test_all_queues_are_listed(topology: RedisStore) -> None:
+    """Each queue is listed from its first items on, once, until it is removed and forgotten.
+
+    One that is made again is listed again, also by a process that has listed it before.
+    """
+    queues, others = RedisQueues(topology, 3), RedisQueues(topology, 3)
+    odd = Queue("edge", "\udc80\n\u202e")
+    assert await queues.listed() == []
+    for queue in (odd, QUEUE, QUEUE):
+        await queues.put(queue, items("a"), 0)
+        await others.put(queue, items("a"), 0)
+
+    assert await queues.listed() == [QUEUE, odd]
+    await queues.forget(QUEUE)
+    assert await queues.listed() == [QUEUE, odd]  # it is there
+
+    key = queue_key(*QUEUE)
+    await topology.command(key, "DEL", topology.key(key))
+    assert not (await others.look(QUEUE)).there
+    await others.forget(QUEUE)
+    assert await others.listed() == [odd]
+    await queues.put(QUEUE, items("a"), 0)
+    assert await others.listed() == [QUEUE, odd]
+
+
 async def test_what_a_worker_reads(redis_server: RedisServer) -> None:
     """Items lie in a stream under the key that is told, in their order, whatever is in them."""
     redis_server.flush()
@@ -70,7 +95,8 @@ async def test_what_a_worker_reads(redis_server: RedisServer) -> None:
 
     with redis.Redis(port=redis_server.port, decode_responses=True) as client:
         found = [fields for _, fields in client.xrange(key)]
-        assert client.keys("*") == [key]
+        (index,) = set(client.keys("*")) - {key}
+        assert client.smembers(index) == {'["edge", "user"]'}
     assert found == items("a", "b") + odd
     assert key.startswith("mine:{")
 

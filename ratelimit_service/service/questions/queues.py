@@ -1,6 +1,7 @@
 """`queues`: how the queues of rules with `on_limit: enqueue` stand. Nothing is taken out of them.
 
-About `domain`, where only one is asked for.
+Queues of rules that are gone are told as well, as long as their streams are there. About `domain`,
+where only one is asked for.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ _AT_ONCE: Final = 20
 
 
 async def _told(deciding: Deciding, about: About) -> object:
-    domain = about.get("domain") or ""
+    domain = str(about.get("domain") or "")
     domains = deciding.snapshot().domains
-    if domain and domain not in domains:
+    gone, unlisted = await _of_no_rule(deciding, domain)
+    if domain and domain not in domains and not gone:
         known = ", ".join(sorted(domains)) or "none"
         raise QuestionError(
             f"there is no domain {domain!r}: there are {known}", StatusCode.NOT_FOUND
@@ -46,22 +48,55 @@ async def _told(deciding: Deciding, about: About) -> object:
         if deciding.queues is None:
             raise QuestionError(nowhere_to_queue(rules[:1]), StatusCode.NOT_FOUND)
         some = rules[start : start + _AT_ONCE]
-        told += await asyncio.gather(*[_queue(rule, deciding.queues) for rule in some])
+        told += await asyncio.gather(
+            *[
+                _told_of(_named(rule), {"source": str(rule.source)}, deciding.queues)
+                for rule in some
+            ]
+        )
     if told and all("unknown" in each for each in told):
         raise QuestionError(str(told[0]["unknown"]), StatusCode.UNAVAILABLE)
-    return {"queues": told, "most": deciding.settings.queue_length, "left_out": left_out}
+    answer = {"queues": told + gone, "most": deciding.settings.queue_length, "left_out": left_out}
+    return {**answer, "unlisted": unlisted} if unlisted else answer
 
 
-async def _queue(rule: Rule, queues: Queues) -> dict[str, object]:
-    found: dict[str, object] = {
-        "domain": rule.domain,
-        "rule": rule.path,
-        "source": str(rule.source),
-    }
+async def _of_no_rule(deciding: Deciding, domain: str) -> tuple[list[dict[str, object]], str]:
+    """The queues of rules that are gone, or why nobody knows of them."""
+    queues, domains = deciding.queues, deciding.snapshot().domains
+    if queues is None:
+        return [], ""
+    has_rule: set[Queue] = set()
+    for each in domains.values():
+        if each.enqueues:
+            async for rule in slowly(each.rules):
+                if rule.enqueue:
+                    has_rule.add(_named(rule))
+    found: list[dict[str, object]] = []
     try:
-        look = await queues.look(Queue(rule.domain, rule.path))
+        for queue in await queues.listed():
+            if queue not in has_rule and domain in {"", queue.domain} and len(found) < _MOST:
+                told = await _told_of(queue, {"no_rule": True}, queues)
+                if told.pop("there", True):
+                    found.append(told)
+                else:
+                    await queues.forget(queue)
+    except StoreError as error:
+        return found, str(error)
+    return found, ""
+
+
+def _named(rule: Rule) -> Queue:
+    return Queue(rule.domain, rule.path)
+
+
+async def _told_of(queue: Queue, beside: dict[str, object], queues: Queues) -> dict[str, object]:
+    found: dict[str, object] = {"domain": queue.domain, "rule": queue.rule, **beside}
+    try:
+        look = await queues.look(queue)
     except StoreError as error:
         return {**found, "unknown": str(error)}
+    if not look.there and "no_rule" in beside:
+        return {**found, "there": False}
     return found | {
         "key": look.key,
         "shard": look.shard,
