@@ -13,9 +13,7 @@ from ratelimit_service.transport.h2.frames import (
     FrameType,
     SettingId,
 )
-from ratelimit_service.transport.h2.limits import (
-    MAX_STREAMS,
-)
+from ratelimit_service.transport.h2.limits import MAX_STREAMS
 from tests.transport.h2_client import Client, messages
 
 
@@ -88,14 +86,20 @@ def test_window_that_was_too_large() -> None:
     assert not client.connection.closing
 
 
-def test_small_window_updates() -> None:
-    """A window that opens by a byte lets one byte of one answer through, the oldest first."""
+def blocked(size: int) -> Client:
+    """A client on whose connection many answers of that size wait for a window."""
     client = Client()
     client.connection._send_window = 0
     for _ in range(MAX_STREAMS):
         for stream_id, _ in messages(client.connection.receive(client.headers() + client.data())):
-            client.connection.answer(stream_id, b"x" * 1_000)
+            client.connection.answer(stream_id, b"x" * size)
     client.said()
+    return client
+
+
+def test_small_window_updates() -> None:
+    """A window that opens by a byte lets one byte of one answer through, the oldest first."""
+    client = blocked(1_000)
     update = frames.window_update(0, 1)
 
     for _ in range(1_010):
@@ -226,12 +230,7 @@ def test_dear_frames_take_more_of_a_turn() -> None:
 
 def test_answers_let_through_take_more_of_a_turn() -> None:
     """Where a window lets many answers through, what comes behind it waits for another turn."""
-    client = Client()
-    client.connection._send_window = 0
-    for _ in range(MAX_STREAMS):
-        for stream_id, _ in messages(client.connection.receive(client.headers() + client.data())):
-            client.connection.answer(stream_id, b"x" * 100)
-    client.said()
+    client = blocked(100)
 
     client.connection.receive(frames.window_update(0, 1_000_000) * 2, 32)
 
