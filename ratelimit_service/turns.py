@@ -22,6 +22,7 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import thread_time_ns
 from typing import Final, Protocol
 
 from ratelimit_service.clock import elapsed_us
@@ -100,6 +101,10 @@ class Turns:
         """Whether the last turn was one for a step."""
         self._taken = False
         """Whether a step that was taken at once stands in place of the next turn."""
+        self._asked_ns = 0
+        """What this thread had used of the processor when the next turn was asked for."""
+        self._put_off = False
+        """Whether the last turn was left out, for one of these two reasons."""
         self._held = False
         """Whether no more work may begin for now."""
 
@@ -189,7 +194,11 @@ class Turns:
             self._scheduled = True
             # The loop has waited until now, so what it reads in this round has just come.
             self._before_us, self._ended_us = 0, elapsed_us()
-            self.loop.call_soon(self._turn)
+            self._ask()
+
+    def _ask(self) -> None:
+        self._asked_ns = thread_time_ns()
+        self.loop.call_soon(self._turn)
 
     def add(self, waiting: Waiting, now_us: int) -> None:
         """Takes in a connection that is not waiting already.
@@ -226,9 +235,11 @@ class Turns:
 
     def _turn(self) -> None:
         started = elapsed_us()
-        if self._taken:
-            self._taken = False
-        else:
+        # Where the loop itself had much to do, as when hundreds hang up, it goes round once more.
+        others_us = (thread_time_ns() - self._asked_ns) // 1_000
+        self._put_off = self._taken or (others_us > TURN_US and not self._put_off)
+        self._taken = False
+        if not self._put_off:
             self._take_turn(started)
         self._before_us, self._ended_us = self._ended_us, elapsed_us()
         # What comes in this round of the loop is not handled at once.
@@ -236,7 +247,7 @@ class Turns:
             self._lately_us += self._ended_us - started
         self._scheduled = self._may_step or bool(self._waiting)
         if self._scheduled:
-            self.loop.call_soon(self._turn)
+            self._ask()
 
     def _take_turn(self, started: int) -> None:
         """Takes a step, or handles pieces."""

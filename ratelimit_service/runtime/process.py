@@ -21,11 +21,11 @@ __all__ = ["collect", "raise_file_limit", "run", "spare_the_old"]
 _COLLECT_SECONDS = 0.01
 
 _MIDDLE_EVERY = 10
-_OLD_EVERY = 500
+_OLD_EVERY = 250
 """After so many collections of young objects the oldest have their turn."""
 
-_AT_ONCE = 8_000
-"""The most objects looked at in a collection that is not of the young: some three milliseconds."""
+_AT_ONCE = 4_500
+"""The most objects looked at in a collection of others than the young: some three milliseconds."""
 
 _T = TypeVar("_T")
 
@@ -53,7 +53,7 @@ def collect(turn: int = 0) -> None:
 
     The hot path makes no cycles, foreign code makes some: most die young, those of a slow
     connection later. So what outlives a collection is looked at again, ten times a second, and
-    what outlives that every five seconds, each time if it is no more than `_AT_ONCE` objects. Where
+    what outlives that every 2.5 seconds, each time if it is no more than `_AT_ONCE` objects. Where
     more were made to stay (plans, by thousands of new keys a second), these are set aside unseen:
     a count of them costs little, and they go when they are dropped, as all that is in no cycle.
     While other work waits, this takes a turn as well.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -180,6 +181,22 @@ async def test_reply_after_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert way.told == []
     await asyncio.sleep(0)
     assert way.told == [(0, True)]
+
+
+async def test_bytes_after_much_else() -> None:
+    """If a round of the loop had much else to do, bytes wait for the next one, and no longer."""
+    client = Bytes(3)
+    client.dear = True  # so that none are handled as they come
+    shared_turns().add(client, elapsed_us())
+    found = []
+    while client.handled < 3:
+        until = time.thread_time() + 2 * TURN_US / 1_000_000
+        while time.thread_time() < until:
+            pass
+        await asyncio.sleep(0)
+        found.append(client.handled)
+
+    assert found == [0, 1, 1, 2, 2, 3]
 
 
 @pytest.mark.parametrize(
