@@ -9,7 +9,7 @@ from typing import Final
 from ratelimit_service.algorithms import ALGORITHMS
 from ratelimit_service.limiter.compiled import CompiledRule, Kind, Plan
 from ratelimit_service.limiter.compiler import Compiler
-from ratelimit_service.model import Descriptor, Entry, FailurePolicy, Hit, Mode, Request
+from ratelimit_service.model import Descriptor, Entry, FailurePolicy, Hit, Mode, Request, new_tuple
 from ratelimit_service.rules.match import Match, match, match_any_value
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.settings import Settings
@@ -47,7 +47,7 @@ class PlanTemplate:
         """The plan with this value. Raises UnicodeDecodeError if it is no UTF-8."""
         # mypyc would build a list first for (key, *rest).
         fields = (self._names.key(value),) + self._rest  # noqa: RUF005
-        return _plan((self.rule, self._addend, (_hit(fields),)))
+        return new_tuple(Plan, (self.rule, self._addend, (new_tuple(Hit, fields),)))
 
 
 class Planner:

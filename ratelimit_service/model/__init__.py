@@ -10,7 +10,7 @@ from ratelimit_service.model.answer_style import (
 )
 from ratelimit_service.model.calendar import WEEKDAYS, Anchor, Calendar, Periods
 from ratelimit_service.model.decision import Code, Decision, Header, Status, whole_seconds
-from ratelimit_service.model.hit import Hit, Mode, Outcome, outcome_of
+from ratelimit_service.model.hit import Hit, Mode, Outcome, new_tuple, outcome_of
 from ratelimit_service.model.limit import MAX_ADDEND, MAX_EXACT, FailurePolicy, Limit
 from ratelimit_service.model.network import Grouping, IPAddress, Network, address_of
 from ratelimit_service.model.override import (
@@ -75,6 +75,7 @@ __all__ = [
     "Unit",
     "address_of",
     "moment_of",
+    "new_tuple",
     "outcome_of",
     "read_override",
     "step",

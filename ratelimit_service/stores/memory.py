@@ -13,7 +13,7 @@ from ratelimit_service.algorithms.settle import settle
 from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import Clock, now_us
 from ratelimit_service.health import Health
-from ratelimit_service.model import CounterSpec, Hit, State, outcome_of
+from ratelimit_service.model import CounterSpec, Hit, Outcome, State, new_tuple, outcome_of
 from ratelimit_service.observer import Stats
 from ratelimit_service.stores import (
     BROKEN,
@@ -271,7 +271,7 @@ class MemoryStore:
                             undo.append((counter, counter.number))
                         counter.number = number
                         counter.spec = spec
-                    outcomes.append(outcome_of((False, remaining, reset_us, addend, False)))
+                    outcomes.append(new_tuple(Outcome, (False, remaining, reset_us, addend, False)))
                     continue
                 before = counter.get() if counter is not None else None
                 passed, state, remaining, reset_us, _, counted, damaged = spec.algorithm.charge(
@@ -293,7 +293,7 @@ class MemoryStore:
         except Exception:
             self._take_back(undo, new)
             raise
-        return settled((outcomes, _WITHIN, -1, False))
+        return new_tuple(Settled, (outcomes, _WITHIN, -1, False))
 
     def _settle_anew(
         self,

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from ratelimit_service.algorithms import denying
-from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome
+from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome, new_tuple
 
 __all__ = ["BROKEN", "DROPPED", "Outcomes", "Settled", "Verdict", "judge", "settled"]
 
@@ -77,7 +77,7 @@ def judge(hits: Sequence[Hit], outcomes: Outcomes) -> Settled:
     for outcome in outcomes:
         if outcome is None or outcome[0] or outcome[4]:
             return _judge(hits, outcomes)
-    return settled((outcomes, _WITHIN, -1, False))
+    return new_tuple(Settled, (outcomes, _WITHIN, -1, False))
 
 
 def _judge(hits: Sequence[Hit], outcomes: Outcomes) -> Settled:
