@@ -41,6 +41,12 @@ async def until(condition: Callable[[], bool], what: str) -> None:
     assert condition(), what
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handshakes may take as long as a busy machine needs, unless a test says otherwise."""
+    monkeypatch.setattr(server, "HANDSHAKE_SECONDS", PATIENCE_SECONDS)
+
+
 class Place:
     """A server that accepts by itself, or one that is given connections."""
 
