@@ -29,11 +29,15 @@ async def started(store: RedisStore) -> None:
             await asyncio.sleep(0.01)
 
 
+SILENT = ("does not answer", "Timeout")
+"""What health says of a server, or a Sentinel, that a busy machine has not let answer yet."""
+
+
 async def tried(store: RedisStore, health: Health) -> None:
     """Starts a store, and waits until its servers have answered something, if only a refusal."""
     await store.start()
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while any("does not answer" in fault for fault in health.faults.values()):
+        while any(silent in fault for fault in health.faults.values() for silent in SILENT):
             await asyncio.sleep(0.01)
 
 

@@ -49,9 +49,11 @@ async def test_every_counter_expires(
 ) -> None:
     """No key outlives what it counts by more than a second."""
     one = algorithms.hit(limit, lease=b"lease--1")
+    client = redis.Redis.from_url(redis_server.url)
+    earliest_ms, _ = told_ms(client, one.key)
     ((outcome,),) = await charged(redis_store, [[one]])
 
-    left_ms = redis.Redis.from_url(redis_server.url).pttl(one.key)
+    latest_ms, left_ms = told_ms(client, one.key)
 
     assert outcome is not None
     life_us = outcome.reset_us
@@ -59,7 +61,17 @@ async def test_every_counter_expires(
         life_us += MINUTE  # after its own window a count weighs in the next
     elif limit in {algorithms.TOKENS, algorithms.METER}:
         life_us = MINUTE  # the hit is used for as long if the rule's rate falls to one a minute
-    assert life_us / 1_000 < left_ms <= life_us / 1_000 + 1_001
+    ends_ms = latest_ms + left_ms
+    assert earliest_ms + life_us / 1_000 < ends_ms <= latest_ms + life_us / 1_000 + 1_001
+
+
+def told_ms(client: redis.Redis, key: bytes) -> tuple[float, int]:
+    """A server's time, and for how long it keeps a key from then on, in milliseconds."""
+    with client.pipeline(transaction=True) as both:
+        both.time()
+        both.pttl(key)
+        (seconds, micros), left_ms = both.execute()
+    return seconds * 1_000 + micros / 1_000, left_ms
 
 
 async def test_no_number_fails_a_script_call(redis_store: RedisStore, clock: Time) -> None:
