@@ -38,18 +38,21 @@ REGEXES = 1_000
 ASKED = 2_000
 PAIRS = 31
 """Turns of few rules and of many, one after the other; each asks for values that are drawn anew."""
-KINDS = os.environ.get("KINDS", "value,one_of,cidr,regex").split(",")
+KINDS = os.environ.get("KINDS", "value,one_of,cidr,list,regex").split(",")
 LIMIT = "rate_limit: {unit: day, requests_per_unit: 100}"
 
 
 def rules(kind: str, count: int) -> tuple[str, list[str]]:
-    """Rules of one level, and values that go to them."""
+    """Rules of one level, and values that go to them; of a `list` it is one rule with all."""
     if kind == "value":
         values = [f"customer-{number}" for number in range(count)]
         taken = [f"value: {value}" for value in values]
     elif kind == "one_of":
         values = [f"customer-{number}" for number in range(count * 3)]
         taken = [f"one_of: [{', '.join(values[at : at + 3])}]" for at in range(0, len(values), 3)]
+    elif kind == "list":
+        values = [f"customer-{number}" for number in range(count)]
+        taken = [f"one_of: [{', '.join(values)}]"]
     elif kind == "cidr":
         sizes = (24, 25, 26, 27, 28, 29, 30, 32)
         known = [

@@ -11,10 +11,24 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final, Generic, TypeVar, overload
 
-__all__ = ["LARGE", "PLACES", "SpreadList", "SpreadTable", "Table", "parts_of", "spread"]
+__all__ = [
+    "IN_PART",
+    "LARGE",
+    "PLACES",
+    "SpreadList",
+    "SpreadTable",
+    "SpreadTuple",
+    "Table",
+    "parts_of",
+    "spread",
+    "spread_tuple",
+]
 
 LARGE: Final = 1_000
 """From so many items on a part is not small any more."""
+
+IN_PART: Final = 500
+"""Items of one part of a tuple: they may be made and dropped with it, which takes longer."""
 
 PLACES: Final = 255
 """A key is in the part `parts[hash(key) & PLACES]` of a table, for who cannot afford a call."""
@@ -116,6 +130,49 @@ class SpreadList(Sequence[_V]):
             yield
 
 
+class SpreadTuple(Sequence[_V]):
+    """A tuple for large numbers of items, in parts of `IN_PART` items but for the last one."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[tuple[_V, ...]]) -> None:
+        self.parts = tuple(parts)
+        """Together they are the tuple."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def __iter__(self) -> Iterator[_V]:
+        return chain.from_iterable(self.parts)
+
+    def __contains__(self, item: object) -> bool:
+        return any(item in part for part in self.parts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SpreadTuple) and self.parts == other.parts
+
+    def __hash__(self) -> int:
+        return hash(self.parts)
+
+    @overload
+    def __getitem__(self, at: int) -> _V: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[_V, ...]: ...
+    def __getitem__(self, at: int | slice) -> _V | tuple[_V, ...]:
+        if isinstance(at, slice):
+            return tuple(self)[at]
+        if at < 0:
+            at += len(self)
+        return self.parts[at // IN_PART][at % IN_PART]
+
+
+def spread_tuple(items: Sequence[_V]) -> Sequence[_V]:
+    """The same items as a tuple, spread if they are many."""
+    if len(items) <= LARGE:
+        return tuple(items)
+    return SpreadTuple([tuple(items[at : at + IN_PART]) for at in range(0, len(items), IN_PART)])
+
+
 Table = dict[_K, _V] | SpreadTable[_K, _V]
 """A dict, or one that is spread because it is large."""
 
@@ -129,6 +186,6 @@ def spread(table: Table[_K, _V]) -> Table[_K, _V]:
 
 def parts_of(items: Table[_K, _V] | Sequence[_V]) -> Iterable[object]:
     """The parts of what is spread, and has several."""
-    if isinstance(items, (SpreadTable, SpreadList)) and len(items.parts) > 1:
+    if isinstance(items, (SpreadTable, SpreadList, SpreadTuple)) and len(items.parts) > 1:
         return items.parts
     return ()

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from ratelimit_service.algorithms import spec_of
 from ratelimit_service.rules.conflicts import taken_twice, too_many
 from ratelimit_service.rules.overlay import NO_OVERLAY, Overlay, parse_overlay
-from ratelimit_service.rules.paths import path_text
+from ratelimit_service.rules.paths import Source, path_text
 from ratelimit_service.rules.problem import Problem, did_you_mean, quoted
 from ratelimit_service.rules.resource import KeptDescriptors, parse_resource, said_by
 from ratelimit_service.rules.schema import RuleFile, parse
@@ -28,9 +28,13 @@ from ratelimit_service.rules.tree import (
     Times,
     walk,
 )
+from ratelimit_service.text import count
 
-__all__ = ["Built", "FileReport", "Former", "Language", "Version", "build", "merge"]
+__all__ = ["MOST_TOLD", "Built", "FileReport", "Former", "Language", "Version", "build", "merge"]
 
+
+MOST_TOLD = 100
+"""So many problems of a file are told, and then how many more there are."""
 
 Language = Literal["yaml", "resource", "overlay"]
 """What a file is: rules in YAML, rules as `resource` keeps them, or an `overlay` for the latter."""
@@ -153,7 +157,7 @@ def build(
     reports: list[FileReport] = []
     overlay, said = NO_OVERLAY, b""
     for version in (each for each in every if each.language == "overlay"):
-        overlay, report = _overlay(version, fatal)
+        overlay, report = _overlay(version, fatal, strict=strict)
         said = (version.good or b"") if report.bad else version.newest
         reports.append(report)
     former.begin(said)
@@ -165,8 +169,8 @@ def build(
             vanished.add(version.name)
         file = former.parsed(version, version.newest, tallies, overlay)
         bad = fatal(file.problems)
-        digest = _digest(version, bad=bad)
-        reports.append(FileReport(file.name, file.domain, file.problems, bad, digest))
+        told = _told(file.name, file.problems, strict=strict)
+        reports.append(FileReport(file.name, file.domain, told, bad, _digest(version, bad=bad)))
         if bad and version.good is not None:
             file = former.parsed(version, version.good, tallies, overlay)
         elif bad:
@@ -176,7 +180,8 @@ def build(
         good.setdefault(file.domain, []).append(file)
     merged: dict[str, _Merged] = {}
     kept: dict[str, _Merged] = {}
-    contradicting, conflicts = set(), []
+    contradicting: set[str] = set()
+    conflicts: list[Problem] = []
     let_go: set[str] = set()
     for name, each in good.items():
         files = each
@@ -190,7 +195,7 @@ def build(
             let_go |= {file.name for file in files} & vanished
             files = there
             nodes, problems = merge(files)
-        conflicts += problems
+        conflicts += _told(files[0].name, problems, strict=strict)
         if fatal(problems):
             contradicting.add(name)
             continue
@@ -235,14 +240,35 @@ def _merged(name: str, nodes: Sequence[Node], files: list[RuleFile], tallies: Ta
 
 
 def _overlay(
-    version: Version, fatal: Callable[[Iterable[Problem]], bool]
+    version: Version, fatal: Callable[[Iterable[Problem]], bool], *, strict: bool
 ) -> tuple[Overlay, FileReport]:
     overlay, problems = parse_overlay(version.name, version.newest)
     bad = fatal(problems)
     if bad:
         overlay = parse_overlay(version.name, version.good)[0] if version.good else NO_OVERLAY
     digest = _digest(version, bad=bad)
-    return overlay, FileReport(version.name, "", problems, bad, digest)
+    told = _told(version.name, problems, strict=strict)
+    return overlay, FileReport(version.name, "", told, bad, digest)
+
+
+def _told(name: str, problems: Sequence[Problem], *, strict: bool) -> tuple[Problem, ...]:
+    """What is told of a file's problems, those first for which it is not used.
+
+    A file can have a million of them, and what serves looks at all that it is told.
+    """
+    if len(problems) <= MOST_TOLD:
+        return tuple(problems)
+    by_weight = sorted(problems, key=lambda each: (not each.fatal(strict=strict), each.hint))
+    kept, rest = by_weight[:MOST_TOLD], by_weight[MOST_TOLD:]
+    more = Problem(
+        Source(name),
+        "",
+        f"and {count(len(rest), 'more problem')}: `ratelimit lint` shows all",
+        "more",
+        all(each.tolerated for each in rest),
+        all(each.hint for each in rest),
+    )
+    return (*kept, more)
 
 
 def _digest(version: Version, *, bad: bool) -> str:

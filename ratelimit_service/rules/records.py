@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from ratelimit_service.model import FailurePolicy
 from ratelimit_service.observer import Tallies
+from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.tree import (
     OVERRIDES,
     UNMATCHED,
@@ -65,12 +66,20 @@ class _Opened(NamedTuple):
     """The nodes up to the matching `_Closed` are one level."""
 
 
+class _Items(NamedTuple):
+    """Some of what the matcher of the next `_Leaf` is made of, if that is a lot."""
+
+    items: tuple[object, ...]
+
+
 class _Leaf(NamedTuple):
     """A node of the level that is open, `node.children` left out."""
 
     node: Node
     has_children: bool
     """Whether the level closed last is its children's."""
+    made_of_parts: type[Matcher] | None = None
+    """The kind of its matcher, if the `_Items`s before it are to be put together to one."""
 
 
 class _Alike(NamedTuple):
@@ -93,7 +102,7 @@ class _Root(NamedTuple):
     enqueues: bool
 
 
-_Record = _Begun | _KeptDomain | _Kept | _Opened | _Leaf | _Alike | _Closed | _Root
+_Record = _Begun | _KeptDomain | _Kept | _Opened | _Items | _Leaf | _Alike | _Closed | _Root
 
 
 def packed(domains: Iterable[Domain], former: Mapping[str, Domain] = {}) -> Iterator[bytes]:
@@ -102,7 +111,13 @@ def packed(domains: Iterable[Domain], former: Mapping[str, Domain] = {}) -> Iter
     `former` are the domains that the other process has, as they are here.
     """
     records = (record for each in domains for record in _of_domain(each, former.get(each.name)))
-    while part := list(islice(records, _SLICE_RECORDS)):
+    part: list[_Record] = []
+    for record in records:
+        part.append(record)
+        if len(part) == _SLICE_RECORDS or isinstance(record, _Items):
+            yield _dump(part)
+            part = []
+    if part:
         yield _dump(part)
 
 
@@ -139,7 +154,11 @@ def _of_level(level: Level, numbers: Mapping[Node, int]) -> Iterator[_Record]:
         else:
             if node.children:
                 yield from _of_level(node.children, numbers)
-            yield _Leaf(node.with_children(None), node.children is not None)
+            leaf, kind = node.with_children(None), None
+            if node.matcher is not None and node.matcher.parts:
+                yield from map(_Items, node.matcher.parts)
+                leaf, kind = leaf.with_matcher(None), type(node.matcher)
+            yield _Leaf(leaf, node.children is not None, kind)
             last = node
     if kept:
         yield _Kept(tuple(kept))
@@ -191,6 +210,8 @@ class Assembly:
         """The former nodes of the domain that is being put together."""
         self._open: list[LevelBuilder] = []
         self._closed: Level | None = None
+        self._parts: list[tuple[object, ...]] = []
+        """Of the matcher of the next `_Leaf`."""
         self._last: Node | None = None
         """The node of the last `_Leaf`."""
         self.domains: dict[str, Domain] = {}
@@ -205,11 +226,10 @@ class Assembly:
         """Takes the next slice in steps: one that ends a level of many networks has a lot to do."""
         for record in _load(data, self._tallies):
             if isinstance(record, _Leaf):
-                node = record.node
-                if record.has_children:
-                    node = node.with_children(self._closed)
-                self._open[-1].add(node)
-                self._last = node
+                yield from self._adding_leaf(record)
+            elif isinstance(record, _Items):
+                self._parts.append(record.items)
+                yield
             elif isinstance(record, _Alike):
                 self._add_alike(record)
                 yield
@@ -230,6 +250,16 @@ class Assembly:
                 self.domains[record.domain] = self._former[record.domain]
             else:
                 yield from self._begin(self._former[record.domain])
+
+    def _adding_leaf(self, record: _Leaf) -> Generator[None, None, None]:
+        node = record.node
+        if record.has_children:
+            node = node.with_children(self._closed)
+        if record.made_of_parts is not None:
+            node = node.with_matcher(record.made_of_parts.made_of(self._parts))
+            self._parts = []
+        yield from self._open[-1].adding(node)
+        self._last = node
 
     def _add_alike(self, record: _Alike) -> None:
         like = self._last

@@ -129,6 +129,8 @@ def _in_parts(level: Level) -> Iterator[object]:
     yield from level.parts()
     for node in level.nodes:
         yield node
+        if node.matcher is not None:
+            yield from node.matcher.parts
         if node.children:
             yield from _in_parts(node.children)
 

@@ -16,7 +16,7 @@ from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.matchers.search import Search
 from ratelimit_service.rules.matchers.stand_ins import stand_ins
 from ratelimit_service.rules.paths import Source
-from ratelimit_service.spread import SpreadList, Table, parts_of, spread
+from ratelimit_service.spread import LARGE, SpreadList, Table, parts_of, spread
 
 __all__ = [
     "OVERRIDES",
@@ -163,6 +163,21 @@ class Node:
         """The same with other children."""
         return self if children is self.children else Node(*self._given(children))
 
+    def with_matcher(self, matcher: Matcher | None) -> Node:
+        """The same with another matcher of the same name."""
+        return Node(
+            self.key,
+            self.value,
+            matcher,
+            self.rule,
+            self.children,
+            self.share_threshold,
+            self.value_to_metric,
+            self.source,
+            self.grouping,
+            self.valid_until,
+        )
+
     def elsewhere(self, key: str, value: str, rule: Rule | None) -> Node:
         """The same for another entry, with another rule."""
         return Node(
@@ -306,6 +321,11 @@ class LevelBuilder:
 
     def add(self, node: Node) -> None:
         """Adds the next node as declared."""
+        for _ in self.adding(node):
+            pass
+
+    def adding(self, node: Node) -> Iterator[None]:
+        """As `add`, in steps if the node takes a long list of values."""
         self._nodes.append(node)
         odd = node.valid_until is not None or (node.grouping is not None and node.value)
         if odd and not isinstance(node.matcher, Networks):
@@ -314,8 +334,10 @@ class LevelBuilder:
         elif node.matcher is not None:
             if node.matcher.asked:
                 self._ask(node, node.matcher)
-            for value in node.matcher.literals:
+            for number, value in enumerate(node.matcher.literals, 1):
                 self._look_up(node.key, value, node)
+                if number % LARGE == 0:
+                    yield
         elif node.value:
             self._look_up(node.key, node.value, node)
         else:

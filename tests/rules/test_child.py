@@ -12,7 +12,7 @@ import pytest
 from ratelimit_service.errors import RulesError
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats, Tallies
-from ratelimit_service.rules.build import Version, build
+from ratelimit_service.rules.build import MOST_TOLD, Version, build
 from ratelimit_service.rules.child import build_in_child
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.load import Rules
@@ -54,6 +54,26 @@ VERSIONS = [
     Version("one.yaml", b"domain: two\ndescriptors: [{key: a}]", None),
     Version("two.yaml", b"domain: two\ndescriptors: [{key: a}]", None),
 ]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_problems_are_bounded(strict: bool) -> None:
+    """Of very many problems of a file the first are told, and how many more there are."""
+    many = MOST_TOLD * 3
+    odd = "".join(f"- {{key: a{number}, shadow_mode: true}}\n" for number in range(many))
+    bad = "".join(f"- {{value: v{number}}}\n" for number in range(7))
+    text = f"domain: d\ndescriptors:\n{odd}{bad}".encode()
+
+    built = build([Version("r.yaml", text, None)], Tallies, strict=strict)
+
+    (report,) = built.files
+    assert report.bad
+    assert len(report.problems) == MOST_TOLD + 1
+    assert str(report.problems[-1]) == (
+        f"r.yaml: and {many + 7 - MOST_TOLD} more problems: `ratelimit lint` shows all [more]"
+    )
+    told = [problem.kind for problem in report.problems]
+    assert strict or told[:7] == ["no_key"] * 7
 
 
 async def test_the_same_in_another_process() -> None:

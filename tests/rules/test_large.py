@@ -32,7 +32,7 @@ from ratelimit_service.rules.tree import (
 )
 from ratelimit_service.settings import Settings
 from ratelimit_service.slices import stepwise
-from ratelimit_service.spread import LARGE
+from ratelimit_service.spread import LARGE, spread_tuple
 
 MANY = 3 * LARGE
 
@@ -161,6 +161,41 @@ async def test_in_steps(kind: str) -> None:
 
     assert taken > 5 * MANY
     assert remaining == living
+    assert max(arriving, comparing, going) <= MOST_BLOCKS
+
+
+def one_list(kind: str) -> Node:
+    """One descriptor with as many values as all rules of the other tests have."""
+    values = range(MANY)
+    matcher: Matcher = OneOf(spread_tuple([f"a{number}" for number in values]))
+    if kind == "cidr":
+        matcher = Networks(spread_tuple([network(number, 4).networks[0] for number in values]))
+    return node(0, matcher)
+
+
+@pytest.mark.parametrize("kind", ["one_of", "cidr"])
+async def test_one_long_list_in_steps(kind: str) -> None:
+    """A descriptor with very many values comes, is compared and goes in small steps, too."""
+    gc.collect()
+    gc.disable()
+    book = Rulebook()
+    domain = Domain("d", Level.of([one_list(kind)]))
+    frames = list(packed([domain]))
+    come: dict[str, Domain] = {}
+
+    arriving = await most_at_once(arrive(frames.copy(), book.tallies_of, come))
+    (found,) = come["d"].root.nodes
+    same = found.matcher == domain.root.nodes[0].matcher
+    del domain, found
+    book.swap(come.copy(), frozenset())
+    old = [book.swap({}, frozenset())]
+    come.clear()
+    comparing = await most_at_once(difference(old[0].domains, {}))
+    going = await most_at_once(_let_go(book, old))
+    gc.enable()
+
+    assert same
+    assert max(map(len, frames)) < 40_000
     assert max(arriving, comparing, going) <= MOST_BLOCKS
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from ratelimit_service.model import IPAddress, Network, address_of
 from ratelimit_service.rules.matchers.matcher import ONE_OR_MORE, Index, Matcher, read_list
 from ratelimit_service.rules.paths import MatcherName, matcher_name
 from ratelimit_service.rules.problem import quoted
+from ratelimit_service.spread import SpreadTuple, spread_tuple
 
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
     from ratelimit_service.rules.fields import Fields
@@ -121,11 +122,19 @@ class _ByAddress(Index):
         self._families = {4: _Family(IPAddress.bits_of(4)), 6: _Family(IPAddress.bits_of(6))}
         self._runs: dict[int, list[list[_Placed]]] = {4: [], 6: []}
         """What has been added: as serving may wait, it is sorted a little at a time."""
+        self._lists: list[tuple[Networks, int]] = []
+        """Those with many networks, which are still to be added."""
 
     def add(self, matcher: Matcher, place: int) -> None:
         """Adds the next one's networks."""
         assert isinstance(matcher, Networks)  # noqa: S101 -- it is the index of these
-        for network in matcher.networks:
+        if matcher.parts:
+            self._lists.append((matcher, place))
+        else:
+            self._add(matcher.networks, place)
+
+    def _add(self, networks: Iterable[Network], place: int) -> None:
+        for network in networks:
             runs = self._runs[network.family]
             if not runs or len(runs[-1]) == _AT_ONCE:
                 runs.append([])
@@ -133,6 +142,11 @@ class _ByAddress(Index):
 
     def completing(self) -> Iterator[None]:
         """Sorts them and finds out which are within others."""
+        while self._lists:
+            matcher, place = self._lists.pop()
+            for part in matcher.parts:
+                self._add(cast("tuple[Network, ...]", part), place)
+                yield
         for family, runs in self._runs.items():
             for run in runs:
                 run.sort()
@@ -162,13 +176,24 @@ class Networks(Matcher):
     noun = "network"
     index = _ByAddress
     beaten = "a smaller network goes before"
-    networks: tuple[Network, ...]
+    networks: Sequence[Network]
 
     @classmethod
     def read(cls, fields: Fields) -> Networks:
         """A network or a list of them. Raises ValueError."""
         empty = "cidr needs a network, as 10.0.0.0/8, or a list of them"
-        return cls(read_list(fields, cls.key, lambda text, _: _network(text), empty))
+        found = read_list(fields, cls.key, lambda text, _: _network(text), empty)
+        return cls(spread_tuple(found))
+
+    @property
+    def parts(self) -> Sequence[tuple[object, ...]]:
+        """Those of a large list."""
+        return self.networks.parts if isinstance(self.networks, SpreadTuple) else ()
+
+    @classmethod
+    def made_of(cls, parts: Sequence[tuple[object, ...]]) -> Networks:
+        """The list of these parts."""
+        return cls(SpreadTuple(cast("Sequence[tuple[Network, ...]]", parts)))
 
     def __reduce__(self) -> tuple[object, tuple[list[int]]]:
         """How it is pickled: a dataclass's own way takes longer, and serving waits for it."""

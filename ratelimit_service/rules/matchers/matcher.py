@@ -142,6 +142,19 @@ class Matcher(ABC):
     text: str
     """What it takes, as files write it. Two that take other values have other texts."""
 
+    @property
+    def parts(self) -> Sequence[tuple[object, ...]]:
+        """The parts of what it is made of, if that is so much that it takes long to drop at once.
+
+        So it goes to other processes, too (`made_of`).
+        """
+        return ()
+
+    @classmethod
+    def made_of(cls, parts: Sequence[tuple[object, ...]]) -> Matcher:
+        """The matcher that has these parts."""
+        raise NotImplementedError(f"{cls.__name__} has no parts, and was given {len(parts)}")
+
     @classmethod
     def written(cls, fields: Fields) -> bool:
         """Whether a descriptor has one of this kind."""
@@ -173,7 +186,7 @@ class Matcher(ABC):
         return 0
 
     @property
-    def literals(self) -> tuple[str, ...]:
+    def literals(self) -> Sequence[str]:
         """Values that are looked up, before any matcher is asked."""
         return ()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ratelimit_service.rules.matchers.matcher import ONE_OR_MORE, Matcher, read_list
 from ratelimit_service.rules.paths import MatcherName, matcher_name
 from ratelimit_service.rules.problem import quoted
+from ratelimit_service.spread import SpreadTuple, spread_tuple
 
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
     import yaml
@@ -25,7 +27,7 @@ class OneOf(Matcher):
     help = "A list of values instead, as `[free, trial]`. A `*` has no meaning in it."
     shape = ONE_OR_MORE
     noun = "list"
-    values: tuple[str, ...]
+    values: Sequence[str]
 
     @classmethod
     def read(cls, fields: Fields) -> OneOf:
@@ -41,9 +43,19 @@ class OneOf(Matcher):
             return text
 
         empty = "one_of is empty: write a list of values, as [free, trial]"
-        return cls(read_list(fields, cls.key, value, empty))
+        return cls(spread_tuple(read_list(fields, cls.key, value, empty)))
 
-    def __reduce__(self) -> tuple[type[OneOf], tuple[tuple[str, ...]]]:
+    @property
+    def parts(self) -> Sequence[tuple[object, ...]]:
+        """Those of a large list."""
+        return self.values.parts if isinstance(self.values, SpreadTuple) else ()
+
+    @classmethod
+    def made_of(cls, parts: Sequence[tuple[object, ...]]) -> OneOf:
+        """The list of these parts."""
+        return cls(SpreadTuple(cast("Sequence[tuple[str, ...]]", parts)))
+
+    def __reduce__(self) -> tuple[type[OneOf], tuple[Sequence[str]]]:
         """How it is pickled: a dataclass's own way takes longer, and serving waits for it."""
         return OneOf, (self.values,)
 
@@ -62,7 +74,7 @@ class OneOf(Matcher):
         return matcher_name(self.key, *sorted(self.values))
 
     @property
-    def literals(self) -> tuple[str, ...]:
+    def literals(self) -> Sequence[str]:
         """All of them."""
         return self.values
 

@@ -7,7 +7,7 @@ nobody writes them, and nobody is shown them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, Self
 
@@ -143,7 +143,7 @@ class _Texts(_Grouped):
     index = _ByText
     text: str
     grouping: Grouping | None
-    texts: tuple[str, ...]
+    texts: Sequence[str]
 
     @property
     def rank(self) -> int:
