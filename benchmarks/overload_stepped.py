@@ -62,6 +62,9 @@ BYTE_US = 0.0001
 """What the system takes: a read, a write, a read of nothing, a round of the loop and each socket
 that is ready in it; and each byte."""
 
+IDLE_US = 10.0
+"""The time until somebody looks again, when there is nothing to do."""
+
 LOOP_READS = 256_000
 """So many bytes uvloop reads at once."""
 
@@ -306,7 +309,7 @@ class World:
     def step(self) -> None:
         """Lets the service do something, or a moment pass."""
         if not self.loop.round():
-            CLOCK.ns += 10_000
+            CLOCK.spend(IDLE_US)
 
     def lost(self) -> list[str]:
         """Why connections were ended."""
@@ -332,8 +335,19 @@ def capacity(connections: int) -> float:
     return sum(counts["counted"] + counts["late_counted"]) / (CLOCK.seconds() - world.tally.start)
 
 
-def flooded(connections: int, rate: float, seconds: float, stop: float = 0.0) -> World:
-    """What becomes of an open loop; after HICCUP_AT the service stands still for `stop` seconds."""
+def stand_still(seconds: float) -> None:
+    """The service does nothing for so long."""
+    CLOCK.spend(seconds * 1e6)
+
+
+def flooded(
+    connections: int,
+    rate: float,
+    seconds: float,
+    stop: float = 0.0,
+    halt: Callable[[float], None] = stand_still,
+) -> World:
+    """What becomes of an open loop; after HICCUP_AT something halts for `stop` seconds."""
     size = flood.batch_size(rate, connections)
     world = World(connections, size, seconds)
     due = tick = world.tally.start
@@ -352,7 +366,7 @@ def flooded(connections: int, rate: float, seconds: float, stop: float = 0.0) ->
             CLOCK.ns = now_ns
             tick += TICK_SECONDS
         if stop and CLOCK.seconds() >= world.tally.start + HICCUP_AT:
-            CLOCK.spend(stop * 1e6)
+            halt(stop)
             stop = 0.0
         world.step()
     return world

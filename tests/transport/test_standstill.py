@@ -1,0 +1,167 @@
+"""What is counted after a standstill, by counted work: no clock of the machine is asked.
+
+Loop, sockets and clients are those of `benchmarks.overload_stepped`. Time passes with what the
+service does: each call that it counts takes so long, and each byte that it reads or writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import flood, load
+from benchmarks import overload_stepped as stepped
+from ratelimit_service import clock, compiled
+from ratelimit_service.health import Health
+from ratelimit_service.model import Hit
+from ratelimit_service.observer import Stats
+from ratelimit_service.stores import NEVER, Done, Store, Wanted, always, judge
+from ratelimit_service.stores.memory import MemoryStore
+
+pytestmark = pytest.mark.skipif(compiled(), reason="its clock cannot be replaced then")
+
+COUNT_US, BYTE_US, IDLE_US = 400.0, 0.1, 100.0
+REPLY_SECONDS = 0.002
+STOP_AT, BACK_SECONDS, SEEN_SECONDS = 0.5, 1.0, 0.5
+CONNECTIONS = 4
+BEARABLE, TOO_MANY = 1_000, 4_000
+"""Calls a second: some that the service can count all of, and more than it can count."""
+
+
+class Work(stepped.Clock):
+    """Time that stands still but for what is spent."""
+
+    def __init__(self) -> None:
+        self.ns = 10**15
+
+    def now_ns(self) -> int:
+        return self.ns
+
+    def run(self, work: Callable[..., object], *arguments: object) -> None:
+        work(*arguments)
+
+
+class Costly:
+    """Counters in memory; to count a call takes time of the service."""
+
+    waits = False
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def charge(
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Done,
+        wanted: Wanted = always,
+        deadline_us: int = NEVER,
+    ) -> None:
+        stepped.CLOCK.spend(COUNT_US * len(requests))
+        self._store.charge(requests, done, wanted, deadline_us)
+
+
+class Slow(Costly):
+    """The same behind a way: its replies take time, in which the service does something else."""
+
+    waits = True
+    back_at = 0.0
+    """Until when it gives no reply."""
+
+    def charge(
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Done,
+        wanted: Wanted = always,
+        deadline_us: int = NEVER,
+    ) -> None:
+        now, loop = stepped.CLOCK.seconds(), asyncio.get_running_loop()
+        reply, patience = max(REPLY_SECONDS, self.back_at - now), deadline_us / 1e6 - now
+        if reply > patience:
+            unknown = [judge(hits, [None] * len(hits)) for hits in requests]
+            loop.call_later(max(0.0, patience), partial(done, unknown))
+        else:
+            loop.call_later(reply, partial(super().charge, requests, done, wanted))
+
+    def stand_still(self, seconds: float) -> None:
+        self.back_at = stepped.CLOCK.seconds() + seconds
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
+    """The clock of all that the service does."""
+    work = Work()
+    system = SimpleNamespace(monotonic_ns=work.now_ns, time_ns=work.now_ns)
+    monkeypatch.setattr(clock, "time", system)
+    monkeypatch.setattr(flood, "time", SimpleNamespace(perf_counter=work.seconds))
+    monkeypatch.setattr(stepped, "CLOCK", work)
+    monkeypatch.setattr(stepped, "BYTE_US", BYTE_US)
+    monkeypatch.setattr(stepped, "IDLE_US", IDLE_US)
+    monkeypatch.setattr(stepped, "REQUESTS", 500)
+    monkeypatch.setattr(load, "PREPARED", 500)
+    monkeypatch.setattr(stepped, "HICCUP_AT", STOP_AT)
+    yield work
+    asyncio._set_running_loop(None)
+
+
+@pytest.mark.usefixtures("work")
+@pytest.mark.parametrize(
+    ("store", "halts", "stop"),
+    [
+        (Costly, "service", 0.5),
+        (Slow, "service", 0.5),
+        (Slow, "store", 0.2),
+    ],
+)
+@pytest.mark.parametrize("rate", [BEARABLE, TOO_MANY])
+def test_counting_is_whole_again_within_a_second(
+    monkeypatch: pytest.MonkeyPatch, store: type[Costly], halts: str, stop: float, rate: int
+) -> None:
+    """A second after a standstill as many calls are counted in time as before: all, if it can.
+
+    What comes meanwhile and afterwards goes on to come. Of too many calls, at least 80 % of what
+    was counted before.
+    """
+    made: list[Costly] = []
+
+    def new_store(room: int, stats: Stats, health: Health) -> Costly:
+        made.append(store(MemoryStore(room, stats, health)))
+        return made[-1]
+
+    def halt(seconds: float) -> None:
+        if halts == "service":
+            stepped.stand_still(seconds)
+        else:
+            (slow,) = made
+            assert isinstance(slow, Slow)
+            slow.stand_still(seconds)
+
+    monkeypatch.setattr(stepped, "MemoryStore", new_store)
+    seconds = STOP_AT + stop + BACK_SECONDS + SEEN_SECONDS + flood.SLICE_SECONDS
+
+    world = stepped.flooded(CONNECTIONS, rate, seconds, stop, halt)
+
+    assert not world.lost()
+    before = counted(world, 0.0, STOP_AT)
+    after = counted(world, STOP_AT + stop + BACK_SECONDS, SEEN_SECONDS)
+    if rate == BEARABLE:
+        assert before == STOP_AT * rate
+        assert after == SEEN_SECONDS * rate
+    else:
+        assert 0 < before < STOP_AT * rate
+        assert after >= 0.8 * before * SEEN_SECONDS / STOP_AT
+
+
+def counted(world: stepped.World, since: float, seconds: float) -> int:
+    """How many calls were counted in time of those that were due then."""
+    first = round(since / flood.SLICE_SECONDS)
+    slices = range(first, first + round(seconds / flood.SLICE_SECONDS))
+    counts = world.tally.counts
+    return sum(counts[fate][at] for fate in ("counted", "denied") for at in slices)
