@@ -272,7 +272,7 @@ async def served(shapes: list[str], directory: Path) -> None:
     """Rows of denied calls of two servers, with the log and without."""
     rules = directory / "rules.yaml"
     rules.write_text(RULES.read_text().replace("200000000", "0"))
-    logging = ["--decision-log", str(directory / "log"), "--decision-log-max-bytes", "64MiB"]
+    logging = ["--decision-log", str(directory / "log"), "--decision-log-max-bytes", str(1 << 26)]
     logging += ["--decision-log-sample", "denied=1,allowed=0"]
     servers: list[tuple[int, list[int]]] = []
     with ExitStack() as stack:
