@@ -6,6 +6,7 @@ What must not live here: what overrides make of a plan (`steer`), and where they
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -42,6 +43,59 @@ class _Patterned(NamedTuple):
         return all(pattern.matches(entries[place].value) for place, pattern in self.patterns)
 
 
+class _AlikePatterns:
+    """Overrides with patterns at the same places, and equal values at all others.
+
+    Each is found by how its first pattern begins, or ends if that says more. So of thousands only
+    those are compared with a value that begin or end as it does.
+    """
+
+    __slots__ = ("_by_part", "_lengths")
+
+    def __init__(self) -> None:
+        self._by_part: dict[tuple[bool, str], list[_Patterned]] = {}
+        """By whether the part is the end, and the part."""
+        self._lengths: Counter[tuple[bool, int]] = Counter()
+        """The parts' lengths, and of how many overrides."""
+
+    def __bool__(self) -> bool:
+        return bool(self._by_part)
+
+    def add(self, patterned: _Patterned) -> None:
+        """Takes in one that is not known yet."""
+        part = _part(patterned)
+        self._by_part.setdefault(part, []).append(patterned)
+        self._lengths[part[0], len(part[1])] += 1
+
+    def remove(self, patterned: _Patterned) -> None:
+        """Lets go of one that is known."""
+        part = _part(patterned)
+        alike = self._by_part[part]
+        alike[:] = [each for each in alike if each.override.id != patterned.override.id]
+        if not alike:
+            del self._by_part[part]
+        length = part[0], len(part[1])
+        self._lengths[length] -= 1
+        if not self._lengths[length]:
+            del self._lengths[length]
+
+    def taking(self, entries: Sequence[Entry], place: int) -> Iterator[Override]:
+        """Those that take a descriptor; `place` is the first one with a pattern."""
+        value = entries[place].value
+        for is_end, length in self._lengths:
+            part = value[-length:] if is_end else value[:length]
+            for each in self._by_part.get((is_end, part), ()):
+                if each.takes(entries):
+                    yield each.override
+
+
+def _part(patterned: _Patterned) -> tuple[bool, str]:
+    """By what it is found: whether that is an end, and the text."""
+    pieces = patterned.patterns[0][1].pieces
+    is_end = len(pieces[-1]) > len(pieces[0])
+    return is_end, pieces[-1 if is_end else 0]
+
+
 class DomainOverrides:
     """The overrides of one domain."""
 
@@ -53,7 +107,7 @@ class DomainOverrides:
         self._exact: dict[tuple[Entry, ...], list[Override]] = {}
         self._patterned: dict[
             tuple[str, ...],
-            dict[tuple[int, ...], dict[tuple[str, ...], list[_Patterned]]],
+            dict[tuple[int, ...], dict[tuple[str, ...], _AlikePatterns]],
         ] = {}
         """By keys, then the places of values without pattern, then these values: so only those
         are looked at whose other values are right."""
@@ -65,29 +119,26 @@ class DomainOverrides:
             self._exact.setdefault(override.entries, []).append(override)
             return
         keys, plain, values = _place(override)
-        patterns = tuple(
-            (place, Pattern.of(entry.value))
-            for place, entry in enumerate(override.entries)
-            if place not in plain
-        )
         by_values = self._patterned.setdefault(keys, {}).setdefault(plain, {})
-        by_values.setdefault(values, []).append(_Patterned(override, patterns))
+        if values not in by_values:
+            by_values[values] = _AlikePatterns()
+        by_values[values].add(_patterned(override, plain))
 
     def remove(self, override: Override) -> None:
         """Lets go of one that is known."""
         self.known.remove(override.id)
         if override.exact:
-            alike = self._exact[override.entries]
-            alike.remove(override)
-            if not alike:
+            same = self._exact[override.entries]
+            same.remove(override)
+            if not same:
                 del self._exact[override.entries]
             return
         keys, plain, values = _place(override)
         by_places = self._patterned[keys]
         by_values = by_places[plain]
-        patterned = by_values[values]
-        patterned[:] = [each for each in patterned if each.override.id != override.id]
-        if not patterned:
+        alike = by_values[values]
+        alike.remove(_patterned(override, plain))
+        if not alike:
             del by_values[values]
         if not by_values:
             del by_places[plain]
@@ -110,9 +161,20 @@ class DomainOverrides:
             return
         places = self._patterned.get(tuple(entry.key for entry in entries), {})
         for plain, by_values in places.items():
-            for each in by_values.get(tuple(entries[place].value for place in plain), ()):
-                if each.takes(entries):
-                    yield each.override
+            alike = by_values.get(tuple(entries[place].value for place in plain))
+            if alike is not None:
+                first = next(place for place in range(len(entries)) if place not in plain)
+                yield from alike.taking(entries, first)
+
+
+def _patterned(override: Override, plain: tuple[int, ...]) -> _Patterned:
+    """An override with its patterns, which stand at all places but these."""
+    patterns = [
+        (place, Pattern.of(entry.value))
+        for place, entry in enumerate(override.entries)
+        if place not in plain
+    ]
+    return _Patterned(override, tuple(patterns))
 
 
 def _place(override: Override) -> tuple[tuple[str, ...], tuple[int, ...], tuple[str, ...]]:

@@ -11,6 +11,8 @@ import pytest
 
 from ratelimit_service import compiled
 from ratelimit_service.limiter import DomainOverrides, Planner
+from ratelimit_service.model import Code
+from ratelimit_service.rules.matchers.pattern import Pattern
 from tests.service.asking import Asking
 from tests.service.overriding import BAN, override
 
@@ -73,3 +75,42 @@ async def test_a_change_touches_its_own_domain_only(tmp_path: Path, work: Counte
     for _ in range(3):
         await asking.ask("user=alice", domain="other")
     assert work == Counter(looked=1)
+
+
+async def test_patterns_of_others_are_hardly_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a thousand patterns only those are compared with a value that begin or end as it does."""
+    asking = Asking(tmp_path, RULES % "edge")
+    steering = asking.service.steering
+    made = [
+        override(BAN, f"user={text}")
+        for number in range(500)
+        for text in (f"eve{number}-*", f"*@{number}.example", f"x*-mallory{number}")
+    ]
+    steering.add(made)
+    compared: Counter[str] = Counter()
+    matches = Pattern.matches
+
+    def counted(self: Pattern, value: str) -> bool:
+        compared[value] += 1
+        return matches(self, value)
+
+    monkeypatch.setattr(Pattern, "matches", counted)
+    codes = [
+        (await asking.ask(f"user={name}")).code
+        for name in ("alice", "eve7-", "eve77-x", "a@7.example", "@7.exampl", "x9-mallory9", "")
+    ]
+    assert [code is Code.OVER_LIMIT for code in codes] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert max(compared.values()) <= 4
+
+    steering.remove(made)
+    assert (await asking.ask("user=eve7-")).code is Code.OK
