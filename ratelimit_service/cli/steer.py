@@ -10,7 +10,8 @@ import click
 
 from ratelimit_service.cli.admin import asks_admin
 from ratelimit_service.cli.say import say
-from ratelimit_service.cli.words import duration, parse_descriptor
+from ratelimit_service.cli.words import duration, moment, parse_descriptor
+from ratelimit_service.clock import now_us
 from ratelimit_service.descriptor_text import format_descriptor
 from ratelimit_service.errors import TransportError
 from ratelimit_service.model import SECOND_US, Descriptor, Entry
@@ -26,6 +27,17 @@ def _for(context: click.Context, flag: click.Parameter, text: str | None) -> flo
     return None if text is None else duration(context, flag, text) / SECOND_US
 
 
+def _until(_: click.Context, flag: click.Parameter, text: str | None) -> float | None:
+    """How many seconds it is until a moment."""
+    if text is None:
+        return None
+    now = now_us()
+    seconds = (moment(flag.opts[0], text, now) - now) / SECOND_US
+    if seconds <= 0:
+        raise click.UsageError(f"{flag.opts[0]} {text!r} is over")
+    return seconds
+
+
 _NAME = click.option("--limit", metavar="NAME", help="Only the limit of this name; else all.")
 _FOR = click.option(
     "--for",
@@ -33,6 +45,13 @@ _FOR = click.option(
     metavar="DURATION",
     callback=_for,
     help="It ends after so long, as 30m or 2h; else it stays until it is removed.",
+)
+_UNTIL = click.option(
+    "--until",
+    "until_seconds",
+    metavar="TIME",
+    callback=_until,
+    help="It ends then, in UTC: monday, 2026-01-31 or 2026-01-31T14:03Z.",
 )
 _REASON = click.option("--reason", metavar="TEXT", help="Why, for whoever reads it later.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
@@ -103,10 +122,14 @@ def _adds(*options: _Option) -> Callable[[Callable[[], None]], click.Command]:
     """A command that adds an override of the kind that is its name; the function only tells it."""
 
     def made(described: Callable[[], None]) -> click.Command:
-        @_of_descriptor(*options, _NAME, _FOR, _REASON)
+        @_of_descriptor(*options, _NAME, _FOR, _UNTIL, _REASON)
         def command(
             admin: AdminClient, domain: str, descriptor: str, as_json: bool, **said: object
         ) -> int:
+            until = said.pop("until_seconds")
+            if until is not None and said["for_seconds"] is not None:
+                raise click.UsageError("--for and --until both say when it ends: write one of them")
+            said["for_seconds"] = said["for_seconds"] if until is None else until
             about = {**_about(domain, descriptor, **said), "kind": described.__name__}
             return _added(admin, about, as_json=as_json)
 
@@ -133,7 +156,7 @@ def exempt() -> None:
     A descriptor is written key=value,key=value; each * in a value stands for any characters or
     none. It holds in all processes within a second, and over restarts.
 
-    Example: ratelimit exempt api user=alice --for 3d
+    Example: ratelimit exempt api user=alice --until monday
     """
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from itertools import chain
 
 import click
 
@@ -19,11 +21,13 @@ __all__ = ["why"]
 @click.option("--at", default="", metavar="TIME", help="When, in UTC: 14:03, 14:03:07 or RFC 3339.")
 @click.option(
     "--log",
-    "path",
+    "paths",
     envvar="RATELIMIT_DECISION_LOG",
     required=True,
+    multiple=True,
+    type=click.Path(),
     metavar="PATH",
-    help="The decision log; its rotated files are read too.",
+    help="A decision log, given once for each instance; rotated files are read too.",
 )
 @click.option(
     "--key-file",
@@ -33,11 +37,14 @@ __all__ = ["why"]
     help="The key that values in the log are hashed with.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The decision as JSON.")
-def why(domain: str, descriptor: str, at: str, path: str, key_file: str, as_json: bool) -> int:
+def why(
+    domain: str, descriptor: str, at: str, paths: Sequence[str], key_file: str, as_json: bool
+) -> int:
     """Tell why a descriptor was denied.
 
     It is the first denial at that time; without --at the last ones. A descriptor is written
-    key=value,key=value. The decision log is what serve writes with --decision-log.
+    key=value,key=value. The decision log is what serve writes with --decision-log. If several
+    instances count together, name the logs of all of them.
 
     Exits 0 if there is a denial, 1 if there is none.
 
@@ -53,14 +60,19 @@ def why(domain: str, descriptor: str, at: str, path: str, key_file: str, as_json
 
     asked = parse_descriptor(descriptor)
     hashed = hash_of(read_key(key_file))
-    found, need_key = decisions_about(log_files(path), domain, asked.entries, hashed)
+    each = [decisions_about(log_files(path), domain, asked.entries, hashed) for path in paths]
+    found = sorted(chain(*[decisions for decisions, _ in each]), key=lambda one: one.at_us)
+    need_key = any(needs for _, needs in each)
     denial = denial_of(found, at)
     if denial is None:
         when = f" at {at}" if at else ""
-        known = sum(each.times for each in found)
+        known = sum(decision.times for decision in found)
+        logs = f"{paths[0]} has" if len(paths) == 1 else f"none of these {len(paths)} logs has"
+        have = "it has" if len(paths) == 1 else "they have"
         hint = "; its values are hashed: name the key with --key-file" if need_key else ""
         say(
-            f"{path} has no denial of {format_descriptor(asked)} in {domain}{when}; it has "
+            f"{logs} {'no' if len(paths) == 1 else 'a'} denial of {format_descriptor(asked)} in "
+            f"{domain}{when}; {have} "
             f"{count(known, 'decision')} about it{hint}",
             err=True,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 
 import click
@@ -12,10 +13,12 @@ from ratelimit_service.descriptor_text import (
     read_descriptor,
 )
 from ratelimit_service.errors import SettingsError
-from ratelimit_service.model import MAX_ADDEND, Descriptor, Limit, Unit
+from ratelimit_service.model import MAX_ADDEND, SECOND_US, Descriptor, Limit, Unit
 from ratelimit_service.settings import parse_duration
 
-__all__ = ["duration", "format_descriptor", "parse_descriptor", "parse_limit"]
+__all__ = ["duration", "format_descriptor", "moment", "parse_descriptor", "parse_limit"]
+
+_WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 
 _LIMIT = re.compile(r"(\d+)/(\d*)([a-z]+?)s?")
 
@@ -38,6 +41,27 @@ def parse_limit(text: str) -> Limit:
             f"--limit {text!r}: write N/UNIT, as in 10/minute; units are {units}"
         )
     return Limit(int(found[1]), unit, int(found[2] or 1))
+
+
+def moment(flag: str, text: str, now_us: int) -> int:
+    """A moment in microseconds: a day's begin in UTC, by its name or date, or RFC 3339.
+
+    The name is of the next such day after today. Raises click.UsageError.
+    """
+    now = datetime.datetime.fromtimestamp(now_us // SECOND_US, datetime.UTC)
+    if text.lower() in _WEEKDAYS:
+        days = (_WEEKDAYS.index(text.lower()) - now.weekday() - 1) % 7 + 1
+        found = datetime.datetime.combine(now.date(), datetime.time(), datetime.UTC)
+        found += datetime.timedelta(days=days)
+    else:
+        try:
+            found = datetime.datetime.fromisoformat(text)
+        except ValueError as error:
+            raise click.UsageError(
+                f"{flag} {text!r} is no time: write monday, 2026-01-31 or 2026-01-31T14:03Z"
+            ) from error
+        found = found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
+    return int(found.timestamp()) * SECOND_US
 
 
 def duration(_: click.Context, flag: click.Parameter, text: str) -> int:

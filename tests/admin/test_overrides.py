@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ratelimit_service.model import SECOND_US, Code
+from ratelimit_service.cli.words import moment
+from ratelimit_service.clock import now_us
+from ratelimit_service.model import SECOND_US, Code, time_text
 from ratelimit_service.settings import Settings
 from tests.admin.conftest import AdminSite, StartSite
 from tests.cli.inside import Inside, Said
@@ -100,6 +103,30 @@ async def test_overrides_are_listed_in_words(operator: Operator) -> None:
     assert (await operator.told("overrides"))["overrides"] == []
 
 
+async def test_overrides_end_at_a_moment(operator: Operator) -> None:
+    """--until names the next such weekday, a day or a time, all in UTC."""
+    noon = 1767268800 * SECOND_US  # Thursday, 2026-01-01T12:00Z
+    for text, hours in (
+        ("friday", 12),
+        ("Monday", 84),
+        ("thursday", 156),
+        ("2026-01-03", 36),
+        ("2026-01-01T14:00+01:00", 1),
+    ):
+        assert moment("--until", text, noon) == noon + hours * 3_600 * SECOND_US, text
+    operator.admin.asking.now_us = now_us()
+    then = time_text(now_us() + 2 * 86_400 * SECOND_US)[:11] + "00:00:00Z"
+
+    told = await operator.told("ban", "edge", "user=bob", "--until", then)
+
+    assert abs(read_time(told["override"]["until"]) - read_time(then)) < 3_600
+    assert await operator.passed(1) == 0
+
+
+def read_time(text: str) -> float:
+    return datetime.datetime.fromisoformat(text).timestamp()
+
+
 async def test_a_new_number_takes_the_old_ones_place(operator: Operator) -> None:
     """The same override for the same descriptor replaces the one before; grants add up."""
     first = await operator.told("limit", "edge", "user=bob", "--requests", "5")
@@ -139,6 +166,12 @@ async def test_reset(operator: Operator) -> None:
         (("overrides", "remove"), "write which one: ratelimit overrides remove ID"),
         (("ban", "edge", "user=bob", "--for", "soon"), "--for 'soon' is no duration"),
         (("ban", "edge", "user=bob", "--for", "0s"), "for_seconds must be above 0"),
+        (("ban", "edge", "user=bob", "--until", "soon"), "--until 'soon' is no time: write monday"),
+        (("ban", "edge", "user=bob", "--until", "2026-01-01"), "--until '2026-01-01' is over"),
+        (
+            ("ban", "edge", "user=bob", "--until", "monday", "--for", "1h"),
+            "--for and --until both say when it ends",
+        ),
         (("grant", "edge", "user=bob", "--hits", "0"), "hits must be from 1 to 4294967295"),
         (("limit", "edge", "user=bob", "--requests", "-1"), "requests must be from 0 to"),
         (("ban", "edge", "=bob"), "write key=value,key=value"),

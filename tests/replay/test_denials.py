@@ -184,3 +184,18 @@ def test_denial_by_an_override(log: Path, capsys: pytest.CaptureFixture[str]) ->
         "denied at 14:03:00: by override (ban ab12 until 2026-07-02T00:00:00Z: abuse); "
         "2 further denials until 14:05:00\n"
     )
+
+
+def test_logs_of_several_instances(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """With the logs of all instances a denial is told as if there were one."""
+    other, empty = tmp_path / "other", tmp_path / "empty"
+    other.write_text("\n".join(MINUTE[:5]))
+    empty.write_text("")
+    code, said = why(capsys, tmp_path / "log", MINUTE[5:], "--log", str(other))
+    assert why(capsys, tmp_path / "all", MINUTE) == (code, said)
+
+    code, said = why(capsys, empty, [], "--log", str(empty))
+    assert (code, said.strip()) == (
+        1,
+        "none of these 2 logs has a denial of user=alice in api; they have 0 decisions about it",
+    )
