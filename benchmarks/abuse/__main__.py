@@ -97,11 +97,10 @@ class Phase(NamedTuple):
 class Result(NamedTuple):
     """What an attack has come to."""
 
-    alone: Phase
-    """Before the attack."""
     control: Phase
-    """Before it and after it."""
+    """Before the attack."""
     attacked: Phase
+    """While it lasted, and after it: damage that stays counts as well."""
     grown_bytes: int
     budget_bytes: int
     log_bytes: int
@@ -159,11 +158,10 @@ def attacked(
     before = [size for when, size in memory if when < begins]
     after = [size for when, size in memory if when >= begins]
     # What is late in the control is held against as long an attack, and no shorter one.
-    control = phase(answers, turns, begins, (start, begins), (ends, over))
+    control = phase(answers, turns, begins, start, begins)
     return Result(
-        phase(answers, turns, begins, (start, begins)),
-        control._replace(late=round(control.late * (ends - begins) / (2 * seconds))),
-        phase(answers, turns, begins, (begins, ends)),
+        control._replace(late=round(control.late * (over - begins) / seconds)),
+        phase(answers, turns, begins, begins, over),
         max(after) - max(before),
         budget_bytes(attack, service.deciding),
         log_bytes,
@@ -178,15 +176,12 @@ def phase(
     answers: list[tuple[float, float, bool, bool]],
     turns: list[tuple[float, float, float, str]],
     begins: float,
-    *spans: tuple[float, float],
+    first: float,
+    last: float,
 ) -> Phase:
-    """What was seen in some spans of time; the attack begins at `begins`."""
-
-    def seen(when: float) -> bool:
-        return any(first <= when < last for first, last in spans)
-
-    mine = [each for each in answers if seen(each[0])]
-    long = [each for each in turns if seen(each[0])]
+    """What was seen from `first` until `last`; the attack begins at `begins`."""
+    mine = [each for each in answers if first <= each[0] < last]
+    long = [each for each in turns if first <= each[0] < last]
     whole = [each[1] for each in long if each[3] == TURN]
     parts = [(each[1], each[3]) for each in long if each[3] != TURN]
     callback_ms, cause = max(parts, default=(0.0, ""))
@@ -215,7 +210,7 @@ def unmeasured(result: Result) -> str:
         return "not measured: the machine was too busy"
     if result.stolen > MOST_STOLEN:
         return f"not measured: {result.stolen:.0%} of the machine's time was taken away"
-    late = result.alone.late + result.alone.failed
+    late = result.control.late + result.control.failed
     if late and of_answers(result):
         return f"answers not measured: {late} were late before the attack, too"
     return ""
