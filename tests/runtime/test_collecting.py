@@ -6,6 +6,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from time import thread_time_ns
 
 import pytest
 
@@ -46,7 +47,8 @@ class Steps:
         self._soon.append(callback)
 
     def turn(self) -> None:
-        """Does what waits for the loop's next round."""
+        """Does what waits for the loop's next round, in which it has nothing else to do."""
+        shared_turns()._asked_ns = thread_time_ns()
         soon, self._soon = self._soon, []
         for each in soon:
             each()

@@ -120,7 +120,7 @@ async def test_small_replies() -> None:
 
     way.say(128, 1)
 
-    assert len(await way.turns(128)) <= 4
+    assert sum(told > 0 for told in await way.turns(128)) <= 4
     assert way.told == [(number, True) for number in range(128)]
 
 
@@ -163,6 +163,7 @@ async def test_replies_beside_bytes(first: str) -> None:
 async def test_reply_after_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reply that is read right after a turn of bytes is handed on in the next one."""
     now_us = 0
+    monkeypatch.setattr(turns, "thread_time_ns", lambda: 0)  # the loop has nothing else to do
 
     def take_a_turn() -> None:
         nonlocal now_us

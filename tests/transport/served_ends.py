@@ -19,6 +19,7 @@ from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.transport.health import HealthService
 from tests.service.asking import Asking, descriptor
 from tests.transport.h2_client import Client
+from tests.transport.taken_turns import take_turn
 from tests.transport.test_protocol import Wire, held_back
 
 ENVOYS_US = 20_000
@@ -32,7 +33,7 @@ descriptors:
 
 async def rounds() -> None:
     """The event loop reads, and does what is due, until all has come of what was begun."""
-    for _ in range(5):
+    for _ in range(12):
         await asyncio.sleep(0)
 
 
@@ -72,7 +73,7 @@ class Ends:
     def turn(self) -> None:
         """Handles all that has come."""
         while self.turns._waiting:
-            self.turns._turn()
+            take_turn(self.turns)
 
     def settle(self) -> None:
         """Makes calls until header blocks depend on nothing, and the request is remembered."""

@@ -29,6 +29,7 @@ from tests.servers.process import PATIENCE_SECONDS
 from tests.service.asking import Asking
 from tests.transport.h2_client import Client
 from tests.transport.served_ends import rounds
+from tests.transport.taken_turns import take_turn
 from tests.transport.test_addresses import Files
 from tests.transport.test_protocol import TURN_SECONDS, Ends, held_back
 from tests.transport.test_transports import RULES
@@ -317,8 +318,8 @@ async def test_handshakes_are_one_client() -> None:
 
     for number in range(10):
         ends.protocol.data_received(client.headers() + client.data(b"%d" % number))
-        turns._turn()
-        turns._turn()
+        take_turn(turns)
+        take_turn(turns)
         assert ends.calls.messages[-1] == b"%d" % number
         await asyncio.sleep(0)
 

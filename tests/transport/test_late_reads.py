@@ -23,6 +23,7 @@ from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.turns import Turns
 from tests.service.asking import Asking, Busy, Timed, descriptor
 from tests.transport.served_ends import ENVOYS_US, RULES, Ends, rounds
+from tests.transport.taken_turns import take_turn
 
 
 @contextmanager
@@ -270,7 +271,7 @@ async def test_what_ends_a_rest_has_come_just_now() -> None:
     began_us = elapsed_us()
     for _ in range(2):
         turns.alone(nothing, 1)
-    turns._turn()
+    take_turn(turns)
     assert turns.came_us(elapsed_us()) >= began_us
 
 
@@ -365,7 +366,7 @@ async def test_a_call_after_a_pause_and_a_silence_is_fresh(tmp_path: Path) -> No
     data = ends.client.headers([("grpc-timeout", "100S")])
     ends.wire.kinds()
     ends.protocol.data_received(data + ends.client.data(wire.encode_request(request)))
-    ends.turns._turn()
+    take_turn(ends.turns)
 
     assert FrameType.DATA in ends.wire.kinds()
     assert not ends.stats.overloaded

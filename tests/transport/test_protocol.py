@@ -22,6 +22,7 @@ from ratelimit_service.turns import TURN_US, Turns
 from tests.servers.process import PATIENCE_SECONDS
 from tests.service.asking import Asking
 from tests.transport.h2_client import Client, messages
+from tests.transport.taken_turns import take_turn
 
 
 class Calls:
@@ -115,7 +116,7 @@ class Ends:
         """Bytes come, and are handled."""
         self.protocol.data_received(data)
         while self.turns._waiting:
-            self.turns._turn()
+            take_turn(self.turns)
 
     def look(self, after: float, max_age: float = 0.0) -> list[int]:
         """What is said when so many seconds have passed."""
@@ -139,15 +140,15 @@ async def test_large_reads_take_turns() -> None:
 
     ends.protocol.data_received(many(Client(), 900))
     other.protocol.data_received(client.headers() + client.data(b"of another"))
-    turns._turn()
+    take_turn(turns)
     first = len(ends.calls.messages)
-    turns._turn()
+    take_turn(turns)
 
     assert 0 < first < 100
     assert other.calls.messages == [b"of another"]
     assert len(ends.calls.messages) < 200
     while turns._waiting:
-        turns._turn()
+        take_turn(turns)
     assert ends.calls.messages == [b"%0100d" % each for each in range(900)]
 
 
@@ -159,12 +160,12 @@ async def test_who_uses_little_time_goes_first() -> None:
     for ends in greedy:
         ends.protocol.data_received(many(Client(), 900))
     for _ in range(30):
-        turns._turn()
+        take_turn(turns)
 
     handled = sum(len(ends.calls.messages) for ends in greedy)
     other.protocol.data_received(client.headers() + client.data(b"of another"))
-    turns._turn()
-    turns._turn()
+    take_turn(turns)
+    take_turn(turns)
 
     assert other.calls.messages == [b"of another"]
     assert sum(len(ends.calls.messages) for ends in greedy) <= handled + 64
@@ -185,7 +186,7 @@ async def test_what_is_read_together_takes_turns() -> None:
     turns = Turns()
     clients = [Ends(seconds=TURN_SECONDS, turns=turns) for _ in range(20)]
     while turns._waiting:
-        turns._turn()
+        take_turn(turns)
     turns._lately_us = 0
     for ends in clients:
         ends.calls.messages.clear()
@@ -203,13 +204,13 @@ async def test_no_time_can_be_saved_up() -> None:
     busy, silent = Ends(seconds=TURN_SECONDS, turns=turns), Ends(seconds=TURN_SECONDS, turns=turns)
     busy.protocol.data_received(many(Client(), 900))
     for _ in range(10):
-        turns._turn()
+        take_turn(turns)
     handled = len(busy.calls.messages)
 
     silent.protocol.data_received(many(Client(), 900))
     last_us = busy.protocol.used_us - turns._least_us  # more than a turn, if the machine stalled
     for _ in range(5 + last_us // TURN_US):
-        turns._turn()
+        take_turn(turns)
 
     assert len(busy.calls.messages) > handled
 
@@ -231,7 +232,7 @@ async def test_large_messages_have_turns_of_their_own(size: int) -> None:
     heard = [ends.calls.messages for ends, _ in many]
     large = [0]
     while turns._waiting:
-        turns._turn()
+        take_turn(turns)
         large.append(sum(len(each) == size for messages in heard for each in messages))
 
     assert [sorted(map(len, each)) for each in heard] == [[5, size]] * 5
@@ -246,12 +247,12 @@ async def test_small_calls_go_before_large_ones() -> None:
     for ends, each in large:
         ends.protocol.data_received(each.headers() + each.data(bytes(12_000)))
     for _ in range(3):
-        turns._turn()
+        take_turn(turns)
 
     for number in range(3):
         other.protocol.data_received(client.headers() + client.data(b"%d" % number))
         while other.protocol._waiting:
-            turns._turn()
+            take_turn(turns)
 
     assert other.calls.messages == [b"0", b"1", b"2"]
     assert sum(len(ends.calls.messages) for ends, _ in large) <= 10
@@ -273,7 +274,7 @@ async def test_new_connections_have_saved_nothing_up(at_once: bool) -> None:
     old.protocol.data_received(client.headers() + client.data(b"beside others"))
     last_us = old.protocol.used_us - turns._least_us  # more than a turn, if the machine stalled
     for _ in range(3 + last_us // TURN_US):
-        turns._turn()
+        take_turn(turns)
 
     assert old.calls.messages[-1] == b"beside others"
     assert len(new.calls.messages) < 100
@@ -299,7 +300,7 @@ async def test_client_that_sends_faster_than_it_is_handled() -> None:
     assert not ends.wire.reading
 
     while ends.turns._waiting:
-        ends.turns._turn()
+        take_turn(ends.turns)
     assert ends.wire.reading
     assert len(ends.calls.messages) == 900
 
@@ -357,18 +358,18 @@ async def test_client_that_does_not_read() -> None:
     """A client that does not read is not read from, nor is anything handled until it reads."""
     ends = Ends(seconds=TURN_SECONDS)
     ends.protocol.data_received(many(Client(), 900))
-    ends.turns._turn()
+    take_turn(ends.turns)
 
     ends.protocol.pause_writing()
     while ends.turns._waiting:
-        ends.turns._turn()
+        take_turn(ends.turns)
     handled = len(ends.calls.messages)
 
     assert handled < 100
     assert not ends.wire.reading
     ends.protocol.resume_writing()
     while ends.turns._waiting:
-        ends.turns._turn()
+        take_turn(ends.turns)
     assert len(ends.calls.messages) == 900
     assert ends.wire.reading
 

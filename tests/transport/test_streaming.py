@@ -21,6 +21,7 @@ from tests.service.asking import Asking
 from tests.transport.chatting import Chatting
 from tests.transport.served_ends import RULES, rounds
 from tests.transport.served_ends import Ends as ServedEnds
+from tests.transport.taken_turns import take_turn
 from tests.transport.test_protocol import Ends
 
 WATCH = "/grpc.health.v1.Health/Watch"
@@ -118,7 +119,7 @@ async def test_chat_goes_on_when_the_client_reads_again() -> None:
 
     ends.protocol.resume_writing()
     while ends.turns._waiting:
-        ends.turns._turn()
+        take_turn(ends.turns)
 
     assert len(answered) == 20
     assert ends.wire.reading
