@@ -62,12 +62,22 @@ class _Loader(yaml.CSafeLoader):
         super().__init__(text)
         self._most_deep = most_deep
         self._open: dict[object, object] = {}
-        """The nodes that what is composed now stands in. The composer puts each in and takes it
-        out again by methods of the dict: methods of ours would take a tenth of its time."""
-        vars(self).update(
-            descend_resolver=self._open.__setitem__, ascend_resolver=self._open.popitem
-        )
+        """The nodes that what is composed now stands in."""
+        if "!" not in text:
+            # No tag can keep a collection from `resolve`, so all are counted there. Methods of the
+            # dict do for the two below then, which would take a tenth of the composer's time.
+            vars(self).update(
+                descend_resolver=self._open.__setitem__, ascend_resolver=self._open.popitem
+            )
         self._tags: dict[tuple[str, tuple[bool, bool]], str] = {}
+
+    def descend_resolver(self, parent: object, index: object) -> None:
+        self._open[parent] = index
+        if len(self._open) > self._most_deep + 1:  # a scalar may stand in the deepest collection
+            raise _TooDeep
+
+    def ascend_resolver(self) -> None:
+        self._open.popitem()
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
         """The tag of a node: to find out what kind of scalar a text is takes long."""

@@ -60,6 +60,10 @@ def test_what_is_tolerated(path: Path) -> None:
         (b"domain: \x07", "f: this is no YAML: "),
         (b"{" * 100_000, "f:1:101: nested more than 100 deep [too_deep]"),
         (b"- " * 100_000, "f:1:201: nested more than 100 deep [too_deep]"),
+        # With a tag a collection is composed in another way.
+        (b"!!seq [" * 150, "f:1:701: nested more than 100 deep [too_deep]"),
+        (b"!!map {a: " * 150, "f:1:1001: nested more than 100 deep [too_deep]"),
+        (b"!mine [" * 150, "f:1:701: nested more than 100 deep [too_deep]"),
     ],
 )
 def test_bytes_that_are_no_text(data: bytes, message: str) -> None:
