@@ -239,15 +239,17 @@ class Turns:
         others_us = (thread_time_ns() - self._asked_ns) // 1_000
         self._put_off = self._taken or (others_us > TURN_US and not self._put_off)
         self._taken = False
-        if not self._put_off:
-            self._take_turn(started)
-        self._before_us, self._ended_us = self._ended_us, elapsed_us()
-        # What comes in this round of the loop is not handled at once.
-        if self._lately_us < _MOST_LATELY_US:
-            self._lately_us += self._ended_us - started
-        self._scheduled = self._may_step or bool(self._waiting)
-        if self._scheduled:
-            self._ask()
+        try:
+            if not self._put_off:
+                self._take_turn(started)
+        finally:  # if a step has failed, which the loop logs, everybody else has their turn
+            self._before_us, self._ended_us = self._ended_us, elapsed_us()
+            # What comes in this round of the loop is not handled at once.
+            if self._lately_us < _MOST_LATELY_US:
+                self._lately_us += self._ended_us - started
+            self._scheduled = self._may_step or bool(self._waiting)
+            if self._scheduled:
+                self._ask()
 
     def _take_turn(self, started: int) -> None:
         """Takes a step, or handles pieces."""

@@ -127,9 +127,11 @@ def _adds(*options: _Option) -> Callable[[Callable[[], None]], click.Command]:
             admin: AdminClient, domain: str, descriptor: str, as_json: bool, **said: object
         ) -> int:
             until = said.pop("until_seconds")
-            if until is not None and said["for_seconds"] is not None:
-                raise click.UsageError("--for and --until both say when it ends: write one of them")
-            said["for_seconds"] = said["for_seconds"] if until is None else until
+            if until is not None:
+                if said["for_seconds"] is not None:
+                    text = "--for and --until both say when it ends: write one of them"
+                    raise click.UsageError(text)
+                said["for_seconds"] = until
             about = {**_about(domain, descriptor, **said), "kind": described.__name__}
             return _added(admin, about, as_json=as_json)
 

@@ -67,12 +67,13 @@ def why(
     if denial is None:
         when = f" at {at}" if at else ""
         known = sum(decision.times for decision in found)
-        logs = f"{paths[0]} has" if len(paths) == 1 else f"none of these {len(paths)} logs has"
-        have = "it has" if len(paths) == 1 else "they have"
         hint = "; its values are hashed: name the key with --key-file" if need_key else ""
+        if len(paths) == 1:
+            none, have = f"{paths[0]} has no denial", "it has"
+        else:
+            none, have = f"none of these {len(paths)} logs has a denial", "they have"
         say(
-            f"{logs} {'no' if len(paths) == 1 else 'a'} denial of {format_descriptor(asked)} in "
-            f"{domain}{when}; {have} "
+            f"{none} of {format_descriptor(asked)} in {domain}{when}; {have} "
             f"{count(known, 'decision')} about it{hint}",
             err=True,
         )

@@ -13,12 +13,10 @@ from ratelimit_service.descriptor_text import (
     read_descriptor,
 )
 from ratelimit_service.errors import SettingsError
-from ratelimit_service.model import MAX_ADDEND, SECOND_US, Descriptor, Limit, Unit
+from ratelimit_service.model import MAX_ADDEND, SECOND_US, WEEKDAYS, Descriptor, Limit, Unit
 from ratelimit_service.settings import parse_duration
 
 __all__ = ["duration", "format_descriptor", "moment", "parse_descriptor", "parse_limit"]
-
-_WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 
 _LIMIT = re.compile(r"(\d+)/(\d*)([a-z]+?)s?")
 
@@ -49,8 +47,8 @@ def moment(flag: str, text: str, now_us: int) -> int:
     The name is of the next such day after today. Raises click.UsageError.
     """
     now = datetime.datetime.fromtimestamp(now_us // SECOND_US, datetime.UTC)
-    if text.lower() in _WEEKDAYS:
-        days = (_WEEKDAYS.index(text.lower()) - now.weekday() - 1) % 7 + 1
+    if text.lower() in WEEKDAYS:
+        days = (WEEKDAYS.index(text.lower()) - now.weekday() - 1) % 7 + 1
         found = datetime.datetime.combine(now.date(), datetime.time(), datetime.UTC)
         found += datetime.timedelta(days=days)
     else:

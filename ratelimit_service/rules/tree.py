@@ -6,7 +6,7 @@ Nothing here reads files, knows YAML or decides; `match` walks these, `schema` b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ratelimit_service.model import AnswerStyle, FailurePolicy, Grouping, Limit, Schedule
@@ -165,18 +165,7 @@ class Node:
 
     def with_matcher(self, matcher: Matcher | None) -> Node:
         """The same with another matcher of the same name."""
-        return Node(
-            self.key,
-            self.value,
-            matcher,
-            self.rule,
-            self.children,
-            self.share_threshold,
-            self.value_to_metric,
-            self.source,
-            self.grouping,
-            self.valid_until,
-        )
+        return replace(self, matcher=matcher)
 
     def elsewhere(self, key: str, value: str, rule: Rule | None) -> Node:
         """The same for another entry, with another rule."""

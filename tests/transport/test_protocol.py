@@ -198,6 +198,23 @@ async def test_what_is_read_together_takes_turns() -> None:
     assert 0 < sum(len(ends.calls.messages) for ends in clients) <= 2
 
 
+async def test_a_step_that_fails() -> None:
+    """A fault in one's step is for the log of the loop, and costs nobody else their turn."""
+    turns, done, said = Turns(), asyncio.Event(), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, about: said.append(about["message"]))
+
+    def fail() -> None:
+        raise ValueError("of ours")
+
+    turns.alone(fail, 1)
+    turns.go_on(fail)
+    turns.alone(done.set, 1)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await done.wait()
+
+    assert len(said) == 2
+
+
 async def test_no_time_can_be_saved_up() -> None:
     """A client that has long been silent does not keep others from their turns."""
     turns = held_back()

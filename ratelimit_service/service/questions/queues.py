@@ -7,6 +7,7 @@ where only one is asked for.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final
 
 from ratelimit_service.errors import StatusCode, StoreError
@@ -15,7 +16,7 @@ from ratelimit_service.rules.tree import Rule
 from ratelimit_service.service.enqueueing import nowhere_to_queue
 from ratelimit_service.service.questions.question import About, Deciding, Question, QuestionError
 from ratelimit_service.slices import slowly
-from ratelimit_service.stores.queues import Queue, Queues
+from ratelimit_service.stores.queues import Queue, QueueLook, Queues
 
 __all__ = ["QUESTION"]
 
@@ -48,12 +49,7 @@ async def _told(deciding: Deciding, about: About) -> object:
         if deciding.queues is None:
             raise QuestionError(nowhere_to_queue(rules[:1]), StatusCode.NOT_FOUND)
         some = rules[start : start + _AT_ONCE]
-        told += await asyncio.gather(
-            *[
-                _told_of(_named(rule), {"source": str(rule.source)}, deciding.queues)
-                for rule in some
-            ]
-        )
+        told += await asyncio.gather(*[_of_rule(rule, deciding.queues) for rule in some])
     if told and all("unknown" in each for each in told):
         raise QuestionError(str(told[0]["unknown"]), StatusCode.UNAVAILABLE)
     answer = {"queues": told + gone, "most": deciding.settings.queue_length, "left_out": left_out}
@@ -75,9 +71,9 @@ async def _of_no_rule(deciding: Deciding, domain: str) -> tuple[list[dict[str, o
     try:
         for queue in await queues.listed():
             if queue not in has_rule and domain in {"", queue.domain} and len(found) < _MOST:
-                told = await _told_of(queue, {"no_rule": True}, queues)
-                if told.pop("there", True):
-                    found.append(told)
+                look = await _look(queue, queues)
+                if isinstance(look, str) or look.there:
+                    found.append(_shown(queue, {"no_rule": True}, look))
                 else:
                     await queues.forget(queue)
     except StoreError as error:
@@ -89,15 +85,25 @@ def _named(rule: Rule) -> Queue:
     return Queue(rule.domain, rule.path)
 
 
-async def _told_of(queue: Queue, beside: dict[str, object], queues: Queues) -> dict[str, object]:
-    found: dict[str, object] = {"domain": queue.domain, "rule": queue.rule, **beside}
+async def _of_rule(rule: Rule, queues: Queues) -> dict[str, object]:
+    queue = _named(rule)
+    return _shown(queue, {"source": str(rule.source)}, await _look(queue, queues))
+
+
+async def _look(queue: Queue, queues: Queues) -> QueueLook | str:
+    """How a queue stands, or why nobody can say."""
     try:
-        look = await queues.look(queue)
+        return await queues.look(queue)
     except StoreError as error:
-        return {**found, "unknown": str(error)}
-    if not look.there and "no_rule" in beside:
-        return {**found, "there": False}
-    return found | {
+        return str(error)
+
+
+def _shown(queue: Queue, beside: Mapping[str, object], look: QueueLook | str) -> dict[str, object]:
+    named = {"domain": queue.domain, "rule": queue.rule, **beside}
+    if isinstance(look, str):
+        return {**named, "unknown": look}
+    return {
+        **named,
         "key": look.key,
         "shard": look.shard,
         "length": look.length,
