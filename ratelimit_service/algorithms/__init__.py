@@ -1,6 +1,6 @@
 """How hits are counted: each algorithm in Python beside its Lua, and the rule of passing."""
 
-from ratelimit_service.algorithms.concurrency import held, several
+from ratelimit_service.algorithms.concurrency import several
 from ratelimit_service.algorithms.registry import (
     ALGORITHMS,
     DEFAULT,
@@ -20,7 +20,6 @@ __all__ = [
     "Changes",
     "capacity_of",
     "denying",
-    "held",
     "settle",
     "several",
     "soft_of",

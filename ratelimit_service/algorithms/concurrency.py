@@ -24,7 +24,7 @@ from ratelimit_service.model import (
     step,
 )
 
-__all__ = ["ALGORITHM", "charge", "held", "refund", "several"]
+__all__ = ["ALGORITHM", "charge", "refund", "several"]
 
 _MAX_LEASES: Final = 10_000
 """The highest limit: every hit reads and writes all leases, each of 20 bytes."""
@@ -169,13 +169,6 @@ def refund(
 def several(leases: Iterable[tuple[int, bytes]]) -> bytes:
     """What stands for an id where several leases are taken at once: hits and id of each."""
     return b"".join([_ONE_OF_SEVERAL.pack(hits, lease) for hits, lease in leases])
-
-
-def held(state: State | None) -> list[tuple[int, bytes]]:
-    """Hits and id of each lease in a state, whether it has ended or not."""
-    if not isinstance(state, bytes):
-        return []
-    return [(hits, lease) for _, hits, lease in _LEASE.iter_unpack(state[_HEAD.size :])]
 
 
 def _held(state: State | None, now_us: int, spec: CounterSpec) -> list[Held]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ratelimit_service.algorithms import held, several
+from ratelimit_service.algorithms import several
 from ratelimit_service.health import Health
-from ratelimit_service.model import MAX_ADDEND, CounterSpec, Denied, Hit, Mode, Outcome
+from ratelimit_service.model import MAX_ADDEND, CounterSpec, Denied, Held, Hit, Mode, Outcome
 from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Settled
 from ratelimit_service.stores.memory import MemoryStore
@@ -94,8 +94,10 @@ class Local:
             used = most - outcome.remaining
             if used > 0:
                 base = peek._replace(spec=hit.spec, refund=False, count_denied=True)
-                if hit.spec.algorithm.leases:
-                    pieces = list(_bundles(base, held(memory.state(hit.key))))
+                held = hit.spec.algorithm.held
+                if held and hit.spec.algorithm.leases:
+                    # Ended leases stay in the state until somebody takes one or gives one back.
+                    pieces = list(_bundles(base, held(memory.state(hit.key), now_us, hit.spec)))
                 else:
                     pieces = [base._replace(addend=piece) for piece in _pieces(used, hit.spec)]
                 yield [[piece] for piece in pieces], outcome.reset_us
@@ -127,11 +129,12 @@ def _settled(memory: MemoryStore, hit: Hit) -> Outcome:
     return found[0]
 
 
-def _bundles(base: Hit, leases: Sequence[tuple[int, bytes]]) -> Iterator[Hit]:
+def _bundles(base: Hit, leases: Sequence[Held]) -> Iterator[Hit]:
     """Hits that take all of these leases. Each takes many, because each writes the counter."""
     for start in range(0, len(leases), _LEASES_AT_ONCE):
         some = leases[start : start + _LEASES_AT_ONCE]
-        yield base._replace(addend=sum([hits for hits, _ in some]), lease=several(some))
+        ids = several([(one.hits, one.lease) for one in some])
+        yield base._replace(addend=sum([one.hits for one in some]), lease=ids)
 
 
 def _pieces(used: int, spec: CounterSpec) -> Iterator[int]:

@@ -202,6 +202,21 @@ def test_pool_that_denied_a_low_priority_last(limit: Limit) -> None:
     assert found.remaining == 0
 
 
+def test_ended_leases_are_not_handed_back() -> None:
+    """A lease that has ended while the store was away is over, also beside one that has not."""
+    local = Local(Stats())
+    one = algorithms.hit(algorithms.LEASES)._replace(policy=FailurePolicy.LOCAL)
+    local.charge([one._replace(lease=b"lease--1")], 1, T)
+    local.charge([one._replace(lease=b"lease--2")], 1, T + one.spec.window_us - 1)
+
+    ((requests, _),) = local.hand_back(1, T + one.spec.window_us)
+
+    assert [hit.addend for (hit,) in requests] == [1]
+    ((told,),) = requests
+    assert b"lease--2" in told.lease
+    assert b"lease--1" not in told.lease
+
+
 async def test_lease_taken_alone_is_given_back_by_its_id(own_redis: RedisServer) -> None:
     """A lease that was handed to the store is known there."""
     store = store_at(own_redis)
