@@ -108,11 +108,13 @@ class _TwoCounters:
         return self._before * (ticks - self._elapsed) // ticks + self._now
 
     def add(self, addend: int) -> None:
+        if not self.count():
+            self._before = 0  # what weighs nothing is as good as gone
         self._now = min(self._now + addend, MAX_ADDEND)
 
     def take_off(self, addend: int) -> int:
         if not self.count():
-            return 0  # what weighs nothing is as good as gone
+            return 0
         given_back = min(self._now, addend)
         self._now -= given_back
         older = min(self._before, addend - given_back)

@@ -245,7 +245,10 @@ class TwoCounters(Counter):
         return self._at(terms, now)[0] + terms.window_us
 
     def _take(self, terms: Terms, now: int, hits: int, lease: str) -> None:
+        new = not self.used(terms, now)  # "A counter in which nothing counts is new"
         self.start, self.count, self.before = self._at(terms, now)
+        if new:
+            self.before = 0
         self.count += hits
 
     def _give(self, terms: Terms, now: int, hits: int, lease: str) -> int:

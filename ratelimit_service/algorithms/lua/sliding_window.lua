@@ -70,12 +70,15 @@ function two.count(window)
 end
 
 function two.add(window, addend)
+  if two.count(window) == 0 then
+    window.before = 0 -- what weighs nothing is as good as gone
+  end
   window.now = math.min(window.now + addend, MAX_COUNT)
 end
 
 function two.take_off(window, addend)
   if two.count(window) == 0 then
-    return 0 -- what weighs nothing is as good as gone
+    return 0
   end
   local given_back = math.min(window.now, addend)
   local older = math.min(window.before, addend - given_back)

@@ -82,6 +82,14 @@ CASES = [
         ],
     ),
     Case(
+        "a window in which nothing counts is new: hits that weighed nothing cannot be given back",
+        [
+            at(T, passed(6), hit(SLIDING)),
+            at(T + MINUTE + 1, passed(5, 2, MINUTE - 1), hit(SLIDING, 2)),
+            at(T + MINUTE + 1, passed(7, 2, MINUTE - 1), hit(SLIDING, 9, refund=True)),
+        ],
+    ),
+    Case(
         "a sliding window whose clock steps back goes on at its beginning, and no further back",
         [
             at(T, passed(0, 7), hit(SLIDING, 7)),
