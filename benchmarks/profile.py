@@ -57,13 +57,14 @@ class MarkedStore:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
+        rank: int = 0,
     ) -> None:
         def marked(settled: list[Settled]) -> None:
             self.marks.append(time.perf_counter())
             done(settled)
 
         self.marks.append(time.perf_counter())
-        self._memory.charge(requests, marked, wanted, deadline_us)
+        self._memory.charge(requests, marked, wanted, deadline_us, rank)
 
 
 class Process:

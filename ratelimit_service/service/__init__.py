@@ -13,12 +13,13 @@ from ratelimit_service.service.records import DecidedBatch, DecisionRecord, List
 from ratelimit_service.service.refusal import Answer, Refusal
 from ratelimit_service.service.service import Service
 from ratelimit_service.service.tracer import Traced, Tracer
-from ratelimit_service.stores import AT_ONCE, NEVER
+from ratelimit_service.stores import AT_ONCE, NEVER, RANKS
 
 __all__ = [
     "AT_ONCE",
     "CALLER_HEADERS",
     "NEVER",
+    "RANKS",
     "REQUEST_ID",
     "Answer",
     "CallOrigin",

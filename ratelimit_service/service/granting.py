@@ -53,20 +53,22 @@ class Granting:
         """Grants' counters on which there was no room for a single hit, and until when that is
         remembered; the oldest first."""
 
-    def charge(self, wishes: Sequence[Wish], done: Done, wanted: Wanted, deadline_us: int) -> None:
+    def charge(
+        self, wishes: Sequence[Wish], done: Done, wanted: Wanted, deadline_us: int, rank: int = 0
+    ) -> None:
         """As `Store.charge`. Each call to the store is settled atomically."""
         now_us = self._clock()
         tries = [
             _Try(place, wish, self._unspent(wish, now_us)) for place, wish in enumerate(wishes)
         ]
-        _Charging(self, tries, done, wanted, deadline_us).go_on(tries)
+        _Charging(self, tries, done, wanted, deadline_us, rank).go_on(tries)
 
-    def ask(self, tries: Sequence[_Try], done: Done, wanted: Wanted, deadline_us: int) -> None:
+    def ask(
+        self, tries: Sequence[_Try], done: Done, wanted: Wanted, deadline_us: int, rank: int
+    ) -> None:
         """Has the store settle what is to be tried next."""
-        places = [each.place for each in tries]
-        self._store.charge(
-            [each.hits for each in tries], done, _WantedAt(wanted, places).wanted, deadline_us
-        )
+        still = _WantedAt(wanted, [each.place for each in tries]).wanted
+        self._store.charge([each.hits for each in tries], done, still, deadline_us, rank)
 
     def spent(self, key: bytes) -> None:
         """Remembers that nothing is left of a grant."""
@@ -110,17 +112,19 @@ class _Charging:
         done: Done,
         wanted: Wanted,
         deadline_us: int,
+        rank: int,
     ) -> None:
         self._granting = granting
         self._tries = tries
         self._done = done
         self._wanted = wanted
         self._deadline_us = deadline_us
+        self._rank = rank
         self._asking: Sequence[_Try] = ()
 
     def go_on(self, tries: Sequence[_Try]) -> None:
         self._asking = tries
-        self._granting.ask(tries, self._settled, self._wanted, self._deadline_us)
+        self._granting.ask(tries, self._settled, self._wanted, self._deadline_us, self._rank)
 
     def _settled(self, found: list[Settled]) -> None:
         again = []

@@ -119,6 +119,7 @@ class Service:
         wanted: Wanted = always,
         deadline_us: int = NEVER,
         origins: Sequence[CallOrigin] | None = None,
+        rank: int = 0,
     ) -> None:
         """Answers serialized RateLimitRequests: `done` gets the answers in their order.
 
@@ -126,12 +127,13 @@ class Service:
         settled atomically by itself, all against the same rules. A request that is not `wanted`
         any more when its turn comes to be sent to the store is not charged, nor is one after the
         deadline, which is by `clock.elapsed_us` (`counted_until`). With the deadline `AT_ONCE` a
-        request is decided without waiting for a store. `origins` say who has made the calls, None
+        request is decided without waiting for a store. A store sends requests of a lower `rank`
+        first, as `Store.charge` says. `origins` say who has made the calls, None
         where nobody has looked (`Telling.wants_origins`).
         """
         if self._decisions is not None:
             done = self._decisions.before(done, bodies)
-        batch = _Batch(done, bodies, elapsed_us(), origins)
+        batch = _Batch(done, bodies, elapsed_us(), origins, rank)
         try:
             if origins is not None:
                 batch.traced = self.telling.choose(origins)
@@ -237,9 +239,9 @@ class Service:
                 large = len(charged) == 1 and len(charged[0]) > _SHORT_HITS
                 soon = large and not self.waits
                 charge = partial(self._charge_soon, batch) if soon else self._store.charge
-                charge(charged, settled, wanted, deadline_us)
+                charge(charged, settled, wanted, deadline_us, batch.rank)
             else:
-                self.steering.charge(asked, steered, settled, wanted, deadline_us)
+                self.steering.charge(asked, steered, settled, wanted, deadline_us, batch.rank)
         else:
             self._settled(batch, [])
 
@@ -250,9 +252,10 @@ class Service:
         settled: Done,
         wanted: Wanted,
         deadline_us: int,
+        rank: int,
     ) -> None:
         """Charges a batch in a turn of its own."""
-        charge = partial(self._charge, batch, charged, settled, wanted, deadline_us)
+        charge = partial(self._charge, batch, charged, settled, wanted, deadline_us, rank)
         shared_turns().go_on(charge)
 
     def _charge(
@@ -262,10 +265,11 @@ class Service:
         settled: Done,
         wanted: Wanted,
         deadline_us: int,
+        rank: int,
     ) -> None:
         """Charges what was planned in the turn before."""
         try:
-            self._store.charge(charged, settled, wanted, deadline_us)
+            self._store.charge(charged, settled, wanted, deadline_us, rank)
         except Exception as error:
             self._fail(batch, error)
 
@@ -413,6 +417,7 @@ class _Batch:
         "hurried",
         "origins",
         "places",
+        "rank",
         "size",
         "started_us",
         "traced",
@@ -424,12 +429,14 @@ class _Batch:
         bodies: Sequence[bytes],
         started_us: int,
         origins: Sequence[CallOrigin] | None,
+        rank: int,
     ) -> None:
         self.done = done
         self.bodies = bodies
         self.origins = origins
         self.size = len(bodies)
         self.started_us = started_us
+        self.rank = rank
         self.asked: Sequence[Asked | Answer] = ()
         self.hurried = False
         """Whether there is no time to count it."""

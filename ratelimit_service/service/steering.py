@@ -168,6 +168,7 @@ class Steering:
         done: Done,
         wanted: Wanted,
         deadline_us: int,
+        rank: int,
     ) -> None:
         """Has the store charge those requests that have hits."""
         wishes = []
@@ -178,9 +179,9 @@ class Steering:
                 else:
                     wishes.append(Wish(one.hits, steered.grants, banned=steered.banned))
         if any(wish.grants or wish.banned for wish in wishes):
-            self._granting.charge(wishes, done, wanted, deadline_us)
+            self._granting.charge(wishes, done, wanted, deadline_us, rank)
         else:
-            self._store.charge([wish.hits for wish in wishes], done, wanted, deadline_us)
+            self._store.charge([wish.hits for wish in wishes], done, wanted, deadline_us, rank)
 
     def _known(self, body: bytes, snapshot: Snapshot, now_us: int) -> Steered | None:
         """What is remembered of a request, if it begins with the name of its domain.

@@ -12,6 +12,7 @@ from ratelimit_service.stores.settled import (
 from ratelimit_service.stores.store import (
     AT_ONCE,
     NEVER,
+    RANKS,
     Done,
     Look,
     LookAt,
@@ -27,6 +28,7 @@ __all__ = [
     "BROKEN",
     "DROPPED",
     "NEVER",
+    "RANKS",
     "Done",
     "Look",
     "LookAt",

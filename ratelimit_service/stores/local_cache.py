@@ -92,6 +92,7 @@ class LocalCache:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
+        rank: int = 0,
     ) -> None:
         """Denies what is known to be over, and has the store settle the rest."""
         asked_us = self._clock()
@@ -101,13 +102,14 @@ class LocalCache:
         counts["miss"] += len(requests) - len(known)
         if not known:
             settled = partial(self._settled, requests, asked_us, done)
-            self._store.charge(requests, settled, wanted, deadline_us)
+            self._store.charge(requests, settled, wanted, deadline_us, rank)
             return
         places = [place for place in range(len(requests)) if place not in known]
         asked = [requests[place] for place in places]
         some_settled = partial(self._some_settled, asked, asked_us, known, done)
         if asked:
-            self._store.charge(asked, some_settled, partial(wanted_at, wanted, places), deadline_us)
+            some_wanted = partial(wanted_at, wanted, places)
+            self._store.charge(asked, some_settled, some_wanted, deadline_us, rank)
         else:
             some_settled([])
 

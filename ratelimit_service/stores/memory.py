@@ -148,6 +148,7 @@ class MemoryStore:
         done: Done,
         wanted: Wanted = always,  # noqa: ARG002 -- nothing waits here
         deadline_us: int = NEVER,  # noqa: ARG002
+        rank: int = 0,  # noqa: ARG002
     ) -> None:
         """Settles the requests one after the other, at one moment, and calls `done` at once.
 

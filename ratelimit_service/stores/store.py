@@ -11,6 +11,7 @@ from ratelimit_service.stores.settled import Settled
 __all__ = [
     "AT_ONCE",
     "NEVER",
+    "RANKS",
     "Done",
     "Look",
     "LookAt",
@@ -33,6 +34,9 @@ NEVER: Final = 1 << 62
 
 AT_ONCE: Final = 0
 """The deadline of calls that there is no time for: a store that would have to wait is not asked."""
+
+RANKS: Final = 8
+"""Ranks are numbers below this. Where requests wait, those of the lowest rank are sent first."""
 
 
 def always(_place: int) -> bool:
@@ -99,11 +103,13 @@ class Store(Protocol):
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
+        rank: int = 0,
     ) -> None:
         """Settles each request, each atomically by itself; `done` hears in order.
 
         A store in which requests wait asks `wanted` before it sends one, and else drops it.
-        Nothing is charged after the deadline, which is by `clock.elapsed_us`.
+        Nothing is charged after the deadline, which is by `clock.elapsed_us`. Those of a lower
+        `rank` are sent first, so that a client with much under way keeps nobody else waiting.
 
         `done` is called exactly once, before this returns or later, at the latest when the
         store's timeout or the deadline is over. A store that fails raises nothing: hits without

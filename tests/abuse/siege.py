@@ -207,9 +207,10 @@ class Noting:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
+        rank: int = 0,
     ) -> None:
         self.batches += 1
-        charge = partial(self._store.charge, requests, done, wanted, deadline_us)
+        charge = partial(self._store.charge, requests, done, wanted, deadline_us, rank)
         if self.kept is not None and sum(map(len, requests)) > LARGE_HITS:
             self.kept.append(charge)
         else:

@@ -106,6 +106,7 @@ class Recorder:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
+        rank: int = 0,
     ) -> None:
         seam = self.seam
 
@@ -121,7 +122,7 @@ class Recorder:
         if self.unsendable:
             sent = [[hit._replace(addend=1 << 40) for hit in hits] for hits in requests]
         self.unanswered += 1
-        self.store.charge(sent, answered, wanted, deadline_us)
+        self.store.charge(sent, answered, wanted, deadline_us, rank)
         if seam == "after the charge":
             raise ArithmeticError("a fault of the service's own")
 

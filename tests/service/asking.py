@@ -33,6 +33,7 @@ class Away:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
+        rank: int = 0,
     ) -> None:
         done([judge(hits, self.outcomes(hits)) for hits in requests])
 
@@ -53,9 +54,10 @@ class Timed(Away):
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
+        rank: int = 0,
     ) -> None:
         self.deadlines_us.append(deadline_us)
-        super().charge(requests, done, wanted, deadline_us)
+        super().charge(requests, done, wanted, deadline_us, rank)
 
 
 class Busy(Away):
@@ -63,6 +65,8 @@ class Busy(Away):
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Sequence[Sequence[Hit]], Done, Wanted]] = []
+        self.ranks: list[int] = []
+        """The rank of each that ever waited."""
 
     def charge(
         self,
@@ -70,8 +74,10 @@ class Busy(Away):
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
+        rank: int = 0,
     ) -> None:
         self.waiting.append((requests, done, wanted))
+        self.ranks.append(rank)
 
     def go_on(self) -> None:
         for requests, done, wanted in self.waiting:

@@ -61,11 +61,12 @@ class Noting:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
+        rank: int = 0,
     ) -> None:
         if self.broken:
             raise KeyError("no counter")
         self.charged.append((self.turns.number, sum(map(len, requests))))
-        self._store.charge(requests, done, wanted, deadline_us)
+        self._store.charge(requests, done, wanted, deadline_us, rank)
 
 
 Scene = tuple[Asking, Noting]

@@ -85,12 +85,13 @@ class Unsettled(Away):
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
+        rank: int = 0,
     ) -> None:
         odd = [
             [one._replace(spec=BROKEN) for one in hits] if b"broken" in hits[0].key else hits
             for hits in requests
         ]
-        self._memory.charge(odd, done, wanted, deadline_us)
+        self._memory.charge(odd, done, wanted, deadline_us, rank)
 
 
 class Short(Away):
@@ -102,6 +103,7 @@ class Short(Away):
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
+        rank: int = 0,
     ) -> None:
         with suppress(ValueError):  # as in Redis, where a reply is handled long after the call
             done([judge(hits, [None] * len(hits)) for hits in requests][1:])

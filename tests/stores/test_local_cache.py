@@ -49,6 +49,7 @@ class Counting:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
+        rank: int = 0,
     ) -> None:
         def came(settled: list[Settled]) -> None:
             self._clock.now_us += self.way_us
@@ -58,7 +59,7 @@ class Counting:
                 self.held.append(lambda: done(settled))
 
         self.asked += len(requests)
-        self._memory.charge(requests, came, wanted, deadline_us)
+        self._memory.charge(requests, came, wanted, deadline_us, rank)
 
 
 class Fixture:

@@ -125,6 +125,55 @@ async def test_batches_are_cut_by_what_they_take(
     assert calls == [3, 5, 1]
 
 
+async def test_who_has_much_under_way_comes_after_others(own_redis: RedisServer) -> None:
+    """Behind 2,000 requests of a higher rank, one of the lowest goes with the next script call."""
+    fixture = Fixture(own_redis.url, timeout_us=60_000_000)
+    await started(fixture.store)
+    order: list[str] = []
+
+    def charge(name: str, count: int, rank: int) -> None:
+        requests = [[hit(key=f"{name}{number}")] for number in range(count)]
+        fixture.store.charge(requests, lambda _: order.append(name), rank=rank)
+
+    own_redis.stop()
+    for _ in range(125):
+        charge("flood", 16, 7)
+    while fixture.store.shard_states()[0].under_way < 2:
+        await asyncio.sleep(0)
+    charge("other", 1, 0)
+    own_redis.cont()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(order) < 126:
+            await asyncio.sleep(0)
+
+    assert order.index("other") == 256 // 16
+    assert fixture.stats.store_errors == {}
+    await fixture.store.close()
+
+
+async def test_what_waits_too_long_goes_though_others_come_first(own_redis: RedisServer) -> None:
+    """A request whose time is over is forgotten, also if those before it fill every call."""
+    fixture = Fixture(own_redis.url, timeout_us=60_000_000)
+    await started(fixture.store)
+    ended: list[int] = []
+    deadline_us = elapsed_us() + 10_000
+
+    own_redis.stop()
+    fixture.store.charge([[hit()]], lambda _: ended.append(0), deadline_us=deadline_us, rank=7)
+    while elapsed_us() <= deadline_us:
+        pass  # nothing is sent yet
+    for _ in range(4):
+        requests = [[hit(key=str(number))] for number in range(128)]
+        fixture.store.charge(requests, lambda _: ended.append(1))
+    while fixture.store.shard_states()[0].under_way < 2:
+        await asyncio.sleep(0)
+
+    assert fixture.store.shard_states()[0].waiting == 2
+    assert ended == [0]
+    own_redis.cont()
+    await fixture.store.close()
+
+
 async def test_a_sick_server_is_left_alone(own_redis: RedisServer) -> None:
     """After five charges without an answer the others are decided at once, until pings are."""
     fixture = Fixture(own_redis.url, timeout_us=20_000)

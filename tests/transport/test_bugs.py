@@ -51,6 +51,7 @@ class Broken(Away):
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
+        rank: int = 0,
     ) -> None:
         seam = self.seam
         found = [judge(hits, [Outcome(False, 1, 1, 1) for _ in hits]) for hits in requests]

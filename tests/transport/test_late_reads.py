@@ -146,14 +146,46 @@ async def test_time_in_the_store_counts(tmp_path: Path) -> None:
     ends = Ends(Asking(tmp_path, RULES, store=store))
     ends.client.encoder.header_table_size = 0
     ends.receive(ends.frames("100S"))
-    (oldest,) = ends.calls._pending._since_us
+    usual = ends.calls._pending._since_us[0]
+    (oldest,) = usual
     ends.overload.hurried(4_000)
 
-    ends.calls._pending._since_us[oldest] -= 45_000_000
+    usual[oldest] -= 45_000_000
     assert FrameType.RST_STREAM in ends.receive(ends.frames("100S"), waited_us=10_000_000)
     assert FrameType.RST_STREAM not in ends.receive(ends.frames("100S"))
     store.go_on()
     assert FrameType.RST_STREAM not in ends.receive(ends.frames("100S"), waited_us=10_000_000)
+
+
+async def test_who_has_many_calls_under_way_comes_after_others(tmp_path: Path) -> None:
+    """The more undecided calls a connection has, the later its next ones go to the store.
+
+    However they come, a few at a time or all at once. That they wait delays nobody else's calls.
+    """
+    store = Busy()
+    several = [Ends(Asking(tmp_path, RULES, store=store)) for _ in range(3)]
+    for ends in several:
+        ends.calls = ends.protocol._calls = several[0].calls
+        ends.client.encoder.header_table_size = 0
+    at_once, a_few, other = several
+
+    at_once.receive(b"".join(at_once.frames("100S") for _ in range(900)))
+    for _ in range(60):
+        a_few.receive(b"".join(a_few.frames("100S") for _ in range(15)))
+    counts = [len(requests) for requests, *_ in store.waiting]
+    for batches in at_once.calls._pending._since_us[1:]:
+        for each in batches:
+            batches[each] -= 90_000_000
+    other.overload.hurried(4_000)
+    said = other.receive(other.frames("100S"), waited_us=10_000_000)
+
+    assert FrameType.RST_STREAM not in said
+    assert store.ranks[-1] == 0
+    before = zip(counts, store.ranks, strict=False)
+    assert sum(count for count, rank in before if rank < 3) < 2 * 64
+    assert store.ranks[-61:-1] == sorted(store.ranks[-61:-1])
+    store.go_on()
+    assert {ends.protocol.undecided for ends in several} == {0}
 
 
 async def test_late_clients_are_read_from_when_it_is_their_turn(tmp_path: Path) -> None:

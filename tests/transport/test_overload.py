@@ -236,6 +236,7 @@ class Over(Away):
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
+        rank: int = 0,
     ) -> None:
         over = Outcome(True, 0, 60_000_000, 0) if deadline_us > AT_ONCE else None
         done([judge(hits, [over] * len(hits)) for hits in requests])

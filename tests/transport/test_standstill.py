@@ -63,9 +63,10 @@ class Costly:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
+        rank: int = 0,
     ) -> None:
         stepped.CLOCK.spend(COUNT_US * len(requests))
-        self._store.charge(requests, done, wanted, deadline_us)
+        self._store.charge(requests, done, wanted, deadline_us, rank)
 
 
 class Slow(Costly):
@@ -81,6 +82,7 @@ class Slow(Costly):
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
+        rank: int = 0,
     ) -> None:
         now, loop = stepped.CLOCK.seconds(), asyncio.get_running_loop()
         reply, patience = max(REPLY_SECONDS, self.back_at - now), deadline_us / 1e6 - now

@@ -29,6 +29,10 @@ class Batch(Protocol):
         """The time by `elapsed_us` from which nobody waits for an answer."""
 
     @property
+    def rank(self) -> int:
+        """Those of a lower rank are sent first (`Store.charge`)."""
+
+    @property
     def finished(self) -> bool:
         """Whether nobody waits for any of it."""
 
@@ -53,7 +57,16 @@ class Batch(Protocol):
 class Background:
     """A batch that no caller waits for: what is given back, or told to a server that was away."""
 
-    __slots__ = ("_told", "deadline_us", "finished", "indexes", "requests", "sent", "wanted")
+    __slots__ = (
+        "_told",
+        "deadline_us",
+        "finished",
+        "indexes",
+        "rank",
+        "requests",
+        "sent",
+        "wanted",
+    )
 
     def __init__(
         self,
@@ -66,6 +79,7 @@ class Background:
         self.indexes = range(len(requests))
         self.wanted: Wanted = always
         self.deadline_us = deadline_us
+        self.rank = 0
         self.finished = False
         self.sent = 0
         self._told = told
@@ -94,6 +108,7 @@ class Debt:
         "expires_us",
         "finished",
         "indexes",
+        "rank",
         "requests",
         "sent",
         "untold",
@@ -117,6 +132,7 @@ class Debt:
         self.expires_us = expires_us
         self.deadline_us = NEVER
         """Until when the server may count it, by `elapsed_us`. Whoever sends the debt sets it."""
+        self.rank = 0
         self.indexes = range(len(requests))
         self.wanted: Wanted = always
         self.finished = False

@@ -1,7 +1,8 @@
 """The queue before one server: batches wait here, and go out as script calls.
 
 Requests of one tick go out together. Only a few calls are under way at a time, so that calls grow
-with the load.
+with the load. What waits is sent in the order of its ranks, and within a rank in the order in which
+it came.
 What must not live here: whether the server is well, and how it is connected (`server`).
 """
 
@@ -21,7 +22,7 @@ from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import elapsed_us, now_us
 from ratelimit_service.model import Hit
 from ratelimit_service.observer import Stats
-from ratelimit_service.stores import NEVER, Outcomes
+from ratelimit_service.stores import NEVER, RANKS, Outcomes
 from ratelimit_service.stores.damage import Damage
 from ratelimit_service.stores.redis.batch import Batch
 from ratelimit_service.stores.redis.connection import Answered, Command, RedisConnection, Reply
@@ -88,7 +89,8 @@ class Batches:
         self._redirect = redirect
         self._bugs = Bugs()
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[Batch] = deque()
+        self._queues: list[deque[Batch]] = [deque() for _ in range(RANKS)]
+        """The batches that wait to be sent, by their rank."""
         self._held: deque[Batch] = deque()
         """Batches without a deadline that wait for the server to come back."""
         self._heir: Callable[[Batch], None] | None = None
@@ -101,7 +103,7 @@ class Batches:
     @property
     def idle(self) -> bool:
         """Whether nothing waits to be sent, or for a reply."""
-        return not self._queue and not self._in_flight
+        return not any(self._queues) and not self._in_flight
 
     @property
     def under_way(self) -> int:
@@ -111,7 +113,7 @@ class Batches:
     @property
     def waiting(self) -> int:
         """How many batches are not sent yet, also for want of a server."""
-        return len(self._queue) + len(self._held)
+        return sum(map(len, self._queues)) + len(self._held)
 
     def charge(self, batch: Batch) -> None:
         """Queues a batch for the next script calls.
@@ -124,7 +126,7 @@ class Batches:
             else:
                 batch.failed(range(len(batch.requests)), self._server.unavailable)
             return
-        self._queue.append(batch)
+        self._queues[batch.rank].append(batch)
         if not self._sending and self._in_flight < _MAX_IN_FLIGHT:
             self._sending = True
             self._loop.call_soon(self._send)
@@ -169,17 +171,18 @@ class Batches:
 
     def empty(self, reason: str) -> None:
         """Ends the batches in the queue, but those without a deadline wait."""
-        queue, self._queue = self._queue, deque()
-        for batch in queue:
-            if batch.deadline_us == NEVER:
-                self.hold(batch)
-            else:
-                self._fail(batch, range(batch.sent, len(batch.requests)), reason)
+        queues, self._queues = self._queues, [deque() for _ in range(RANKS)]
+        for queue in queues:
+            for batch in queue:
+                if batch.deadline_us == NEVER:
+                    self.hold(batch)
+                else:
+                    self._fail(batch, range(batch.sent, len(batch.requests)), reason)
 
     def _send(self) -> None:
         """Sends from the queue, as many calls as may be under way."""
         self._sending = False
-        while self._queue and self._in_flight < _MAX_IN_FLIGHT:
+        while self._in_flight < _MAX_IN_FLIGHT and any(self._queues):
             connection = self._server.connection
             if connection is None or connection.lost.done():
                 self.empty("disconnected")
@@ -195,22 +198,26 @@ class Batches:
         In a cluster there is one call for each slot; all of these are sent at once.
         """
         calls: dict[int, _Call] = {}
-        now, size = elapsed_us(), 0
-        while self._queue:
-            batch = self._queue[0]
-            if batch.deadline_us <= now:
-                self._queue.popleft()
-                self._fail(batch, range(batch.sent, len(batch.requests)), "overloaded")
-                continue
-            try:
-                size = self._take(batch, calls, now, size)
-            except Exception as error:
-                self._bugs.note("hits could not be sent to Redis", error)
-                self._fail(batch, range(batch.sent, len(batch.requests)), "internal")
-                batch.sent = len(batch.requests)
-            if batch.sent < len(batch.requests) and not batch.finished:
-                break
-            self._queue.popleft()
+        now, size, full = elapsed_us(), 0, False
+        for queue in self._queues:
+            while queue:
+                batch = queue[0]
+                if batch.deadline_us <= now:
+                    queue.popleft()
+                    self._fail(batch, range(batch.sent, len(batch.requests)), "overloaded")
+                    continue
+                if full and not batch.finished:
+                    break  # of higher ranks too, what nobody waits for is dropped in time
+                try:
+                    size = self._take(batch, calls, now, size)
+                except Exception as error:
+                    self._bugs.note("hits could not be sent to Redis", error)
+                    self._fail(batch, range(batch.sent, len(batch.requests)), "internal")
+                    batch.sent = len(batch.requests)
+                if batch.sent < len(batch.requests) and not batch.finished:
+                    full = True
+                    break
+                queue.popleft()
         return list(calls.values())
 
     def _take(self, batch: Batch, calls: dict[int, _Call], now: int, size: int) -> int:
@@ -329,7 +336,7 @@ class Batches:
             self._bugs.note("a reply from Redis could not be handled", error)
             for batch, indexes in call.indexes:
                 self._fail(batch, indexes, "internal")
-        if self._queue and not self._sending:
+        if not self._sending:
             self._send()
 
     def _landed(self, under_way: list[int], count: int) -> None:

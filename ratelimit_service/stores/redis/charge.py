@@ -47,6 +47,7 @@ class Charge:
         "given_back",
         "impatient",
         "missing",
+        "rank",
         "requests",
         "settled",
         "stats",
@@ -61,12 +62,14 @@ class Charge:
         deadline_us: int,
         stats: Stats,
         given_back: GivenBack,
+        rank: int,
         *,
         impatient: bool,
     ) -> None:
         """`impatient`: the caller waits for less time than the server may take to answer."""
         self.requests = requests
         self.given_back = given_back
+        self.rank = rank
         self.impatient = impatient
         self.done = done
         self.wanted = wanted
@@ -207,6 +210,7 @@ class ShardBatch:
         "deadline_us",
         "indexes",
         "pieces",
+        "rank",
         "requests",
         "sent",
         "settled",
@@ -230,6 +234,7 @@ class ShardBatch:
         self.charge = charge
         self.shard = shard
         self.deadline_us = charge.deadline_us
+        self.rank = charge.rank
         self.requests = list(requests)
         self.indexes = indexes
         self.pieces = pieces

@@ -264,6 +264,7 @@ class Redirected:
         self.hops = hops
         self.requests = [batch.requests[index] for index in indexes]
         self.deadline_us = batch.deadline_us
+        self.rank = batch.rank
         self.sent = 0
         self.wanted: Wanted = always  # it was asked when the batch was first sent
 

@@ -235,6 +235,7 @@ class RedisStore:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
+        rank: int = 0,
     ) -> None:
         """Charges each request in the shards of its counters; in all of them or in none.
 
@@ -255,6 +256,7 @@ class RedisStore:
             deadline_us,
             self._stats,
             self._given_back,
+            rank,
             impatient=impatient,
         )
         if deadline_us <= now:

@@ -19,7 +19,7 @@ from ratelimit_service.transport.h2.connection import (
     Methods,
 )
 from ratelimit_service.transport.h2.costs import LONG_BYTES, USUAL_BYTES, USUAL_TAGS
-from ratelimit_service.transport.h2.gathered import Gathered, Pending
+from ratelimit_service.transport.h2.gathered import Gathered, Pending, rank_of
 from ratelimit_service.transport.h2.limits import MAX_WATCHES
 from ratelimit_service.transport.h2.overload import FRESH_US, LOOKS, Fate, Haste, Overload, too_slow
 from ratelimit_service.transport.h2.protocol import Http2Protocol
@@ -54,10 +54,10 @@ class ServiceCalls:
         self._health = health
         self._overload = overload
         self._haste = Haste(_DECIDE)
-        self._gathered: dict[tuple[bool, int, bool], Gathered] = {}
+        self._gathered: dict[tuple[bool, int, bool, int], Gathered] = {}
         """The calls of this turn that are to be decided, by what they have in common: whether there
-        is no time to count them, about how long their callers wait, and whether nobody asks who
-        they are."""
+        is no time to count them, about how long their callers wait, whether nobody asks who they
+        are, and their rank."""
         self._pending = Pending()
         self._watches: dict[Http2Protocol, dict[int, asyncio.Task[None]]] = {}
         """The calls that wait for changes of health, by their connections and streams."""
@@ -117,7 +117,8 @@ class ServiceCalls:
         fate = protocol.backlog.fate(waited_us, timeout_us)
         if fate is Fate.COUNTED and protocol.now_us - arrived_us > FRESH_US:
             # Where calls wait for us and for the store, both must leave time for an answer.
-            store_us = self._pending.oldest_us(protocol.now_us)
+            rank = rank_of(protocol.undecided)
+            store_us = self._pending.oldest_us(protocol.now_us, rank)
             if too_slow(protocol.now_us - arrived_us + store_us, timeout_us):
                 fate = Fate.HURRIED
         if fate is Fate.HURRIED and timeout_us is None:
@@ -175,18 +176,19 @@ class ServiceCalls:
             stream_ids = calls.stream_ids
             if not stream_ids:
                 return
+        weight = _weight(calls.messages) if connection.unusual else len(stream_ids)
+        rank = rank_of(protocol.undecided + weight)
         if len(stream_ids) >= _ENOUGH:
-            alone = Gathered(self._pending)
-            alone.add(protocol, calls, deadline_us)
+            alone = Gathered(self._pending, rank)
+            alone.add(protocol, calls, deadline_us, weight)
             alone.submit(self._service)
             return
         patience = -1 if timeout_us is None else timeout_us.bit_length()
-        key = deadline_us == AT_ONCE, patience, calls.origins is None
+        key = deadline_us == AT_ONCE, patience, calls.origins is None, rank
         gathered = self._gathered.get(key)
         if gathered is None:
-            gathered = self._gathered[key] = Gathered(self._pending)
-        gathered.add(protocol, calls, deadline_us)
-        weight = _weight(calls.messages) if connection.unusual else len(stream_ids)
+            gathered = self._gathered[key] = Gathered(self._pending, rank)
+        gathered.add(protocol, calls, deadline_us, weight)
         protocol.at_end_of_turn(self._submit, weight)
 
     def _decide_large(self, protocol: Http2Protocol, calls: Calls, deadline_us: int) -> Calls:
@@ -218,8 +220,11 @@ class ServiceCalls:
             protocol.flush_soon()
             return
         # The next one waits for its answer: a store has no more than one before small calls.
-        alone = Gathered(self._pending, protocol.release_steps)
-        alone.add(protocol, calls, deadline_us)
+        weight = _weight(calls.messages)
+        alone = Gathered(
+            self._pending, rank_of(protocol.undecided + weight), protocol.release_steps
+        )
+        alone.add(protocol, calls, deadline_us, weight)
         protocol.hold_steps()
         alone.submit(self._service)
 

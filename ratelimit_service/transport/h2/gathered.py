@@ -1,7 +1,9 @@
 """Calls of one turn of the loop that are decided together, whoever's connection they came on.
 
 Many connections bring few calls each, and many small batches cost several times what a large one
-does. What must not live here: which calls are counted, and when (`calls`, `overload`).
+does. Only calls of one rank are put together: whoever has few calls under way comes before those
+that have many, also where calls wait for the store. What must not live here: which calls are
+counted, and when (`calls`, `overload`).
 """
 
 from __future__ import annotations
@@ -9,61 +11,93 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Final
 
 from ratelimit_service.clock import elapsed_us
-from ratelimit_service.service import NEVER, Answer, CallOrigin, Service
+from ratelimit_service.service import NEVER, RANKS, Answer, CallOrigin, Service
 from ratelimit_service.transport.h2.connection import Calls
 from ratelimit_service.transport.h2.protocol import Http2Protocol
 
-__all__ = ["Gathered", "Pending"]
+__all__ = ["Gathered", "Pending", "rank_of"]
+
+_FEW: Final = 16
+"""A connection with fewer undecided calls is of the lowest rank; each doubling is one rank more."""
+
+
+def rank_of(undecided: int) -> int:
+    """The rank of calls whose connection has so many undecided ones, with these."""
+    return min(RANKS - 1, (undecided // _FEW).bit_length())
 
 
 class Pending:
-    """The batches that wait for the store, in the order in which they were handed to it."""
+    """The batches that wait for the store, by rank, in the order in which they came."""
 
     def __init__(self) -> None:
-        self._since_us: dict[Gathered, int] = {}
+        self._since_us: list[dict[Gathered, int]] = [{} for _ in range(RANKS)]
 
-    def oldest_us(self, now_us: int) -> int:
-        """For how long the oldest of them has waited; 0 if there is none."""
-        for since_us in self._since_us.values():
-            return now_us - since_us
-        return 0
+    def oldest_us(self, now_us: int, rank: int) -> int:
+        """For how long the oldest has waited of those up to this rank; 0 if there is none.
+
+        The others do not stand before a call of this rank.
+        """
+        oldest_us = now_us
+        for each in self._since_us[: rank + 1]:
+            for since_us in each.values():
+                oldest_us = min(oldest_us, since_us)
+                break
+        return now_us - oldest_us
 
     def begin(self, gathered: Gathered) -> None:
         """Notes that a batch is handed to the store."""
-        self._since_us[gathered] = elapsed_us()
+        self._since_us[gathered.rank][gathered] = elapsed_us()
 
     def end(self, gathered: Gathered) -> None:
         """Notes that a batch is answered."""
-        self._since_us.pop(gathered, None)
+        self._since_us[gathered.rank].pop(gathered, None)
 
 
 class Gathered:
-    """A batch of calls whose callers wait about equally long, in the order of their handling."""
+    """Calls of one rank whose callers wait about equally long, in the order of their handling."""
 
-    __slots__ = ("_deadline_us", "_messages", "_origins", "_parts", "_pending", "_starts", "_then")
+    __slots__ = (
+        "_deadline_us",
+        "_messages",
+        "_origins",
+        "_parts",
+        "_pending",
+        "_starts",
+        "_then",
+        "_weights",
+        "rank",
+    )
 
-    def __init__(self, pending: Pending, then: Callable[[], None] | None = None) -> None:
+    def __init__(self, pending: Pending, rank: int, then: Callable[[], None] | None = None) -> None:
         """`then` is called when all is answered."""
         self._pending = pending
+        self.rank = rank
         self._then = then
         self._deadline_us = NEVER
         self._parts: list[tuple[Http2Protocol, list[int]]] = []
         """The connections of the calls, each with its streams, in the order of the messages."""
+        self._weights: list[int] = []
+        """How many usual calls each part is worth."""
         self._starts: list[int] = []
         """The place of each part's first message."""
         self._messages: list[bytes] = []
         self._origins: list[CallOrigin] | None = None
 
-    def add(self, protocol: Http2Protocol, calls: Calls, deadline_us: int) -> None:
-        """Adds calls of a connection. The earliest deadline holds for the whole batch.
+    def add(self, protocol: Http2Protocol, calls: Calls, deadline_us: int, weight: int) -> None:
+        """Adds calls of a connection that are worth so many usual ones.
+
+        The earliest deadline holds for the whole batch.
 
         Either all calls of a batch have `origins`, or none has.
         """
         self._deadline_us = min(self._deadline_us, deadline_us)
         self._starts.append(len(self._messages))
         self._parts.append((protocol, calls.stream_ids))
+        self._weights.append(weight)
+        protocol.undecided += weight
         self._messages += calls.messages
         if calls.origins is not None:
             self._origins = (self._origins or []) + calls.origins
@@ -78,6 +112,7 @@ class Gathered:
                 partial(_wanted, self),
                 self._deadline_us,
                 self._origins,
+                self.rank,
             )
         except Exception as error:  # `submit` raises nothing, unless there is a fault in itself
             self.answer(service, [service.bug(error) for _ in self._messages])
@@ -92,7 +127,8 @@ class Gathered:
         """Answers all calls."""
         self._pending.end(self)
         place = 0
-        for protocol, stream_ids in self._parts:
+        for at, (protocol, stream_ids) in enumerate(self._parts):
+            protocol.undecided -= self._weights[at]
             connection = protocol.connection
             for stream_id in stream_ids:
                 answer = answers[place]

@@ -101,8 +101,9 @@ class Http2Protocol(asyncio.Protocol):
         """How long the calls of that piece have waited for it, 0 if they are counted anyhow, and
         within which time they have come."""
         self.backlog = Backlog()
-        self.used_us = 0
-        """How much time the client's bytes have taken, for `turns` to compare."""
+        self.used_us = self.undecided = 0
+        """How much time the client's bytes have taken, for `turns` to compare. And how many usual
+        calls those are worth that are to be decided, and are not yet."""
         self.dear = False
         """Whether the next piece may take long, also for `turns`."""
         self._socket: socket.socket | None = None

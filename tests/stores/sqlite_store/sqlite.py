@@ -56,6 +56,7 @@ class SqliteStore:
         done: Done,
         wanted: Wanted = always,
         deadline_us: int = NEVER,
+        rank: int = 0,
     ) -> None:
         """Settles the requests one after the other, each atomically by itself."""
         done([self._settled(hits) for hits in requests])
