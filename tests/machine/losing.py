@@ -107,7 +107,8 @@ class Losing(InRedis):
         found = super()._faults()
         for number, ways in enumerate(self._ways if self._stores else ()):
             lost = [way for way in ways if not (way.shard.available or way.lost)]
-            found[number] += len(lost) - self._stats[number].store_errors["disconnected"]
+            found[number] += len(lost) + sum(way.ended() for way in ways)
+            found[number] -= self._stats[number].store_errors["disconnected"]
         return found
 
     def missing(self, number: int, hits: Sequence[Hit]) -> list[Away | None]:

@@ -42,10 +42,22 @@ class Way:
 
     def __init__(self, port: int) -> None:
         self.proxy = Proxy(port)
+        self._connection: object = None
+        """The connection when it was looked at last; None while the way was lost."""
+        self._ended = 0
 
     @property
     def lost(self) -> bool:
         return self.proxy.refuse
+
+    def ended(self) -> int:
+        """How often a connection has ended that nobody cut, if there is another one since."""
+        before, self._connection = self._connection, None
+        if not self.lost:
+            self._connection = self.shard._server.connection
+            if before and self._connection:
+                self._ended += self._connection is not before
+        return self._ended
 
     async def lose(self) -> None:
         self.proxy.refuse = True
