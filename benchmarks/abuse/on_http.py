@@ -50,6 +50,22 @@ async def aborted_bodies(aim: Aim) -> None:
     aim.findings.append(f"{made:,} made")
 
 
+@attack("bodies in chunks of one byte, 20 a second", connections=0)
+async def tiny_chunks(aim: Aim) -> None:
+    heads = [
+        b"%s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n" % line
+        for line in (b"POST /json", b"GET /healthcheck")
+    ]
+    made = 0
+    async for number in aim.due(20):
+        for _ in range(number):
+            wire = await aim.raw(http=True)
+            wire.write(heads[made % 2] + b"1\r\n \r\n" * 40_000)
+            made += 1
+    aim.findings.append(f"{made:,} made")
+
+
 @attack("slow-loris: 300 connections, a header each second", seconds=20.0, connections=0, ends=True)
 async def slow_loris(aim: Aim) -> None:
     for _ in range(300):

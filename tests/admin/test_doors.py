@@ -84,6 +84,10 @@ class Caller:
             pass
         return True
 
+    def end(self) -> None:
+        """Sends no more."""
+        self._writer.write_eof()
+
     def close(self) -> None:
         self._writer.close()
 
@@ -391,3 +395,103 @@ async def test_many_late_connections() -> None:
     assert max(after - before for before, after in pairwise([0, *seen])) <= 8
     assert closed["slow"] == 100
     assert len(all_doors) == 0
+
+
+class Heard(asyncio.Protocol):
+    """What is behind a door: takes what it is handed."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.pieces.append(data)
+
+
+class Read(Wire):
+    """The way to a client, and whether it is read from."""
+
+    reads = True
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
+
+
+async def test_what_was_read_is_handed_on_in_pieces() -> None:
+    """Each turn hands on one piece, of whoever had the least; meanwhile nothing more is read."""
+    inner = [Heard(), Heard()]
+    all_doors = doors.Doors(iter(inner).__next__, Counter())
+    flood, other = all_doors.door(), all_doors.door()
+    wire = Read()
+    flood.connection_made(wire)
+    other.connection_made(Read())
+    data = bytes(range(256)) * 400
+
+    flood.data_received(data)
+    for _ in range(4):
+        await asyncio.sleep(0)
+    before = len(inner[0].pieces)
+    other.data_received(b"GET")
+    assert not wire.reads
+    seen = [before]
+    while sum(map(len, inner[0].pieces)) < len(data):
+        await asyncio.sleep(0)
+        seen.append(len(inner[0].pieces))
+        if seen[-1] > before + 2:
+            assert inner[1].pieces == [b"GET"]
+
+    assert b"".join(inner[0].pieces) == data
+    assert {len(piece) for piece in inner[0].pieces} == {2_048}
+    assert max(after - earlier for earlier, after in pairwise(seen)) == 1
+    async with asyncio.timeout(30):
+        while not wire.reads:
+            await asyncio.sleep(0)
+
+
+async def test_who_wants_no_more_gets_no_more() -> None:
+    """A piece waits until what is behind the door wants it; then all of it comes."""
+    inner = Heard()
+    door = doors.Doors(lambda: inner, Counter()).door()
+    wire = Read()
+    door.connection_made(wire)
+    data = bytes(10_000)
+
+    inner.transport.pause_reading()
+    door.data_received(data)
+    for _ in range(8):
+        await asyncio.sleep(0)
+    assert (inner.pieces, wire.reads) == ([], False)
+
+    inner.transport.resume_reading()
+    async with asyncio.timeout(30):
+        while not wire.reads:
+            await asyncio.sleep(0)
+    assert b"".join(inner.pieces) == data
+
+
+async def test_bodies_in_chunks_of_one_byte(site: Site) -> None:
+    """However its body comes a request is answered; so are all that were sent at once, in order."""
+    caller, several = await Caller.of(site), await Caller.of(site)
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY) + b"0\r\n\r\n"
+    lines = "POST /json HTTP/1.1", "Host: a", TYPED, "Transfer-Encoding: chunked", ""
+    await caller.send(*lines, body=chunks)
+    await several.send(*["GET /healthcheck HTTP/1.1", "Host: a", ""] * 100)
+
+    assert await caller.status() == 200
+    assert [await several.status() for _ in range(100)] == [200] * 100
+    assert hits(site) == 1
+
+
+async def test_client_that_ends_its_side(site: Site) -> None:
+    """A client that says at once that it will send no more gets the answer to what it has sent."""
+    caller = await Caller.of(site)
+    await caller.send("GET /healthcheck HTTP/1.1", "Host: a", "")
+    caller.end()
+
+    assert await caller.status() == 200
+    assert await caller.ended()
