@@ -71,6 +71,7 @@ def passing(
     `_charge` tells more. A state below 0 stands for a new counter.
     """
     number, count = now_us // window_us, 0
+    reset_us = window_us - now_us % window_us  # products above 2^62 are slow where compiled
     if state >= 0:
         ahead = (state >> _COUNT_BITS) - number & _NUMBERS - 1
         if ahead > 1:
@@ -78,11 +79,12 @@ def passing(
                 return 0, -1, 0
         else:
             count = state & _MAX_COUNT
-            if count:
-                number += ahead
+            if count and ahead:
+                number += 1
+                reset_us += window_us
     total = count + addend
     packed = (number & _NUMBERS - 1) << _COUNT_BITS | total
-    return packed, limit - total, (number + 1) * window_us - now_us
+    return packed, limit - total, reset_us
 
 
 def refund(
