@@ -7,7 +7,10 @@ flood of new keys neither costs memory nor drives out what comes often.
 
 from __future__ import annotations
 
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 __all__ = ["Memo"]
 
@@ -36,7 +39,7 @@ class Memo(Generic[_T]):
 
     def get(self, key: bytes, number: int) -> _T | None:
         """The value that is remembered under these rules. Values of older rules are not given."""
-        known = hash(key)
+        known: i64 = hash(key)
         cell = known & self._mask
         if self._marks[cell] != known >> _MARK_SHIFT & 0xFF:
             return None
@@ -51,7 +54,7 @@ class Memo(Generic[_T]):
         It takes the cell of another key. A long key is not remembered, nor one whose cell other
         keys have asked for in the meantime.
         """
-        known = hash(key)
+        known: i64 = hash(key)
         cell, mark = known & self._mask, known >> _MARK_SHIFT & 0xFF
         if self._asked[cell] != mark:
             self._asked[cell] = mark
