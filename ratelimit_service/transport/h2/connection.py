@@ -95,6 +95,9 @@ class Connection(Incoming):
         """Calls that came too late even for a refusal: their callers will take them back."""
         self._unanswered_for_long: set[int] = set()
         """The same of the second before."""
+        self._usual_block, self._usual_head = b"", Head()
+        """The header block of the last call that came whole, and its head: a client's calls have
+        the same headers nearly always, and comparing a block takes less time than looking it up."""
         self._data = b""
         self._at = 0
         """The offset in the data at which the first unhandled frame begins."""
@@ -295,9 +298,14 @@ class Connection(Incoming):
         ):
             return 0
         block = data[start:stop]
-        head = self._headers.recall(block)
-        if head is None or not head.plain or head.path not in self._unary:
-            return 0
+        if block == self._usual_block:
+            head = self._usual_head
+        else:
+            known = self._headers.recall(block)
+            if known is None or not known.plain or known.path not in self._unary:
+                return 0
+            head = known
+            self._usual_block, self._usual_head = block, head
         message = data[stop + 9 + PREFIX_BYTES : end]
         if haste is not None and self._done_in_haste(haste, head, stream_id, message, block):
             self._last_stream_id = stream_id
