@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 from urllib.parse import quote
@@ -54,11 +54,17 @@ _HEADERS_HEAD: Final = struct.pack(">xHBB", len(OK_HEADERS), FrameType.HEADERS, 
 _TRAILERS_HEAD: Final = struct.pack(
     ">xHBB", len(_OK_TRAILERS), FrameType.HEADERS, END_HEADERS | END_STREAM
 )
-_answer_head: Final = struct.Struct(f">5sI{len(OK_HEADERS)}sxHxxIxI").pack
-"""An answer's HEADERS frame and what comes before its message: a DATA frame's size, type and flags
-0, its stream, and the message's prefix."""
+_MOST_PACKED: Final = 512
+_packers: Final[list[Callable[..., bytes] | None]] = [None] * _MOST_PACKED
+"""What writes a whole answer, by the size of its message."""
 
-_answer_end: Final = struct.Struct(f">5sI{len(_OK_TRAILERS)}s").pack
+
+def _packer(size: int) -> Callable[..., bytes]:
+    """Writes HEADERS, a DATA frame with the message and its prefix, and HEADERS of trailers."""
+    pack = struct.Struct(f">5sI{len(OK_HEADERS)}sxHxxIxI{size}s5sI{len(_OK_TRAILERS)}s").pack
+    if size < _MOST_PACKED:
+        _packers[size] = pack
+    return pack
 
 
 class Sending(OpenStreams):
@@ -93,7 +99,8 @@ class Sending(OpenStreams):
 
     def _answer_new(self, stream_id: int, message: bytes) -> bool:
         """Answers a whole call without a record in one go; False if that is not possible."""
-        size = PREFIX_BYTES + len(message)
+        length = len(message)
+        size = PREFIX_BYTES + length
         window = self._send_window
         if (
             not self._life.steady
@@ -106,12 +113,21 @@ class Sending(OpenStreams):
         self._send_window = window - size
         if self._spent_us > -SAVED_US:
             self._spent_us -= ANSWERED_US
-        output = self._output
-        output.append(
-            _answer_head(_HEADERS_HEAD, stream_id, OK_HEADERS, size, stream_id, len(message))
+        pack = (_packers[length] if length < _MOST_PACKED else None) or _packer(length)
+        self._output.append(
+            pack(
+                _HEADERS_HEAD,
+                stream_id,
+                OK_HEADERS,
+                size,
+                stream_id,
+                length,
+                message,
+                _TRAILERS_HEAD,
+                stream_id,
+                _OK_TRAILERS,
+            )
         )
-        output.append(message)
-        output.append(_answer_end(_TRAILERS_HEAD, stream_id, _OK_TRAILERS))
         return True
 
     def refuse(self, stream_ids: Sequence[int]) -> None:
