@@ -37,7 +37,7 @@ _CLOSED: Final = FailurePolicy.CLOSED
 def answer(
     request: Request | None,
     plans: Sequence[Plan],
-    outcomes: Sequence[Sequence[Outcome | None]],
+    outcomes: Sequence[Outcomes],
     settled: Settled,
     settings: Settings,
     lease: bytes = b"",

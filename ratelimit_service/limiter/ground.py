@@ -45,7 +45,7 @@ class Ground(NamedTuple):
 
 def ground_of(plans: Sequence[Plan], settled: Settled) -> Ground:
     """What decided a request with these plans."""
-    outcomes, verdict, place, cached = settled
+    outcomes, verdict, place = settled.outcomes, settled.verdict, settled.by
     for descriptor, planned in enumerate(plans):
         if planned.rule.kind is Kind.BANNED and not verdict.passes:
             return Ground(DecidedBy.OVERRIDE, descriptor, planned.rule)
@@ -58,7 +58,7 @@ def ground_of(plans: Sequence[Plan], settled: Settled) -> Ground:
     if place < 0:
         place = _tightest([hit for planned in plans for hit in planned.hits], settled)
     outcome = outcomes[place]
-    by = DecidedBy.LOCAL_CACHE if cached else DecidedBy.COUNT
+    by = DecidedBy.LOCAL_CACHE if settled.cached else DecidedBy.COUNT
     if outcome is None or outcome.local:
         by = DecidedBy.POLICY
     for descriptor, (rule, _, hits) in enumerate(plans):

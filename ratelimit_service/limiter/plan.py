@@ -23,10 +23,10 @@ def unasked(plans: Sequence[Plan]) -> Settled:
     """The result of a request that has nothing to charge. Only a failure policy can deny it."""
     for rule, _, _ in plans:
         if rule.kind is Kind.UNSERVED and rule.policy is FailurePolicy.ERROR:
-            return Settled((), Verdict.FAILED)
+            return Settled([], Verdict.FAILED)
         if rule.kind is Kind.UNSERVED and rule.policy is FailurePolicy.CLOSED:
-            return Settled((), Verdict.DENIED)
-    return Settled((), Verdict.ADMITTED)
+            return Settled([], Verdict.DENIED)
+    return Settled([], Verdict.ADMITTED)
 
 
 class PlanTemplate:

@@ -19,8 +19,8 @@ def queue_of(plans: Sequence[Plan], settled: Settled) -> Rule | None:
     denies goes nowhere: not even a later try may pass. Nor does a peek: nobody wanted more than to
     look.
     """
-    outcomes, verdict, by, _ = settled
-    if verdict is not Verdict.DENIED or by < 0:
+    outcomes, by = settled.outcomes, settled.by
+    if settled.verdict is not Verdict.DENIED or by < 0:
         return None
     deciding: Rule | None = None
     enforced: list[Plan] = []

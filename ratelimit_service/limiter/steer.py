@@ -36,7 +36,7 @@ __all__ = ["SteeredPlans", "grant_end", "steer"]
 
 _WHOLE_PPM: Final = 1_000_000
 _NEVER_US: Final = 1 << 62
-_BANNED: Final = Settled((), Verdict.DENIED)
+_BANNED: Final = Settled([], Verdict.DENIED)
 
 
 class SteeredPlans(NamedTuple):
@@ -48,7 +48,7 @@ class SteeredPlans(NamedTuple):
     `bans_end_us` is when the last of its bans ends, None if one has no end, or there is none.
     """
 
-    plans: Sequence[Plan]
+    plans: list[Plan]
     hits: Sequence[Hit]
     grants: Sequence[Sequence[Hit]]
     banned: bool

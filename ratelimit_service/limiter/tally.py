@@ -17,7 +17,7 @@ __all__ = ["tally", "tally_plain", "tally_within"]
 
 
 def tally_within(
-    plans: Sequence[Plan], outcomes: Sequence[Outcome], callers: TopCallers | None = None
+    plans: list[Plan], outcomes: list[Outcome], callers: TopCallers | None = None
 ) -> None:
     """The short way for usual descriptors of which none was over."""
     seen = 0
@@ -44,7 +44,7 @@ def tally_plain(
     callers: TopCallers | None = None,
 ) -> None:
     """The short way of `tally`, for usual descriptors; adds so many such requests."""
-    outcomes, verdict, _, _ = settled
+    outcomes, verdict = settled.outcomes, settled.verdict
     stats.decisions["ok" if verdict.passes else "over_limit"] += times
     for place, planned in enumerate(plans):
         rule, outcome = planned[0], outcomes[place]

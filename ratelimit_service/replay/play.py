@@ -220,7 +220,7 @@ class Trace:
             settled = self._world.charge(hits, at_us)
         else:
             settled = unasked(prepared.plans)
-        outcomes, verdict, by, _ = settled
+        outcomes, verdict = settled.outcomes, settled.verdict
         for met in prepared.met:
             if met.caller is not None:
                 met.follow(at_us)
@@ -233,9 +233,9 @@ class Trace:
             self._note_unmatched(prepared.request.domain)
         if verdict is _WITHIN:
             return True
-        return self._settled(prepared, settled, by, at_us)
+        return self._settled(prepared, settled, at_us)
 
-    def _settled(self, prepared: _Prepared, settled: Settled, by: int, at_us: int) -> bool:
+    def _settled(self, prepared: _Prepared, settled: Settled, at_us: int) -> bool:
         passes = settled.verdict.passes
         self.deciding = None
         for met in prepared.met:
@@ -252,7 +252,7 @@ class Trace:
             )
             if over and met.caller is not None:
                 met.caller.denied += 1
-            if met.start <= by < end:
+            if met.start <= settled.by < end:
                 self.deciding = met
         if not passes:
             self.denied += 1

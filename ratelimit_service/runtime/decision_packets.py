@@ -121,9 +121,11 @@ class DecisionPackets:
         known_by_cache = False
         for place in places:
             asked = all_asked[place]
-            outcomes, verdict, deciding, cached = settled[place]
+            its_settled = settled[place]
+            outcomes, deciding = its_settled.outcomes, its_settled.by
+            cached = its_settled.cached
             if (
-                verdict is not _DENIED
+                its_settled.verdict is not _DENIED
                 or deciding < 0
                 or not isinstance(asked, Asked)
                 or asked.limits is None

@@ -55,15 +55,25 @@ class Answering:
         self._rare_log = rare_log
         self.callers: limiter.TopCallers | None = None
         """Who hears of callers that are over or near their limits."""
+        self._within = 0
+        """How many requests of the batch at hand the short way has answered."""
 
-    def answer(self, asked: Asked | Answer, settled: Settled) -> Answer:
-        """Answers one request and tallies it; what was answered without a plan stays so."""
+    def answer(self, asked: Sequence[Asked | Answer], settled: Sequence[Settled]) -> list[Answer]:
+        """Answers a batch and tallies it; what was answered without a plan stays so."""
+        try:
+            return [self._answer(one, each) for one, each in zip(asked, settled, strict=True)]
+        finally:
+            if self._within:
+                self._stats.decisions["ok"] += self._within
+                self._within = 0
+
+    def _answer(self, asked: Asked | Answer, settled: Settled) -> Answer:
         if not isinstance(asked, Asked):
             return asked
-        outcomes, verdict, _, _ = settled
+        outcomes, verdict = settled.outcomes, settled.verdict
         try:
             if verdict is _WITHIN and asked.limits is not None:
-                within: Sequence[Outcome] = outcomes  # type: ignore[assignment]  # by the verdict
+                within: list[Outcome] = outcomes  # type: ignore[assignment]  # by the verdict
                 answer = wire.encode_within(asked.limits, within)
                 if asked.says:
                     said = self._said(asked, settled)
@@ -71,7 +81,7 @@ class Answering:
                         said.response_headers, said.request_headers, said.body, said.metadata
                     )
                 limiter.tally_within(asked.plans, within, self.callers)
-                self._stats.decisions["ok"] += 1
+                self._within += 1
                 return answer
             refusal = _REFUSED.get(verdict)
             if refusal is not None:
@@ -115,9 +125,11 @@ class Answering:
         told = limiter.Told(asked.request, asked.plans, each, settled, self._settings, asked.lease)
         return limiter.say(asked.says, told)
 
-    def _plain_answer(self, asked: Asked, limits: Sequence[bytes], settled: Settled) -> bytes:
+    def _plain_answer(
+        self, asked: Asked, limits: Sequence[wire.EncodedLimit], settled: Settled
+    ) -> bytes:
         """The answer to a request of plain descriptors; nothing if it takes the long way."""
-        outcomes, verdict, _, _ = settled
+        outcomes, verdict = settled.outcomes, settled.verdict
         found = limiter.plain(asked.plans, outcomes)
         if found is None:
             return b""

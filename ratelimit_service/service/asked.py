@@ -10,6 +10,7 @@ from ratelimit_service import limiter
 from ratelimit_service.limiter import Plan
 from ratelimit_service.model import Hit, Request
 from ratelimit_service.stores import Settled
+from ratelimit_service.wire import EncodedLimit
 
 __all__ = ["UNKNOWN", "Asked", "Untouched", "banned", "leased"]
 
@@ -55,9 +56,9 @@ class Asked:
 
     def __init__(
         self,
-        plans: Sequence[Plan],
+        plans: list[Plan],
         hits: Sequence[Hit],
-        limits: Sequence[bytes] | None,
+        limits: list[EncodedLimit] | None,
         says: int,
         request: Request | None,
         leasing: bool,

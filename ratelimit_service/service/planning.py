@@ -35,7 +35,7 @@ share up to their last value. Together they take 50 MB at most."""
 LATER: Final = Refusal(StatusCode.INTERNAL, "this request was not planned to its end")
 """In place of what is asked while a request's values are still searched for; nobody gets it."""
 
-_CHARGED: Final = Settled((), Verdict.DROPPED)
+_CHARGED: Final = Settled([], Verdict.DROPPED)
 """For a request with hits: only the store can say what becomes of it."""
 
 
@@ -196,9 +196,9 @@ class Planning:
         except UnicodeDecodeError:
             return None
 
-    def _asked(self, plans: Sequence[Plan], request: Request | None) -> Asked:
+    def _asked(self, plans: list[Plan], request: Request | None) -> Asked:
         hits: list[Hit] = []
-        limits: list[bytes] = []
+        limits: list[wire.EncodedLimit] = []
         says, leasing = 0, False
         for planned in plans:
             rule, _, charged = planned

@@ -106,8 +106,8 @@ class DecidedBatch:
             place
             for place, (answer, each) in enumerate(zip(self.answers, self.settled, strict=True))
             if (
-                each[1] is not _WITHIN
-                and each[1] is not _ADMITTED
+                each.verdict is not _WITHIN
+                and each.verdict is not _ADMITTED
                 and isinstance(asked[place], Asked)
             )
             or not isinstance(answer, bytes)

@@ -286,10 +286,7 @@ class Service:
             return  # it was answered when the store failed
         try:
             found = batch.of_all(charged)
-            answering = self._answering
-            answers = [
-                answering.answer(one, each) for one, each in zip(batch.asked, found, strict=True)
-            ]
+            answers = self._answering.answer(batch.asked, found)
             took_us = elapsed_us() - batch.started_us
             self._stats.latency.add(took_us, batch.size)
             if batch.hurried:
@@ -387,12 +384,13 @@ class Service:
         if batch.finished:
             self._faults.note("a store failed after its answers", error)
             return
-        answers: list[Answer] = [
-            self.bug(error)
-            if isinstance(one, Asked) and one.hits
-            else self._answering.answer(one, one.settled if isinstance(one, Asked) else DROPPED)
-            for one in batch.asked
-        ]
+        answers: list[Answer] = []
+        for one in batch.asked:
+            if isinstance(one, Asked) and one.hits:
+                answers.append(self.bug(error))
+            else:
+                known = one.settled if isinstance(one, Asked) else DROPPED
+                answers += self._answering.answer([one], [known])
         answers += [self.bug(error) for _ in range(batch.size - len(answers))]
         self._tell(batch, answers)
         if self.telling.listeners or batch.traced:

@@ -7,7 +7,6 @@ from ratelimit_service.stores.settled import (
     Settled,
     Verdict,
     judge,
-    settled,
 )
 from ratelimit_service.stores.store import (
     AT_ONCE,
@@ -40,6 +39,5 @@ __all__ = [
     "Wanted",
     "always",
     "judge",
-    "settled",
     "wanted_at",
 ]

@@ -20,6 +20,7 @@ from ratelimit_service.observer import Stats
 from ratelimit_service.stores import (
     NEVER,
     Done,
+    Outcomes,
     Settled,
     Store,
     Verdict,
@@ -140,7 +141,7 @@ class LocalCache:
         """What becomes of requests of which every hit is known to be over, by their place."""
         found: dict[int, Settled] = {}
         for place, hits in enumerate(requests):
-            outcomes = []
+            outcomes: Outcomes = []
             for hit in hits:
                 over = self._over.get(hit[0])
                 if over is None or not _cached(hit) or over.spec != hit.spec:
@@ -180,14 +181,14 @@ class LocalCache:
         self, requests: Sequence[Sequence[Hit]], settled: Sequence[Settled], asked_us: int
     ) -> None:
         over = self._over
-        for hits, (found, verdict, _, _) in zip(requests, settled, strict=True):
-            if verdict is _WITHIN and not over:  # nothing to remember or to forget
+        for hits, each in zip(requests, settled, strict=True):
+            if each.verdict is _WITHIN and not over:  # nothing to remember or to forget
                 for hit in hits:
                     if hit[5]:
                         break
                 else:
                     continue
-            for hit, outcome in zip(hits, found, strict=False):
+            for hit, outcome in zip(hits, each.outcomes, strict=False):
                 if outcome is None:
                     continue
                 if hit.refund:

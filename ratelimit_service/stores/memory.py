@@ -20,11 +20,11 @@ from ratelimit_service.stores import (
     NEVER,
     Done,
     Look,
+    Outcomes,
     Settled,
     Verdict,
     Wanted,
     always,
-    settled,
 )
 from ratelimit_service.stores.damage import Damage
 
@@ -245,7 +245,8 @@ class MemoryStore:
         If a hit does not pass, or is a refund, this is undone and `settle` decides. For a request
         whose hits all pass both do the same.
         """
-        tables, mask, outcomes = self._tables, len(self._tables) - 1, []
+        tables, mask = self._tables, len(self._tables) - 1
+        outcomes: Outcomes = []
         undo: list[tuple[_Counter, State | None]] = []
         new: list[tuple[_Table, bytes]] = []
         state: State | None
@@ -294,7 +295,7 @@ class MemoryStore:
         except Exception:
             self._take_back(undo, new)
             raise
-        return new_tuple(Settled, (outcomes, _WITHIN, -1, False))
+        return Settled(outcomes, _WITHIN)
 
     def _settle_anew(
         self,
@@ -378,14 +379,14 @@ class MemoryStore:
         damaged = [hit.key for hit, step in zip(hits, steps, strict=True) if step.damaged]
         if damaged:
             self._damage.note(len(damaged), damaged[0])
-        outcomes = []
+        outcomes: Outcomes = []
         verdict = Verdict.WITHIN if by < 0 else Verdict.DENIED
         for passed, _, remaining, reset_us, retry_us, counted, _ in steps:
             if not passed and by < 0:
                 verdict = Verdict.ADMITTED
             until_us = reset_us if passed else retry_us
             outcomes.append(outcome_of((not passed, remaining, until_us, counted, False)))
-        return settled((outcomes, verdict, by, False))
+        return Settled(outcomes, verdict, by)
 
     def _table(self, key: bytes) -> _Table:
         return self._tables[hash(key) & len(self._tables) - 1]

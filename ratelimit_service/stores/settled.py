@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, auto
-from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from ratelimit_service.algorithms import denying
-from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome, new_tuple
+from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome
 
-__all__ = ["BROKEN", "DROPPED", "Outcomes", "Settled", "Verdict", "judge", "settled"]
+__all__ = ["BROKEN", "DROPPED", "Outcomes", "Settled", "Verdict", "judge"]
 
-Outcomes = Sequence[Outcome | None]
+Outcomes = list[Outcome | None]
 """One for each hit of a request, in order; None where the store gave no answer in time."""
 
 
@@ -43,24 +42,26 @@ class Verdict(Enum):
         return self is Verdict.WITHIN or self is Verdict.ADMITTED
 
 
-class Settled(NamedTuple):
-    """One request, settled. It has no outcomes if it was not charged.
+class Settled:
+    """One request, settled. It has no outcomes if it was not charged. Nobody changes it.
 
     `by` is the place of the hit that decided, if one did: it denied the request, or made it fail.
     Else it is -1. `cached`: the local cache knew it, and no store was asked.
     """
 
-    outcomes: Outcomes
-    verdict: Verdict
-    by: int = -1
-    cached: bool = False
+    __slots__ = ("by", "cached", "outcomes", "verdict")
+
+    def __init__(
+        self, outcomes: Outcomes, verdict: Verdict, by: int = -1, cached: bool = False
+    ) -> None:
+        self.outcomes = outcomes
+        self.verdict = verdict
+        self.by = by
+        self.cached = cached
 
 
-settled: Final = partial(tuple.__new__, Settled)
-"""A Settled from a tuple of its fields, at half the price of a call with three arguments."""
-
-DROPPED: Final = Settled((), Verdict.DROPPED)
-BROKEN: Final = Settled((), Verdict.BROKEN)
+DROPPED: Final = Settled([], Verdict.DROPPED)
+BROKEN: Final = Settled([], Verdict.BROKEN)
 
 _WITHIN: Final = Verdict.WITHIN
 _CLOSED: Final = FailurePolicy.CLOSED
@@ -77,7 +78,7 @@ def judge(hits: Sequence[Hit], outcomes: Outcomes) -> Settled:
     for outcome in outcomes:
         if outcome is None or outcome[0] or outcome[4]:
             return _judge(hits, outcomes)
-    return new_tuple(Settled, (outcomes, _WITHIN, -1, False))
+    return Settled(outcomes, _WITHIN)
 
 
 def _judge(hits: Sequence[Hit], outcomes: Outcomes) -> Settled:

@@ -16,6 +16,7 @@ from ratelimit_service.wire.request import (
     split_request,
 )
 from ratelimit_service.wire.response import (
+    EncodedLimit,
     decode_decision,
     encode_additions,
     encode_decision,
@@ -32,6 +33,7 @@ __all__ = [
     "METHOD",
     "POOL",
     "SERVICE",
+    "EncodedLimit",
     "Split",
     "decode_decision",
     "decode_request",

@@ -25,6 +25,7 @@ from ratelimit_service.wire.messages import RateLimitResponse
 from ratelimit_service.wire.request import NUMBERS, UNITS
 
 __all__ = [
+    "EncodedLimit",
     "decode_decision",
     "encode_additions",
     "encode_decision",
@@ -67,20 +68,47 @@ def encode_decision(decision: Decision) -> bytes:
     return b"".join(parts)
 
 
-def encode_within(limits: Sequence[bytes], outcomes: Sequence[Outcome]) -> bytes:
-    """The same bytes for the most frequent decision: every descriptor counted, none over.
+class EncodedLimit:
+    """What statuses of descriptors that meet a limit have in common, and said last."""
 
-    `limits` are the limits as `encode_limit` gives them.
-    """
+    __slots__ = ("begun", "limit", "reset", "reset_us", "status")
+
+    def __init__(self, limit: Limit) -> None:
+        self.limit = limit
+        self.status = _OK + _limit(limit)
+        """What does not change in the status of a descriptor within the limit."""
+        self.begun = [b""] * _MOST_CHANGES
+        """The same with the field's tag and size in front, by the size of what changes."""
+        self.reset_us = -1
+        self.reset = b""
+        """What was said last of the reset, and when that was. Clock windows of one length end
+        together, whoever they are for."""
+
+    def begin(self, changes: int) -> bytes:
+        """The beginning of a status, up to so many bytes that change."""
+        begun = b"\x12" + _varint(len(self.status) + changes) + self.status
+        self.begun[changes] = begun
+        return begun
+
+    def say_reset(self, reset_us: int) -> bytes:
+        """A status's reset, which the next one may have as well."""
+        self.reset_us, self.reset = reset_us, _reset(reset_us)
+        return self.reset
+
+
+_MOST_CHANGES: Final = 20
+"""More bytes than the hits that remain and a reset take together."""
+
+
+def encode_within(limits: list[EncodedLimit], outcomes: list[Outcome]) -> bytes:
+    """The same bytes for the most frequent decision: every descriptor counted, none over."""
     parts = [_OK]
     for place, limit in enumerate(limits):
         _, remaining, reset_us, _, _ = outcomes[place]
-        room = b"\x18" + _varint(remaining) if remaining else b""
-        reset = _reset(reset_us)
-        size = len(limit) + len(room) + len(reset)
-        parts.append(b"\x12")
-        parts.append(_ONES[size : size + 1] if size < 0x80 else _varint(size))
-        parts.append(limit)
+        room = _room(remaining)
+        reset = limit.reset if reset_us == limit.reset_us else limit.say_reset(reset_us)
+        changes = len(room) + len(reset)
+        parts.append(limit.begun[changes] or limit.begin(changes))
         parts.append(room)
         parts.append(reset)
     return b"".join(parts)
@@ -89,7 +117,7 @@ def encode_within(limits: Sequence[bytes], outcomes: Sequence[Outcome]) -> bytes
 def encode_plain(
     passes: bool,
     statuses: Sequence[int],
-    limits: Sequence[bytes],
+    limits: Sequence[EncodedLimit],
     outcomes: Sequence[Outcome | None],
     by_policy: tuple[tuple[int, str], ...],
     additions: bytes,
@@ -106,11 +134,11 @@ def encode_plain(
         if status >= _UNCOUNTED or outcome is None:
             parts.append(_WITHOUT_COUNT[status & 1])
             continue
-        limit, remaining = limits[place], b""
+        limit, remaining = limits[place].status, b""
         if status:
             limit = _OVER + limit[len(_OK) :]
-        elif outcome[1]:
-            remaining = b"\x18" + _varint(outcome[1])
+        else:
+            remaining = _room(outcome[1])
         reset = _reset(outcome[2])
         parts.append(b"\x12" + _varint(len(limit) + len(remaining) + len(reset)))
         parts.append(limit + remaining + reset)
@@ -135,20 +163,20 @@ def _policies(by_policy: tuple[tuple[int, str], ...]) -> bytes:
 
 
 _MAX_ENCODED: Final = 4_096
-_encoded: Final[dict[int, tuple[Limit, bytes]]] = {}
+_encoded: Final[dict[int, EncodedLimit]] = {}
 """What `encode_limit` has given, by the limit's id: rules have one limit for all requests, and
-hashing it costs more than all else here. The limit stands beside it, so that no other can get
+hashing it costs more than all else here. The limit is kept with it, so that no other can get
 its id."""
 
 
-def encode_limit(limit: Limit) -> bytes:
-    """What does not change in the statuses of descriptors within this limit."""
+def encode_limit(limit: Limit) -> EncodedLimit:
+    """What statuses of descriptors that meet this limit have in common."""
     known = _encoded.get(id(limit))
     if known is None:
         if len(_encoded) >= _MAX_ENCODED:
             _encoded.clear()  # rules have come and gone, or callers bring limits of their own
-        known = _encoded[id(limit)] = limit, _OK + _limit(limit)
-    return known[1]
+        known = _encoded[id(limit)] = EncodedLimit(limit)
+    return known
 
 
 _CODES: Final = {code: b"\x08%c" % code for code in Code}
@@ -185,6 +213,16 @@ def _varint(number: int) -> bytes:
     return _FIRST_PAIRS[low : low + 2] + _varint(number >> 14)
 
 
+def _room(remaining: int) -> bytes:
+    """A status's `limit_remaining`, tag and all; nothing for 0."""
+    if remaining < 0x80:
+        return _ROOMS[2 * remaining : 2 * remaining + 2] if remaining else b""
+    if remaining < _PAIR:
+        return b"\x18" + _PAIRS[2 * remaining : 2 * remaining + 2]
+    low = 3 * (remaining & (_PAIR - 1))
+    return _FIRST_ROOM_PAIRS[low : low + 3] + _varint(remaining >> 14)
+
+
 _PAIR: Final = 1 << 14
 
 _ONES: Final = bytes(range(0x80))
@@ -203,6 +241,20 @@ _PAIRS: Final = _pairs(0)
 
 _FIRST_PAIRS: Final = _pairs(0x80)
 """The same for two groups that more follow."""
+
+_ROOMS: Final = bytes(each for number in range(0x80) for each in (0x18, number))
+
+
+def _room_pairs() -> bytes:
+    pairs = bytearray(3 * _PAIR)
+    pairs[0::3] = b"\x18" * _PAIR
+    pairs[1::3] = _FIRST_PAIRS[0::2]
+    pairs[2::3] = _FIRST_PAIRS[1::2]
+    return bytes(pairs)
+
+
+_FIRST_ROOM_PAIRS: Final = _room_pairs()
+"""The same behind the tag of `limit_remaining`."""
 
 
 @lru_cache(maxsize=4096)

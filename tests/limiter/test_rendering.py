@@ -16,7 +16,7 @@ from ratelimit_service.limiter.tally import tally
 from ratelimit_service.model import MAX_ADDEND, Code, Outcome, Status
 from ratelimit_service.observer import Stats
 from ratelimit_service.settings import Settings
-from ratelimit_service.stores import Settled, Verdict
+from ratelimit_service.stores import Outcomes, Settled, Verdict
 from tests.limiter.planned import descriptor, over, plan_of, plans_of, tally_of, within
 
 TEN = "{key: a, rate_limit: {unit: minute, requests_per_unit: 10}}"
@@ -189,9 +189,9 @@ def test_answer_has_the_code_of_the_verdict() -> None:
 def test_answer_lists_several_limits() -> None:
     """Metadata list each limit of a descriptor that has several, and none of one with one."""
     plans = plans_of([TWO, TEN.replace("key: a", "key: b")], "a=x", "b=y")
-    outcomes = [[within(4), over()], [within(9)]]
+    outcomes: list[Outcomes] = [[within(4), over()], [within(9)]]
 
-    decision = answer(None, plans, outcomes, Settled((), Verdict.DENIED), Settings())
+    decision = answer(None, plans, outcomes, Settled([], Verdict.DENIED), Settings())
 
     listed = (decision.metadata or {})["limits"]
     assert isinstance(listed, list)
@@ -206,7 +206,7 @@ def test_answer_says_what_a_policy_decided() -> None:
     plans = plans_of([TEN], "a=x", "a=y", "c=z")
 
     decision = answer(
-        None, plans, [[within(9)], [None], []], Settled((), Verdict.ADMITTED), Settings()
+        None, plans, [[within(9)], [None], []], Settled([], Verdict.ADMITTED), Settings()
     )
 
     assert decision.metadata == {"by_policy": [{"descriptor": 1, "policy": "open"}]}

@@ -260,7 +260,7 @@ def _told(answer: bytes | Refusal, noted: Iterator[tuple[Sequence[Hit], Outcomes
         for one in metadata.get("limits", ())
     )
     asked = [hit for hit in decision.statuses if hit.limit] or "by_policy" in metadata
-    hits, outcomes = next(noted) if asked else ((), ())
+    hits, outcomes = next(noted) if asked else ((), [])
     delay, lease = headers.get("x-ratelimit-delay-ms"), headers.get("x-ratelimit-lease", "")
     shown = Answer(
         decision.code is Code.OVER_LIMIT,

@@ -28,7 +28,8 @@ async def charged(store: Store, requests: Sequence[Sequence[Hit]]) -> list[Outco
     settled = await future
     for hits, one in zip(requests, settled, strict=True):
         if one.outcomes:
-            assert one[:3] == judge(hits, one.outcomes)[:3]
+            judged = judge(hits, one.outcomes)
+            assert (one.verdict, one.by) == (judged.verdict, judged.by)
     return [list(one.outcomes) for one in settled]
 
 

@@ -45,10 +45,13 @@ CASES = {
 
 @pytest.mark.parametrize(("hits", "outcomes", "verdict", "place"), CASES.values(), ids=CASES)
 def test_verdict(
-    hits: Sequence[Hit], outcomes: Sequence[Outcome | None], verdict: Verdict, place: int
+    hits: Sequence[Hit], outcomes: list[Outcome | None], verdict: Verdict, place: int
 ) -> None:
     """Each case comes to this verdict, decided by this hit."""
-    assert judge(hits, outcomes) == (outcomes, verdict, place, False)
+    found = judge(hits, outcomes)
+
+    assert (found.outcomes, found.verdict, found.by) == (outcomes, verdict, place)
+    assert not found.cached
 
 
 HIT = st.builds(
@@ -68,9 +71,10 @@ def test_who_decided(pairs: list[tuple[Hit, Outcome | None]]) -> None:
     """A request that does not pass has one hit that decided it; one that passes has none."""
     hits, outcomes = [one for one, _ in pairs], [other for _, other in pairs]
 
-    _, verdict, place, _ = judge(hits, outcomes)
+    settled = judge(hits, outcomes)
 
-    assert (place >= 0) == (not verdict.passes)
+    place = settled.by
+    assert (place >= 0) == (not settled.verdict.passes)
     if place >= 0:
         assert not hits[place].refund
         outcome = outcomes[place]

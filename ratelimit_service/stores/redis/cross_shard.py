@@ -27,7 +27,7 @@ from ratelimit_service.stores.redis.shard import Shard
 
 __all__ = ["ABSENT", "PENDING", "CrossShardRequest", "piece_of"]
 
-PENDING: Final = Settled((), Verdict.DROPPED)
+PENDING: Final = Settled([], Verdict.DROPPED)
 """Stands for the result of a request until that is known. Compare it with `is`."""
 
 ABSENT: Final = Outcome(False, 0, 0, -1)
@@ -187,7 +187,7 @@ class CrossShardRequest:
         self.tell_of_give_backs([self.hits[at].key for at in ats])
         self._undone(ats, found and found[-len(ats) :])
 
-    def _undone(self, ats: Sequence[int], peeks: Outcomes | None) -> None:
+    def _undone(self, ats: Sequence[int], peeks: Sequence[Outcome | None] | None) -> None:
         """Puts into the outcomes that the charges are given back; `peeks` say what is left now."""
         for at, peek in zip(ats, peeks or [None] * len(ats), strict=True):
             outcome = self.outcomes[at]

@@ -19,6 +19,7 @@ from ratelimit_service.model import (
     Outcome,
     new_tuple,
 )
+from ratelimit_service.stores import Outcomes
 
 __all__ = [
     "MAX_CALL_WEIGHT",
@@ -271,7 +272,7 @@ class ScriptReply(NamedTuple):
 
     at_us: int
     """The server's time."""
-    outcomes: list[Sequence[Outcome | None]]
+    outcomes: list[Outcomes]
     """One for each hit of each request; None if the hit came after its deadline."""
     damaged: list[bytes]
     """The keys of counters that started anew, because their state was impossible."""
@@ -304,7 +305,7 @@ def read(reply: object, requests: Sequence[Sequence[Hit]]) -> ScriptReply | None
         return None
     at_us = int.from_bytes(reply[8:_HEAD_BYTES], "big")
     each = _OUTCOME.iter_unpack(packed)
-    flat: list[Outcome | None] = list(map(new_tuple, repeat(Outcome), each))
+    flat: Outcomes = list(map(new_tuple, repeat(Outcome), each))
     damaged, late = [], False
     if marks:
         keys = (hit.key for hits in requests for hit in hits)
@@ -313,7 +314,7 @@ def read(reply: object, requests: Sequence[Sequence[Hit]]) -> ScriptReply | None
         flat = [None if mark & _LATE else one for mark, one in zip(marks, flat, strict=True)]
     if len(flat) == len(requests):
         return ScriptReply(at_us, [[outcome] for outcome in flat], damaged, late)
-    found: list[Sequence[Outcome | None]] = []
+    found: list[Outcomes] = []
     at = 0
     for hits in requests:
         found.append(flat[at : at + len(hits)])
