@@ -59,6 +59,15 @@ class Settled:
         self.by = by
         self.cached = cached
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Settled) and (
+            (self.outcomes, self.verdict, self.by, self.cached)
+            == (other.outcomes, other.verdict, other.by, other.cached)
+        )
+
+    def __hash__(self) -> int:
+        return hash((tuple(self.outcomes), self.verdict, self.by, self.cached))
+
 
 DROPPED: Final = Settled([], Verdict.DROPPED)
 BROKEN: Final = Settled([], Verdict.BROKEN)
