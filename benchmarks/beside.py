@@ -8,8 +8,9 @@ and how much longer those with it take, with the 95 % interval of the median of 
 decision log's turns last until all lines are in a file. The process that makes and writes them is
 not counted. A worker only hands decisions on, one process also speaks with that process. Rows
 `served` ask two servers in turns, of which one writes the log: the time is that of all of a
-server's threads. Run it interpreted: nothing can be taken out of compiled code. docs/benchmarks.md
-has the rows.
+server's processes, so also of the one that makes and writes lines. Rows `serving` are of the same
+turns without that one: this is what callers wait for. Run it interpreted: nothing can be taken out
+of compiled code. docs/benchmarks.md has the rows.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import NamedTuple
 
 import uvloop
 
-from benchmarks.cpu import Load, say, turn
+from benchmarks.cpu import Load, processes, say, turn
 from benchmarks.load import BLOCK, SHAPES, Call, body, call
 from benchmarks.profile import RULES, Process
 from benchmarks.run import LOAD_CORE, RATELIMIT, SERVER_CORE, free_port, running
@@ -56,7 +57,7 @@ PAIRS, READS, CALLS = 60, 20, 50
 TAKEN_SECONDS = 5.0
 """What was noted of callers is taken after so much time in turns with it."""
 
-SERVED_PAIRS, SERVED_LOAD = 12, Load(6_000, 4, 25, rest_seconds=0.2)
+SERVED_PAIRS, SERVED_LOAD = 30, Load(4_000, 4, 25, rest_seconds=0.2)
 """Of servers; lines are written within the time that is waited for them."""
 
 Switch = Callable[[bool], None]
@@ -73,6 +74,14 @@ class Row(NamedTuple):
     near: float = 0.8
     overrides: int = 0
 
+
+NAMES = {
+    "hot": "one caller",
+    "thousand": "a thousand callers",
+    "traced": "one caller that traces",
+    "uniform": "a million callers",
+}
+"""Of the shapes of logged calls."""
 
 WITHIN, NEAR, OVER = ("within", 200_000_000, 0.8), ("near", 200_000_000, 1e-9), ("over", 0, 0.8)
 ROWS = [
@@ -91,15 +100,9 @@ ROWS = [
     *[
         Row(f"decision log, {where}", f"over, {whose}", shape, 0)
         for where in ("a worker", "one process")
-        for whose, shape in (
-            ("one caller", "hot"),
-            ("a thousand callers", "thousand"),
-            ("one caller that traces", "traced"),
-            ("a million callers", "uniform"),
-        )
+        for shape, whose in NAMES.items()
     ],
 ]
-SERVED = ("hot", "thousand", "traced", "uniform")
 
 
 def thousand() -> Iterator[Call]:
@@ -282,14 +285,20 @@ async def served(shapes: list[str], directory: Path) -> None:
             command += ["--grpc", f"127.0.0.1:{port}", "--http", f"127.0.0.1:{free_port()}"]
             command += ["--max-counters", "3000000", *more]
             server = stack.enter_context(running(SERVER_CORE, command, port))
-            servers.append((port, [server.pid]))
+            while more and len(processes(server.pid)) < 2:
+                await asyncio.sleep(0.01)
+            servers.append((port, processes(server.pid)))
         for shape in shapes:
             calls = SHAPES[shape]()
             found: tuple[list[float], list[float]] = [], []
+            serving: tuple[list[float], list[float]] = [], []
             for number in range(SERVED_PAIRS):
                 for at in (0, 1) if number % 2 else (1, 0):
-                    found[at].append(await turn(*servers[at], calls, SERVED_LOAD))
-            say("decision log, served", f"over, {shape}", found)
+                    spent = await turn(*servers[at], calls, SERVED_LOAD)
+                    found[at].append(sum(spent))
+                    serving[at].append(spent[0])
+            say("decision log, served", f"over, {NAMES[shape]}", found)
+            say("decision log, serving", f"over, {NAMES[shape]}", serving)
 
 
 def chosen(name: str) -> bool:
@@ -305,7 +314,7 @@ def main() -> None:
         if chosen(f"{row.what}, {row.calls}"):
             with tempfile.TemporaryDirectory() as directory:
                 say(row.what, row.calls, asyncio.run(in_turns(row, Path(directory))))
-    shapes = [shape for shape in SERVED if chosen(f"served, {shape}")]
+    shapes = [shape for shape, whose in NAMES.items() if chosen(f"served, over, {whose}")]
     if shapes:
         os.sched_setaffinity(0, {int(LOAD_CORE)})
         with tempfile.TemporaryDirectory() as directory:

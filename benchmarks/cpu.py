@@ -42,8 +42,8 @@ def processes(pid: int) -> list[int]:
     return [pid, *[each for child in started for each in processes(int(child))]]
 
 
-async def turn(port: int, pids: list[int], calls: Iterator[Call], load: Load) -> float:
-    """Microseconds that these processes of a server take for a call.
+async def turn(port: int, pids: list[int], calls: Iterator[Call], load: Load) -> list[float]:
+    """Microseconds that each of these processes of a server takes for a call.
 
     A quarter as many calls come before it begins. Raises SystemExit if an answer is no decision.
     """
@@ -64,7 +64,7 @@ async def turn(port: int, pids: list[int], calls: Iterator[Call], load: Load) ->
 
     keep_in_flight(callers, load.in_flight)
     await answered(load.calls // 4)
-    before, began = len(latencies), sum(map(cpu_seconds, pids))
+    before, began = len(latencies), [cpu_seconds(pid) for pid in pids]
     await answered(before + load.calls)
     for caller in callers:
         caller.answered = lambda _: None
@@ -72,13 +72,13 @@ async def turn(port: int, pids: list[int], calls: Iterator[Call], load: Load) ->
         await asyncio.sleep(_POLL_SECONDS)
     made = len(latencies) - before
     await asyncio.sleep(load.rest_seconds)
-    spent = sum(map(cpu_seconds, pids)) - began
+    spent = [cpu_seconds(pid) - since for pid, since in zip(pids, began, strict=True)]
     for caller in callers:
         if caller.ended - caller.messages or caller.by_policy:
             raise SystemExit("cpu.py: some answers are no decisions")
         caller._transport.close()  # noqa: SLF001
     await asyncio.sleep(load.rest_seconds)
-    return spent / made * 1e6
+    return [seconds / made * 1e6 for seconds in spent]
 
 
 def say(what: str, calls: str, found: tuple[list[float], list[float]]) -> None:

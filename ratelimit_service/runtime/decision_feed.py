@@ -24,7 +24,7 @@ from ratelimit_service.settings import Settings, split_pairs
 __all__ = ["DecisionFeed"]
 
 _WAIT_SECONDS: Final = 0.1
-"""Decisions wait so long at most, so that many go out at once."""
+"""Fewer decisions wait so long at most, so that many go out at once."""
 
 _AT_ONCE: Final = 100
 _BYTES_AT_ONCE: Final = 1 << 14
@@ -68,7 +68,8 @@ class DecisionFeed:
         self._waiting: deque[ChosenDecisions] = deque()
         self._count = self._size = 0
         """Decisions that wait, and bytes of their requests."""
-        self._due = False
+        self._due = self._making = False
+        """Whether what waits is packed after a while, and whether it is in a moment."""
 
     @classmethod
     def attach(
@@ -109,9 +110,7 @@ class DecisionFeed:
             self._size += size
         else:
             self._fill_up(at_us, decided, places)
-        if not self._due and waiting:
-            self._due = True
-            asyncio.get_running_loop().call_later(_WAIT_SECONDS, self._make_some)
+        self._ask_for_turn()
 
     def _fill_up(self, at_us: int, decided: DecidedBatch, places: Sequence[int]) -> None:
         """Takes as many as there is room for, and counts the others."""
@@ -154,13 +153,30 @@ class DecisionFeed:
         while self._waiting:
             self._make()
 
+    def _ask_for_turn(self) -> None:
+        """Has decisions packed: soon if there are many, after a while if there are few."""
+        if self._making:
+            return
+        if self._count >= _AT_ONCE or self._size >= _BYTES_AT_ONCE:
+            # If they waited they would be in the processor's cache no more.
+            self._making = True
+            asyncio.get_running_loop().call_soon(self._make_some)
+        elif self._waiting and not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_later(_WAIT_SECONDS, self._make_rest)
+
+    def _make_rest(self) -> None:
+        self._due = False
+        if not self._making:
+            self._make_some()
+
     def _make_some(self) -> None:
+        self._making = False
         try:
-            self._make()
+            if self._waiting:
+                self._make()
         finally:  # whatever becomes of these, the next ones are packed
-            self._due = bool(self._waiting)
-            if self._due:
-                asyncio.get_running_loop().call_soon(self._make_some)
+            self._ask_for_turn()
 
     def _make(self) -> None:
         """Packs the oldest decisions."""

@@ -11,10 +11,14 @@ from typing import Final
 from ratelimit_service.runtime.decision_packets import unpacked
 from ratelimit_service.service.callers import Headers, PackedOrigin
 from ratelimit_service.service.decision_line import HashValue, asked_part, origin_part
-from ratelimit_service.telemetry.parents import parent_of, request_id_of
+from ratelimit_service.telemetry.parents import request_id_of, trace_id_of
 from ratelimit_service.transport.h2.headers import BlockError, HeaderReader
 
 __all__ = ["DecisionLines"]
+
+_MOST_ASKED: Final = 4_096
+_MOST_REMEMBERED: Final = 512
+"""So many requests are remembered, none with more bytes than that."""
 
 _NO_TABLE: Final = b"\x20"
 """A header block that says that from now on no block depends on another."""
@@ -26,6 +30,8 @@ class DecisionLines:
     def __init__(self, hashed: HashValue | None) -> None:
         """`hashed` is what values are hashed with, as where the packets were made."""
         self._hashed = hashed
+        self._asked: dict[bytes, str] = {}
+        """What lines say of requests; who is denied asks the same again."""
         self._reader = HeaderReader()
         self._reader.without_table()
         self._reader.read(_NO_TABLE)
@@ -33,28 +39,42 @@ class DecisionLines:
     def of(self, packet: bytes) -> bytes:
         """The lines of a packet. Raises ValueError if it is of another version."""
         end, found = unpacked(packet)
-        hashed = self._hashed
         lines: list[str] = []
         known: PackedOrigin = ""
         caller = ""
+        asked, ask = self._asked.get, self._ask
         for each in found:
             if isinstance(each, str):
                 lines.append(each)
                 continue
             start, told, bodies, callers = each
+            if callers.count(callers[0]) == len(callers):
+                if callers[0] != known:
+                    known, caller = callers[0], self._caller(callers[0])
+                rest = f"{told}{caller}{end}"
+                lines += [f"{start}{asked(body) or ask(body)}{rest}" for body in bodies]
+                continue
             for body, origin in zip(bodies, callers, strict=True):
                 if origin != known:
                     known, caller = origin, self._caller(origin)
-                lines.append(start + asked_part(body, hashed) + told + caller + end)
+                lines.append(f"{start}{asked(body) or ask(body)}{told}{caller}{end}")
         return "".join(lines).encode("utf-8", "replace")
+
+    def _ask(self, body: bytes) -> str:
+        """What a line says of a request that is not remembered."""
+        told = asked_part(body, self._hashed)
+        if len(body) <= _MOST_REMEMBERED:
+            if len(self._asked) >= _MOST_ASKED:
+                self._asked.clear()
+            self._asked[body] = told
+        return told
 
     def _headers(self, block: bytes) -> Headers:
         """Of a block that depends on no other. It is compared with the one before."""
         try:
-            self._reader.read(block)
+            return self._reader.caller_headers_alone(block)
         except BlockError:
             return ()
-        return self._reader.caller_headers(block)
 
     def _caller(self, origin: PackedOrigin) -> str:
         """What a line says of who asked."""
@@ -62,5 +82,5 @@ class DecisionLines:
             return origin_part(origin, "", "", self._hashed)
         peer, said = origin
         headers = self._headers(said) if isinstance(said, bytes) else said
-        request_id, trace_id = request_id_of(headers), parent_of(headers).trace_id
+        request_id, trace_id = request_id_of(headers), trace_id_of(headers)
         return origin_part(peer, request_id, trace_id, self._hashed)

@@ -119,13 +119,33 @@ class DecisionPackets:
         caller: PackedOrigin = ""
         by, shard = -1, ""
         known_by_cache = False
+        before: Asked | None = None
+        body = b""
         for place in places:
             asked = all_asked[place]
             its_settled = settled[place]
             outcomes, deciding = its_settled.outcomes, its_settled.by
-            cached = its_settled.cached
+            verdict, cached = its_settled.verdict, its_settled.cached
             if (
-                its_settled.verdict is not _DENIED
+                asked is before
+                and deciding == by
+                and verdict is _DENIED
+                and outcomes[by] == outcome
+                and cached is known_by_cache
+                and isinstance(answers[place], bytes)
+            ):
+                # The same was asked once more, and the answer is the same.
+                if all_bodies[place] != body:
+                    body = all_bodies[place]
+                bodies.append(body)
+                if origins is not None and origins[place] is not origin:
+                    origin = origins[place]
+                    caller = origin.packed()
+                callers.append(caller)
+                continue
+            before = None
+            if (
+                verdict is not _DENIED
                 or deciding < 0
                 or not isinstance(asked, Asked)
                 or asked.limits is None
@@ -136,7 +156,13 @@ class DecisionPackets:
                 continue
             its_rule, _, hits = asked.plans[deciding]
             its_outcome = outcomes[deciding]
-            if its_rule is not rule or its_outcome != outcome or deciding != by or not no_shards:
+            if (
+                its_rule is not rule
+                or deciding != by
+                or cached is not known_by_cache
+                or its_outcome != outcome
+                or not (no_shards or self._shard_of(hits[0]) == shard)
+            ):
                 if (
                     its_outcome is None
                     or its_outcome.local
@@ -146,22 +172,13 @@ class DecisionPackets:
                     found.append(self._line(at_us, decided, place))
                     rule = None
                     continue
-                its_shard = "" if no_shards else self._shard_of(hits[0])
-            else:
-                its_shard = shard
-            if (
-                its_rule is not rule
-                or its_outcome != outcome
-                or deciding != by
-                or its_shard != shard
-                or cached is not known_by_cache
-            ):
-                rule, outcome, by = its_rule, its_outcome, deciding
-                shard, known_by_cache = its_shard, cached
+                rule, outcome, by, known_by_cache = its_rule, its_outcome, deciding, cached
+                shard = "" if no_shards else self._shard_of(hits[0])
                 bodies, callers = [], []
                 told = self._told(decided, rule, hits[0], by, its_outcome, shard, cached)
                 found.append((beginning(at_us), told, bodies, callers))
-            bodies.append(all_bodies[place])
+            before, body = asked, all_bodies[place]
+            bodies.append(body)
             if origins is not None and origins[place] is not origin:
                 origin = origins[place]
                 caller = origin.packed()

@@ -123,7 +123,9 @@ def line_of(
     `sample` is the part of such decisions that is written down.
     """
     denied = record.denied
-    parts = [beginning(at_us) + asked_part(record.body, hashed)]
+    body = record.body
+    asked = _remembered if len(body) <= _MOST_REMEMBERED else asked_part
+    parts = [beginning(at_us) + asked(body, hashed)]
     # Formatting a member of an enumeration takes ten times as long as adding it.
     parts.append('"code":"' + _code(record, denied=denied) + '","by":"' + record.by + '"')
     if record.overrides:
@@ -156,11 +158,6 @@ _START: Final = f'{{"v":{DECISION_SCHEMA},"time":"'
 def beginning(at_us: int) -> str:
     """How a line of a decision at this moment begins, with a comma at the end."""
     return _START + _time(at_us)
-
-
-def asked_part(body: bytes, hashed: HashValue | None) -> str:
-    """The fields of what was asked."""
-    return _remembered(body, hashed) if len(body) <= _MOST_REMEMBERED else _asked(body, hashed)
 
 
 _MOST_REMEMBERED: Final = 512
@@ -260,7 +257,7 @@ def _code(record: DecisionRecord, *, denied: bool) -> str:
     return "OVER_LIMIT" if denied else "OK"
 
 
-def _asked(body: bytes, hashed: HashValue | None) -> str:
+def asked_part(body: bytes, hashed: HashValue | None) -> str:
     """The fields of what was asked, without braces."""
     told = _plainly_asked(body, hashed) if len(body) <= _MOST_REMEMBERED else ""
     return told or _decoded(body, hashed)
@@ -306,7 +303,7 @@ def _decoded(body: bytes, hashed: HashValue | None) -> str:
     return _json(asked)[1:-1]
 
 
-_remembered: Final = lru_cache(4096)(_asked)
+_remembered: Final = lru_cache(4096)(asked_part)
 
 
 def _descriptor(descriptor: Descriptor, hashed: HashValue | None) -> dict[str, object]:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from ratelimit_service.service import REQUEST_ID, Headers
 
-__all__ = ["Parent", "parent_of", "request_id_of"]
+__all__ = ["Parent", "parent_of", "request_id_of", "trace_id_of"]
 
 
 class Parent(NamedTuple):
@@ -28,6 +28,7 @@ class Parent(NamedTuple):
 
 _UNKNOWN: Final = Parent()
 
+_TRACEPARENT: Final = b"traceparent"
 _W3C: Final = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _B3: Final = re.compile(
     r"([0-9a-f]{16}|[0-9a-f]{32})-([0-9a-f]{16})(?:-([01d])(?:-[0-9a-f]{16})?)?"
@@ -50,6 +51,16 @@ def parent_of(headers: Headers) -> Parent:
         text = value.decode("latin-1").strip()
         told[key] = f"{told[key]},{text}" if key == "tracestate" and key in told else text
     return _by_w3c(told) or _by_b3(told) or _by_many_b3(told)
+
+
+def trace_id_of(headers: Headers) -> str:
+    """The id of the caller's trace alone, as `parent_of` has it."""
+    said = [value for name, value in headers if name == _TRACEPARENT]
+    if len(said) == 1:
+        found = _W3C.fullmatch(said[0].decode("latin-1"))
+        if found is not None and not found[4] and found[1].strip("0") and found[2].strip("0"):
+            return found[1]
+    return parent_of(headers).trace_id
 
 
 def request_id_of(headers: Headers) -> str:

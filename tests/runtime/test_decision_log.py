@@ -87,6 +87,21 @@ async def test_every_decision_is_a_line(tmp_path: Path) -> None:
     assert feeding.lines[1]["rule"] == "user"
 
 
+async def test_many_decisions_are_handed_on_at_once(tmp_path: Path) -> None:
+    """A hundred decisions go out in the next turn of the loop; only fewer wait for others."""
+    feeding = Feeding(tmp_path)
+    body = wire.encode_request(Request("edge", (descriptor("user=bob"),)))
+    await feeding.asking.service.decide([body] * 99)
+    await asyncio.sleep(0)
+    assert feeding.sent == []
+
+    await feeding.asking.service.decide([body] * 2)
+    await asyncio.sleep(0)
+    assert b"".join(feeding.sent).count(b"\n") == 100
+    feeding.feed.flush()
+    assert b"".join(feeding.sent).count(b"\n") == 101
+
+
 async def test_lines_say_who_asked_and_where_it_was_counted(tmp_path: Path) -> None:
     """A line has the caller's address, the ids of its request and trace, the shard and the time."""
     feeding = Feeding(tmp_path, store="redis://there")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_service.service import CALLER_HEADERS
-from ratelimit_service.telemetry.parents import Parent, parent_of
+from ratelimit_service.telemetry.parents import Parent, parent_of, trace_id_of
 
 TRACE, SHORT, SPAN = "0af7651916cd43dd8448eb211c80319c", "8448eb211c80319c", "b7ad6b7169203331"
 LONG = SHORT.zfill(32)
@@ -58,7 +58,9 @@ LONG = SHORT.zfill(32)
 )
 def test_parents(headers: dict[str, str], parent: Parent) -> None:
     """A parent is what the W3C's header says, else what B3's say, else nobody."""
-    assert parent_of([(name.encode(), text.encode()) for name, text in headers.items()]) == parent
+    told = [(name.encode(), text.encode()) for name, text in headers.items()]
+    assert parent_of(told) == parent
+    assert trace_id_of(told) == parent.trace_id
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(CALLER_HEADERS)), st.binary(max_size=80))))
@@ -66,6 +68,7 @@ def test_any_bytes_are_read(headers: list[tuple[bytes, bytes]]) -> None:
     """Whatever callers send, ids are hexadecimal or missing, both of them or neither."""
     parent = parent_of(headers)
 
+    assert trace_id_of(headers) == parent.trace_id
     assert bool(parent.trace_id) == bool(parent.span_id)
     if parent.trace_id:
         assert (len(parent.trace_id), len(parent.span_id)) == (32, 16)

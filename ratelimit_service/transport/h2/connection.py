@@ -376,11 +376,15 @@ class Connection(Incoming):
 
     def _origin(self, block: bytes) -> CallOrigin:
         """Who made a call with this header block, which has been recalled."""
+        if block == self._latest_block:
+            return self._latest_origin
         if self._headers.is_nameless(block):
             if self._nobody.peer != self.peer:
                 self._nobody = CallOrigin(self.peer)
             return self._nobody
-        return CallOrigin(self.peer, (), block, self._headers.caller_headers)
+        origin = CallOrigin(self.peer, (), block, self._headers.caller_headers)
+        self._latest_block, self._latest_origin = block, origin
+        return origin
 
     def _pass_calls(self, data: bytes, at: int, block: bytes) -> tuple[int, list[int]]:
         """Passes a run of calls that are not handed on; returns where it ends, and its streams.

@@ -246,13 +246,8 @@ _names: Final[dict[bytes, bytes]] = {}
 """Names by their Huffman codes: there are few, and decoding is slow."""
 
 
-class _Step(NamedTuple):
-    """What a byte does to the Huffman decoder: its next state, the text read, may it end."""
-
-    state: int
-    text: bytes
-    complete: bool
-
+_Step = tuple[int, bytes, bool]
+"""What a byte does to the Huffman decoder: its next state, the text read, may it end."""
 
 _steps: Final[dict[int, _Step]] = {}
 """By state and byte, filled as they come: at most 65,536 entries."""
@@ -267,21 +262,32 @@ def _step(key: int) -> _Step:
             raise BlockError("no Huffman code")
         if flags & HUFFMAN_EMIT_SYMBOL:
             text += bytes((symbol,))
-    step = _Step(state << 8, text, flags & HUFFMAN_COMPLETE != 0)
+    step = state << 8, text, flags & HUFFMAN_COMPLETE != 0
     _steps[key] = step
     return step
 
 
 def unhuffed(coded: bytes) -> bytes:
     """What Huffman-coded bytes stand for. Raises BlockError."""
-    state, text, complete = 0, bytearray(), True
-    known = _steps.get
-    for byte in coded:
-        step = known(state | byte)
-        if step is None:
-            step = _step(state | byte)
-        state, read, complete = step
-        text += read
+    state, complete = 0, True
+    text: list[bytes] = []
+    try:
+        for byte in coded:
+            state, read, complete = _steps[state | byte]
+            text.append(read)
+    except KeyError:  # some steps are new
+        _learn_steps(coded)
+        return unhuffed(coded)
     if not complete:
         raise BlockError("a Huffman code is cut short")
-    return bytes(text)
+    return b"".join(text)
+
+
+def _learn_steps(coded: bytes) -> None:
+    """Fills in all steps that these bytes need. Raises BlockError."""
+    state = 0
+    for byte in coded:
+        step = _steps.get(state | byte)
+        if step is None:
+            step = _step(state | byte)
+        state = step[0]

@@ -82,15 +82,24 @@ class _Likeness:
 
     def values_of(self, block: bytes) -> list[bytes] | None:
         """The values that vary, each as it is written, behind its length; None of other blocks."""
-        if self.head_of(block) is None:
+        if not self._pieces:
             return None
+        *pieces, last = self._pieces
         values, at = [], 0
-        for number in range(len(self.names)):
-            at += len(self._pieces[number])
-            stop = at + 1 + (block[at] & 0x7F)
-            values.append(block[at:stop])
-            at = stop
-        return values
+        try:
+            for piece in pieces:
+                if not block.startswith(piece, at):
+                    return None
+                at += len(piece)
+                length = block[at] & 0x7F
+                if length == 0x7F:
+                    return None
+                stop = at + 1 + length
+                values.append(block[at:stop])
+                at = stop
+        except IndexError:
+            return None
+        return values if block[at:] == last else None
 
     def head_of(self, block: bytes) -> Head | None:
         """The head of a block that differs from the last only where earlier blocks did."""
@@ -217,6 +226,15 @@ class HeaderReader:
             ]
         except BlockError:
             return ()
+
+    def caller_headers_alone(self, block: bytes) -> Headers:
+        """The same of a block that nobody has read yet, if blocks depend on no other.
+
+        Raises BlockError.
+        """
+        if self._likeness.head_of(block) is None:
+            self.read(block)
+        return self.caller_headers(block)
 
     def _caller_headers(self, block: bytes) -> Headers:
         """Reads them field by field. Raises BlockError."""

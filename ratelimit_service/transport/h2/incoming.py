@@ -71,6 +71,10 @@ class Incoming(Control):
         """Whether the last piece has brought a message that is no usual call's."""
         self._nobody = CallOrigin()
         """Who makes the calls that tell nothing but the peer's address."""
+        self._latest_block = b""
+        self._latest_origin = CallOrigin()
+        """A header block that was recalled, and who made that call. Clients that trace nothing send
+        the same block with every call."""
         self.peer = ""
         """The address of the client; "" for a Unix socket."""
         self._second = 0
