@@ -35,7 +35,7 @@ COMPILED = """
     transport/h2/control transport/h2/incoming transport/h2/connection transport/h2/protocol
     transport/h2/gathered transport/h2/calls transport/h2/overload
     simulation/world
-    replay/sketches replay/timeline replay/use replay/play
+    replay/sketches replay/timeline replay/use replay/met replay/play
     replay/recorded replay/logs replay/csv_log replay/envoy_log replay/decision_log
 """
 """The modules that a request goes through, a recorded one too, and what they share; `*` is any

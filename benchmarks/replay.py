@@ -25,11 +25,11 @@ from tempfile import TemporaryDirectory
 
 from ratelimit_service.observer import Tallies
 from ratelimit_service.replay.csv_log import CsvLog
-from ratelimit_service.replay.decision_log import DecisionLogReader
+from ratelimit_service.replay.decision_log import AskedText, DecisionLogReader
 from ratelimit_service.replay.envoy_log import EnvoyLog, Mapped
 from ratelimit_service.replay.logs import Lines, LogReader
 from ratelimit_service.replay.play import Replay, Trace
-from ratelimit_service.replay.recorded import Block, merged
+from ratelimit_service.replay.recorded import Block, Known, merged
 from ratelimit_service.rules.build import Version, build
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.settings import Settings
@@ -100,10 +100,10 @@ def accesses(count: int, seed: int = 1) -> str:
     )
 
 
-def blocks(text: str) -> Iterator[Block]:
+def blocks(text: str, known: Known[AskedText] | None = None) -> Iterator[Block]:
     """What stands in such a log."""
     lines = Lines("log", io.BytesIO(text.encode()))
-    reader: LogReader = DecisionLogReader()
+    reader: LogReader = DecisionLogReader(known)
     if text.startswith('{"start_time"'):
         reader = EnvoyLog(MAPPED)
     elif not text.startswith("{"):
@@ -115,8 +115,9 @@ def row(what: str, logs: Sequence[str], new: Snapshot, old: Snapshot | None = No
     """Measures one replay."""
     settings = Settings()
     played = Replay(Trace(new, settings), Trace(old, settings) if old else None)
+    known = Known[AskedText]()
     started = time.process_time()
-    for block in merged([blocks(text) for text in logs]):
+    for block in merged([blocks(text, known) for text in logs]):
         played.play(block)
     seconds = time.process_time() - started
     print(

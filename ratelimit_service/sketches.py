@@ -6,7 +6,7 @@ What must not live here: what a name stands for.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -53,6 +53,16 @@ class TopNames(Generic[_K]):
         self.total += times
         if len(counts) > 2 * self.most:
             self.purge()
+
+    def add_all(self, names: Sequence[_K]) -> None:
+        """As `add` of each of them."""
+        counts, most = self.counts, 2 * self.most
+        for name in names:
+            counts[name] = counts.get(name, 0) + 1
+            if len(counts) > most:
+                self.purge()
+                counts = self.counts
+        self.total += len(names)
 
     def merge(self, counts: Iterable[tuple[_K, int]], error: int, total: int) -> None:
         """Adds what another one has counted."""

@@ -8,23 +8,29 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Sequence
-from itertools import repeat
 from typing import Final
 
 from ratelimit_service.model import MAX_ADDEND, Descriptor, Entry, Request
-from ratelimit_service.replay.logs import BadLineError, Lines, LogError
-from ratelimit_service.replay.recorded import Block, Moments, recorded
+from ratelimit_service.replay.logs import BadLineError, Lines, LogError, texts_of
+from ratelimit_service.replay.recorded import Block, Known, Moments
 
-__all__ = ["CsvLog"]
+__all__ = ["Cells", "CsvLog"]
 
-_MOST_KNOWN: Final = 1 << 16
+Cells = str | tuple[str, ...]
+"""What stands behind the time, in a line without quotes; else all cells but the time."""
+
+_MOST_LINE: Final = 1 << 17
+"""Characters. The csv module takes no cell that is longer."""
 
 
 class CsvLog:
     """Reads such a log; the header is its first line."""
 
-    def __init__(self, name: str, header: str) -> None:
-        """Raises LogError for a header that cannot be right."""
+    def __init__(self, name: str, header: str, known: Known[Cells] | None = None) -> None:
+        """Raises LogError for a header that cannot be right.
+
+        `known` is shared with other logs of this header that are replayed together.
+        """
         self.columns = [column.strip() for column in next(csv.reader([header]), [])]
         for needed in ("time", "domain"):
             if self.columns.count(needed) != 1:
@@ -37,7 +43,7 @@ class CsvLog:
             raise LogError(f"{name}:1: a column of the header has no name, or hits is there twice")
         self._time = self.columns.index("time")
         self._rest = [column for column in self.columns if column != "time"]
-        self._known: dict[tuple[str, ...], Request] = {}
+        self._known = known or Known[Cells]()
         self._moments = Moments()
 
     def blocks(self, lines: Lines) -> Iterator[Block]:
@@ -46,32 +52,63 @@ class CsvLog:
         # A generator expression would read the whole log first where this is compiled.
         rows = csv.reader(map("{}\n".format, lines))
         next(rows)
-        while taken := lines.take():
+        while (taken := lines.take()) is not None:
             block = self._at_once(taken)
-            if not block:
+            if block is None:
                 lines.give_back(taken)
-                block = self._one_by_one(rows, lines, lines.number + len(taken))
+                block = self._one_by_one(rows, lines, lines.number + taken.count(b"\n") + 1)
             yield block
 
-    def _at_once(self, taken: Sequence[str]) -> Block:
-        """The requests of lines that are a sound row each; nothing if one might not be."""
+    def _at_once(self, taken: bytes) -> Block | None:
+        """The requests of lines that are a sound row each; None if one might not be."""
+        texts = texts_of(taken)
         try:
-            # If the last line's cell goes on, it takes the empty line that is added here.
-            rows = list(csv.reader([*taken, ""]))
-            if rows.pop() or len(rows) != len(taken) or set(map(len, rows)) != {len(self.columns)}:
-                return []
-            time, known = self._time, self._known
-            times = self._moments.all_us([row.pop(time) for row in rows])
-            keys = list(map(tuple, rows))
-            requests = [known.get(key) or self._request(key) for key in keys]
+            if self._time == 0 and b'"' not in taken and b"\r" not in taken:
+                times, requests = self._split(texts)
+            else:
+                times, requests = self._parsed(texts)
         except (BadLineError, ValueError, csv.Error):
-            return []
-        return list(map(recorded, zip(times, requests, repeat(None))))
+            return None
+        return Block(times, requests, [None] * len(times))
+
+    def _split(self, texts: Sequence[str]) -> tuple[list[int], list[Request]]:
+        """The same of lines without quotes that begin with the time. Raises what `_parsed` does."""
+        times: list[str] = []
+        requests: list[Request] = []
+        known = self._known.requests
+        for text in texts:
+            time, _, rest = text.partition(",")
+            request = known.get(rest)
+            if request is None:
+                cells = rest.split(",")
+                if len(cells) != len(self._rest) or len(text) > _MOST_LINE:
+                    raise BadLineError("the line is no row")
+                request = self._request(cells)
+                self._known.keep(rest, len(rest), request)
+            times.append(time)
+            requests.append(request)
+        return self._moments.all_us(times), requests
+
+    def _parsed(self, texts: Sequence[str]) -> tuple[list[int], list[Request]]:
+        """The same of any lines. Raises BadLineError, ValueError or csv.Error if one is no row."""
+        # If the last line's cell goes on, it takes the empty line that is added here.
+        rows = list(csv.reader([*texts, ""]))
+        if rows.pop() or len(rows) != len(texts) or set(map(len, rows)) != {len(self.columns)}:
+            raise BadLineError("a line is no row")
+        times = self._moments.all_us([row.pop(self._time) for row in rows])
+        known = self._known.requests
+        keys = list(map(tuple, rows))
+        return times, [known.get(key) or self._parsed_request(key) for key in keys]
+
+    def _parsed_request(self, cells: tuple[str, ...]) -> Request:
+        request = self._request(cells)
+        self._known.keep(cells, sum(map(len, cells)), request)
+        return request
 
     def _one_by_one(self, rows: Iterator[list[str]], lines: Lines, end: int) -> Block:
         """The requests of rows that begin before the end of a line."""
         columns = len(self.columns)
-        block: Block = []
+        block = Block([], [], [])
         while lines.number < end:
             try:
                 row = next(rows, None)
@@ -83,8 +120,10 @@ class CsvLog:
                     continue
                 at_us = self._moments.moment_us(row.pop(self._time))
                 key = tuple(row)
-                request = self._known.get(key) or self._request(key)
-                block.append(recorded((at_us, request, None)))
+                request = self._known.requests.get(key) or self._parsed_request(key)
+                block.times.append(at_us)
+                block.requests.append(request)
+                block.codes.append(None)
             except ValueError as error:
                 lines.bad(f"time must be as in 2026-01-31T14:03:07Z: {error}")
             except (BadLineError, csv.Error) as error:
@@ -109,10 +148,7 @@ class CsvLog:
             raise BadLineError("domain is empty")
         if not entries:
             raise BadLineError("there is no entry: all cells of keys are empty")
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
-        request = Request(domain, (Descriptor(tuple(entries), hits_addend=addend),))
-        return self._known.setdefault(tuple(cells), request)
+        return Request(domain, (Descriptor(tuple(entries), hits_addend=addend),))
 
 
 def _addend(cell: str) -> int | None:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from ratelimit_service.model import MAX_ADDEND, SECOND_US, Code, Descriptor, Entry, Request
-from ratelimit_service.replay.logs import BadLineError, Lines, LogError
-from ratelimit_service.replay.recorded import LAST_US, Block, Moments, moment_us, recorded
+from ratelimit_service.replay.json_lines import FieldsReader, Value
+from ratelimit_service.replay.logs import BadLineError, Lines, LogError, by_parts
+from ratelimit_service.replay.recorded import LAST_US, Block, Known, Moments, moment_us
 from ratelimit_service.rules.fields import Fields, document
 from ratelimit_service.rules.files import read_rule_files
 from ratelimit_service.rules.reader import Reader, Unreadable
@@ -31,7 +32,7 @@ _RATE_LIMITED: Final = "RL"
 _MOST_DIGITS: Final = 20
 """Of seconds since 1970 that are looked at; all dates have fewer."""
 
-_MOST_KNOWN: Final = 1 << 16
+_MOST_FLAGS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,16 @@ def _mapped(fields: Fields) -> Mapped:
 class EnvoyLog:
     """Reads such a log."""
 
-    def __init__(self, mapped: Mapped) -> None:
+    def __init__(self, mapped: Mapped, known: Known[tuple[Value, ...]] | None = None) -> None:
+        """`known` is shared with other logs of this mapping that are replayed together."""
         self._mapped = mapped
         self._fields = mapped.fields
-        self._known: dict[tuple[str, ...], Request] = {}
+        self._time, self._flags = mapped.time[1:], mapped.flags[1:]
+        self._reader = FieldsReader((self._time, self._flags, *self._fields))
+        self._known = known or Known[tuple[Value, ...]]()
+        """By the fields that make a request."""
+        self._codes: dict[Value, Code | None] = {}
+        """What was answered, by the response flags."""
         self._moments = Moments()
 
     def blocks(self, lines: Lines) -> Iterator[Block]:
@@ -99,42 +106,81 @@ class EnvoyLog:
         Like Envoy, it leaves out a descriptor of which a field is missing, and does not ask at
         all if none is left.
         """
-        while taken := lines.take():
-            yield self._block(taken, lines)
+        self._lines = lines
+        return by_parts(lines, self._at_once, self._one_by_one)
 
-    def _block(self, taken: Sequence[str], lines: Lines) -> Block:
-        time, flags = self._mapped.time[1:], self._mapped.flags[1:]
-        block: Block = []
-        for place, line in enumerate(taken, 1 - len(taken)):
+    def _at_once(self, taken: bytes, lines: int) -> Block | None:
+        """The requests of lines that all are of the usual form; None if one might not be."""
+        columns = self._reader.read(taken, lines)
+        if not columns:
+            return None
+        try:
+            times = self._times(columns[0])
+            known, requests = self._known.requests, []
+            for values in zip(*columns[2:], strict=True) if self._fields else [()] * len(times):
+                request = known.get(values) or self._request(values)
+                requests.append(request)
+        except (BadLineError, ValueError):
+            return None
+        codes: list[Code | None] = [None] * len(times)
+        if self._flags:
+            codes = [self._codes.get(flags) or self._code(flags) for flags in columns[1]]
+        if all(request.descriptors for request in requests):
+            return Block(times, requests, codes)
+        asking = [place for place, request in enumerate(requests) if request.descriptors]
+        return Block(
+            [times[place] for place in asking],
+            [requests[place] for place in asking],
+            [codes[place] for place in asking],
+        )
+
+    def _times(self, found: list[Value]) -> list[int]:
+        texts = list(map(_text, found))
+        try:
+            return self._moments.all_us(texts)
+        except ValueError:
+            return [self._moment_us(text, self._time) for text in texts]
+
+    def _one_by_one(self, texts: Sequence[str], number: int) -> Iterator[Block]:
+        lines = self._lines
+        block = Block([], [], [])
+        for place, line in enumerate(texts, number):
             if not line:
                 continue
             try:
                 found = _object(line)
-                at_us = self._moment_us(_value(found, time), time)
-                request = self._request(found)
+                at_us = self._moment_us(_value(found, self._time), self._time)
+                request = self._request(tuple([_value(found, field) for field in self._fields]))
             except (ValueError, RecursionError) as error:
-                lines.bad(f"the line is no JSON: {error}", lines.number + place)
+                lines.bad(f"the line is no JSON: {error}", place)
                 continue
             except BadLineError as error:
-                lines.bad(str(error), lines.number + place)
+                lines.bad(str(error), place)
                 continue
-            code = None
-            if flags:
-                told = _value(found, flags)
-                limited = _RATE_LIMITED in told and _RATE_LIMITED in told.split(",")
-                code = Code.OVER_LIMIT if limited else Code.OK
             if request.descriptors:
-                block.append(recorded((at_us, request, code)))
-        return block
+                block.times.append(at_us)
+                block.requests.append(request)
+                block.codes.append(self._code(_value(found, self._flags)))
+        yield block
 
-    def _request(self, found: Mapping[str, object]) -> Request:
-        values = tuple([_value(found, field) for field in self._fields])
-        request = self._known.get(values)
+    def _request(self, values: tuple[Value, ...]) -> Request:
+        """What is asked by these fields, in their order. Raises BadLineError."""
+        request = self._known.requests.get(values)
         if request is None:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            request = self._known[values] = self._made(dict(zip(self._fields, values, strict=True)))
+            texts = list(map(_text, values))
+            request = self._made(dict(zip(self._fields, texts, strict=True)))
+            self._known.keep(values, sum(map(len, texts)), request)
         return request
+
+    def _code(self, flags: Value) -> Code | None:
+        """What was answered, by the response flags; None if the mapping does not name these."""
+        if not self._flags:
+            return None
+        if len(self._codes) >= _MOST_FLAGS:
+            self._codes.clear()
+        limited = _RATE_LIMITED in _text(flags).split(",")
+        code = self._codes[flags] = Code.OVER_LIMIT if limited else Code.OK
+        return code
 
     def _moment_us(self, text: str, field: str) -> int:
         """A time of RFC 3339, or seconds since 1970. Raises BadLineError."""
@@ -184,6 +230,11 @@ def _object(line: str) -> Mapping[str, object]:
 
 
 _decode: Final = json.JSONDecoder().raw_decode
+
+
+def _text(value: Value) -> str:
+    """A field as text, "" if it is missing."""
+    return "" if value is None or value == _NOTHING else str(value)
 
 
 def _value(found: Mapping[str, object], field: str) -> str:

@@ -16,7 +16,16 @@ from ratelimit_service.errors import RateLimitError
 from ratelimit_service.replay.recorded import Block
 from ratelimit_service.text import printable
 
-__all__ = ["BadLineError", "Lines", "Log", "LogBytes", "LogError", "LogReader"]
+__all__ = [
+    "BadLineError",
+    "Lines",
+    "Log",
+    "LogBytes",
+    "LogError",
+    "LogReader",
+    "by_parts",
+    "texts_of",
+]
 
 _BLOCK: Final = 1 << 18
 _MOST_LINE: Final = 1 << 20
@@ -24,8 +33,8 @@ _MOST_LINE: Final = 1 << 20
 
 _MOST_TOLD: Final = 5
 _GZIP: Final = b"\x1f\x8b"
-_MARK: Final = "\ufeff"
-_TOO_LONG: Final = ["\0"]
+_MARK: Final = "\ufeff".encode()
+_TOO_LONG: Final = b"\0 too long"
 """Stands for a line that is too long."""
 
 
@@ -67,46 +76,56 @@ class Lines:
         """Of the first of these, where and why."""
         self._file = file
         self._blocks = self._read()
-        self._block: list[str] = []
+        self._whole: bytes | None = None
+        """Lines that were read and of which none was handed out."""
+        self._texts: list[str] = []
+        """Else the lines, of which those up to this place were handed out."""
         self._at = 0
-        """Of the block's lines the first that was not handed out."""
         self.first = self._first()
         """The first line that is not empty. It is the first that is handed out."""
 
     def __iter__(self) -> Iterator[str]:
         """Line after line; it begins where the last one ended that was handed out."""
         while self._more():
-            while self._at < len(self._block):
-                line = self._block[self._at]
+            if self._whole is not None:
+                self._texts, self._at, self._whole = texts_of(self._whole), 0, None
+            while self._at < len(self._texts):
+                line = self._texts[self._at]
                 self._at += 1
                 self.number += 1
                 yield line
 
-    def take(self) -> list[str]:
-        """The next lines, as many as were read at once; none at the end."""
+    def take(self) -> bytes | None:
+        """The next lines, as many as were read at once (`texts_of`); None at the end.
+
+        Between two of them is a line feed.
+        """
         if not self._more():
-            return []
-        taken = self._block[self._at :] if self._at else self._block
-        self._at = len(self._block)
-        self.number += len(taken)
+            return None
+        if self._whole is not None:
+            taken, self._whole = self._whole, None
+        else:
+            taken = "\n".join(self._texts[self._at :]).encode()
+            self._at = len(self._texts)
+        self.number += taken.count(b"\n") + 1
         return taken
 
-    def give_back(self, taken: Sequence[str]) -> None:
+    def give_back(self, taken: bytes) -> None:
         """Hands out the lines that were taken last again."""
-        self._at -= len(taken)
-        self.number -= len(taken)
+        self._whole = taken
+        self.number -= taken.count(b"\n") + 1
 
     def _more(self) -> bool:
         """Whether a line is left; one that is too long is told."""
-        while self._at == len(self._block):
-            block = next(self._blocks, None)
-            if block is None:
+        while self._whole is None and self._at == len(self._texts):
+            whole = next(self._blocks, None)
+            if whole is None:
                 return False
-            self._block, self._at = block, 0
-            if block is _TOO_LONG:
-                self._at = 1
+            if whole is _TOO_LONG:
                 self.number += 1
                 self.bad(f"the line is longer than {_MOST_LINE} bytes")
+            else:
+                self._whole = whole
         return True
 
     def bad(self, why: str, number: int = 0) -> None:
@@ -116,26 +135,27 @@ class Lines:
             self.told.append(f"{self.name}:{number or self.number}: {why}")
 
     def _first(self) -> str:
+        if self._more() and self._whole is not None:
+            self._whole = self._whole.removeprefix(_MARK)
         for line in self:
-            if line.strip(f"{_MARK} \t"):
-                first = line.removeprefix(_MARK)
-                self.give_back([line])
-                self._block[self._at] = first
-                return first
+            if line.strip(" \t"):
+                self._at -= 1
+                self.number -= 1
+                return line
         return ""
 
-    def _read(self) -> Iterator[list[str]]:
-        """Cuts blocks into lines, whatever their length; what is no UTF-8 is replaced."""
+    def _read(self) -> Iterator[bytes]:
+        """Cuts blocks into whole lines, whatever their length, which end in a line feed alone."""
         rest = b""
         while block := self._bytes():
             whole, end, rest = (rest + block).rpartition(b"\n")
             if end:
-                yield _texts(whole)
+                yield _cleaned(whole)
             if len(rest) > _MOST_LINE:
                 yield _TOO_LONG
                 rest = self._skip()
         if rest:
-            yield _texts(rest.removesuffix(b"\n"))
+            yield _cleaned(rest)
 
     def _skip(self) -> bytes:
         """Passes over the rest of a line; tells what has been read behind it."""
@@ -152,11 +172,48 @@ class Lines:
             raise LogError(f"{self.name} cannot be read: {error}") from error
 
 
-def _texts(lines: bytes) -> list[str]:
-    text = lines.decode("utf-8", "replace")
-    if "\r" in text:
-        return [line.rstrip("\r") for line in text.split("\n")]
-    return text.split("\n")
+def _cleaned(whole: bytes) -> bytes:
+    """Lines without carriage returns at their ends."""
+    if b"\r" not in whole:
+        return whole
+    return b"\n".join([line.rstrip(b"\r") for line in whole.split(b"\n")])
+
+
+def texts_of(taken: bytes) -> list[str]:
+    """The lines that were taken, as text; what is no UTF-8 is replaced."""
+    return taken.decode("utf-8", "replace").split("\n")
+
+
+_PART: Final = 16
+
+
+def by_parts(
+    lines: Lines,
+    at_once: Callable[[bytes, int], Block | None],
+    one_by_one: Callable[[Sequence[str], int], Iterator[Block]],
+) -> Iterator[Block]:
+    """The requests of lines that are read together where that can be, else one by one.
+
+    `at_once` is told how many there are, and gives None if one of them is not as usual. Then they
+    are read in parts of a few lines, so that such a line costs only its neighbours. `one_by_one` is
+    told the number of the first line.
+    """
+    before = lines.number
+    while (taken := lines.take()) is not None:
+        block = at_once(taken, lines.number - before)
+        number, before = before + 1, lines.number
+        if block is not None:
+            yield block
+            continue
+        each = taken.split(b"\n")
+        for start in range(0, len(each), _PART):
+            few = each[start : start + _PART]
+            part = b"\n".join(few)
+            block = at_once(part, len(few))
+            if block is not None:
+                yield block
+            else:
+                yield from one_by_one(texts_of(part), number + start)
 
 
 class Log:

@@ -6,13 +6,14 @@ live here: what is kept of a rule (`use`), and what it says to people (`report`)
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import lt
 from typing import Final
 
-from ratelimit_service.limiter import CompiledRule, Plan, PlanTemplate, unasked
+from ratelimit_service.limiter import CompiledRule, PlanTemplate, unasked
 from ratelimit_service.limiter.compiled import Kind
 from ratelimit_service.model import (
     MINUTE_US,
@@ -20,16 +21,14 @@ from ratelimit_service.model import (
     Descriptor,
     Entry,
     Hit,
-    Mode,
     Request,
-    outcome_of,
 )
-from ratelimit_service.replay.recorded import Recorded
-from ratelimit_service.replay.sketches import CallerSample, place_of
+from ratelimit_service.replay.met import Met, Prepared, alone_of
+from ratelimit_service.replay.recorded import Block
+from ratelimit_service.replay.sketches import CallerSample
 from ratelimit_service.replay.timeline import Timeline
-from ratelimit_service.replay.use import SAMPLE, TOP_NAMES, RuleUse
+from ratelimit_service.replay.use import SAMPLE, TOP_NAMES, Caller, RuleUse
 from ratelimit_service.rules.match import match
-from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.texts import limit_text
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.settings import Settings
@@ -46,60 +45,7 @@ MAX_COUNTERS: Final = 1_000_000
 _MOST_PREPARED: Final = 1 << 16
 _MOST_KIN: Final = 1 << 12
 _MOST_DOMAINS: Final = 1_000
-_MOST_NAME: Final = 200
-"""Characters that are shown of a caller."""
-
 _WITHIN: Final = Verdict.WITHIN
-
-
-class _Met:
-    """One descriptor of a request, and the use of the rule that it meets."""
-
-    __slots__ = ("addend", "caller", "enforced", "hits", "name", "refund", "start", "use")
-
-    def __init__(self, use: RuleUse, planned: Plan, start: int, name: str, key: bytes) -> None:
-        self.use = use
-        self.addend = planned.addend
-        self.hits = planned.hits
-        self.refund = planned.refund
-        self.start = start
-        self.enforced = not planned.hits or planned.hits[0].mode is not Mode.SHADOW
-        self.name = name
-        self.caller = use.caller(place_of(key), name)
-        """Who is looked at; None if it is not in the sample, or no more."""
-
-    def follow(self, at_us: int) -> None:
-        """Follows the caller, as long as it is in the sample."""
-        caller = self.caller
-        if caller is not None and caller.followed:
-            self.use.follow(caller, self.hits, at_us)
-        else:
-            self.caller = None
-
-
-class _Prepared:
-    """A request with its plans, which is asked as often as it comes."""
-
-    __slots__ = ("alone", "hits", "leasing", "met", "plans", "request", "unmatched")
-
-    def __init__(
-        self,
-        request: Request,
-        plans: Sequence[Plan],
-        hits: Sequence[Hit],
-        met: Sequence[_Met],
-        unmatched: bool,
-    ) -> None:
-        self.request = request
-        self.plans = plans
-        self.hits = hits
-        self.met = met
-        self.unmatched = unmatched
-        self.leasing = sum([planned.rule.leasing for planned in plans]) > 0
-        self.alone: _Met | None = None
-        """What it meets, if that is one hit and nothing else."""
-        if len(hits) == len(met) == len(plans) == 1 and not self.leasing and not met[0].refund:
-            self.alone = met[0] if len(met[0].use.limits) == 1 else None
 
 
 class _Kin:
@@ -133,8 +79,12 @@ class Trace:
         self._world = World(snapshot, settings, max_counters)
         self.uses: dict[tuple[str, str], RuleUse] = {}
         """By domain and path of the rule."""
-        self._prepared: dict[int, _Prepared] = {}
+        self._prepared: dict[int, Prepared] = {}
         """By the identities of requests: readers of logs make equal ones one object."""
+        self._alone: dict[int, Met] = {}
+        """As `_prepared`, of requests that are one hit and nothing else."""
+        self._waiting: list[Met] = []
+        """Of callers that came since all were followed."""
         self._most_prepared = most_prepared
         self._kin: dict[_Shape, _Kin | bool] = {}
         """What requests of a shape have in common. False: it came once; True: they have nothing."""
@@ -145,7 +95,7 @@ class Trace:
         self.timeline = Timeline()
         self.unmatched: Counter[str] = Counter()
         """Requests in which a descriptor met no rule, by domain; there are only so many."""
-        self.deciding: _Met | None = None
+        self.deciding: Met | None = None
         """Of the last request the descriptor that denied it, if one did."""
 
     @property
@@ -155,54 +105,112 @@ class Trace:
 
     def ask(self, request: Request, at_us: int) -> bool:
         """Asks one request and notes what comes of it; tells whether it passes."""
-        if self.snapshot.times is not None:
-            self._renew(at_us)
-        prepared = self._prepared.get(id(request))
-        if prepared is None:
-            prepared = self._prepare(request, at_us)
-        passes = self._ask(prepared, at_us)
+        self._renew(at_us)
+        passes = self._ask(self._prepared.get(id(request)) or self._prepare(request, at_us), at_us)
         self.timeline.add(at_us, int(not passes))
+        self._settle_all()
         return passes
 
-    def ask_all(self, requests: Sequence[Request], times: Sequence[int]) -> dict[int, _Met | None]:
+    def ask_all(self, requests: Sequence[Request], times: Sequence[int]) -> dict[int, Met | None]:
         """As `ask` for each of them, at its time; tells those that are denied, by their places.
 
-        With each of these is the descriptor that denied it, if one did. Nearly every request is one
-        hit: that has a short way here.
+        With each of these is the descriptor that denied it, if one did.
         """
-        found, changing = self._prepared, self.snapshot.times is not None
+        denied: dict[int, Met | None] = {}
+        if self.snapshot.times is None:
+            self._ask_part(requests, times, 0, denied)
+        else:
+            start = 0
+            while start < len(times):
+                self._renew(times[start])
+                next_us = (
+                    times[start] // MINUTE_US + 1
+                ) * MINUTE_US  # until then the same rules hold
+                end = bisect_left(times, next_us, start)
+                self._ask_part(requests[start:end], times[start:end], start, denied)
+                start = end
+        self.timeline.add_all(times, [times[place] for place in denied])
+        self._settle_all()
+        return denied
+
+    def _ask_part(
+        self,
+        requests: Sequence[Request],
+        times: Sequence[int],
+        start: int,
+        denied: dict[int, Met | None],
+    ) -> None:
+        """Asks requests while the same rules hold; adds those that are denied.
+
+        Their places count from `start`. Nearly every request is one hit: it has a short way here.
+        """
+        found = self._alone
         charge = self._world.charge_alone
-        denied: dict[int, _Met | None] = {}
-        for place, request in enumerate(requests):
-            at_us = times[place]
-            if changing:
-                self._renew(at_us)
-            prepared = found.get(id(request))
-            if prepared is None:
-                prepared = self._prepare_kin(request, at_us) or self._prepare(request, at_us)
-            met = prepared.alone
-            remaining = UNSETTLED if met is None else charge(prepared.hits[0], at_us)
-            if met is None or remaining == UNSETTLED:
+        place = start - 1
+        for met, request, at_us in zip(
+            map(found.get, map(id, requests)), requests, times, strict=True
+        ):
+            place += 1
+            if met is None:
+                met = self._prepare_alone(request, at_us)  # noqa: PLW2901 -- found late
+            if met is None:
+                prepared = self._prepared.get(id(request)) or self._prepare(request, at_us)
                 if not self._ask(prepared, at_us):
                     denied[place] = self.deciding
                 continue
-            if met.caller is not None:
-                met.follow(at_us)
-            if remaining >= 0:
-                met.use.within_alone(met.name, met.addend, remaining, at_us)
+            remaining = charge(met.hits[0], at_us)
+            if remaining == UNSETTLED:
+                if not self._ask(Prepared(request, (), met.hits, (met,), False), at_us):
+                    denied[place] = self.deciding
                 continue
-            outcome = outcome_of((True, -1 - remaining, 0, 0, False))
-            passes = not met.enforced
-            met.use.settled(
-                met.name, met.addend, (outcome,), at_us, passes=passes, enforced=met.enforced
-            )
-            if met.caller is not None:
-                met.caller.denied += 1
-            if not passes:
-                self.denied += 1
-                denied[place] = met
-        self.timeline.add_all(times, list(denied))
-        return denied
+            caller = met.caller
+            if caller is not None:
+                if not met.times:
+                    self._wait(met, caller)
+                met.times.append(at_us)
+            use = met.use
+            use.came.append(at_us)
+            if met.addend != 1:
+                use.hits += met.addend - 1
+            if remaining < 0:
+                remaining = -1 - remaining
+                if self._over(met, use, at_us):
+                    denied[place] = met
+            if remaining < use.least:
+                use.reach(remaining, met.name, at_us)
+
+    def _over(self, met: Met, use: RuleUse, at_us: int) -> bool:
+        """Notes that a request's only hit was over; tells whether that denies it."""
+        use.over.append(at_us)
+        use.over_names.append(met.name)
+        if met.caller is not None:
+            met.caller.denied += 1
+        if not met.enforced:
+            use.admitted_over += 1
+            return False
+        use.limits[0].denied += 1
+        use.denied += 1
+        self.denied += 1
+        return True
+
+    def _wait(self, met: Met, caller: Caller) -> None:
+        """Puts off following a caller until the requests of a block have been asked."""
+        if caller.waiting:
+            self._follow_all()  # it came with another request, by which it is followed first
+        caller.waiting = True
+        self._waiting.append(met)
+
+    def _follow_all(self) -> None:
+        waiting = self._waiting
+        self._waiting = []
+        for met in waiting:
+            met.follow()
+
+    def _settle_all(self) -> None:
+        """Brings up to date what is only noted while requests are asked."""
+        self._follow_all()
+        for use in self.uses.values():
+            use.settle()
 
     def _renew(self, at_us: int) -> None:
         """Forgets all plans when other rules hold."""
@@ -210,9 +218,10 @@ class Trace:
         if phase != self._phase:
             self._phase = phase
             self._prepared.clear()
+            self._alone.clear()
             self._kin.clear()
 
-    def _ask(self, prepared: _Prepared, at_us: int) -> bool:
+    def _ask(self, prepared: Prepared, at_us: int) -> bool:
         hits = prepared.hits
         if hits:
             if prepared.leasing:
@@ -223,7 +232,8 @@ class Trace:
         outcomes, verdict = settled.outcomes, settled.verdict
         for met in prepared.met:
             if met.caller is not None:
-                met.follow(at_us)
+                self._wait(met, met.caller)
+                met.times.append(at_us)
             if met.refund:
                 met.use.refunds += 1
             elif verdict is _WITHIN:
@@ -235,7 +245,7 @@ class Trace:
             return True
         return self._settled(prepared, settled, at_us)
 
-    def _settled(self, prepared: _Prepared, settled: Settled, at_us: int) -> bool:
+    def _settled(self, prepared: Prepared, settled: Settled, at_us: int) -> bool:
         passes = settled.verdict.passes
         self.deciding = None
         for met in prepared.met:
@@ -262,11 +272,11 @@ class Trace:
         if domain in self.unmatched or len(self.unmatched) < _MOST_DOMAINS:
             self.unmatched[domain] += 1
 
-    def _prepare(self, request: Request, at_us: int) -> _Prepared:
+    def _prepare(self, request: Request, at_us: int) -> Prepared:
         """Plans a request; it is remembered, as long as there are not too many."""
         asked = _without_leases(request)
         plans = self._world.plan(asked, at_us)
-        met: list[_Met] = []
+        met: list[Met] = []
         hits: list[Hit] = []
         unmatched = False
         for descriptor, planned in zip(asked.descriptors, plans, strict=True):
@@ -275,19 +285,35 @@ class Trace:
                 continue
             start = len(hits)
             hits += planned.hits
-            name = self._name(request.domain, descriptor, at_us)
-            key = planned.hits[0].key if planned.hits else name.encode("utf-8", "replace")
-            met.append(_Met(self._use(request.domain, planned.rule), planned, start, name, key))
-        return self._keep(_Prepared(request, plans, hits, met, unmatched))
-
-    def _keep(self, prepared: _Prepared) -> _Prepared:
-        if len(self._prepared) >= self._most_prepared:
-            self._prepared.clear()
-        self._prepared[id(prepared.request)] = prepared
+            caller = self._caller(request.domain, descriptor, at_us)
+            use = self._use(request.domain, planned.rule)
+            met.append(Met(request, use, planned, start, caller))
+        prepared = Prepared(request, plans, hits, met, unmatched)
+        self._make_room()
+        self._prepared[id(request)] = prepared
         return prepared
 
-    def _prepare_kin(self, request: Request, at_us: int) -> _Prepared | None:
-        """As `_prepare`, by what was found out for requests that only have another last value."""
+    def _make_room(self) -> None:
+        if len(self._prepared) + len(self._alone) >= self._most_prepared:
+            self._prepared.clear()
+            self._alone.clear()
+
+    def _prepare_alone(self, request: Request, at_us: int) -> Met | None:
+        """What a request meets, if that is one hit and nothing else; it is remembered."""
+        key = id(request)
+        if key in self._prepared:
+            return None
+        met = self._alone.get(key)
+        if met is None:
+            met = self._of_kin(request, at_us) or alone_of(self._prepare(request, at_us))
+            if met is not None:
+                self._prepared.pop(key, None)
+                self._make_room()
+                self._alone[key] = met
+        return met
+
+    def _of_kin(self, request: Request, at_us: int) -> Met | None:
+        """The same by what was found out for requests that only have another last value."""
         if len(request.descriptors) != 1:
             return None
         entries, limit, addend, refund = request.descriptors[0]
@@ -304,17 +330,19 @@ class Trace:
             self._kin[shape] = False
             return None
         if kin is False:
-            template = self._world.template(request.domain, entries, addend, at_us)
-            if template is not None:
-                use = self._use(request.domain, template.rule)
-                kin = _Kin(template, use)
-            self._kin[shape] = kin or True
+            kin = self._kin[shape] = self._new_kin(request.domain, entries, addend, at_us) or True
         if not isinstance(kin, _Kin) or not value.isascii():
             return None
-        planned = kin.template.plan(value.encode())
-        name = _short(path_text(entries))
-        met = _Met(kin.use, planned, 0, name, planned.hits[0].key)
-        return self._keep(_Prepared(request, (planned,), planned.hits, (met,), False))
+        return Met(request, kin.use, kin.template.plan(value.encode()), 0, entries)
+
+    def _new_kin(
+        self, domain: str, entries: Sequence[Entry], addend: int, at_us: int
+    ) -> _Kin | None:
+        template = self._world.template(domain, entries, addend, at_us)
+        if template is None or template.rule.limits[0].count_denied or template.rule.leasing:
+            return None
+        use = self._use(domain, template.rule)
+        return _Kin(template, use) if len(use.limits) == 1 else None
 
     def _use(self, domain: str, rule: CompiledRule) -> RuleUse:
         """The use of a rule. Limits that callers bring are one rule, of the limit seen first."""
@@ -327,18 +355,15 @@ class Trace:
             use = self.uses[key] = RuleUse(rule, self._sample, self._names)
         return use
 
-    def _name(self, domain_name: str, descriptor: Descriptor, at_us: int) -> str:
-        """The caller as people know it: what its counter counts."""
+    def _caller(
+        self, domain_name: str, descriptor: Descriptor, at_us: int
+    ) -> Sequence[tuple[str, str]]:
+        """What its counter counts: the entries of a descriptor that name the caller."""
         domain = self.snapshot.domains.get(domain_name)
-        entries: Sequence[tuple[str, str]] = descriptor.entries
         if domain is not None and descriptor.limit is None:
-            minute = at_us // MINUTE_US
-            entries = match(domain, descriptor.entries, minute).identity or entries
-        return _short(path_text(entries))
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _MOST_NAME else f"{name[:_MOST_NAME]}…"
+            found = match(domain, descriptor.entries, at_us // MINUTE_US)
+            return found.identity or descriptor.entries
+        return descriptor.entries
 
 
 def _without_leases(request: Request) -> Request:
@@ -363,14 +388,14 @@ class SideChanges:
         self.names = TopNames[str](TOP_NAMES)
         self.callers = CallerSample[str](SAMPLE)
 
-    def note(self, met: _Met | None) -> None:
+    def note(self, met: Met | None) -> None:
         """Notes a request by the descriptor that one of the two denied it for."""
         self.requests += 1
         if met is None:
             return
         self.names.add(met.name)
         met.use.changed.add(met.name)
-        place = place_of(met.name.encode("utf-8", "replace"))
+        place = met.name_place
         for sample in (self.callers, met.use.changed_callers):
             if sample.wants(place) and sample.get(place) is None:
                 sample.put(place, met.name)
@@ -392,18 +417,20 @@ class Replay:
         self.newly_denied = SideChanges()
         self.newly_allowed = SideChanges()
 
-    def play(self, records: Sequence[Recorded]) -> None:
+    def play(self, block: Block) -> None:
         """Asks the requests of a log, or of the next part of it."""
-        if not records:
+        stamps, requests, codes = block
+        if not stamps:
             return
         new, old = self.new, self.old
-        stamps, requests, codes = zip(*records, strict=True)
-        times = list(accumulate(stamps, max, initial=self.last_us))[1:]
         if not self.requests:
-            self.first_us = times[0]
-        self.late += sum(map(lt, stamps, times))
+            self.first_us = stamps[0]
+        times = stamps
+        if stamps[0] < self.last_us or stamps != sorted(stamps):
+            times = list(accumulate(stamps, max, initial=self.last_us))[1:]
+            self.late += sum(map(lt, stamps, times))
         self.last_us = times[-1]
-        self.requests += len(records)
+        self.requests += len(times)
         for code in Code:
             if came := codes.count(code):
                 self.recorded[code] += came

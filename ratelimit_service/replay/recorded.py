@@ -9,58 +9,95 @@ import datetime
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from functools import partial
-from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from ratelimit_service.model import SECOND_US, Code, Request
 
-__all__ = [
-    "LAST_US",
-    "Block",
-    "Moments",
-    "Recorded",
-    "in_order",
-    "merged",
-    "moment_us",
-    "recorded",
-]
+__all__ = ["LAST_US", "Block", "Known", "Moments", "in_order", "merged", "moment_us"]
 
 WINDOW: Final = 10_000
 """A line may stand so many lines too late in its log: access logs are written when requests end."""
 
-
-class Recorded(NamedTuple):
-    """A request, when it came (microseconds since 1970), and what it was answered, if known."""
-
-    at_us: int
-    request: Request
-    code: Code | None = None
+_AT_A_TIME: Final = 4
+"""So many windows of records are sorted together: each record twice at most, mostly once."""
 
 
-recorded: Final = partial(tuple.__new__, Recorded)
-"""A record from a tuple of its fields, at half the price of a call with three arguments."""
+class Block(NamedTuple):
+    """Requests that were read together. All work on them is done block by block.
 
-_by_time: Final = attrgetter("at_us")
+    When each came (microseconds since 1970), what was asked, and what was answered, if known.
+    """
+
+    times: list[int]
+    requests: list[Request]
+    codes: list[Code | None]
 
 
-Block = list[Recorded]
-"""Records that were read at once. All work on records is done block by block."""
+_K = TypeVar("_K")
+
+
+class Known(Generic[_K]):
+    """Requests that came before, by what stands for them in a log: to read takes longer.
+
+    Logs of one form share it, so that equal requests are one object, which is planned once.
+    """
+
+    __slots__ = ("requests",)
+
+    def __init__(self) -> None:
+        self.requests: dict[_K, Request] = {}
+
+    def keep(self, key: _K, size: int, request: Request) -> None:
+        """Keeps a request of that size, in bytes or characters, unless it is too large."""
+        if size > _MOST_TEXT:
+            return
+        if len(self.requests) >= _MOST_KNOWN:
+            self.requests.clear()
+        self.requests[key] = request
+
+
+_MOST_KNOWN: Final = 1 << 16
+_MOST_TEXT: Final = 2_048
+
+
+def _none() -> Block:
+    return Block([], [], [])
+
+
+def _add(block: Block, more: Block) -> None:
+    """Adds another block to the end of one."""
+    block.times.extend(more.times)
+    block.requests.extend(more.requests)
+    block.codes.extend(more.codes)
+
+
+def _part(block: Block, start: int, end: int) -> Block:
+    return Block(block.times[start:end], block.requests[start:end], block.codes[start:end])
+
+
+def _by_time(block: Block) -> Block:
+    """The same in order of time; what came at one time stays in its order."""
+    times, requests, codes = block
+    if times == sorted(times):
+        return block  # as logs of ours nearly always are
+    order = sorted(range(len(times)), key=times.__getitem__)
+    return Block(
+        [times[place] for place in order],
+        [requests[place] for place in order],
+        [codes[place] for place in order],
+    )
 
 
 def in_order(blocks: Iterator[Block], window: int = WINDOW) -> Iterator[Block]:
     """The records by time, if none stands further back than the window; else nearly so."""
-    waiting: Block = []
-    ready = window * 2
+    waiting = _none()
     for block in blocks:
-        waiting += block
-        if len(waiting) < ready:
-            continue  # to sort more at a time costs less
-        waiting.sort(key=_by_time)
-        yield waiting[:-window]
-        waiting = waiting[-window:]
-    waiting.sort(key=_by_time)
-    yield waiting
+        _add(waiting, block)
+        if len(waiting.times) >= window * _AT_A_TIME:
+            waiting = _by_time(waiting)
+            yield _part(waiting, 0, -window)
+            waiting = _part(waiting, -window, len(waiting.times))
+    yield _by_time(waiting)
 
 
 def merged(logs: Sequence[Iterator[Block]], window: int = WINDOW) -> Iterator[Block]:
@@ -72,30 +109,29 @@ def merged(logs: Sequence[Iterator[Block]], window: int = WINDOW) -> Iterator[Bl
 
 def _merged(logs: Sequence[Iterator[Block]]) -> Iterator[Block]:
     """All up to the moment that every log has been read to; then on from there."""
-    rests: list[Block] = [[] for _ in logs]
+    rests = [_none() for _ in logs]
     ended = [False] * len(logs)
     while True:
         for place, log in enumerate(logs):
-            while not rests[place] and not ended[place]:
+            while not rests[place].times and not ended[place]:
                 more = next(log, None)
                 if more is None:
                     ended[place] = True
                 else:
                     rests[place] = more
-        read_to = [rest[-1].at_us for rest in rests if rest]
+        read_to = [rest.times[-1] for rest in rests if rest.times]
         if not read_to:
             return
         until_us = min(read_to)
-        block: Block = []
+        block = _none()
         bisect = bisect_right
         for place, rest in enumerate(rests):
-            end = bisect(rest, until_us, key=_by_time)
-            block += rest[:end]
-            rests[place] = rest[end:]
-            if rest and not rests[place] and not ended[place]:
+            end = bisect(rest.times, until_us)
+            _add(block, _part(rest, 0, end))
+            rests[place] = _part(rest, end, len(rest.times))
+            if rest.times and not rests[place].times and not ended[place]:
                 bisect = bisect_left  # this log may have more of that moment, which comes first
-        block.sort(key=_by_time)
-        yield block
+        yield _by_time(block)
 
 
 LAST_US: Final = 253_402_300_800 * SECOND_US - 1
@@ -163,20 +199,24 @@ class Moments:
         """The moments of several times, at once where all have one form; ValueError as for one."""
         size = len(texts[0])
         digits = size - _SECOND - 2
-        parts = "".join([text[_SECOND + 1 : -1] for text in texts])
         if not (
             0 < digits <= _DIGITS
             and set(map(len, texts)) == {size}
-            and parts.isdigit()
-            and parts.isascii()
-            and {text[_SECOND] + text[-1] for text in texts} == {".Z"}
+            and _ALIKE[digits].fullmatch("".join(texts))
         ):
             return list(map(self.moment_us, texts))
-        scale, end = _SCALES[digits], _SECOND + 1 + digits
-        seconds = {text[:_SECOND] for text in texts}
-        known = {second: self.moment_us(f"{second}.0Z") for second in seconds}
-        return [known[text[:_SECOND]] + int(text[_SECOND + 1 : end]) * scale for text in texts]
+        known, scale, end = self.seconds, _SCALES[digits], _SECOND + 1 + digits
+        try:
+            return [known[text[:_SECOND]] + int(text[_SECOND + 1 : end]) * scale for text in texts]
+        except KeyError:  # as if a second begins
+            return list(map(self.moment_us, texts))
 
 
 _SCALES: Final = (0, 100_000, 10_000, 1_000, 100, 10, 1)
 """Microseconds of the last digit of a fraction, by its number of digits."""
+
+_ALIKE: Final = [
+    re.compile(rf"(?:.{{{_SECOND}}}\.[0-9]{{{digits}}}Z)*+", re.DOTALL)
+    for digits in range(_DIGITS + 1)
+]
+"""Several times of one form, one behind the other, by their number of digits."""

@@ -8,10 +8,12 @@ from pathlib import Path
 from ratelimit_service.errors import RulesError
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
-from ratelimit_service.replay.csv_log import CsvLog
-from ratelimit_service.replay.decision_log import DecisionLogReader
+from ratelimit_service.replay.csv_log import Cells, CsvLog
+from ratelimit_service.replay.decision_log import AskedText, DecisionLogReader
 from ratelimit_service.replay.envoy_log import EnvoyLog, read_mapping
+from ratelimit_service.replay.json_lines import Value
 from ratelimit_service.replay.logs import LogError, LogReader
+from ratelimit_service.replay.recorded import Known
 from ratelimit_service.rules.from_files import FromFiles
 from ratelimit_service.rules.lint import lint
 from ratelimit_service.rules.load import Rules
@@ -31,25 +33,28 @@ def rules_of(path: Path) -> Snapshot:
 
 
 class Readers:
-    """Finds out how a log is to be read, by its first line."""
+    """Finds out how each of the logs that are replayed together is to be read."""
 
     def __init__(self, mapping: Path | None = None) -> None:
         """`mapping` says which fields of JSON lines make requests. Raises LogError."""
         self._mapped = read_mapping(mapping) if mapping is not None else None
+        self._asked = Known[AskedText]()
+        self._rows: dict[str, Known[Cells]] = {}
+        self._fields = Known[tuple[Value, ...]]()
 
     def reader_of(self, name: str, first: str) -> LogReader:
         """What reads a log with this first line. Raises LogError if nothing does."""
         if not first.lstrip().startswith("{"):
-            return CsvLog(name, first)
+            return CsvLog(name, first, self._rows.setdefault(first, Known()))
         try:
             fields = json.loads(first)
         except (ValueError, RecursionError) as error:
             raise LogError(f"{name}:1: the line is no JSON: {error}") from error
         if "v" in fields and "by" in fields and fields.keys() & {"descriptors", "unreadable"}:
-            return DecisionLogReader()
+            return DecisionLogReader(self._asked)
         if self._mapped is None:
             raise LogError(
                 f"{name}:1: this is JSON, but no decision log of ratelimit: for an access log of "
                 "Envoy say with --mapping FILE which fields make a descriptor"
             )
-        return EnvoyLog(self._mapped)
+        return EnvoyLog(self._mapped, self._fields)

@@ -68,13 +68,13 @@ class Timeline:
         self._denied += denied
 
     def add_all(self, times: Sequence[int], denied: Sequence[int]) -> None:
-        """As `add` of many; `denied` are the places of those that were denied, in their order."""
+        """As `add` of many; `denied` are the times of those that were denied, in their order."""
         place = before = 0
         while place < len(times):
             if times[place] >= self._next_us:
                 self._settle(times[place])
             end = bisect_left(times, self._next_us, place)
-            denied_to = bisect_left(denied, end, before)
+            denied_to = bisect_left(denied, self._next_us, before)
             self._asked += end - place
             self._denied += denied_to - before
             place, before = end, denied_to

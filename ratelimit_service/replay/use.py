@@ -5,10 +5,12 @@ What must not live here: what follows from it (`report`).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
 from ratelimit_service.algorithms import ALGORITHMS, capacity_of, spec_of
+from ratelimit_service.algorithms.fixed_window import passing
 from ratelimit_service.limiter import CompiledRule
 from ratelimit_service.model import CounterSpec, Hit, Limit, Outcome, State
 from ratelimit_service.replay.sketches import CallerSample
@@ -63,12 +65,14 @@ def _demand(limit: Limit) -> CounterSpec | None:
 class Caller:
     """One caller of a rule: who has a counter of its own there."""
 
-    __slots__ = ("asked", "denied", "followed", "name", "peaks", "states")
+    __slots__ = ("asked", "denied", "followed", "name", "peaks", "states", "waiting")
 
     def __init__(self, name: str, limits: int) -> None:
         self.name = name
         self.followed = True
         """Whether it is still in the sample."""
+        self.waiting = False
+        """Whether it came and was not followed yet."""
         self.asked = 0
         self.denied = 0
         self.peaks = [0] * limits
@@ -83,13 +87,17 @@ class RuleUse:
         "admitted_over",
         "asked",
         "callers",
+        "came",
         "changed",
         "changed_callers",
         "denied",
         "deniers",
         "held_back",
         "hits",
+        "least",
         "limits",
+        "over",
+        "over_names",
         "refunds",
         "rule",
         "timeline",
@@ -112,65 +120,106 @@ class RuleUse:
         self.changed = TopNames[str](names)
         """Who changes side where this rule decides."""
         self.changed_callers = CallerSample[str](sample)
+        self.came: list[int] = []
+        """When requests came that `settle` adds to `asked`, `hits` (one each), and `timeline`."""
+        self.over: list[int] = []
+        """When it was over for one of them."""
+        self.over_names: list[str] = []
+        """For whom, which `settle` adds to `deniers`."""
+        self.least = self.limits[0].spec.limit + 1 if self.limits else 0
+        """The least that remained of a rule's only limit."""
 
-    def caller(self, place: int, name: str) -> Caller | None:
-        """The caller with this place among all, if it is in the sample."""
-        callers = self.callers
-        if not callers.wants(place):
-            return None
-        caller = callers.get(place)
-        if caller is None:
-            caller = Caller(name, len(self.limits))
-            gone = callers.put(place, caller)
-            if gone is not None:
-                gone.followed = False
+    def new_caller(self, place: int, name: str) -> Caller:
+        """A caller that the sample wants, and has not yet."""
+        caller = Caller(name, len(self.limits))
+        gone = self.callers.put(place, caller)
+        if gone is not None:
+            gone.followed = False
         return caller
 
-    def follow(self, caller: Caller, hits: Sequence[Hit], at_us: int) -> None:
-        """Follows what a caller in the sample asks, whatever comes of it."""
-        states, peaks = caller.states, caller.peaks
+    def follow(self, caller: Caller, hits: Sequence[Hit], times: Sequence[int]) -> None:
+        """Follows what a caller in the sample asks at some times, whatever comes of it."""
         for place, hit in enumerate(hits):
             spec = self.limits[place].demand
             if spec is None:
                 continue
-            algorithm = spec.algorithm
-            if hit.refund:
-                gone = algorithm.refund(states[place], at_us, hit.addend, spec, b"", None)
-                states[place] = gone.state
+            if spec.adds and hit.addend and not hit.refund:
+                self._follow_windows(caller, place, hit.addend, times, spec)
                 continue
-            passed, state, remaining, *_ = algorithm.charge(
-                states[place], at_us, hit.addend, spec, False, b""
-            )
-            if passed:
-                states[place] = state
-                used = spec.limit - remaining
-            else:
-                used = spec.limit
-            if used > peaks[place]:  # noqa: PLR1730 -- a call of max costs as much as the rest
-                peaks[place] = used
+            for at_us in times:
+                self._follow_one(caller, place, hit, at_us, spec)
 
-    def within_alone(self, name: str, addend: int, remaining: int, at_us: int) -> None:
-        """As `within`, of a rule with one limit, by what remains of it."""
-        self.asked += 1
-        self.hits += addend
-        self.timeline.add(at_us)
+    def _follow_windows(
+        self, caller: Caller, place: int, addend: int, times: Sequence[int], spec: CounterSpec
+    ) -> None:
+        """The same where all that comes in a window of the clock just adds up."""
+        state, start = caller.states[place], 0
+        number = state if isinstance(state, int) else -1
+        peak, limit, window_us = caller.peaks[place], spec.limit, spec.window_us
+        while start < len(times):
+            at_us = times[start]
+            end = len(times)
+            if times[-1] // window_us != at_us // window_us:
+                end = bisect_left(times, (at_us // window_us + 1) * window_us, start)
+            counted, remaining, _ = passing(number, at_us, addend * (end - start), limit, window_us)
+            if remaining < 0:
+                peak = limit  # so much is asked that it does not matter how much more
+            else:
+                number = counted
+                peak = max(peak, limit - remaining)
+            start = end
+        caller.states[place], caller.peaks[place] = number, peak
+
+    def _follow_one(
+        self, caller: Caller, place: int, hit: Hit, at_us: int, spec: CounterSpec
+    ) -> None:
+        states, peaks, algorithm = caller.states, caller.peaks, spec.algorithm
+        if hit.refund:
+            gone = algorithm.refund(states[place], at_us, hit.addend, spec, b"", None)
+            states[place] = gone.state
+            return
+        passed, state, remaining, *_ = algorithm.charge(
+            states[place], at_us, hit.addend, spec, False, b""
+        )
+        if passed:
+            states[place] = state
+            used = spec.limit - remaining
+        else:
+            used = spec.limit
+        if used > peaks[place]:  # noqa: PLR1730 -- a call of max costs as much as the rest
+            peaks[place] = used
+
+    def reach(self, remaining: int, name: str, at_us: int) -> None:
+        """Notes that never so little remained of the rule's only limit."""
         limit = self.limits[0]
-        used = limit.spec.limit - remaining
-        if used > limit.peak:
-            limit.peak, limit.peak_name, limit.peak_us = used, name, at_us
+        self.least = remaining
+        limit.peak, limit.peak_name, limit.peak_us = limit.spec.limit - remaining, name, at_us
+
+    def settle(self) -> None:
+        """Adds up what was only noted, in the order in which it came."""
+        came = self.came
+        if came:
+            self.came = []
+            self.asked += len(came)
+            self.hits += len(came)
+            self.timeline.add_all(came, self.over)
+        if self.over:
+            self.over = []
+            self.deniers.add_all(self.over_names)
+            self.over_names = []
 
     def within(
         self, name: str, addend: int, outcomes: Sequence[Outcome], start: int, at_us: int
     ) -> None:
         """A request of which no hit was over; this rule's outcomes begin at `start`."""
-        self.asked += 1
-        self.hits += addend
-        self.timeline.add(at_us)
+        self.came.append(at_us)
+        self.hits += addend - 1
         for limit in self.limits:
             used = limit.spec.limit - outcomes[start].remaining
             start += 1
             if used > limit.peak:
                 limit.peak, limit.peak_name, limit.peak_us = used, name, at_us
+                self.least = limit.spec.limit - used
 
     def settled(
         self,
@@ -183,8 +232,8 @@ class RuleUse:
         enforced: bool,
     ) -> bool:
         """As `within`, of any request; tells whether this rule was over."""
-        self.asked += 1
-        self.hits += addend
+        self.came.append(at_us)
+        self.hits += addend - 1
         over = False
         for limit, outcome in zip(self.limits, outcomes, strict=False):
             if outcome is None:
@@ -198,10 +247,11 @@ class RuleUse:
             used = limit.spec.limit - outcome.remaining
             if used > limit.peak:
                 limit.peak, limit.peak_name, limit.peak_us = used, name, at_us
+                self.least = limit.spec.limit - used
         denied = over and enforced and not passes
-        self.timeline.add(at_us, int(over))
         if over:
-            self.deniers.add(name)
+            self.over.append(at_us)
+            self.over_names.append(name)
         if denied:
             self.denied += 1
         elif over:

@@ -11,11 +11,31 @@ from typing import Any, NamedTuple
 import pytest
 
 from ratelimit_service.cli.main import ratelimit
+from ratelimit_service.model import Code, Request
 from ratelimit_service.replay.play import Replay, Trace
-from ratelimit_service.replay.recorded import Recorded
+from ratelimit_service.replay.recorded import Block
 from ratelimit_service.replay.report import Report, report_of
 from ratelimit_service.replay.sources import rules_of
 from ratelimit_service.settings import Settings
+
+
+class Recorded(NamedTuple):
+    """A request of a log, when it came, and what it was answered."""
+
+    at_us: int
+    request: Request
+    code: Code | None = None
+
+
+def block_of(records: Sequence[Recorded]) -> Block:
+    """Records as logs are read."""
+    return Block(*[list(column) for column in zip(*records, strict=True)] or ([], [], []))
+
+
+def records_of(block: Block) -> list[Recorded]:
+    """The records of a block."""
+    return [Recorded(*record) for record in zip(*block, strict=True)]
+
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 START_US = int(START.timestamp()) * 1_000_000
@@ -53,7 +73,7 @@ def played(
     trace = Trace(rules_of(new), Settings())
     before = Trace(rules_of(old), Settings()) if old else None
     replay = Replay(trace, before)
-    replay.play(records)
+    replay.play(block_of(records))
     return report_of(replay, new="new", old="old" if old else None, logs=["log"], percent=percent)
 
 

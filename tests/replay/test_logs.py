@@ -21,13 +21,21 @@ from ratelimit_service.errors import RateLimitError, StatusCode
 from ratelimit_service.model import Code, Descriptor, Entry, Limit, Request, Unit
 from ratelimit_service.replay.decision_log import DecisionLogReader
 from ratelimit_service.replay.logs import Lines, Log, LogError
-from ratelimit_service.replay.recorded import Block, Recorded, in_order, merged, moment_us
+from ratelimit_service.replay.recorded import Block, in_order, merged, moment_us
 from ratelimit_service.replay.sources import Readers
 from ratelimit_service.service import DecidedBy, DecisionRecord, Refusal
 from ratelimit_service.service.decision_line import hashed_value, line_of, read_line
 from ratelimit_service.stores import Verdict
 from ratelimit_service.wire import encode_request
-from tests.replay.playing import START_US, csv_of, limited, run
+from tests.replay.playing import (
+    START_US,
+    Recorded,
+    block_of,
+    csv_of,
+    limited,
+    records_of,
+    run,
+)
 
 DAY = "unit: day, requests_per_unit: 1"
 
@@ -45,12 +53,12 @@ def read(
 
 def flat(blocks: Iterator[Block]) -> list[Recorded]:
     """The records of all blocks."""
-    return list(chain.from_iterable(blocks))
+    return list(chain.from_iterable(map(records_of, blocks)))
 
 
 def blocks_of(records: list[Recorded], size: int = 7) -> Iterator[Block]:
     """Records in blocks, as they are read."""
-    return (records[start : start + size] for start in range(0, len(records), size))
+    return (block_of(records[start : start + size]) for start in range(0, len(records), size))
 
 
 def test_csv(tmp_path: Path) -> None:

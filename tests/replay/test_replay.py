@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from ratelimit_service.model import Code, Descriptor, Entry, Request
 from ratelimit_service.replay.play import Replay, Trace
-from ratelimit_service.replay.recorded import Recorded
 from ratelimit_service.replay.sources import rules_of
 from ratelimit_service.settings import Settings
 from ratelimit_service.simulation.world import World
-from tests.replay.playing import START_US, limited, played, rules_file
+from tests.replay.playing import START_US, Recorded, block_of, limited, played, rules_file
 
 SECOND_US = 1_000_000
 
@@ -295,7 +294,7 @@ def test_requests_far_too_late_are_asked_at_the_time_reached(tmp_path: Path) -> 
     trace = Trace(rules_of(limited(tmp_path, "unit: second, requests_per_unit: 1")), Settings())
     replay = Replay(trace)
 
-    replay.play([record(START_US + SECOND_US, "a"), record(START_US, "a")])
+    replay.play(block_of([record(START_US + SECOND_US, "a"), record(START_US, "a")]))
 
     assert replay.late == 1
     assert trace.denied == 1

@@ -14,14 +14,17 @@ from hypothesis import strategies as st
 
 from ratelimit_service.model import Code, Descriptor, Entry, Request
 from ratelimit_service.replay.csv_log import CsvLog
+from ratelimit_service.replay.decision_log import DecisionLogReader
+from ratelimit_service.replay.envoy_log import EnvoyLog, Mapped
 from ratelimit_service.replay.logs import Lines
 from ratelimit_service.replay.play import Replay, Trace
-from ratelimit_service.replay.recorded import Moments, Recorded, moment_us
+from ratelimit_service.replay.recorded import Moments, moment_us
 from ratelimit_service.replay.report import Report, report_of
 from ratelimit_service.replay.sources import rules_of
 from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.service.decision_line import BadDecisionError, NothingAskedError, read_line
 from ratelimit_service.settings import Settings
-from tests.replay.playing import START_US, rules_file
+from tests.replay.playing import START_US, Recorded, block_of, records_of, rules_file
 
 RULES = """domain: api
 descriptors:
@@ -136,7 +139,7 @@ def test_blocks_are_asked_as_one_by_one(
 
     one_by_one(straight, records)
     for start in range(0, len(records), size):
-        short.play(records[start : start + size])
+        short.play(block_of(records[start : start + size]))
 
     assert report(short) == report(straight)
 
@@ -172,6 +175,153 @@ def moment_or_none(text: str) -> int | None:
         return None
 
 
+ASKED_TEXTS = st.sampled_from(
+    [
+        '"domain":"api","descriptors":[{"entries":[["user","a"]]}]',
+        '"domain":"api","descriptors":[{"entries":[["user","\\u00e9\\"]"],["path","/é"]]}],"hits":2',
+        '"domain":"api","descriptors":[{"entries":[["job","a"]],"hits":0,"refund":true}]',
+        '"domain":"api","descriptors":[{"entries":[["a","b"]],"limit":'
+        '{"requests_per_unit":1,"unit":"day"}}]',
+        '"domain":"api","descriptors":[{"entries":["ab"],"more":[{"x":1}]}]',
+        '"domain":"api","descriptors":[]',
+        '"domain":"api","descriptors":{}',
+        '"domain":"api","descriptors":[{"entries":[["user",1]]}]',
+        '"domain":7,"descriptors":[{"entries":[["user","a"]]}]',
+        '"domain":"api","descriptors":[{"entries":[["user","a"]]}],"hits":-1',
+        '"domain":"api","descriptors":[{"entries":[["user","a"]]}],"hits":true',
+        '"domain":"a","descriptors":[],"domain":"api","descriptors":[{"entries":[["user","a"]]}]',
+        '"domain":"\\ud800","descriptors":[{"entries":[["user","a"]]}]',
+        '"unreadable":"it is torn"',
+        '"hits":1',
+    ]
+)
+ENDS = st.sampled_from(
+    [
+        ',"code":"OK"}',
+        ',"code":"OVER_LIMIT","used":3,"limit":{"unit":"}"},"times":3,"sample":0.5}',
+        ',"code":"UNAVAILABLE","hashed":true}',
+        ',"times":0}',
+        ',"times":"2"}',
+        ',"code":7,"v":1.0}',
+        ',"v":2}',
+        ',"used":01}',
+        ',"used":NaN}',
+        ',"more":"\ufffd"}{"v":1}',
+        "",
+        "}}",
+        ',"more":\n{}}',
+    ]
+)
+LINES = st.one_of(
+    st.tuples(
+        st.sampled_from(
+            ["2026-01-31T14:00:00.000001Z", "2026-01-31T14:00:00.2Z", "2026-01-31", "\\u0032"]
+        ),
+        ASKED_TEXTS,
+        ENDS,
+    ).map(lambda parts: f'{{"v":1,"time":"{parts[0]}",{parts[1]}{parts[2]}'),
+    st.sampled_from(["", " ", "{}", "[]", '{"v":1}\r', "é", '{"a":' * 3_000]),
+)
+USUAL = (
+    '{"v":1,"time":"2026-01-31T14:00:00.000001Z","domain":"api",'
+    '"descriptors":[{"entries":[["user","a"]]}],"code":"OK"}'
+)
+
+
+@given(st.lists(st.just(USUAL) | LINES, max_size=40).map(lambda texts: [USUAL, *texts]))
+@settings(max_examples=60, deadline=None)
+def test_decisions_that_are_read_together_are_those_of_each_line(texts: list[str]) -> None:
+    """Of any lines of a decision log what is read is what each of them says by itself."""
+    text = "\n".join(texts)
+    lines = Lines("log", io.BytesIO(text.encode()))
+    reader = DecisionLogReader()
+    found = [each for block in reader.blocks(lines) for each in records_of(block)]
+
+    asked: list[Recorded] = []
+    unread, refused, told = 0, 0, set[str]()
+    for line in text.split("\n"):
+        if not line.rstrip("\r"):
+            continue
+        try:
+            each = read_line(line, moment_us)
+        except NothingAskedError:
+            refused += 1
+        except BadDecisionError:
+            unread += 1
+        else:
+            told |= each.fields.keys()
+            code = {"OK": Code.OK, "OVER_LIMIT": Code.OVER_LIMIT}.get(each.code)
+            asked += [Recorded(each.at_us, each.request, code)] * each.times
+    assert found == asked
+    assert (lines.unread, reader.refused) == (unread, refused)
+    assert (reader.sampled, reader.hashed) == ("sample" in told, "hashed" in told)
+
+
+VALUES = st.sampled_from(
+    [
+        '"a"',
+        '"-"',
+        '""',
+        "3",
+        "-0",
+        "1.5",
+        "1e2",
+        "true",
+        "null",
+        "[]",
+        '{"plan":"p"}',
+        '"é\\n"',
+        "x",
+    ]
+)
+ACCESSES = st.one_of(
+    st.fixed_dictionaries(
+        {
+            "start_time": st.sampled_from(
+                ['"2026-01-31T14:00:00.5Z"', '"1767225601.5"', "1767225601"]
+            )
+        },
+        optional={
+            "user": VALUES,
+            "flags": VALUES | st.just('"UF,RL"'),
+            "cost": VALUES,
+            "o": VALUES,
+        },
+    ).map(lambda told: "{" + ",".join(f'"{key}": {value}' for key, value in told.items()) + "}"),
+    st.sampled_from(["", "[1]", '{"start_time":"never"}', '{"start_time":', "{}{}", '"{}"']),
+)
+MAPPINGS = [
+    Mapped("$start_time", "edge", ((("user", "$user"),),), "$cost", "$flags"),
+    Mapped("$start_time", "$o", ((("user", "$user"), ("o", "$o")), (("all", "all"),))),
+    Mapped("$start_time", "edge", ((("plan", "$o.plan"),), (("user", "$user"),)), flags="$user"),
+    Mapped("$start_time", "edge", ((("all", "all"),),)),
+]
+
+
+@given(
+    st.sampled_from(MAPPINGS),
+    st.lists(
+        st.just('{"start_time":"2026-01-31T14:00:00.5Z","user":"a","flags":"-","o":"b"}')
+        | ACCESSES,
+        max_size=40,
+    ),
+)
+@settings(max_examples=60, deadline=None)
+def test_accesses_that_are_read_together_are_those_of_each_line(
+    mapped: Mapped, texts: list[str]
+) -> None:
+    """Of any lines of an access log what is read is what each of them says by itself."""
+    together = Lines("log", io.BytesIO("\n".join(texts).encode()))
+    found = [each for block in EnvoyLog(mapped).blocks(together) for each in records_of(block)]
+
+    long_way, alone = EnvoyLog(mapped), Lines("log", io.BytesIO())
+    list(long_way.blocks(alone))
+    each = [long_way._one_by_one([line], place) for place, line in enumerate(texts, 1)]
+    asked = [record for blocks in each for block in blocks for record in records_of(block)]
+    assert found == asked
+    assert (together.unread, together.told) == (alone.unread, alone.told)
+
+
 CELLS = st.sampled_from(["a", "b", "", '"a,""b"', '"two\nlines"', '"torn', 'x"y', " ", "\r", "é"])
 ROWS = st.one_of(
     st.tuples(st.sampled_from(["2026-01-31T14:00:00.5Z", "never"]), CELLS, CELLS).map(",".join),
@@ -188,10 +338,12 @@ def test_rows_are_those_of_the_csv_module(rows: list[str], end: str) -> None:
     """Of any text the rows are read that the csv module sees in it, and the others are counted."""
     text = "time,domain,user\n" + end.join(rows)
     lines = Lines("log", io.BytesIO(text.encode()))
-    found = [each for block in CsvLog("log", lines.first).blocks(lines) for each in block]
+    found = [
+        each for block in CsvLog("log", lines.first).blocks(lines) for each in records_of(block)
+    ]
 
     asked, unread = [], 0
-    reader = csv.reader([line.rstrip("\r") + "\n" for line in text.split("\n")])
+    reader = csv.reader([line.rstrip("\r") + "\n" for line in text.removesuffix("\n").split("\n")])
     next(reader)
     while True:
         try:

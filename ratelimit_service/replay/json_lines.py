@@ -1,0 +1,139 @@
+"""Many lines of JSON at once, of which only some fields are wanted: msgspec's one door.
+
+It takes only what is usual. Of anything else it says nothing, and who asks reads line by line,
+which also says what is wrong. It is not compiled, since msgspec makes its classes itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Final, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from ratelimit_service.model import Entry
+
+__all__ = ["Decisions", "FieldsReader", "Value", "asked_entries", "decisions"]
+
+_T = TypeVar("_T")
+
+Value = str | int | None
+"""A field of an access log, as it nearly always is."""
+
+
+def _objects(decoder: msgspec.json.Decoder[_T], taken: bytes, lines: int) -> list[_T]:
+    """The objects of lines that are one each; none if a line might be anything else."""
+    if not (taken.startswith(b"{") and taken.endswith(b"}")):
+        return []
+    try:
+        found = decoder.decode_lines(taken)
+    except (ValueError, RecursionError):
+        return []
+    # Where `}` ends a line and `{` begins the next one, an object ends and another one begins.
+    return found if len(found) == lines == taken.count(b"}\n{") + 1 else []
+
+
+class _Decision(msgspec.Struct, gc=False):
+    """What a replay needs of a line of our decision log."""
+
+    v: Literal[1]
+    time: str
+    domain: str
+    descriptors: msgspec.Raw
+    hits: int = 0
+    code: str = ""
+    times: Literal[1] = 1
+    sample: float | msgspec.UnsetType = msgspec.UNSET
+    hashed: bool | msgspec.UnsetType = msgspec.UNSET
+    unreadable: Literal[0] = 0
+
+
+class Decisions(NamedTuple):
+    """Lines of a decision log, field by field. `asked`: domain, descriptors as they stand, hits."""
+
+    times: list[str]
+    asked: list[tuple[str, bytes, int]]
+    codes: list[str]
+    sampled: bool
+    hashed: bool
+
+
+_decision_lines: Final = msgspec.json.Decoder(_Decision)
+_time: Final = attrgetter("time")
+_domain: Final = attrgetter("domain")
+_descriptors: Final = attrgetter("descriptors")
+_hits: Final = attrgetter("hits")
+_code: Final = attrgetter("code")
+_notes: Final = attrgetter("sample", "hashed")
+
+
+def decisions(taken: bytes, lines: int) -> Decisions | None:
+    """So many lines of a decision log, if each is one request of the usual form; else None."""
+    found = _objects(_decision_lines, taken, lines)
+    if not found:
+        return None
+    notes = set(map(_notes, found))
+    return Decisions(
+        list(map(_time, found)),
+        list(
+            zip(
+                map(_domain, found),
+                map(bytes, map(_descriptors, found)),
+                map(_hits, found),
+                strict=True,
+            )
+        ),
+        list(map(_code, found)),
+        sampled=any(sample is not msgspec.UNSET for sample, _ in notes),
+        hashed=any(hashed is not msgspec.UNSET for _, hashed in notes),
+    )
+
+
+class _Plain(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A descriptor that has nothing but entries."""
+
+    entries: tuple[Entry, ...]
+
+
+_plain: Final = msgspec.json.Decoder(tuple[_Plain, ...])
+
+
+def asked_entries(descriptors: bytes) -> list[tuple[Entry, ...]]:
+    """The entries of each descriptor of a line; nothing if one of them has more."""
+    try:
+        return [each.entries for each in _plain.decode(descriptors)]
+    except (ValueError, RecursionError):
+        return []
+
+
+class FieldsReader:
+    """Reads some fields of each line of an access log."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """The fields' names; one with a dot in it might lead into an object, which is not usual."""
+        self._decoder: msgspec.json.Decoder[msgspec.Struct] | None = None
+        self._fields: Sequence[attrgetter[Value]] = ()
+        if any("." in name for name in names):
+            return
+        places = {name: f"field_{place}" for place, name in enumerate(names)}
+        try:
+            made = msgspec.defstruct(
+                "Access",
+                [(place, Value, None) for place in places.values()],
+                rename={place: name for name, place in places.items()},
+                gc=False,
+            )
+        except ValueError:  # as of a quote in a name
+            return
+        self._decoder = msgspec.json.Decoder(made)
+        self._fields = [attrgetter(places[name]) for name in names]
+
+    def read(self, taken: bytes, lines: int) -> list[list[Value]]:
+        """For each field what so many lines say, None where it is missing.
+
+        Nothing if a line might not be an object, or a field is of another kind.
+        """
+        if self._decoder is None or not (found := _objects(self._decoder, taken, lines)):
+            return []
+        return [list(map(field, found)) for field in self._fields]
