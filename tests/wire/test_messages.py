@@ -413,6 +413,63 @@ def test_json_that_is_no_request(text: bytes, message: str) -> None:
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" + b"{}," * 5_000 + b"{}]",
+        b'{"descriptors": [' + b'{"x":' * 6_000 + b"1" + b"}" * 6_000 + b"]}",
+        b"{" + b",".join(b'"%d":1' % number for number in range(6_000)) + b"}",
+        b"[" + b"1," * 10_000 + b"1]",
+    ],
+)
+def test_json_of_many_parts(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More objects, lists, names and values than any request has are refused before they are read.
+
+    Python would read them in one go, for tens of milliseconds.
+    """
+    monkeypatch.setattr(json, "loads", None)  # whoever reads, fails
+
+    with pytest.raises(BadRequestError, match="it has more than 10,000 objects, lists, names"):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    "value", ["," * 60_000, '{"a": 1, "b": "c"}' * 3_000, "\\" * 60_000, '"' * 9]
+)
+def test_json_of_long_texts(value: str) -> None:
+    """A text may have any length and any characters; it is read as protobuf reads it."""
+    found = {"domain": value[:90], "descriptors": [{"entries": [{"key": "a", "value": value}]}]}
+    whole = RateLimitRequest()
+    ParseDict(found, whole, descriptor_pool=POOL)
+
+    assert read(json.dumps(found).encode()) == whole.SerializeToString()
+    whole = RateLimitRequest(domain=value)
+    assert read(json.dumps({"domain": value}).encode()) == whole.SerializeToString()
+
+
+@pytest.mark.parametrize("digits", ["9" * 21, "9" * 100_000, "1." + "3" * 30, "-1" + "0" * 4_300])
+def test_json_of_long_numbers(digits: str) -> None:
+    """A number of more than 20 digits is refused unread; one that a field takes is read."""
+    with pytest.raises(BadRequestError, match="digits: at most 20 are allowed"):
+        read(b'{"domain": "d", "hitsAddend": %s}' % digits.encode())
+
+    body = read(b'{"domain": "d%s", "hitsAddend": 4294967295}' % digits.encode())
+    assert RateLimitRequest.FromString(body).hits_addend == 4_294_967_295
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{"key": 1}, {"key": "a", "x": "y" * 500}, {"x" * 500: 1}, [], 1, None, {"key": "\ud800"}],
+)
+def test_json_of_odd_entries(entry: object) -> None:
+    """An entry that has anything but a key and a value is refused, with a short reason."""
+    with pytest.raises(BadRequestError) as refused:
+        one(entries=[{"key": "a"}, entry])
+
+    assert len(str(refused.value)) < 400
+    assert one(entries=[{"key": "a", "value": None}]) == one(entries=[{"key": "a"}])
+
+
 def test_large_json_is_read_and_written_in_steps() -> None:
     """A request or an answer of any size is worked on for a few dozen of its parts at a time."""
     entries = [{"key": "k", "value": str(number)} for number in range(1_000)]
