@@ -3,14 +3,14 @@
 aiohttp waits for a request for as long as a client likes. Here each connection has a deadline for
 what it is to do next, and there are so many of them at most. aiohttp also parses all that was read
 in one go, which takes long where a body comes in chunks of one byte. So here it gets what was read
-a piece at a time, in the turns that gRPC's clients have as well. What requests mean is not known
-here.
+a piece at a time, in the turns that gRPC's clients have as well. All of the port's clients together
+count as one of these. What requests mean is not known here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from math import inf
 
@@ -37,7 +37,7 @@ CLOSE_SECONDS = 5.0
 
 _PIECE_BYTES = 2_048
 """So much of what a client has sent is parsed before it is another one's turn. That is up to 341
-chunks of one byte, which take half a millisecond in all."""
+chunks of one byte, which take half a millisecond, and their reader takes another one."""
 
 _LOOK_SECONDS = 1.0
 
@@ -51,7 +51,11 @@ MOST_OF_PEER = 128
 
 
 class Doors:
-    """The connections of the HTTP port."""
+    """The connections of the HTTP port, which take turns as one client of the service."""
+
+    dear = True
+    """What follows a piece, in aiohttp's tasks, takes longer than to hand it on: so `turns` hands
+    on one in each turn, after the pieces of clients that ask little."""
 
     def __init__(self, make: Callable[[], asyncio.Protocol], closed: Counter[str]) -> None:
         """`make` gives each connection its protocol; `closed` counts those ended here, by reason.
@@ -64,6 +68,14 @@ class Doors:
         self._looking: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         """Set whenever one has its answer, or is gone."""
+        self._turns = shared_turns()
+        self.used_us = 0
+        """How much time all of them have taken, for `turns` to compare: a microsecond a byte, with
+        what the tasks take."""
+        self._line: deque[_Door] = deque()
+        """Those with bytes to be handed on, in the order of their turns."""
+        self._waiting = False
+        """Whether a turn has been asked for."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -88,6 +100,31 @@ class Doors:
         """Stops looking; closes nothing."""
         if self._looking is not None:
             self._looking.cancel()
+
+    def line_up(self, door: _Door) -> None:
+        """Asks for a turn for a connection that does not wait for one."""
+        self._line.append(door)
+        if not self._waiting:
+            self._waiting = True
+            self._turns.add(self, elapsed_us())
+
+    def handle_piece(self, _now_us: int) -> bool:
+        """Hands on a piece of whoever is first; returns whether anybody else waits."""
+        door = self._line.popleft()
+        try:
+            self.used_us += door.hand_on()
+        except Exception as error:  # its fault must not cost others their turn
+            faults_log().error("a connection to the HTTP port failed", exc_info=error)
+            door.transport.abort()
+        self._waiting = bool(self._line)
+        return self._waiting
+
+    def end_turn(self) -> None:
+        """Nothing: aiohttp writes by itself."""
+
+    def fail(self, error: Exception) -> None:
+        """Never called: what fails is a connection."""
+        faults_log().error("the HTTP port failed", exc_info=error)
 
     def look(self, now: float) -> None:
         """Closes what is late at this time of the event loop, a few in each of its turns."""
@@ -150,16 +187,10 @@ class _Door(asyncio.Protocol):
     """One connection: passes everything on to the protocol within, a piece in each turn."""
 
     transport: asyncio.Transport
-    dear = True
-    """What follows a piece, in aiohttp's tasks, takes longer than to hand it on: so `turns` hands
-    on one in each turn, after the pieces of clients that ask little."""
 
     def __init__(self, doors: Doors, inner: asyncio.Protocol) -> None:
         self._doors = doors
         self._loop = asyncio.get_running_loop()
-        self._turns = shared_turns()
-        self.used_us = 0
-        """How much time its bytes have taken, for `turns` to compare."""
         self._inbox = b""
         """What was read and is not handed on yet."""
         self._waiting = False
@@ -202,7 +233,7 @@ class _Door(asyncio.Protocol):
         """Stands in line if there is anything to hand on; reads if there is room for more."""
         if self._inbox and not self._held and not self._waiting:
             self._waiting = True
-            self._turns.add(self, elapsed_us())
+            self._doors.line_up(self)
         reading = not self._inbox and not self._held
         if reading != self._reading and not self._gone:
             self._reading = reading
@@ -211,26 +242,19 @@ class _Door(asyncio.Protocol):
             else:
                 self.transport.pause_reading()
 
-    def handle_piece(self, _now_us: int) -> bool:
-        """Hands a piece on; returns whether there is more, and it may be handed on."""
+    def hand_on(self) -> int:
+        """Hands a piece on; returns its size.
+
+        Reads on, or asks for the next turn, once aiohttp's tasks have done what follows from the
+        piece. So a client that ends its side after its request still gets what can be answered at
+        once.
+        """
         piece, self._inbox = self._inbox[:_PIECE_BYTES], self._inbox[_PIECE_BYTES:]
+        self._waiting = False
+        self._loop.call_soon(self._ask_for_turn)
         if piece and not self._gone:
             self.inner.data_received(piece)
-        self._waiting = bool(self._inbox) and not self._held
-        return self._waiting
-
-    def end_turn(self) -> None:
-        """Reads on if there is room, once aiohttp's tasks have done what follows from the piece.
-
-        So a client that ends its side after its request still gets what can be answered at once.
-        """
-        self._loop.call_soon(self._ask_for_turn)
-
-    def fail(self, error: Exception) -> None:
-        """Drops the connection for a fault of ours."""
-        faults_log().error("a connection to the HTTP port failed", exc_info=error)
-        self._inbox = b""
-        self.transport.abort()
+        return len(piece)
 
     def eof_received(self) -> bool | None:
         return self.inner.eof_received() if self._let_in else None

@@ -423,7 +423,7 @@ class Read(Wire):
 
 
 async def test_what_was_read_is_handed_on_in_pieces() -> None:
-    """Each turn hands on one piece, of whoever had the least; meanwhile nothing more is read."""
+    """Each turn hands on one piece, of one after the other; meanwhile nothing more is read."""
     inner = [Heard(), Heard()]
     all_doors = doors.Doors(iter(inner).__next__, Counter())
     flood, other = all_doors.door(), all_doors.door()
