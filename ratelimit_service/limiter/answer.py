@@ -94,11 +94,11 @@ def plain(plans: Sequence[Plan], outcomes: Outcomes) -> Plain | None:
             statuses.append(UNCOUNTED_OVER if policy is _CLOSED else UNCOUNTED_OK)
             by_policy.append((place, policy.value))
             continue
-        over = outcome[0] and not (rule.declared is not None and rule.declared.shadow_mode)
-        if outcome[4]:
+        over = outcome.over and not (rule.declared is not None and rule.declared.shadow_mode)
+        if outcome.local:
             statuses.append(UNCOUNTED_OVER if over else UNCOUNTED_OK)
             by_policy.append((place, rule.policy.value))
-        elif outcome[0] and outcome[1]:
+        elif outcome.over and outcome.remaining:
             return None
         else:
             statuses.append(COUNTED_OVER if over else COUNTED_OK)

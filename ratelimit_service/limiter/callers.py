@@ -145,7 +145,7 @@ class TopCallers:
         turn, number = self.skip + seen, 0
         for place, planned in enumerate(plans):
             rule, addend, _ = planned
-            remaining = outcomes[place][1]
+            remaining = outcomes[place].remaining
             if rule.tally is not None and remaining < rule.near_remaining:
                 if number == turn:
                     limit, near = rule.limits[0], rule.near_remaining - remaining

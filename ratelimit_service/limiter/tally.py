@@ -26,7 +26,7 @@ def tally_within(
         if tally is not None:
             tally.hits += addend
             tally.within += addend
-            remaining = outcomes[place][1]
+            remaining = outcomes[place].remaining
             if remaining < rule.near_remaining:
                 tally.near += min(addend, rule.near_remaining - remaining)
                 seen += 1
@@ -48,7 +48,7 @@ def tally_plain(
     stats.decisions["ok" if verdict.passes else "over_limit"] += times
     for place, planned in enumerate(plans):
         rule, outcome = planned[0], outcomes[place]
-        if outcome is None or outcome[4]:
+        if outcome is None or outcome.local:
             stats.policy_decisions[rule.policy] += times
         if rule.tally is not None:
             spoken = Shown(rule.limits[0], outcome) if outcome is not None else None

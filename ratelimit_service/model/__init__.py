@@ -10,7 +10,7 @@ from ratelimit_service.model.answer_style import (
 )
 from ratelimit_service.model.calendar import WEEKDAYS, Anchor, Calendar, Periods
 from ratelimit_service.model.decision import Code, Decision, Header, Status, whole_seconds
-from ratelimit_service.model.hit import Hit, Mode, Outcome, new_tuple, outcome_of
+from ratelimit_service.model.hit import Hit, Mode, Outcome, new_tuple
 from ratelimit_service.model.limit import MAX_ADDEND, MAX_EXACT, FailurePolicy, Limit
 from ratelimit_service.model.network import Grouping, IPAddress, Network, address_of
 from ratelimit_service.model.override import (
@@ -76,7 +76,6 @@ __all__ = [
     "address_of",
     "moment_of",
     "new_tuple",
-    "outcome_of",
     "read_override",
     "step",
     "time_text",

@@ -273,7 +273,7 @@ class _Try:
             outcome = found.outcomes[at]
             peek = found.outcomes[self._peeks[place]] if place in self._peeks else None
             if outcome is not None and peek is not None:
-                outcome = outcome._replace(
+                outcome = outcome.replaced(
                     remaining=min(MAX_ADDEND, outcome.remaining + peek.remaining),
                     reset_us=peek.reset_us if not outcome.over else outcome.reset_us,
                 )

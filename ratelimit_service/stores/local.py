@@ -52,7 +52,7 @@ class Local:
 
         def done(found: list[Settled]) -> None:
             charged = found[0].outcomes
-            outcomes.extend(each._replace(local=True) for each in charged if each is not None)
+            outcomes.extend(each.replaced(local=True) for each in charged if each is not None)
 
         self._memory.charge([shared], done)
         for hit, shared_hit, outcome in zip(hits, shared, outcomes, strict=True):

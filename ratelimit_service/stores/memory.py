@@ -13,7 +13,7 @@ from ratelimit_service.algorithms.settle import settle
 from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import Clock, now_us
 from ratelimit_service.health import Health
-from ratelimit_service.model import CounterSpec, Hit, Outcome, State, new_tuple, outcome_of
+from ratelimit_service.model import CounterSpec, Hit, Outcome, State
 from ratelimit_service.observer import Stats
 from ratelimit_service.stores import (
     BROKEN,
@@ -273,7 +273,7 @@ class MemoryStore:
                             undo.append((counter, counter.number))
                         counter.number = number
                         counter.spec = spec
-                    outcomes.append(new_tuple(Outcome, (False, remaining, reset_us, addend, False)))
+                    outcomes.append(Outcome(False, remaining, reset_us, addend))
                     continue
                 before = counter.get() if counter is not None else None
                 passed, state, remaining, reset_us, _, counted, damaged = spec.algorithm.charge(
@@ -291,7 +291,7 @@ class MemoryStore:
                     table[key] = _Counter(state, spec)
                     self._size += 1
                     new.append((table, key))
-                outcomes.append(outcome_of((False, remaining, reset_us, counted, False)))
+                outcomes.append(Outcome(False, remaining, reset_us, counted))
         except Exception:
             self._take_back(undo, new)
             raise
@@ -334,7 +334,7 @@ class MemoryStore:
             state = self.state(peek.key)
             step = peek.spec.algorithm.charge(state, now, 0, peek.spec, False, b"")
             until_us = step.reset_us if step.passed else step.retry_us
-            outcome = outcome_of((not step.passed, step.remaining, until_us, 0, False))
+            outcome = Outcome(not step.passed, step.remaining, until_us, 0)
             found.append(Look(outcome, state, now))
         return found
 
@@ -385,7 +385,7 @@ class MemoryStore:
             if not passed and by < 0:
                 verdict = Verdict.ADMITTED
             until_us = reset_us if passed else retry_us
-            outcomes.append(outcome_of((not passed, remaining, until_us, counted, False)))
+            outcomes.append(Outcome(not passed, remaining, until_us, counted))
         return Settled(outcomes, verdict, by)
 
     def _table(self, key: bytes) -> _Table:

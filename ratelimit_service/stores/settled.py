@@ -85,7 +85,7 @@ def judge(hits: Sequence[Hit], outcomes: Outcomes) -> Settled:
     policy comes before all denials.
     """
     for outcome in outcomes:
-        if outcome is None or outcome[0] or outcome[4]:
+        if outcome is None or outcome.over or outcome.local:
             return _judge(hits, outcomes)
     return Settled(outcomes, _WITHIN)
 
@@ -101,7 +101,7 @@ def _judge(hits: Sequence[Hit], outcomes: Outcomes) -> Settled:
             outcome = outcomes[place]
             if outcome is None:
                 missing = place if missing < 0 else missing
-            elif outcome[0] and over < 0:
+            elif outcome.over and over < 0:
                 over = place
             place += 1
             if place == count or not hits[place][7]:

@@ -104,8 +104,9 @@ def encode_within(limits: list[EncodedLimit], outcomes: list[Outcome]) -> bytes:
     """The same bytes for the most frequent decision: every descriptor counted, none over."""
     parts = [_OK]
     for place, limit in enumerate(limits):
-        _, remaining, reset_us, _, _ = outcomes[place]
-        room = _room(remaining)
+        outcome = outcomes[place]
+        reset_us = outcome.reset_us
+        room = _room(outcome.remaining)
         reset = limit.reset if reset_us == limit.reset_us else limit.say_reset(reset_us)
         changes = len(room) + len(reset)
         parts.append(limit.begun[changes] or limit.begin(changes))
@@ -138,8 +139,8 @@ def encode_plain(
         if status:
             limit = _OVER + limit[len(_OK) :]
         else:
-            remaining = _room(outcome[1])
-        reset = _reset(outcome[2])
+            remaining = _room(outcome.remaining)
+        reset = _reset(outcome.reset_us)
         parts.append(b"\x12" + _varint(len(limit) + len(remaining) + len(reset)))
         parts.append(limit + remaining + reset)
     parts.append(additions)

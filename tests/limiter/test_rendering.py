@@ -101,7 +101,7 @@ def test_soft_part_does_not_remain() -> None:
         ([None, over()], 1),
         ([None, within(4)], None),
         ([None, None], None),
-        ([within(0), within(4)._replace(local=True)], 1),
+        ([within(0), within(4).replaced(local=True)], 1),
     ],
 )
 def test_which_limit_speaks(outcomes: Sequence[Outcome | None], speaks: int | None) -> None:
@@ -131,7 +131,7 @@ def tallied(plan: Plan, *outcomes: Outcome | None, verdict: Verdict) -> dict[str
         (3, over(1, charged=3), Verdict.DENIED, {"hits": 3, "over": 2, "near": 1}),
         (3, within(5, 0), Verdict.DENIED, {"hits": 3, "uncharged": 3}),
         (3, None, Verdict.ADMITTED, {"hits": 3, "by_policy": 3}),
-        (3, within(5, 3)._replace(local=True), Verdict.ADMITTED, {"hits": 3, "by_policy": 3}),
+        (3, within(5, 3).replaced(local=True), Verdict.ADMITTED, {"hits": 3, "by_policy": 3}),
     ],
 )
 def test_tally(

@@ -227,7 +227,7 @@ class Alone(Away):
 
     def outcomes(self, hits: Sequence[Hit]) -> Outcomes:
         counted = Outcome(over=True, remaining=0, reset_us=SECOND_US, charged=0)
-        return [counted._replace(local=place % 2 == 0) for place in range(len(hits))]
+        return [counted.replaced(local=place % 2 == 0) for place in range(len(hits))]
 
 
 async def test_what_a_process_denies_alone(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ class Given(Away):
         if any(one is None or one.over for one in found):
             return found
         return [
-            one and one._replace(charged=hit.addend) for one, hit in zip(found, hits, strict=True)
+            one and one.replaced(charged=hit.addend) for one, hit in zip(found, hits, strict=True)
         ]
 
 

@@ -241,7 +241,7 @@ async def test_surplus_reply(fixture: Fixture, surplus: bytes) -> None:
     assert len(remaining) < 50
     await fixture.until(answered)
     ((after,),) = await charged(fixture.store, [[hit(key="rich")]])
-    assert after == rich._replace(
+    assert after == rich.replaced(
         remaining=rich.remaining - 1, reset_us=after.reset_us if after else 0
     )
 

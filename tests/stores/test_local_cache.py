@@ -147,7 +147,7 @@ async def test_every_algorithm(limit: Limit, fixture: Fixture) -> None:
     ((second,),) = await fixture.charge([one])
 
     assert first is not None
-    assert second == first._replace(reset_us=first.reset_us - 7)
+    assert second == first.replaced(reset_us=first.reset_us - 7)
     assert fixture.store.asked == 2
 
 

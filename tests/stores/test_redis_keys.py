@@ -161,8 +161,8 @@ async def test_redis_picks_the_calendar_s_period(redis_server: RedisServer, wron
     assert found is not None
     ((outcome,),) = found.outcomes
     assert outcome is not None
-    over, remaining, reset_us, _, _ = outcome
-    assert (over, remaining) == (False, 0 if abs(wrong_us) <= DAY else 1)
+    reset_us = outcome.reset_us
+    assert (outcome.over, outcome.remaining) == (False, 0 if abs(wrong_us) <= DAY else 1)
     assert reset_us > 0
     if abs(wrong_us) <= DAY:
         _, _, end_us, _ = Calendar(Unit.DAY, "Europe/Berlin").periods(now_us).at(now_us)

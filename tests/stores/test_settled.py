@@ -14,7 +14,7 @@ from tests.stores.cases import hit
 
 OPEN, CLOSED, ERROR, LOCAL = FailurePolicy
 PASSED, OVER = Outcome(False, 4, 1, 1), Outcome(True, 0, 1, 0)
-HERE, OVER_HERE = PASSED._replace(local=True), OVER._replace(local=True)
+HERE, OVER_HERE = PASSED.replaced(local=True), OVER.replaced(local=True)
 
 CHARGE, BACK = hit(), hit(refund=True)
 JOINED = CHARGE._replace(joined=True)

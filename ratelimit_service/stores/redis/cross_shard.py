@@ -195,9 +195,9 @@ class CrossShardRequest:
             undone = undoable(self.hits[at], outcome, dropped=self.dropped)
             charged = 0 if undone else outcome.charged
             remaining = outcome.remaining + outcome.charged - charged
-            outcome = outcome._replace(remaining=remaining, charged=charged)
+            outcome = outcome.replaced(remaining=remaining, charged=charged)
             if peek is not None:
-                outcome = outcome._replace(remaining=peek.remaining, reset_us=peek.reset_us)
+                outcome = outcome.replaced(remaining=peek.remaining, reset_us=peek.reset_us)
             self.outcomes[at] = outcome
         self.returning -= 1
         if not self.returning:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from itertools import repeat
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -17,7 +16,6 @@ from ratelimit_service.model import (
     CounterSpec,
     Hit,
     Outcome,
-    new_tuple,
 )
 from ratelimit_service.stores import Outcomes
 
@@ -304,8 +302,10 @@ def read(reply: object, requests: Sequence[Sequence[Hit]]) -> ScriptReply | None
     ):
         return None
     at_us = int.from_bytes(reply[8:_HEAD_BYTES], "big")
-    each = _OUTCOME.iter_unpack(packed)
-    flat: Outcomes = list(map(new_tuple, repeat(Outcome), each))
+    flat: Outcomes = [
+        Outcome(over, remaining, reset_us, charged)
+        for over, remaining, reset_us, charged, _ in _OUTCOME.iter_unpack(packed)
+    ]
     damaged, late = [], False
     if marks:
         keys = (hit.key for hits in requests for hit in hits)
