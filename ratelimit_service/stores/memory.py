@@ -462,11 +462,16 @@ class MemoryStore:
         then = now - _SLACK_US
         for key, counter in table.items():
             spec = counter.spec
-            if spec.rate > 1:
-                spec = spec.with_numbers(spec.limit, 1)  # the slowest rate that its rule may have
-            peek = spec.algorithm.charge(counter.get(), then, 0, spec, False, b"")
+            if spec.adds and counter.number >= 0:
+                _, remaining, _ = passing(counter.number, then, 0, spec.limit, spec.window_us)
+                counts = remaining < spec.limit
+            else:
+                if spec.rate > 1:
+                    spec = spec.with_numbers(spec.limit, 1)  # the slowest that its rule may have
+                peek = spec.algorithm.charge(counter.get(), then, 0, spec, False, b"")
+                counts = peek.remaining < spec.limit or not peek.passed or peek.damaged
             del table[key]
-            if peek.remaining < spec.limit or not peek.passed or peek.damaged:
+            if counts:
                 table[key] = counter
             else:
                 self._size -= 1
