@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import partial
 from typing import Final
 
 from ratelimit_service.algorithms import ALGORITHMS
@@ -229,7 +228,7 @@ def _counted(
             rule.policy,
             None,
         )
-        return _plan((rule, addend, (_hit(hit),)))
+        return new_tuple(Plan, (rule, addend, (new_tuple(Hit, hit),)))
     hits = []
     # Each limit of a quota counts by itself, even where the quota cannot deny.
     together = rule.mode is rule.hit_mode or rule.mode is not Mode.QUOTA
@@ -253,11 +252,6 @@ def _counted(
             )
         )
     return Plan(rule, addend, tuple(hits))
-
-
-_hit: Final = partial(tuple.__new__, Hit)
-_plan: Final = partial(tuple.__new__, Plan)
-"""They take a tuple of the fields, at half the cost of a call with as many arguments."""
 
 
 def _with_quotas(plans: Sequence[Plan], settings: Settings) -> list[Plan]:

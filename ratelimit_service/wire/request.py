@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Final
 
 from google.protobuf.message import DecodeError
 
 from ratelimit_service.errors import BadRequestError, StatusCode
-from ratelimit_service.model import MAX_ADDEND, MAX_EXACT, Descriptor, Entry, Limit, Request, Unit
+from ratelimit_service.model import (
+    MAX_ADDEND,
+    MAX_EXACT,
+    Descriptor,
+    Entry,
+    Limit,
+    Request,
+    Unit,
+    new_tuple,
+)
 from ratelimit_service.wire.messages import RateLimitDescriptor, RateLimitRequest
 
 __all__ = [
@@ -177,7 +185,7 @@ def plain_entries(part: bytes, at: int) -> tuple[Entry, ...] | None:
                 if part[value_at] != 0x12 or value_at + 2 + part[value_at + 1] != end:
                     return None
                 value = part[value_at + 2 : end].decode()
-            entries.append(_entry((part[key_at:value_at].decode(), value)))
+            entries.append(new_tuple(Entry, (part[key_at:value_at].decode(), value)))
             at = end
     except (IndexError, ValueError):  # it ends too early, or is no UTF-8
         return None
@@ -227,10 +235,6 @@ def last_value_at(part: bytes, at: int) -> int:
         return 0
 
 
-_entry: Final = partial(tuple.__new__, Entry)
-"""Takes a tuple of key and value, at half the cost of a call with two arguments."""
-
-
 def _varint(body: bytes, at: int) -> tuple[int, int]:
     """A varint of at most 35 bits, and where it ends. Raises IndexError if there is none."""
     number = body[at]
@@ -248,7 +252,7 @@ def _varint(body: bytes, at: int) -> tuple[int, int]:
 
 
 def _descriptor(message: RateLimitDescriptor, index: int) -> Descriptor:
-    entries = tuple([_entry((entry.key, entry.value)) for entry in message.entries])
+    entries = tuple([new_tuple(Entry, (entry.key, entry.value)) for entry in message.entries])
     for key, _ in entries:
         if not key:
             position = [key for key, _ in entries].index("")
