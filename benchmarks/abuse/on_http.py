@@ -50,6 +50,17 @@ async def aborted_bodies(aim: Aim) -> None:
     aim.findings.append(f"{made:,} made")
 
 
+@attack("20 connections with 1,000 requests each, not waiting for answers", connections=0)
+async def pipelined(aim: Aim) -> None:
+    paths = (b"/metrics", b"/healthcheck", b"/rlconfig", b"/nowhere")
+    heads = [b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" % path for path in paths]
+    wires = [await aim.raw(http=True) for _ in range(20)]
+    for place, wire in enumerate(wires):
+        wire.write(heads[place % len(heads)] * 1_000)
+    await aim.rest()
+    aim.findings.append(f"{sum(wire.taken for wire in wires) / 1e6:.1f} MB taken")
+
+
 @attack("bodies in chunks of one byte, 20 a second", connections=0)
 async def tiny_chunks(aim: Aim) -> None:
     heads = [

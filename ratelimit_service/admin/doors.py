@@ -35,9 +35,12 @@ WRITE_SECONDS = 30.0
 CLOSE_SECONDS = 5.0
 """How long a closed connection may take to hand over what is left of its answer."""
 
-_PIECE_BYTES = 2_048
-"""So much of what a client has sent is parsed before it is another one's turn. That is up to 341
+_PIECE_BYTES = 1_024
+"""So much of what a client has sent is parsed before it is another one's turn. That is up to 170
 chunks of one byte, which take half a millisecond, and their reader takes another one."""
+
+_REQUEST_US = 500
+"""What it takes to answer a usual request, for `turns` to compare."""
 
 _LOOK_SECONDS = 1.0
 
@@ -72,8 +75,11 @@ class Doors:
         self.used_us = 0
         """How much time all of them have taken, for `turns` to compare: a microsecond a byte, with
         what the tasks take."""
-        self._line: deque[_Door] = deque()
-        """Those with bytes to be handed on, in the order of their turns."""
+        self._line: deque[_Door | asyncio.Future[None]] = deque()
+        """Those with bytes to be handed on, and requests that are to be answered, in the order of
+        their turns."""
+        self._passed = False
+        """Whether a request has come through in this round of the loop."""
         self._waiting = False
         """Whether a turn has been asked for."""
 
@@ -101,21 +107,43 @@ class Doors:
         if self._looking is not None:
             self._looking.cancel()
 
-    def line_up(self, door: _Door) -> None:
-        """Asks for a turn for a connection that does not wait for one."""
-        self._line.append(door)
+    async def turn(self) -> None:
+        """Waits until a request may be answered: about one in each round of the loop."""
+        loop = asyncio.get_running_loop()
+        if not self._line and not self._passed:
+            self._passed = True
+            loop.call_soon(self._next_round)
+        else:
+            waiter: asyncio.Future[None] = loop.create_future()
+            self.line_up(waiter)
+            await waiter
+
+    def _next_round(self) -> None:
+        self._passed = False
+
+    def line_up(self, waiting: _Door | asyncio.Future[None]) -> None:
+        """Asks for a turn for who does not wait for one."""
+        self._line.append(waiting)
         if not self._waiting:
             self._waiting = True
             self._turns.add(self, elapsed_us())
 
     def handle_piece(self, _now_us: int) -> bool:
-        """Hands on a piece of whoever is first; returns whether anybody else waits."""
-        door = self._line.popleft()
-        try:
-            self.used_us += door.hand_on()
-        except Exception as error:  # its fault must not cost others their turn
-            faults_log().error("a connection to the HTTP port failed", exc_info=error)
-            door.transport.abort()
+        """Hands on a piece of whoever is first, or lets a request through.
+
+        Returns whether anybody else waits.
+        """
+        first = self._line.popleft()
+        if isinstance(first, asyncio.Future):
+            if not first.done():  # it is, if its client has gone
+                self.used_us += _REQUEST_US
+                first.set_result(None)
+        else:
+            try:
+                self.used_us += first.hand_on()
+            except Exception as error:  # its fault must not cost others their turn
+                faults_log().error("a connection to the HTTP port failed", exc_info=error)
+                first.transport.abort()
         self._waiting = bool(self._line)
         return self._waiting
 

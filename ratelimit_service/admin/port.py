@@ -171,6 +171,7 @@ class Port:
         """Lets in who names this service; tells the door when a request begins and ends."""
         self.doors.begin(request.protocol)
         try:
+            await self.doors.turn()
             host = request.headers.get("Host", "")
             if request.path not in self._probes and not is_ours(host, self._hosts):
                 why = f"{shown(host)} is no known name of this service: see {self._flag}"

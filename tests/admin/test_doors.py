@@ -446,7 +446,7 @@ async def test_what_was_read_is_handed_on_in_pieces() -> None:
             assert inner[1].pieces == [b"GET"]
 
     assert b"".join(inner[0].pieces) == data
-    assert {len(piece) for piece in inner[0].pieces} == {2_048}
+    assert {len(piece) for piece in inner[0].pieces} == {1_024}
     assert max(after - earlier for earlier, after in pairwise(seen)) == 1
     async with asyncio.timeout(30):
         while not wire.reads:
@@ -495,3 +495,26 @@ async def test_client_that_ends_its_side(site: Site) -> None:
 
     assert await caller.status() == 200
     assert await caller.ended()
+
+
+async def test_requests_are_answered_one_after_the_other() -> None:
+    """However many come at once, about one begins in each round of the loop; none waits alone."""
+    all_doors = doors.Doors(asyncio.Protocol, Counter())
+    begun: list[int] = []
+
+    async def request(number: int) -> None:
+        await all_doors.turn()
+        begun.append(number)
+
+    await request(-1)
+    tasks = [asyncio.create_task(request(number)) for number in range(50)]
+    tasks.append(asyncio.create_task(all_doors.turn()))
+    seen = [len(begun)]
+    tasks[7].cancel()
+    while len(begun) < 50:
+        await asyncio.sleep(0)
+        seen.append(len(begun))
+
+    assert begun == [-1, *range(7), *range(8, 50)]
+    assert max(after - before for before, after in pairwise(seen)) <= 2
+    await tasks[-1]
