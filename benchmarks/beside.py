@@ -54,6 +54,9 @@ from ratelimit_service.transport.h2.connection import Calls
 PAIRS, READS, CALLS = 60, 20, 50
 """So many pairs of turns; reads of a turn, and calls of a read."""
 
+CALLERS_PAIRS = 300
+"""For differences of one percent."""
+
 TAKEN_SECONDS = 5.0
 """What was noted of callers is taken after so much time in turns with it."""
 
@@ -73,6 +76,7 @@ class Row(NamedTuple):
     limit: int = 200_000_000
     near: float = 0.8
     overrides: int = 0
+    pairs: int = PAIRS
 
 
 NAMES = {
@@ -86,7 +90,7 @@ NAMES = {
 WITHIN, NEAR, OVER = ("within", 200_000_000, 0.8), ("near", 200_000_000, 1e-9), ("over", 0, 0.8)
 ROWS = [
     *[
-        Row("callers", f"{name}, {whose}", shape, limit, near)
+        Row("callers", f"{name}, {whose}", shape, limit, near, pairs=CALLERS_PAIRS)
         for name, limit, near in (WITHIN, NEAR, OVER)
         for whose, shape in (("one caller", "hot"), ("a million callers", "uniform"))
     ],
@@ -261,7 +265,7 @@ async def in_turns(row: Row, directory: Path) -> tuple[list[float], list[float]]
         gc.collect()
         gc.freeze()
         gc.disable()
-        for number in range(PAIRS):
+        for number in range(row.pairs):
             for at in (0, 1) if number % 2 else (1, 0):
                 if not row.overrides:
                     switch(at == 0)

@@ -37,8 +37,9 @@ def cpu_seconds(pid: int) -> float:
 
 
 def processes(pid: int) -> list[int]:
-    """A process and those that it has started."""
-    started = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    """A process and those that it has started, whichever of its threads has."""
+    each = Path(f"/proc/{pid}/task").glob("*/children")
+    started = [child for path in each for child in path.read_text().split()]
     return [pid, *[each for child in started for each in processes(int(child))]]
 
 
