@@ -14,7 +14,7 @@ from ratelimit_service.cli.words import duration, moment, parse_descriptor
 from ratelimit_service.clock import now_us
 from ratelimit_service.descriptor_text import format_descriptor
 from ratelimit_service.errors import TransportError
-from ratelimit_service.model import SECOND_US, Descriptor, Entry
+from ratelimit_service.model import SECOND_US, Descriptor, Entry, time_text
 
 if TYPE_CHECKING:
     from ratelimit_service.client.admin import AdminClient
@@ -27,15 +27,15 @@ def _for(context: click.Context, flag: click.Parameter, text: str | None) -> flo
     return None if text is None else duration(context, flag, text) / SECOND_US
 
 
-def _until(_: click.Context, flag: click.Parameter, text: str | None) -> float | None:
-    """How many seconds it is until a moment."""
+def _until(_: click.Context, flag: click.Parameter, text: str | None) -> str | None:
+    """A moment as the service reads it."""
     if text is None:
         return None
     now = now_us()
-    seconds = (moment(flag.opts[0], text, now) - now) / SECOND_US
-    if seconds <= 0:
+    at_us = moment(flag.opts[0], text, now)
+    if at_us <= now:
         raise click.UsageError(f"{flag.opts[0]} {text!r} is over")
-    return seconds
+    return time_text(at_us)
 
 
 _NAME = click.option("--limit", metavar="NAME", help="Only the limit of this name; else all.")
@@ -48,7 +48,6 @@ _FOR = click.option(
 )
 _UNTIL = click.option(
     "--until",
-    "until_seconds",
     metavar="TIME",
     callback=_until,
     help="It ends then, in UTC: monday, 2026-01-31 or 2026-01-31T14:03Z.",
@@ -126,12 +125,9 @@ def _adds(*options: _Option) -> Callable[[Callable[[], None]], click.Command]:
         def command(
             admin: AdminClient, domain: str, descriptor: str, as_json: bool, **said: object
         ) -> int:
-            until = said.pop("until_seconds")
-            if until is not None:
-                if said["for_seconds"] is not None:
-                    text = "--for and --until both say when it ends: write one of them"
-                    raise click.UsageError(text)
-                said["for_seconds"] = until
+            if said["until"] is not None and said["for_seconds"] is not None:
+                text = "--for and --until both say when it ends: write one of them"
+                raise click.UsageError(text)
             about = {**_about(domain, descriptor, **said), "kind": described.__name__}
             return _added(admin, about, as_json=as_json)
 

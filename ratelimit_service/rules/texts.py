@@ -20,7 +20,8 @@ def limit_text(limit: Limit) -> str:
     per = unit if limit.multiplier == 1 else f"{limit.multiplier} {unit}s"
     algorithm = ALGORITHMS[limit.algorithm]
     if algorithm.leases:
-        words = [f"{limit.requests_per_unit} at a time, a lease lives {per}"]
+        lives = per if limit.multiplier > 1 else f"1 {per}"
+        words = [f"{limit.requests_per_unit} at a time, a lease lives {lives}"]
     else:
         words = [f"{limit.requests_per_unit} per {per}"]
         if algorithm is not DEFAULT:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -119,12 +118,8 @@ async def test_overrides_end_at_a_moment(operator: Operator) -> None:
 
     told = await operator.told("ban", "edge", "user=bob", "--until", then)
 
-    assert abs(read_time(told["override"]["until"]) - read_time(then)) < 3_600
+    assert told["override"]["until"] == then.replace("Z", ".000000Z")
     assert await operator.passed(1) == 0
-
-
-def read_time(text: str) -> float:
-    return datetime.datetime.fromisoformat(text).timestamp()
 
 
 async def test_a_new_number_takes_the_old_ones_place(operator: Operator) -> None:
@@ -286,7 +281,21 @@ async def test_explain_and_inspect_show_overrides(operator: Operator, tmp_path: 
     [
         ("/overrides", {**BOB, "kind": "banish"}, 400, "kind must be one of ban, exempt"),
         ("/overrides", {**BOB, "kind": "ban", "hits": 1}, 400, "hits belongs to grant"),
-        ("/overrides", {**BOB, "kind": "ban", "until": 1}, 400, "'until' is unknown here"),
+        ("/overrides", {**BOB, "kind": "ban", "till": 1}, 400, "'till' is unknown here"),
+        ("/overrides", {**BOB, "kind": "ban", "until": 1}, 400, "1 is no time"),
+        ("/overrides", {**BOB, "kind": "ban", "until": "2000-01-01T00:00Z"}, 400, "is over"),
+        (
+            "/overrides",
+            {**BOB, "kind": "ban", "until": "9999-01-01T00:00Z"},
+            400,
+            "it ends in more than ten years",
+        ),
+        (
+            "/overrides",
+            {**BOB, "kind": "ban", "until": "2126-01-01T00:00Z", "for_seconds": 1},
+            400,
+            "both say when it ends",
+        ),
         ("/overrides", {"domain": "edge", "kind": "ban"}, 400, "name a descriptor"),
         ("/overrides", {**BOB, "kind": "ban", "for_seconds": "1h"}, 400, "must be a number"),
         ("/overrides/remove", {"id": "00"}, 404, "there is no override '00'"),

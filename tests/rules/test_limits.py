@@ -50,6 +50,12 @@ CASES = [
         "algorithm: leaky_bucket, max_wait: 1500ms",
     ),
     (
+        "{window: 1h, requests_per_unit: 9, algorithm: concurrency}",
+        Limit(9, Unit.HOUR, algorithm="concurrency"),
+        "9 at a time, a lease lives 1 hour",
+        "unit: hour, algorithm: concurrency",
+    ),
+    (
         "{window: 2m, requests_per_unit: 9, algorithm: concurrency}",
         Limit(9, Unit.MINUTE, 2, algorithm="concurrency"),
         "9 at a time, a lease lives 2 minutes",

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 _MOST_DIGITS: Final = 10
 _ABOUT: Final = ("domain", "descriptor", "limit", "reason")
-_OF_OVERRIDE: Final = (*_ABOUT, "kind", "requests", "hits", "for_seconds")
+_OF_OVERRIDE: Final = (*_ABOUT, "kind", "requests", "hits", "for_seconds", "until")
 _OF_REMOVAL: Final = (*_ABOUT, "kind", "id")
 
 
@@ -134,7 +134,9 @@ def routes(operating: Operating) -> Iterator[Route]:
         "the overrides in force (?newest=N, ?domain=D&descriptor=key=value,… those that take it)",
         steering.overrides,
     )
-    does = "add one: kind, domain, descriptor, requests or hits, limit, for_seconds, reason"
+    does = (
+        "add one: kind, domain, descriptor, requests or hits, limit, for_seconds or until, reason"
+    )
     yield Route("POST", "/overrides", does, steering.add)
     does = "end those of a kind for a domain and a descriptor, or one by its id"
     yield Route("POST", "/overrides/remove", does, steering.remove)

@@ -4,7 +4,7 @@
   told before; or the `newest` ones; or those that take a `descriptor` in a `domain`, the first one
   first. Of `count` in all there may be more.
 * `override`: adds one, about `kind`, `domain`, `descriptor`, `requests` or `hits`, `limit`,
-  `for_seconds`, `reason`.
+  `for_seconds` or `until`, `reason`.
 * `remove_override`: ends one by its `id`, or those of a `kind` for a `domain` and a `descriptor`.
 * `reset`: lets the counters of a `domain` and a `descriptor` start anew, or of one `limit` there.
 * `audit`: the last changes, `most` of them.
@@ -120,14 +120,21 @@ def _made(deciding: Deciding, about: About) -> Override:
         "who": about.get("who", ""),
         **{name: about[name] for name in ("requests", "hits", "limit", "reason") if name in about},
     }
-    seconds = about.get("for_seconds")
+    seconds, until = about.get("for_seconds"), about.get("until")
+    if until is not None:
+        if seconds is not None:
+            raise OverrideError("for_seconds and until both say when it ends: write one of them")
+        fields["until"] = until
     if seconds is not None:
         if isinstance(seconds, bool) or not isinstance(seconds, int | float):
             raise OverrideError("for_seconds must be a number")
         if not 0 < seconds <= _LONGEST_SECONDS:
             raise OverrideError("for_seconds must be above 0, and ten years at most")
         fields["until"] = time_text(now_us + int(seconds * SECOND_US))
-    return read_override(fields)
+    override = read_override(fields)
+    if not override.holds(now_us):
+        raise OverrideError(f"until {until!r} is over")
+    return override
 
 
 def _notes(deciding: Deciding, override: Override) -> list[str]:
