@@ -53,7 +53,7 @@ CASES = [
         "{window: 1h, requests_per_unit: 9, algorithm: concurrency}",
         Limit(9, Unit.HOUR, algorithm="concurrency"),
         "9 at a time, a lease lives 1 hour",
-        "unit: hour, algorithm: concurrency",
+        "algorithm: concurrency",
     ),
     (
         "{window: 2m, requests_per_unit: 9, algorithm: concurrency}",
