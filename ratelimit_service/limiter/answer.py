@@ -16,6 +16,7 @@ from ratelimit_service.model import (
     Code,
     Decision,
     FailurePolicy,
+    Mode,
     Outcome,
     Request,
     whole_seconds,
@@ -32,6 +33,7 @@ UNCOUNTED_OVER: Final = 3
 """What a status says: its code, and whether a count stands behind it or a failure policy."""
 
 _CLOSED: Final = FailurePolicy.CLOSED
+_SHADOW: Final = Mode.SHADOW
 
 
 def answer(
@@ -94,7 +96,7 @@ def plain(plans: Sequence[Plan], outcomes: Outcomes) -> Plain | None:
             statuses.append(UNCOUNTED_OVER if policy is _CLOSED else UNCOUNTED_OK)
             by_policy.append((place, policy.value))
             continue
-        over = outcome.over and not (rule.declared is not None and rule.declared.shadow_mode)
+        over = outcome.over and rule.mode is not _SHADOW
         if outcome.local:
             statuses.append(UNCOUNTED_OVER if over else UNCOUNTED_OK)
             by_policy.append((place, rule.policy.value))

@@ -116,7 +116,7 @@ class TopCallers:
     def over(self, planned: Plan, limit: Limit, capacity: int, hits: int) -> None:
         """Adds hits that were over their limit, if `skip` is below 0."""
         hits *= self._next_outcome()
-        found = self._of(planned.rule.declared, hits)
+        found = self._of(planned.declared, hits)
         if found is not None:
             key = planned.hits[0][0]
             found.over.add(key, hits)
@@ -127,7 +127,7 @@ class TopCallers:
     def near(self, planned: Plan, limit: Limit, capacity: int, hits: int, remaining: int) -> None:
         """Adds hits that passed, but were near their limit, if `skip` is below 0."""
         hits *= self._next_outcome()
-        found = self._of(planned.rule.declared, hits)
+        found = self._of(planned.declared, hits)
         if found is not None:
             key = planned.hits[0][0]
             found.near.add(key, hits)
@@ -144,9 +144,9 @@ class TopCallers:
         """
         turn, number = self.skip + seen, 0
         for place, planned in enumerate(plans):
-            rule, addend, _ = planned
+            rule, addend, _, met = planned
             remaining = outcomes[place].remaining
-            if rule.tally is not None and remaining < rule.near_remaining:
+            if met.tally is not None and remaining < rule.near_remaining:
                 if number == turn:
                     limit, near = rule.limits[0], rule.near_remaining - remaining
                     self.near(planned, limit.limit, limit.spec.limit, min(addend, near), remaining)
@@ -157,10 +157,10 @@ class TopCallers:
     def sample(self, plans: Sequence[Plan]) -> int:
         """Adds a request of the sample; returns how far it is to the next one."""
         weight = self._request_weight
-        for rule, addend, charged in plans:
+        for rule, addend, charged, met in plans:
             if charged and not charged[0].refund:
                 hits = addend * weight
-                found = self._of(rule.declared, hits)
+                found = self._of(met.declared, hits)
                 if found is not None:
                     key = charged[0].key
                     found.hits.add(key, hits)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ratelimit_service.model import CounterSpec, FailurePolicy, Hit, Limit, Mode, Override
-from ratelimit_service.observer import Tally
+from ratelimit_service.rules.met import MetNode
 from ratelimit_service.rules.tree import Rule
 from ratelimit_service.stores.keys import CounterNames
 
@@ -52,22 +52,20 @@ class Era:
     """For which snapshot, and by which compiler, a rule was compiled: it holds there only."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class CompiledRule:
     """What a rule, or having none, means for every descriptor that meets it.
 
+    Rules that come to the same share one, so it does not tell which rule it is: `Plan.met` does.
     `mode` is what the rule says. `hit_mode` is the mode of its hits, which the global shadow mode
     makes a shadow's.
     """
 
     kind: Kind
-    declared: Rule | None = None
-    """The rule as its file has it. None for a limit that a caller brings, and without a rule."""
     limits: tuple[CompiledLimit, ...] = ()
     mode: Mode = Mode.ENFORCED
     hit_mode: Mode = Mode.ENFORCED
     policy: FailurePolicy = FailurePolicy.OPEN
-    tally: Tally | None = None
     near_remaining: int = 0
     """The `near_remaining` of the first limit."""
     independent: bool = True
@@ -87,17 +85,26 @@ class CompiledRule:
     era: Era | None = None
 
 
+_NOTHING_MET: Final = MetNode()
+
+
 class Plan(NamedTuple):
     """What one descriptor needs: its rule, the number of hits, and what is to be charged.
 
-    One hit for each limit of its rule.
+    One hit for each limit of its rule. `met` is whose rule it is, and where its hits are tallied.
     """
 
     rule: CompiledRule
     addend: int = 1
     hits: tuple[Hit, ...] = ()
+    met: MetNode = _NOTHING_MET
 
     @property
     def refund(self) -> bool:
         """Whether the hits are given back."""
         return bool(self.hits) and self.hits[0].refund
+
+    @property
+    def declared(self) -> Rule | None:
+        """The rule as its file has it. None without one, and for a limit that a caller brings."""
+        return self.met.declared

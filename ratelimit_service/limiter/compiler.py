@@ -11,12 +11,13 @@ from typing import Final
 
 from ratelimit_service.algorithms import capacity_of, soft_of, spec_of
 from ratelimit_service.limiter.additions import speaking, wanted
-from ratelimit_service.limiter.compiled import CompiledLimit, CompiledRule, Era, Kind
+from ratelimit_service.limiter.compiled import CompiledLimit, CompiledRule, Era, Kind, Plan
 from ratelimit_service.limiter.near import near_threshold
 from ratelimit_service.limiter.usual import is_usual, stands_alone
 from ratelimit_service.model import CounterSpec, Denied, FailurePolicy, Limit, Mode, address_of
 from ratelimit_service.observer import Tally
 from ratelimit_service.rules.match import Match
+from ratelimit_service.rules.met import MetNode
 from ratelimit_service.rules.tree import Domain, Node, Rule, Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.spread import Table, spread
@@ -24,8 +25,8 @@ from ratelimit_service.stores.keys import CounterNames
 
 __all__ = ["Compiler"]
 
-_MOST_LIMITS: Final = 1_000
-"""So many that differ are shared; beyond that sharing begins anew."""
+_MOST_SHARED: Final = 1_000
+"""So many limits and rules that differ are shared; beyond that sharing begins anew."""
 
 
 class Compiler:
@@ -45,10 +46,11 @@ class Compiler:
         """What tells the compiled rules of this snapshot, by this compiler, from all others."""
         self._limits: dict[object, tuple[CompiledLimit, ...]] = {}
         """By what they follow from, so that rules with equal limits share them."""
-        self._rules: Table[object, CompiledRule] = {}
-        """Those that do not stand at a rule's node, by tally; with `True` those of descriptors that
-        are stray."""
-        self._old: list[dict[object, CompiledRule]] = []
+        self._rules: dict[CompiledRule, CompiledRule] = {}
+        """One for all rules that come to the same: it stays in the processor's caches."""
+        self._mets: Table[Tally, MetNode] = {}
+        """Those that are in no level, by where they tally."""
+        self._old: list[dict[Tally, MetNode]] = []
         """What was in such tables for earlier snapshots. To free it at once would take too long."""
 
     def renew(self, snapshot: Snapshot) -> None:
@@ -56,96 +58,79 @@ class Compiler:
         if snapshot.number != self._snapshot:
             self._snapshot = snapshot.number
             self._minute = snapshot.minute
-            self._old += [self._rules] if isinstance(self._rules, dict) else self._rules.parts
+            self._old += [self._mets] if isinstance(self._mets, dict) else self._mets.parts
+            self._mets = {}
             self._rules = {}
             self._limits = {}
             self._era = Era()
 
-    def rule(self, domain: Domain, node: Node, metric_value: str = "") -> CompiledRule:
-        """A node's rule; with a value it has a tally of its own, if the rule has room."""
-        if not metric_value:
-            compiled = node.compiled
-            if isinstance(compiled, CompiledRule) and compiled.era is self._era:
-                return compiled
-        rule = node.rule
+    def rule(self, domain: Domain, met: MetNode, metric_value: str = "") -> CompiledRule:
+        """The rule of a node that has one. It is tallied there, unless by values."""
+        compiled = met.compiled
+        if isinstance(compiled, CompiledRule) and compiled.era is self._era:
+            return compiled
+        rule = met.declared
         assert rule is not None  # noqa: S101 -- whoever asks has met it
-        # A rule has a bounded number of tallies, whatever its values.
-        tally = rule.tallies.of(metric_value)
-        if metric_value:
-            known = self._rules.get(tally)
-            if known is None:
-                known = self._keep(tally, self._compile(domain, rule, tally))
-            return known
-        found = self._compile(domain, rule, tally)
-        node.keep_compiled(found)
+        found = self._compile(domain, rule)
+        met.compiled = found
+        if not metric_value:
+            met.tally = rule.tallies.of()
         return found
 
-    def matched(self, domain: Domain, found: Match) -> CompiledRule:
-        """The rule that a descriptor meets, which meets one."""
-        assert found.node is not None  # noqa: S101 -- it has a rule
-        compiled = self.rule(domain, found.node, found.metric_value)
-        stray = found.stray
+    def by_value(self, met: MetNode, metric_value: str) -> MetNode:
+        """What is met where a rule tallies by values. It has a bounded number of tallies."""
+        rule = met.declared
+        assert rule is not None  # noqa: S101 -- as above
+        return self._tallied(rule.tallies.of(metric_value), met.node)
+
+    def matched(self, domain: Domain, found: Match) -> tuple[CompiledRule, MetNode]:
+        """The rule that a descriptor meets, which meets one, and where it is tallied."""
+        met, identity, shared, metric_value, stray = found
+        assert met is not None  # noqa: S101 -- it has a rule
+        compiled = self.rule(domain, met, metric_value)
         if compiled.groups and not stray:
-            last = len(found.identity) - 1
-            stray = last not in found.shared and address_of(found.identity[last][1]) is None
-        return self._stray(compiled) if stray else compiled
+            last = len(identity) - 1
+            stray = last not in shared and address_of(identity[last][1]) is None
+        if stray:
+            compiled = self._shared(_stray(compiled))
+        return compiled, self.by_value(met, metric_value) if metric_value else met
 
-    def _stray(self, rule: CompiledRule) -> CompiledRule:
-        """The same for descriptors with a value that should be an address: it is counted."""
-        compiled = self._rules.get((rule.tally, True))
-        if compiled is None:
-            compiled = CompiledRule(
-                rule.kind,
-                rule.declared,
-                rule.limits,
-                rule.mode,
-                rule.hit_mode,
-                rule.policy,
-                rule.tally,
-                rule.near_remaining,
-                rule.independent,
-                False,
-                rule.says,
-                rule.leasing,
-                rule.groups,
-                True,
-            )
-            self._keep((rule.tally, True), compiled)
-        return compiled
-
-    def unmatched(self, domain: Domain) -> CompiledRule:
+    def unmatched(self, domain: Domain) -> Plan:
         """For descriptors that no rule of the domain matches."""
-        tally = domain.unmatched.of()
-        compiled = self._rules.get(tally)
-        if compiled is None:
-            compiled = CompiledRule(Kind.NO_RULE, tally=tally, says=self.no_rule.says)
-            self._keep(tally, compiled)
-        return compiled
+        return Plan(self.no_rule, met=self._tallied(domain.unmatched.of()))
 
-    def override(self, domain: Domain, limit: Limit) -> CompiledRule:
+    def override(self, domain: Domain, limit: Limit) -> tuple[CompiledRule, MetNode]:
         """A limit that the caller brings. No rule is looked up; its counter is like a rule's."""
         settings = self._settings
         mode = Mode.QUOTA if settings.quota_mode else Mode.ENFORCED
-        tally = domain.overrides.of()
-        return self._limited(domain, (limit,), tally, mode, settings.failure_policy, None)
+        compiled = self._limited(domain, (limit,), mode, settings.failure_policy, None)
+        return compiled, self._tallied(domain.overrides.of())
 
     def unserved(self) -> CompiledRule:
         """Of descriptors in a domain whose rules never loaded."""
         says = self._says(None, ())
         return CompiledRule(Kind.UNSERVED, policy=self._settings.failure_policy, says=says)
 
-    def _keep(self, key: object, compiled: CompiledRule) -> CompiledRule:
-        """Keeps one, and lets go of two old ones, so that these cannot pile up."""
-        self._rules[key] = compiled
-        self._rules = spread(self._rules)
-        for _ in range(2):
-            if self._old and not self._old[-1]:
-                self._old.pop()
-            if self._old and self._old[-1]:
-                self._old[-1].popitem()
-        return compiled
+    def _tallied(self, tally: Tally, node: Node | None = None) -> MetNode:
+        """What is met, of no level, where hits are tallied here. Few rules have such."""
+        met = self._mets.get(tally)
+        if met is None:
+            met = self._mets[tally] = MetNode(node, tally)
+            self._mets = spread(self._mets)
+            for _ in range(2):  # two old ones go, so that these cannot pile up
+                if self._old and not self._old[-1]:
+                    self._old.pop()
+                if self._old and self._old[-1]:
+                    self._old[-1].popitem()
+        return met
 
-    def _compile(self, domain: Domain, rule: Rule, tally: Tally) -> CompiledRule:
+    def _shared(self, compiled: CompiledRule) -> CompiledRule:
+        """The one for all rules that come to this."""
+        if len(self._rules) >= _MOST_SHARED:
+            self._rules = {}
+        return self._rules.setdefault(compiled, compiled)
+
+    def _compile(self, domain: Domain, rule: Rule) -> CompiledRule:
         settings = self._settings
         limits = [
             limit
@@ -153,13 +138,13 @@ class Compiler:
             if limit.schedule is None or limit.schedule.holds(self._minute)
         ]
         if not limits:
-            return CompiledRule(
-                Kind.UNLIMITED,
-                rule,
-                tally=tally,
-                independent=self._independent(rule),
-                says=self._says(rule, ()),
-                era=self._era,
+            return self._shared(
+                CompiledRule(
+                    Kind.UNLIMITED,
+                    independent=self._independent(rule),
+                    says=self._says(rule, ()),
+                    era=self._era,
+                )
             )
         self.enqueues = self.enqueues or rule.enqueue
         mode = Mode.ENFORCED
@@ -170,13 +155,12 @@ class Compiler:
         policy = rule.failure_policy or settings.failure_policy
         if rule.shadow_mode:
             policy = FailurePolicy.OPEN
-        return self._limited(domain, limits, tally, mode, policy, rule)
+        return self._limited(domain, limits, mode, policy, rule)
 
     def _limited(
         self,
         domain: Domain,
         limits: Sequence[Limit],
-        tally: Tally,
         mode: Mode,
         policy: FailurePolicy,
         rule: Rule | None,
@@ -184,21 +168,21 @@ class Compiler:
         settings = self._settings
         always = settings.quota_mode or settings.count_denied or (rule and rule.quota_mode)
         compiled = self._compiled_limits(domain, tuple(limits), always=bool(always))
-        return CompiledRule(
-            Kind.COUNTED,
-            rule,
-            compiled,
-            mode,
-            Mode.SHADOW if settings.shadow_mode else mode,
-            policy,
-            tally,
-            compiled[0].near_remaining,
-            self._independent(rule),
-            not settings.shadow_mode and is_usual(rule, limits),
-            self._says(rule, limits),
-            any(each.spec.algorithm.leases for each in compiled),
-            any(limit.grouping is not None for limit in limits),
-            era=self._era,
+        return self._shared(
+            CompiledRule(
+                Kind.COUNTED,
+                compiled,
+                mode,
+                Mode.SHADOW if settings.shadow_mode else mode,
+                policy,
+                compiled[0].near_remaining,
+                self._independent(rule),
+                not settings.shadow_mode and is_usual(rule, limits),
+                self._says(rule, limits),
+                any(each.spec.algorithm.leases for each in compiled),
+                any(limit.grouping is not None for limit in limits),
+                era=self._era,
+            )
         )
 
     def _says(self, rule: Rule | None, limits: Sequence[Limit]) -> int:
@@ -212,7 +196,7 @@ class Compiler:
         found = self._limits.get(key)
         if found is None:
             found = tuple(self._limit(domain, limit, always=always) for limit in limits)
-            if len(self._limits) >= _MOST_LIMITS:  # callers bring limits of their own
+            if len(self._limits) >= _MOST_SHARED:  # callers bring limits of their own
                 self._limits = {}
             self._limits[key] = found
         return found
@@ -232,6 +216,24 @@ class Compiler:
 
     def _independent(self, rule: Rule | None) -> bool:
         return not self._settings.quota_mode and (rule is None or stands_alone(rule))
+
+
+def _stray(rule: CompiledRule) -> CompiledRule:
+    """The same for descriptors with a value that should be an address: it is counted."""
+    return CompiledRule(
+        rule.kind,
+        rule.limits,
+        rule.mode,
+        rule.hit_mode,
+        rule.policy,
+        rule.near_remaining,
+        rule.independent,
+        False,
+        rule.says,
+        rule.leasing,
+        rule.groups,
+        True,
+    )
 
 
 @lru_cache(maxsize=4096)

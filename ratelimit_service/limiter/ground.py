@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from ratelimit_service.limiter.compiled import CompiledRule, Kind, Plan
+from ratelimit_service.limiter.compiled import Kind, Plan
 from ratelimit_service.model import Hit, Limit, Outcome
 from ratelimit_service.stores import Settled, Verdict
 
@@ -32,12 +32,12 @@ class Ground(NamedTuple):
     """What decided a request. Where no limit did, there is nothing but `by`.
 
     `descriptor` is the place of the one that this is about. `outcome` is the count there, None
-    without one. The `rule` also says which overrides took part.
+    without one. The `plan` is its, and also says which overrides took part.
     """
 
     by: DecidedBy
     descriptor: int = -1
-    rule: CompiledRule | None = None
+    plan: Plan | None = None
     limit: Limit | None = None
     hit: Hit | None = None
     outcome: Outcome | None = None
@@ -48,11 +48,11 @@ def ground_of(plans: Sequence[Plan], settled: Settled) -> Ground:
     outcomes, verdict, place = settled.outcomes, settled.verdict, settled.by
     for descriptor, planned in enumerate(plans):
         if planned.rule.kind is Kind.BANNED and not verdict.passes:
-            return Ground(DecidedBy.OVERRIDE, descriptor, planned.rule)
+            return Ground(DecidedBy.OVERRIDE, descriptor, planned)
     if not outcomes:
         for descriptor, planned in enumerate(plans):
             if planned.rule.overrides and verdict is Verdict.ADMITTED:
-                return Ground(DecidedBy.OVERRIDE, descriptor, planned.rule)
+                return Ground(DecidedBy.OVERRIDE, descriptor, planned)
         by_policy = verdict in (Verdict.DENIED, Verdict.FAILED)
         return Ground(DecidedBy.POLICY if by_policy else DecidedBy.NOTHING)
     if place < 0:
@@ -61,10 +61,11 @@ def ground_of(plans: Sequence[Plan], settled: Settled) -> Ground:
     by = DecidedBy.LOCAL_CACHE if settled.cached else DecidedBy.COUNT
     if outcome is None or outcome.local:
         by = DecidedBy.POLICY
-    for descriptor, (rule, _, hits) in enumerate(plans):
+    for descriptor, planned in enumerate(plans):
+        hits = planned.hits
         if place < len(hits):
-            limit = rule.limits[place].limit
-            return Ground(by, descriptor, rule, limit, hits[place], outcome)
+            limit = planned.rule.limits[place].limit
+            return Ground(by, descriptor, planned, limit, hits[place], outcome)
         place -= len(hits)
     raise IndexError(place)
 

@@ -10,6 +10,7 @@ from ratelimit_service.limiter.compiled import CompiledRule, Kind, Plan
 from ratelimit_service.limiter.compiler import Compiler
 from ratelimit_service.model import Descriptor, Entry, FailurePolicy, Hit, Mode, Request, new_tuple
 from ratelimit_service.rules.match import Match, match, match_any_value
+from ratelimit_service.rules.met import REPLACES, MetNode
 from ratelimit_service.rules.tree import Domain, Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
@@ -20,7 +21,7 @@ __all__ = ["LEASE_BYTES", "Plan", "PlanTemplate", "Planner", "unasked"]
 
 def unasked(plans: Sequence[Plan]) -> Settled:
     """The result of a request that has nothing to charge. Only a failure policy can deny it."""
-    for rule, _, _ in plans:
+    for rule, _, _, _ in plans:
         if rule.kind is Kind.UNSERVED and rule.policy is FailurePolicy.ERROR:
             return Settled([], Verdict.FAILED)
         if rule.kind is Kind.UNSERVED and rule.policy is FailurePolicy.CLOSED:
@@ -31,13 +32,19 @@ def unasked(plans: Sequence[Plan]) -> Settled:
 class PlanTemplate:
     """The plan of all descriptors that differ only in the value of their last entry."""
 
-    __slots__ = ("_addend", "_names", "_rest", "rule")
+    __slots__ = ("_addend", "_names", "_rest", "met", "rule")
 
     def __init__(
-        self, rule: CompiledRule, addend: int, names: KeyStem, rest: tuple[object, ...]
+        self,
+        rule: CompiledRule,
+        met: MetNode,
+        addend: int,
+        names: KeyStem,
+        rest: tuple[object, ...],
     ) -> None:
         """`rest` are a hit's fields behind its key."""
         self.rule = rule
+        self.met = met
         self._addend = addend
         self._names = names
         self._rest = rest
@@ -46,7 +53,7 @@ class PlanTemplate:
         """The plan with this value. Raises UnicodeDecodeError if it is no UTF-8."""
         # mypyc would build a list first for (key, *rest).
         fields = (self._names.key(value),) + self._rest  # noqa: RUF005
-        return new_tuple(Plan, (self.rule, self._addend, (new_tuple(Hit, fields),)))
+        return new_tuple(Plan, (self.rule, self._addend, (new_tuple(Hit, fields),), self.met))
 
 
 class Planner:
@@ -64,10 +71,10 @@ class Planner:
         settings = self._settings
         domain = snapshot.domains.get(request.domain)
         if domain is None:
-            rule = self.compiler.no_rule
+            nothing = self.compiler.no_rule
             if snapshot.never_loaded(request.domain):
-                rule = self.compiler.unserved()
-            return [Plan(rule)] * len(request.descriptors)
+                nothing = self.compiler.unserved()
+            return [Plan(nothing)] * len(request.descriptors)
         minute = snapshot.minute
         matches = [
             descriptor.limit
@@ -77,23 +84,25 @@ class Planner:
         ]
         replaced: set[str] = set()
         for found in matches:
-            if not isinstance(found, Match) or found.node is None or not found.node.replaces:
+            if not isinstance(found, Match) or found.met is None:
+                continue
+            if not found.met.heed & REPLACES:
                 continue  # as nearly always
-            met = found.rule
-            assert met is not None  # noqa: S101 -- its node says that it replaces others
+            rule = found.met.declared
+            assert rule is not None  # noqa: S101 -- its node says that it replaces others
             # While none of its limits holds, a rule replaces no other.
-            if met.unlimited or self._compiled(domain, found).limits:
-                replaced |= met.replaces
+            if rule.unlimited or self.compiler.matched(domain, found)[0].limits:
+                replaced |= rule.replaces
         plans = []
         for descriptor, found in zip(request.descriptors, matches, strict=True):
             addend = descriptor.hits_addend
             if addend is None:
                 addend = request.hits_addend or 1
             if not isinstance(found, Match):
-                rule = self.compiler.override(domain, found)
+                brought, met = self.compiler.override(domain, found)
                 refund = descriptor.is_negative_hits
-                plans.append(_counted(rule, descriptor.entries, (), addend, refund))
-            elif found.node is None or (replaced and _is_replaced(found, replaced)):
+                plans.append(_counted(brought, met, descriptor.entries, (), addend, refund))
+            elif found.met is None or (replaced and _is_replaced(found, replaced)):
                 plans.append(self._without(domain, found, addend))
             else:
                 plans.append(self._matched(domain, descriptor, found, addend))
@@ -110,23 +119,25 @@ class Planner:
         """
         self.compiler.renew(snapshot)
         found = match(domain, entries, snapshot.minute)
-        node, identity, shared, _, _ = found
-        if node is None:
-            return None if self._settings.quota_mode else Plan(self.compiler.unmatched(domain))
-        rule = self.compiler.matched(domain, found)
+        if found[0] is None:
+            return None if self._settings.quota_mode else self.compiler.unmatched(domain)
+        rule, met = self.compiler.matched(domain, found)
         if not rule.independent:
             return None
         if not rule.limits:
-            return Plan(rule, addend or 1)
-        return _counted(rule, identity, shared, addend or 1)
+            return Plan(rule, addend or 1, (), met)
+        _, identity, shared, _, _ = found
+        return _counted(rule, met, identity, shared, addend or 1)
 
     def template(
         self, domain: Domain, entries: Sequence[Entry], addend: int, snapshot: Snapshot
     ) -> PlanTemplate | None:
         """As `plan_alone` for all values of the last entry; None if they are not all alike."""
         self.compiler.renew(snapshot)
-        node = match_any_value(domain, entries, snapshot.minute)
-        rule = self.compiler.rule(domain, node) if node else self.compiler.no_rule
+        met = match_any_value(domain, entries, snapshot.minute)
+        if met is None:
+            return None
+        rule = self.compiler.rule(domain, met)
         if not rule.independent or len(rule.limits) != 1 or rule.groups:
             return None
         (limit,) = rule.limits
@@ -144,30 +155,26 @@ class Planner:
             rule.policy,
             None,
         )
-        return PlanTemplate(rule, addend, limit.names.stem(entries), rest)
-
-    def _compiled(self, domain: Domain, found: Match) -> CompiledRule:
-        """The rule that a match has found, whatever the values."""
-        assert found.node is not None  # noqa: S101 -- it has found a rule
-        return self.compiler.rule(domain, found.node, found.metric_value)
+        return PlanTemplate(rule, met, addend, limit.names.stem(entries), rest)
 
     def _without(self, domain: Domain, found: Match, addend: int) -> Plan:
         """The plan of a descriptor whose rule is missing or replaced. Unlimited rules stay."""
         if found.rule is not None and found.rule.unlimited:
-            return Plan(self._compiled(domain, found), addend)
+            rule, met = self.compiler.matched(domain, found)
+            return Plan(rule, addend, (), met)
         if found.rule is None:
-            return Plan(self.compiler.unmatched(domain))
+            return self.compiler.unmatched(domain)
         return Plan(self.compiler.no_rule)
 
     def _matched(self, domain: Domain, descriptor: Descriptor, found: Match, addend: int) -> Plan:
-        compiled = self.compiler.matched(domain, found)
+        compiled, met = self.compiler.matched(domain, found)
         if not compiled.limits:
-            return Plan(compiled, addend)
+            return Plan(compiled, addend, (), met)
         refund = descriptor.is_negative_hits
         lease = b""
         if refund and len(found.identity) < len(descriptor.entries):
             lease = _lease(descriptor.entries[-1].value)
-        return _counted(compiled, found.identity, found.shared, addend, refund, lease)
+        return _counted(compiled, met, found.identity, found.shared, addend, refund, lease)
 
 
 def _is_replaced(found: Match, replaced: Collection[str]) -> bool:
@@ -206,6 +213,7 @@ _UNKNOWN_LEASE: Final = b"\0" * LEASE_BYTES
 
 def _counted(
     rule: CompiledRule,
+    met: MetNode,
     identity: Sequence[tuple[str, str]],
     shared: Collection[int],
     addend: int,
@@ -228,7 +236,7 @@ def _counted(
             rule.policy,
             None,
         )
-        return new_tuple(Plan, (rule, addend, (new_tuple(Hit, hit),)))
+        return new_tuple(Plan, (rule, addend, (new_tuple(Hit, hit),), met))
     hits = []
     # Each limit of a quota counts by itself, even where the quota cannot deny.
     together = rule.mode is rule.hit_mode or rule.mode is not Mode.QUOTA
@@ -251,7 +259,7 @@ def _counted(
                 policy=rule.policy,
             )
         )
-    return Plan(rule, addend, tuple(hits))
+    return Plan(rule, addend, tuple(hits), met)
 
 
 def _with_quotas(plans: Sequence[Plan], settings: Settings) -> list[Plan]:
@@ -265,8 +273,8 @@ def _with_quotas(plans: Sequence[Plan], settings: Settings) -> list[Plan]:
         (settings.quota_mode and planned.rule.kind is Kind.NO_RULE)
         or (
             planned.rule.mode is Mode.SHADOW
-            and planned.rule.declared is not None
-            and (settings.quota_mode or planned.rule.declared.quota_mode)
+            and planned.declared is not None
+            and (settings.quota_mode or planned.declared.quota_mode)
             and not planned.refund
         )
         for planned in plans

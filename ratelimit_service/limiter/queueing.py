@@ -35,7 +35,7 @@ def queue_of(plans: Sequence[Plan], settled: Settled) -> Rule | None:
             continue
         over = _over(plan.rule, outcomes[place : place + len(hits)])
         if place <= by < place + len(hits):
-            deciding = plan.rule.declared
+            deciding = plan.declared
         place += len(hits)
         mode = hits[0].mode
         if hits[0].refund or mode is Mode.SHADOW:
@@ -57,10 +57,10 @@ def queue_of(plans: Sequence[Plan], settled: Settled) -> Rule | None:
 def _all_enqueue(denying: Sequence[Plan]) -> bool:
     """Whether all of these rules have a queue, and more than a look was asked of one of them."""
     asked_for = 0
-    for rule, addend, _ in denying:
-        if rule.declared is None or not rule.declared.enqueue:
+    for plan in denying:
+        if plan.declared is None or not plan.declared.enqueue:
             return False
-        asked_for += addend
+        asked_for += plan.addend
     return asked_for > 0
 
 

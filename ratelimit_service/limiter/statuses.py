@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ratelimit_service.limiter.compiled import CompiledLimit, Kind, Plan
-from ratelimit_service.model import MAX_ADDEND, Code, FailurePolicy, Outcome, Status
+from ratelimit_service.model import MAX_ADDEND, Code, FailurePolicy, Mode, Outcome, Status
 
 __all__ = ["Shown", "by_policy", "remaining_of", "shown", "statuses_of"]
 
@@ -64,7 +64,7 @@ def _status(planned: Plan, spoken: Shown | None, ban_us: int | None) -> Status:
     if spoken is None:
         return Status(_by_policy(planned))
     outcome = spoken.outcome
-    over = outcome.over and not (rule.declared and rule.declared.shadow_mode)
+    over = outcome.over and rule.mode is not Mode.SHADOW
     if outcome.local:
         return Status(Code.OVER_LIMIT if over else Code.OK)
     return Status(

@@ -119,7 +119,7 @@ def _steered(
     ban = next((ruling for ruling in rulings if ruling.ban is not None), None)
     if ban is not None and not planned.refund:
         banned = _rule(rule, Kind.BANNED, (), ban.applied)
-        return _Steered(Plan(banned, planned.addend), (), until_us)
+        return _Steered(Plan(banned, planned.addend, (), planned.met), (), until_us)
     limits: list[CompiledLimit] = []
     hits: list[Hit] = []
     grants: list[Sequence[Hit]] = []
@@ -151,7 +151,7 @@ def _steered(
     if not limits and (kind is Kind.COUNTED or (kind is Kind.UNSERVED and whole.exempt)):
         kind = Kind.UNLIMITED
     changed_rule = _rule(rule, kind, tuple(limits), tuple(applied))
-    return _Steered(Plan(changed_rule, planned.addend, tuple(hits)), grants, until_us)
+    return _Steered(Plan(changed_rule, planned.addend, tuple(hits), planned.met), grants, until_us)
 
 
 def _rule(
@@ -160,12 +160,10 @@ def _rule(
     """The rule as overrides leave it; it takes the long ways."""
     return CompiledRule(
         kind,
-        rule.declared,
         limits,
         rule.mode,
         rule.hit_mode,
         rule.policy,
-        rule.tally,
         limits[0].near_remaining if limits else 0,
         rule.independent,
         False,
@@ -247,7 +245,7 @@ def _beside_ban(steered: _Steered) -> _Steered:
     if planned.rule.kind is Kind.BANNED or planned.refund:
         return steered
     rule = _rule(planned.rule, Kind.NO_RULE, (), planned.rule.overrides)
-    return _Steered(Plan(rule, planned.addend), (), until_us)
+    return _Steered(Plan(rule, planned.addend, (), planned.met), (), until_us)
 
 
 def _passes_quota(steered: _Steered) -> bool:

@@ -8,7 +8,7 @@ from ratelimit_service.algorithms import denying
 from ratelimit_service.limiter.callers import TopCallers
 from ratelimit_service.limiter.compiled import Kind, Plan
 from ratelimit_service.limiter.statuses import Shown, by_policy, shown
-from ratelimit_service.model import Outcome
+from ratelimit_service.model import Mode, Outcome
 from ratelimit_service.observer import Stats, Tally
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
@@ -21,8 +21,8 @@ def tally_within(
 ) -> None:
     """The short way for usual descriptors of which none was over."""
     seen = 0
-    for place, (rule, addend, _) in enumerate(plans):
-        tally = rule.tally
+    for place, (rule, addend, _, met) in enumerate(plans):
+        tally = met.tally
         if tally is not None:
             tally.hits += addend
             tally.within += addend
@@ -47,14 +47,15 @@ def tally_plain(
     outcomes, verdict = settled.outcomes, settled.verdict
     stats.decisions["ok" if verdict.passes else "over_limit"] += times
     for place, planned in enumerate(plans):
-        rule, outcome = planned[0], outcomes[place]
+        rule, _, _, met = planned
+        outcome = outcomes[place]
         if outcome is None or outcome.local:
             stats.policy_decisions[rule.policy] += times
-        if rule.tally is not None:
+        if met.tally is not None:
             spoken = Shown(rule.limits[0], outcome) if outcome is not None else None
             if times > 1:
                 planned = planned._replace(addend=planned.addend * times)  # noqa: PLW2901
-            _add(planned, spoken, rule.tally, callers)
+            _add(planned, spoken, met.tally, callers)
 
 
 def tally(
@@ -73,14 +74,14 @@ def tally(
         for override in rule.overrides:
             stats.override_decisions[override.kind] += 1
         if rule.kind is Kind.NO_RULE:
-            if rule.tally is not None:
-                rule.tally.hits += 1
+            if planned.met.tally is not None:
+                planned.met.tally.hits += 1
             continue
         if rule.stray:
             stats.not_addresses += 1
         spoken = shown(planned, each)
-        if rule.tally is not None:
-            _add(planned, spoken, rule.tally, callers)
+        if planned.met.tally is not None:
+            _add(planned, spoken, planned.met.tally, callers)
         if by_policy(planned, spoken):
             stats.policy_decisions[rule.policy] += 1
         if spoken is not None and not planned.refund:
@@ -94,7 +95,7 @@ def _add(planned: Plan, spoken: Shown | None, tally: Tally, callers: TopCallers 
 
     Several limits count as the one that speaks for them.
     """
-    rule, hits, _ = planned
+    rule, hits, _, _ = planned
     if rule.kind is Kind.UNLIMITED or rule.kind is Kind.BANNED:
         tally.hits += hits
         tally.within += hits if rule.kind is Kind.UNLIMITED else 0
@@ -119,7 +120,7 @@ def _add(planned: Plan, spoken: Shown | None, tally: Tally, callers: TopCallers 
             callers.skip -= 1
             if callers.skip < 0:
                 callers.over(planned, compiled.limit, limit, hits - room)
-        if rule.declared and rule.declared.shadow_mode:
+        if rule.mode is Mode.SHADOW:
             tally.shadow += hits - room
     elif outcome.charged < hits:
         tally.uncharged += hits

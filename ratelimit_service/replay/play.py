@@ -30,7 +30,7 @@ from ratelimit_service.replay.timeline import Timeline
 from ratelimit_service.replay.use import SAMPLE, TOP_NAMES, Caller, RuleUse
 from ratelimit_service.rules.match import match
 from ratelimit_service.rules.texts import limit_text
-from ratelimit_service.rules.tree import Snapshot
+from ratelimit_service.rules.tree import Rule, Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.simulation.world import World
 from ratelimit_service.sketches import TopNames
@@ -286,7 +286,7 @@ class Trace:
             start = len(hits)
             hits += planned.hits
             caller = self._caller(request.domain, descriptor, at_us)
-            use = self._use(request.domain, planned.rule)
+            use = self._use(request.domain, planned.rule, planned.declared)
             met.append(Met(request, use, planned, start, caller))
         prepared = Prepared(request, plans, hits, met, unmatched)
         self._make_room()
@@ -341,18 +341,18 @@ class Trace:
         template = self._world.template(domain, entries, addend, at_us)
         if template is None or template.rule.limits[0].count_denied or template.rule.leasing:
             return None
-        use = self._use(domain, template.rule)
+        use = self._use(domain, template.rule, template.met.declared)
         return _Kin(template, use) if len(use.limits) == 1 else None
 
-    def _use(self, domain: str, rule: CompiledRule) -> RuleUse:
+    def _use(self, domain: str, rule: CompiledRule, declared: Rule | None) -> RuleUse:
         """The use of a rule. Limits that callers bring are one rule, of the limit seen first."""
-        key = domain, rule.declared.path if rule.declared else ""
-        if rule.declared is not None and len(rule.limits) != len(rule.declared.limits):
+        key = domain, declared.path if declared else ""
+        if declared is not None and len(rule.limits) != len(declared.limits):
             held = "; ".join(limit_text(each.limit) for each in rule.limits)
-            key = domain, f"{rule.declared.path} ({held or 'outside its times'})"
+            key = domain, f"{declared.path} ({held or 'outside its times'})"
         use = self.uses.get(key)
         if use is None:
-            use = self.uses[key] = RuleUse(rule, self._sample, self._names)
+            use = self.uses[key] = RuleUse(rule, declared, self._sample, self._names)
         return use
 
     def _caller(

@@ -247,7 +247,7 @@ def _rule(
     key: tuple[str, str], use: RuleUse, before: RuleUse | None, replay: Replay, percent: float
 ) -> RuleReport:
     domain, path = key
-    declared = use.rule.declared
+    declared = use.declared
     compared = replay.old is not None
     denied_callers = sum(caller.denied > 0 for caller in use.callers)
     limits = tuple(_limit(limit, place, use, percent) for place, limit in enumerate(use.limits))
@@ -325,9 +325,9 @@ def _of_rule(use: RuleUse) -> ChangeReport:
 
 def _unmet(trace: Trace) -> tuple[UnmetRule, ...]:
     met = {  # a rule has several uses if its limits hold at different times
-        (domain, use.rule.declared.path)
+        (domain, use.declared.path)
         for (domain, _), use in trace.uses.items()
-        if use.rule.declared is not None
+        if use.declared is not None
     }
     return tuple(
         UnmetRule(domain.name, rule.path, str(rule.source))

@@ -15,6 +15,7 @@ from ratelimit_service.limiter import CompiledRule
 from ratelimit_service.model import CounterSpec, Hit, Limit, Outcome, State
 from ratelimit_service.replay.sketches import CallerSample
 from ratelimit_service.replay.timeline import Timeline
+from ratelimit_service.rules.tree import Rule
 from ratelimit_service.sketches import TopNames
 
 __all__ = ["SAMPLE", "TOP_NAMES", "Caller", "LimitUse", "RuleUse"]
@@ -90,6 +91,7 @@ class RuleUse:
         "came",
         "changed",
         "changed_callers",
+        "declared",
         "denied",
         "deniers",
         "held_back",
@@ -103,8 +105,16 @@ class RuleUse:
         "timeline",
     )
 
-    def __init__(self, rule: CompiledRule, sample: int = SAMPLE, names: int = TOP_NAMES) -> None:
+    def __init__(
+        self,
+        rule: CompiledRule,
+        declared: Rule | None,
+        sample: int = SAMPLE,
+        names: int = TOP_NAMES,
+    ) -> None:
+        """`declared` is the rule as its file has it, None for limits that callers bring."""
         self.rule = rule
+        self.declared = declared
         self.limits = [LimitUse(each.limit, each.spec) for each in rule.limits]
         self.asked = self.hits = self.refunds = 0
         self.denied = 0

@@ -12,11 +12,12 @@ from typing import Final, NamedTuple
 
 from ratelimit_service.model import Entry, new_tuple
 from ratelimit_service.observer import MAX_VALUE_BYTES, OTHER
+from ratelimit_service.rules.met import DETAILED, NO_RULE, SPECIAL, MetNode
 from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.tree import Domain, Level, Node, Rule
 from ratelimit_service.spread import PLACES
 
-__all__ = ["Match", "find", "match", "match_any_value"]
+__all__ = ["Match", "find", "match", "match_any_value", "meet"]
 
 
 class Match(NamedTuple):
@@ -27,7 +28,7 @@ class Match(NamedTuple):
     the network is the value, and `shared` too. It is `stray` if a value is no address.
     """
 
-    node: Node | None
+    met: MetNode | None
     identity: Sequence[tuple[str, str]] = ()
     shared: tuple[int, ...] = ()
     metric_value: str = ""
@@ -36,7 +37,7 @@ class Match(NamedTuple):
     @property
     def rule(self) -> Rule | None:
         """The rule that is met."""
-        return None if self.node is None else self.node.rule
+        return None if self.met is None else self.met.declared
 
 
 _NO_RULE: Final = Match(None)
@@ -44,67 +45,74 @@ _NO_RULE: Final = Match(None)
 
 def find(level: Level, entry: Entry, minute: int = 0) -> Node | None:
     """The node of a level that an entry goes to, in a minute from the Unix epoch."""
+    met = meet(level, entry, minute)
+    return None if met is None else met.node
+
+
+def meet(level: Level, entry: Entry, minute: int = 0) -> MetNode | None:
+    """As `find`, as requests meet it."""
     key, value = entry
     by_value = level.exact.get(key)
     if by_value is not None:
         if isinstance(by_value, dict):
-            node = by_value.get(value)
+            met = by_value.get(value)
         else:
-            node = by_value.parts[hash(value) & PLACES].get(value)
-        if node is not None:
-            return node
+            met = by_value.parts[hash(value) & PLACES].get(value)
+        if met is not None:
+            return met
     asked = level.matching.get(key)
     if asked is not None:
-        node = asked.find(value, minute)
-        if node is not None:
-            return node
+        met = asked.find(value, minute)
+        if met is not None:
+            return met
     return level.default.get(key)
 
 
 def match(domain: Domain, entries: Sequence[Entry], minute: int = 0) -> Match:
     """The rule that limits a descriptor with these entries, in a minute from the Unix epoch."""
     level: Level | None = domain.root
-    nodes: list[Node] = []
-    special = False
-    node = None
+    way: list[MetNode] = []
+    heed = 0
+    all_heed = 0
+    met = None
     for entry in entries:
-        node = find(level, entry, minute) if level else None
-        if node is None:
+        met = meet(level, entry, minute) if level else None
+        if met is None:
             return _NO_RULE
-        if node.special:
-            special = True
-        nodes.append(node)
-        level = node.children
-    if node is None or not node.has_rule:
+        heed = met.heed
+        all_heed |= heed
+        way.append(met)
+        level = met.children
+    if met is None or heed & NO_RULE:
         return _NO_RULE
-    if special or node.detailed:
-        return _special(nodes, entries)
-    return new_tuple(Match, (node, entries, (), "", False))
+    if all_heed & SPECIAL or heed & DETAILED:
+        return _special(way, entries)
+    return new_tuple(Match, (met, entries, (), "", False))
 
 
-def match_any_value(domain: Domain, entries: Sequence[Entry], minute: int = 0) -> Node | None:
+def match_any_value(domain: Domain, entries: Sequence[Entry], minute: int = 0) -> MetNode | None:
     """The node whose rule descriptors with these entries meet, whatever the last one's value.
 
     None if that value matters, even if only to metrics.
     """
     level: Level | None = domain.root
-    node = None
+    met = None
     for place, entry in enumerate(entries, 1):
         if level is None:
             return None
         if place < len(entries):
-            node = find(level, entry, minute)
+            met = meet(level, entry, minute)
         elif entry.key not in level.exact and entry.key not in level.matching:
-            node = level.default.get(entry.key)
+            met = level.default.get(entry.key)
         else:
             return None
-        if node is None or node.special:
+        if met is None or met.heed & SPECIAL:
             return None
-        level = node.children
-    return None if node is None or not node.has_rule or node.detailed else node
+        level = met.children
+    return None if met is None or met.heed & (NO_RULE | DETAILED) else met
 
 
-def _special(nodes: Sequence[Node], entries: Sequence[Entry]) -> Match:
+def _special(way: Sequence[MetNode], entries: Sequence[Entry]) -> Match:
     """A match with shared thresholds, or whose values are shown in metrics.
 
     What metrics show of a shared value is its matcher's name.
@@ -112,6 +120,7 @@ def _special(nodes: Sequence[Node], entries: Sequence[Entry]) -> Match:
     shared: list[int] = []
     identity: list[tuple[str, str]] = []
     stray = False
+    nodes = [met.node for met in way if met.node is not None]
     for place, (node, entry) in enumerate(zip(nodes, entries, strict=True)):
         key, value = entry
         if node.share_threshold:
@@ -130,11 +139,11 @@ def _special(nodes: Sequence[Node], entries: Sequence[Entry]) -> Match:
         entry
         for node, entry in zip(nodes, identity, strict=True)
         # An exact value is in the rule's path already.
-        if nodes[-1].detailed
+        if way[-1].heed & DETAILED
         or (node.value_to_metric and (node.matcher is not None or not node.value))
     ]
     if sum([len(key) + len(value) for key, value in shown]) > MAX_VALUE_BYTES:
         metric_value = OTHER  # as it would be counted, but cheaper
     else:
         metric_value = path_text(shown) if shown else ""
-    return Match(nodes[-1], tuple(identity), tuple(shared), metric_value, stray)
+    return Match(way[-1], tuple(identity), tuple(shared), metric_value, stray)

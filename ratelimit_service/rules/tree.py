@@ -15,6 +15,7 @@ from ratelimit_service.rules.matchers.cidr import Networks
 from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.matchers.search import Search
 from ratelimit_service.rules.matchers.stand_ins import stand_ins
+from ratelimit_service.rules.met import MetNode
 from ratelimit_service.rules.paths import Source
 from ratelimit_service.spread import LARGE, SpreadList, Table, parts_of, spread
 
@@ -124,28 +125,6 @@ class Node:
     grouping: Grouping | None = None
     valid_until: int | None = None
     """The minute, from the Unix epoch, in which it ends; None if it never does."""
-    special: bool = field(init=False, default=False)
-    """Whether what is counted, or shown in metrics, is another value than the entry's."""
-    has_rule: bool = field(init=False, default=False)
-    detailed: bool = field(init=False, default=False)
-    replaces: bool = field(init=False, default=False)
-    """Whether there is a rule, whether it has detailed metrics, and whether it replaces others: so
-    a request need not read the rule, which among many takes nearly as long as to find the node."""
-    compiled: object = field(init=False, default=None)
-    """What `keep_compiled` was given. It stands here and in no table, which would be large, and far
-    from what a match has just read."""
-
-    def __post_init__(self) -> None:
-        if self.share_threshold or self.value_to_metric or self.grouping is not None:
-            object.__setattr__(self, "special", True)
-        if self.rule is not None:
-            object.__setattr__(self, "has_rule", True)
-            object.__setattr__(self, "detailed", self.rule.detailed_metric)
-            object.__setattr__(self, "replaces", bool(self.rule.replaces))
-
-    def keep_compiled(self, compiled: object) -> None:
-        """Keeps what `limiter.compiler` has worked out of the rule. Nobody else looks at it."""
-        object.__setattr__(self, "compiled", compiled)
 
     @property
     def takes(self) -> tuple[tuple[str, str, bool], ...]:
@@ -222,15 +201,16 @@ class Node:
 class Level:
     """The nodes below one node, arranged for look-up: exact, then matchers, then key alone.
 
+    What is found is a node as requests meet it, the same `MetNode` wherever its node is found.
     `exact` holds, for each key, its nodes by value, and by their matchers' literals; `matching`
     those whose matchers are to be asked. `nodes` are all, as declared. Nobody changes them. What
     can be large is in parts (`spread`), so that to grow it, or to drop it, holds up no request.
     """
 
     nodes: Sequence[Node]
-    exact: Table[str, Table[str, Node]]
+    exact: Table[str, Table[str, MetNode]]
     matching: Table[str, MatcherNodes]
-    default: Table[str, Node]
+    default: Table[str, MetNode]
 
     @classmethod
     def of(cls, nodes: Iterable[Node]) -> Level:
@@ -263,12 +243,12 @@ class MatcherNodes:
     __slots__ = ("_nodes", "_search")
 
     def __init__(self) -> None:
-        self._nodes: SpreadList[Node] = SpreadList()
+        self._nodes: SpreadList[MetNode] = SpreadList()
         self._search = Search()
 
-    def add(self, node: Node, matcher: Matcher) -> None:
+    def add(self, met: MetNode, matcher: Matcher) -> None:
         """Adds the next node as declared."""
-        self._nodes.append(node)
+        self._nodes.append(met)
         self._search.add(matcher)
 
     def completing(self) -> Iterator[None]:
@@ -282,20 +262,20 @@ class MatcherNodes:
 
     def takes(self, node: Node, value: str) -> bool:
         """Whether a node is among those that take a value."""
-        return any(self._nodes[place] is node for place in self._search.all(value))
+        return any(self._nodes[place].node is node for place in self._search.all(value))
 
-    def find(self, value: str, minute: int = 0) -> Node | None:
+    def find(self, value: str, minute: int = 0) -> MetNode | None:
         """The node that a value goes to in a minute."""
         place = self._search.first(value)
         if place < 0:
             return None
-        node = self._nodes[place]
-        if node.valid_until is None or minute < node.valid_until:
-            return node
+        met = self._nodes[place]
+        if met.lasts(minute):
+            return met
         for other in self._search.all(value):
-            node = self._nodes[other]
-            if node.valid_until is None or minute < node.valid_until:
-                return node
+            met = self._nodes[other]
+            if met.lasts(minute):
+                return met
         return None
 
 
@@ -304,9 +284,9 @@ class LevelBuilder:
 
     def __init__(self) -> None:
         self._nodes: SpreadList[Node] = SpreadList()
-        self._exact: Table[str, Table[str, Node]] = {}
+        self._exact: Table[str, Table[str, MetNode]] = {}
         self._matching: Table[str, MatcherNodes] = {}
-        self._default: Table[str, Node] = {}
+        self._default: Table[str, MetNode] = {}
 
     def add(self, node: Node) -> None:
         """Adds the next node as declared."""
@@ -316,39 +296,40 @@ class LevelBuilder:
     def adding(self, node: Node) -> Iterator[None]:
         """As `add`, in steps if the node takes a long list of values."""
         self._nodes.append(node)
+        met = MetNode(node)
         odd = node.valid_until is not None or (node.grouping is not None and node.value)
         if odd and not isinstance(node.matcher, Networks):
             for matcher in stand_ins(node.value, node.matcher, node.grouping):
-                self._ask(node, matcher)
+                self._ask(met, node.key, matcher)
         elif node.matcher is not None:
             if node.matcher.asked:
-                self._ask(node, node.matcher)
+                self._ask(met, node.key, node.matcher)
             for number, value in enumerate(node.matcher.literals, 1):
-                self._look_up(node.key, value, node)
+                self._look_up(node.key, value, met)
                 if number % LARGE == 0:
                     yield
         elif node.value:
-            self._look_up(node.key, node.value, node)
+            self._look_up(node.key, node.value, met)
         else:
-            self._default[node.key] = node
+            self._default[node.key] = met
             self._default = spread(self._default)
 
-    def _look_up(self, key: str, value: str, node: Node) -> None:
+    def _look_up(self, key: str, value: str, met: MetNode) -> None:
         nodes = self._exact.get(key)
         if nodes is None:
             nodes = self._exact[key] = {}
             self._exact = spread(self._exact)
-        nodes.setdefault(value, node)
+        nodes.setdefault(value, met)
         spreading = spread(nodes)
         if spreading is not nodes:
             self._exact[key] = spreading
 
-    def _ask(self, node: Node, matcher: Matcher) -> None:
-        asked = self._matching.get(node.key)
+    def _ask(self, met: MetNode, key: str, matcher: Matcher) -> None:
+        asked = self._matching.get(key)
         if asked is None:
-            asked = self._matching[node.key] = MatcherNodes()
+            asked = self._matching[key] = MatcherNodes()
             self._matching = spread(self._matching)
-        asked.add(node, matcher)
+        asked.add(met, matcher)
 
     def completing(self) -> Iterator[None]:
         """Does what is left to do when all have been added, a step at a time."""

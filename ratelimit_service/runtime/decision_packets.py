@@ -12,7 +12,7 @@ import marshal
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ratelimit_service.limiter import CompiledRule, DecidedBy
+from ratelimit_service.limiter import DecidedBy, Plan
 from ratelimit_service.model import SECOND_US, Hit, Outcome
 from ratelimit_service.service.asked import Asked
 from ratelimit_service.service.callers import CallOrigin, PackedOrigin
@@ -113,7 +113,7 @@ class DecisionPackets:
         origins, no_shards = decided.origins, self._store == "memory"
         bodies: list[bytes] = []
         callers: list[PackedOrigin] = []
-        rule: CompiledRule | None = None
+        planned: Plan | None = None
         outcome: Outcome | None = None
         origin: CallOrigin | None = None
         caller: PackedOrigin = ""
@@ -152,12 +152,15 @@ class DecisionPackets:
                 or not isinstance(answers[place], bytes)
             ):
                 found.append(self._line(at_us, decided, place))
-                rule = None
+                planned = None
                 continue
-            its_rule, _, hits = asked.plans[deciding]
+            its_plan = asked.plans[deciding]
+            hits = its_plan.hits
             its_outcome = outcomes[deciding]
             if (
-                its_rule is not rule
+                planned is None
+                or its_plan.met is not planned.met
+                or its_plan.rule is not planned.rule
                 or deciding != by
                 or cached is not known_by_cache
                 or its_outcome != outcome
@@ -166,16 +169,16 @@ class DecisionPackets:
                 if (
                     its_outcome is None
                     or its_outcome.local
-                    or its_rule.declared is None
+                    or its_plan.declared is None
                     or len(hits) != 1
                 ):
                     found.append(self._line(at_us, decided, place))
-                    rule = None
+                    planned = None
                     continue
-                rule, outcome, by, known_by_cache = its_rule, its_outcome, deciding, cached
+                planned, outcome, by, known_by_cache = its_plan, its_outcome, deciding, cached
                 shard = "" if no_shards else self._shard_of(hits[0])
                 bodies, callers = [], []
-                told = self._told(decided, rule, hits[0], by, its_outcome, shard, cached)
+                told = self._told(decided, its_plan, hits[0], by, its_outcome, shard, cached)
                 found.append((beginning(at_us), told, bodies, callers))
             before, body = asked, all_bodies[place]
             bodies.append(body)
@@ -187,7 +190,7 @@ class DecisionPackets:
     def _told(
         self,
         decided: DecidedBatch,
-        rule: CompiledRule,
+        planned: Plan,
         hit: Hit,
         by: int,
         outcome: Outcome | None,
@@ -195,7 +198,7 @@ class DecisionPackets:
         cached: bool,
     ) -> str:
         """What a line says behind what was asked, up to who asked it."""
-        declared, limit = rule.declared, rule.limits[0].limit
+        declared, limit = planned.declared, planned.rule.limits[0].limit
         assert declared is not None  # noqa: S101 -- by who asks
         assert outcome is not None  # noqa: S101
         used = max(0, hit.spec.limit - outcome.remaining)

@@ -201,7 +201,7 @@ class Planning:
         limits: list[wire.EncodedLimit] = []
         says, leasing = 0, False
         for planned in plans:
-            rule, _, charged = planned
+            rule, _, charged, _ = planned
             hits += charged
             says |= rule.says
             if rule.usual and not charged[0].refund:

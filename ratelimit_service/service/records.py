@@ -157,7 +157,7 @@ def record(
         by = DecidedBy.POLICY if isinstance(asked, bytes) else DecidedBy.NOTHING
         return DecisionRecord(body, answer, None, by, caller=caller, took_us=took_us)
     found = ground_of(asked.plans, settled)
-    declared = found.rule.declared if found.rule is not None else None
+    declared = found.plan.declared if found.plan is not None else None
     return DecisionRecord(
         body,
         answer,
@@ -171,5 +171,5 @@ def record(
         None if declared is None else declared.source,
         caller=caller,
         took_us=took_us,
-        overrides=() if found.rule is None else found.rule.overrides,
+        overrides=() if found.plan is None else found.plan.rule.overrides,
     )

@@ -144,7 +144,7 @@ class World:
 
 
 def _decided(decision: Decision, plans: Sequence[Plan]) -> Decided:
-    rules = tuple(planned.rule.declared for planned in plans)
+    rules = tuple(planned.declared for planned in plans)
     deciding = max(
         range(len(plans)), key=lambda index: _weight(decision.statuses[index]), default=0
     )

@@ -57,8 +57,8 @@ def plan_of(rule: str, asked: str | Descriptor, settings: Settings | None = None
 
 
 def tally_of(plan: Plan) -> Tally:
-    assert plan.rule.tally is not None
-    return plan.rule.tally
+    assert plan.met.tally is not None
+    return plan.met.tally
 
 
 def within(remaining: int, charged: int = 1, reset_us: int = MINUTE_US) -> Outcome:

@@ -7,35 +7,42 @@ import pytest
 from ratelimit_service.limiter.compiled import CompiledRule
 from ratelimit_service.limiter.compiler import Compiler
 from ratelimit_service.limiter.usual import is_usual, stands_alone
-from ratelimit_service.model import FailurePolicy, Limit, Mode, Unit
-from ratelimit_service.rules.tree import Rule, Snapshot
+from ratelimit_service.model import Entry, FailurePolicy, Limit, Mode, Unit
+from ratelimit_service.rules.match import meet
+from ratelimit_service.rules.met import MetNode
+from ratelimit_service.rules.tree import Domain, Rule, Snapshot
 from ratelimit_service.settings import Settings
-from tests.limiter.planned import domain
+from tests.limiter.planned import domain, plans_of, tally_of
 
 FIVE = "{unit: minute, requests_per_unit: 5}"
 
 
 def compiled(rule: str, settings: Settings | None = None) -> CompiledRule:
     here = domain(rule)
-    (node,) = here.root.nodes
-    return Compiler(settings or Settings()).rule(here, node)
+    (met,) = mets(here)
+    return Compiler(settings or Settings()).rule(here, met)
+
+
+def mets(here: Domain) -> list[MetNode]:
+    """The nodes of a domain as requests meet them."""
+    found = [meet(here.root, Entry(node.key, node.value)) for node in here.root.nodes]
+    return [met for met in found if met is not None]
 
 
 def test_compiled_once_for_a_snapshot() -> None:
     """A rule is compiled once while its snapshot is in force, and anew for the next."""
     here, compiler = domain(f"{{key: a, rate_limit: {FIVE}}}"), Compiler(Settings())
-    (node,) = here.root.nodes
+    (met,) = mets(here)
 
     compiler.renew(Snapshot(1, {"d": here}))
-    first = compiler.rule(here, node)
+    first = compiler.rule(here, met)
     compiler.renew(Snapshot(1, {"d": here}))
-    again = compiler.rule(here, node)
+    again = compiler.rule(here, met)
     compiler.renew(Snapshot(2, {"d": here}))
-    later = compiler.rule(here, node)
+    later = compiler.rule(here, met)
 
     assert first is again
     assert first is not later
-    assert first.tally is later.tally
     assert first.limits[0].spec is later.limits[0].spec
 
 
@@ -80,9 +87,8 @@ def test_equal_limits_are_compiled_once() -> None:
     )
     compiler = Compiler(Settings())
 
-    one, other, named = (compiler.rule(here, node) for node in here.root.nodes)
+    one, other, named = (compiler.rule(here, met) for met in mets(here))
 
-    assert one is not other
     assert one.limits is other.limits
     assert [each.limits[0].limit.name for each in (one, named)] == ["", "n"]
 
@@ -90,27 +96,50 @@ def test_equal_limits_are_compiled_once() -> None:
 def test_each_compiler_for_itself() -> None:
     """What one compiler made of a rule is not taken by another, with other settings."""
     here = domain(f"{{key: a, rate_limit: {FIVE}}}")
-    (node,) = here.root.nodes
+    (met,) = mets(here)
     plain, quotas = Compiler(Settings()), Compiler(Settings(quota_mode=True))
 
-    modes = [compiler.rule(here, node).mode for compiler in (plain, quotas, plain)]
+    modes = [compiler.rule(here, met).mode for compiler in (plain, quotas, plain)]
 
     assert modes == [Mode.ENFORCED, Mode.QUOTA, Mode.ENFORCED]
 
 
 def test_values_have_tallies_of_their_own() -> None:
-    """A rule with a metric for each value is compiled for each, on the same counters."""
+    """A rule with a metric for each value has a tally for each, and nothing else."""
     here, compiler = (
         domain(f"{{key: a, detailed_metric: true, rate_limit: {FIVE}}}"),
         Compiler(Settings()),
     )
-    (node,) = here.root.nodes
+    (met,) = mets(here)
 
-    one, other = compiler.rule(here, node, "x"), compiler.rule(here, node, "y")
+    one, other = compiler.by_value(met, "x"), compiler.by_value(met, "y")
 
     assert one.tally is not other.tally
-    assert one.limits[0].spec is other.limits[0].spec
-    assert compiler.rule(here, node, "x") is one
+    assert one.declared is other.declared is met.declared
+    assert compiler.by_value(met, "x") is one
+
+
+@pytest.mark.parametrize(
+    ("more", "shared"),
+    [
+        ("", True),
+        (", metadata: {a: 1}", True),
+        (", shadow_mode: true", False),
+        (", quota_mode: true", False),
+        (", answer: {headers: ietf}", False),
+    ],
+)
+def test_what_rules_come_to_is_shared(more: str, shared: bool) -> None:
+    """Rules that come to the same share it, however many they are, and tally for themselves."""
+    here = domain(
+        f"{{key: a, value: x, rate_limit: {FIVE}}}",
+        f"{{key: a, value: y, rate_limit: {FIVE}{more}}}",
+    )
+    one, other = plans_of(Snapshot(1, {"d": here}), "a=x", "a=y")
+
+    assert (one.rule is other.rule) == shared
+    assert one.declared is not other.declared
+    assert tally_of(one) is not tally_of(other)
 
 
 @pytest.mark.parametrize(

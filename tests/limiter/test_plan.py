@@ -81,7 +81,7 @@ def test_override_is_counted_in_place_of_the_rule() -> None:
 
     assert [plan.hits[0].spec.limit for plan in (with_rule, without)] == [3, 3]
     assert with_rule.hits[0].key != without.hits[0].key
-    assert with_rule.rule.declared is None
+    assert with_rule.declared is None
 
 
 def test_limits_of_a_descriptor_are_joined() -> None:

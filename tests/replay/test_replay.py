@@ -80,7 +80,7 @@ def test_replay_answers_as_the_limiter_does(steps: list[tuple[int, list[Descript
     assert trace.denied == denied
     for found in trace.uses.values():
         met = sum(
-            not descriptor.is_negative_hits and found.rule.declared is rule
+            not descriptor.is_negative_hits and found.declared is rule
             for _, each in steps
             for descriptor, rule in zip(
                 each, world.decide(Request("api", tuple(each)), now).rules, strict=True

@@ -228,6 +228,11 @@ def _level(level: Level) -> Iterator[object]:
             yield rule.tallies.domain, rule.tallies.path, rule.answer, rule.enqueue
         if node.children is not None:
             yield list(_level(node.children))
-    exact = level.exact
-    yield [node.key in exact and exact[node.key].get(node.value) is node for node in level.nodes]
+    found = [
+        level.exact[node.key].get(node.value) if node.key in level.exact else None
+        for node in level.nodes
+    ]
+    yield [
+        met is not None and met.node is node for met, node in zip(found, level.nodes, strict=True)
+    ]
     yield sorted(level.matching), sorted(level.default)

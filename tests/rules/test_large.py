@@ -12,8 +12,9 @@ import pytest
 from ratelimit_service.comparison.reloads import difference
 from ratelimit_service.limiter.compiled import CompiledRule
 from ratelimit_service.limiter.compiler import Compiler
-from ratelimit_service.model import Grouping, Limit, Network, Unit
+from ratelimit_service.model import Entry, Grouping, Limit, Network, Unit
 from ratelimit_service.observer import Tallies
+from ratelimit_service.rules.match import meet
 from ratelimit_service.rules.matchers.cidr import Networks
 from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.matchers.one_of import OneOf
@@ -149,11 +150,14 @@ async def test_in_steps(kind: str) -> None:
     taken = sys.getallocatedblocks() - before
     compiler = Compiler(Settings())
     for each in come["d"].root.nodes:
-        compiler.rule(come["d"], each)
+        value = each.matcher.example if each.matcher else each.value
+        met = meet(come["d"].root, Entry(each.key, value))
+        assert met is not None
+        compiler.rule(come["d"], met)
     book.swap(come.copy(), frozenset())
     old = [book.swap({}, frozenset())]
     come.clear()
-    del each, compiler
+    del each, met, compiler
     comparing = await most_at_once(difference(old[0].domains, {}))
     going = await most_at_once(_let_go(book, old))
     remaining = of_rules()

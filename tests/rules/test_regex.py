@@ -138,7 +138,7 @@ def test_together(patterns: list[str], value: str) -> None:
     asked = Level.of(nodes).matching["k"]
     found = asked.find(value)
 
-    assert (found and found.value) == (None if first is None else str(first))
+    assert (found and found.node and found.node.value) == (None if first is None else str(first))
 
 
 def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:

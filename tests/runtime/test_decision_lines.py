@@ -24,6 +24,7 @@ RULES = """
 domain: edge
 descriptors:
   - {key: user, rate_limit: {unit: day, requests_per_unit: 2}}
+  - {key: account, rate_limit: {unit: day, requests_per_unit: 2}}
   - {key: path, rate_limit: {unit: minute, requests_per_unit: 1, name: p, algorithm: token_bucket}}
   - key: both
     rate_limits: [{unit: day, requests_per_unit: 3}, {unit: hour, requests_per_unit: 1}]
@@ -75,7 +76,16 @@ async def test_lines_of_many_are_the_lines_of_each(
     elif store == "away":
         service = asking.served_by(Away(), Settings(failure_policy=FailurePolicy.CLOSED))
     batches = Batches(service)
-    keys = ("user=bob", "user=ü\u202e", "path=/a", "both=b", "seen=c", "free=d", "none=e")
+    keys = (
+        "user=bob",
+        "user=ü\u202e",
+        "account=bob",
+        "path=/a",
+        "both=b",
+        "seen=c",
+        "free=d",
+        "none=e",
+    )
     for _ in range(60):
         bodies = [
             wire.encode_request(

@@ -35,13 +35,13 @@ class DecisionMetadata:
     def add(self, told: Told, said: Said) -> None:
         """Says nothing if neither a limit nor an override decided."""
         found = ground_of(told.plans, told.settled)
-        if found.rule is not None:
-            declared = found.rule.declared
+        if found.plan is not None:
+            declared = found.plan.declared
             said.metadata["decided"] = {
                 "by": str(found.by),
                 "descriptor": found.descriptor,
                 "limit": policy_name(found.limit) if found.limit is not None else "",
                 "rule": declared.path if declared is not None else "",
-                "shadow": found.rule.hit_mode is Mode.SHADOW,
+                "shadow": found.plan.rule.hit_mode is Mode.SHADOW,
                 "denied": not told.passes,
             }

@@ -85,7 +85,7 @@ class DenialBody:
             return
         for planned, status in zip(told.plans, told.statuses(), strict=True):
             if status.code is Code.OVER_LIMIT:
-                style = _style_of(told.settings, planned.rule.declared)
+                style = _style_of(told.settings, planned.declared)
                 reset_us = status.reset_us
                 wait = None if reset_us is None else whole_seconds(reset_us)
                 banned = planned.rule.kind is Kind.BANNED

@@ -51,7 +51,7 @@ class ChosenHeaders:
         """Whether a descriptor is banned that this set is chosen for."""
         return any(
             planned.rule.kind is Kind.BANNED
-            and header_set_of(told.settings, planned.rule.declared) is self.chosen
+            and header_set_of(told.settings, planned.declared) is self.chosen
             for planned in told.plans
         )
 
@@ -62,8 +62,7 @@ class ChosenHeaders:
             for planned, outcomes, status in zip(
                 told.plans, told.outcomes, told.statuses(), strict=True
             )
-            if planned.rule.limits
-            and header_set_of(told.settings, planned.rule.declared) is self.chosen
+            if planned.rule.limits and header_set_of(told.settings, planned.declared) is self.chosen
         ]
 
     def _foremost(self, told: Told) -> Foremost | None:

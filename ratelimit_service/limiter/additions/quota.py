@@ -44,7 +44,7 @@ class Quota:
             return
         holds_us = 0
         for planned, each in zip(told.plans, told.outcomes, strict=True):
-            declared = planned.rule.declared
+            declared = planned.declared
             if planned.refund or (declared is not None and declared.enqueue):
                 return
             for hit, outcome in zip(planned.hits, each, strict=True):

@@ -59,7 +59,7 @@ def _metadata(
         metadata["hitsAddend"] = request.hits_addend
     merged: Mapping[str, object] = {}
     for planned, status in zip(plans, statuses, strict=True):
-        rule = planned.rule.declared
+        rule = planned.declared
         if rule and rule.metadata and status.code is Code.OK:
             merged = _merged(merged, rule.metadata)
     if merged:

@@ -54,7 +54,7 @@ def counters_of(deciding: Deciding, domain: str, descriptor: Descriptor) -> Plan
 async def _told(deciding: Deciding, about: About) -> object:
     domain, descriptor = descriptor_of(about)
     planned = counters_of(deciding, domain, descriptor)
-    declared = planned.rule.declared
+    declared = planned.declared
     explained = explain(at_moment(deciding.snapshot(), now_us()), domain, descriptor)
     limits = planned.rule.limits
     # A limit so high that nothing reaches it: then hits beyond the rule's own are told, too.
