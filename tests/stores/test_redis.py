@@ -126,7 +126,7 @@ async def test_batches_are_cut_by_what_they_take(
 
 
 async def test_who_has_much_under_way_comes_after_others(own_redis: RedisServer) -> None:
-    """Behind 2,000 requests of a higher rank, one of the lowest goes with the next script call."""
+    """Before 2,000 requests of a higher rank that wait, one of the lowest is sent at once."""
     fixture = Fixture(own_redis.url, timeout_us=60_000_000)
     await started(fixture.store)
     order: list[str] = []
@@ -141,6 +141,10 @@ async def test_who_has_much_under_way_comes_after_others(own_redis: RedisServer)
     while fixture.store.shard_states()[0].under_way < 2:
         await asyncio.sleep(0)
     charge("other", 1, 0)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while fixture.store.shard_states()[0].under_way < 3:
+            await asyncio.sleep(0)
+    assert fixture.store.shard_states()[0].waiting == 125 - 256 // 16
     own_redis.cont()
     async with asyncio.timeout(PATIENCE_SECONDS):
         while len(order) < 126:

@@ -43,7 +43,8 @@ __all__ = ["Batches", "Redirect", "Slot"]
 log = logging.getLogger(__name__)
 
 _MAX_IN_FLIGHT: Final = 2
-"""Script calls under way at a time; meanwhile the next one fills up."""
+"""Script calls under way at a time; meanwhile the next one fills up. Those of higher ranks do not
+count: nothing of a lower rank waits for them."""
 
 _MAX_HELD: Final = 10_000
 """The most give-backs that wait for a server that is away; beyond that the oldest are lost."""
@@ -98,17 +99,18 @@ class Batches:
         self._sending = False
         self._number = int.from_bytes(urandom(6), "big")
         """The number of the last script call; it starts at random, so that processes differ."""
-        self._in_flight = 0
+        self._in_flight = [0] * RANKS
+        """How many script calls have no reply yet, by the lowest rank of what they charge."""
 
     @property
     def idle(self) -> bool:
         """Whether nothing waits to be sent, or for a reply."""
-        return not any(self._queues) and not self._in_flight
+        return not any(self._queues) and not any(self._in_flight)
 
     @property
     def under_way(self) -> int:
         """How many script calls have no reply yet."""
-        return self._in_flight
+        return sum(self._in_flight)
 
     @property
     def waiting(self) -> int:
@@ -127,7 +129,7 @@ class Batches:
                 batch.failed(range(len(batch.requests)), self._server.unavailable)
             return
         self._queues[batch.rank].append(batch)
-        if not self._sending and self._in_flight < _MAX_IN_FLIGHT:
+        if not self._sending and batch.rank < self._below:
             self._sending = True
             self._loop.call_soon(self._send)
 
@@ -141,8 +143,8 @@ class Batches:
         for index, hits in enumerate(batch.requests):
             slot = self._slot(hits) if self._slot else 0
             self._add(calls, slot, elapsed_us(), batch, [index], [hits])
-        self._in_flight += 1
-        self._call(connection, list(calls.values()), [len(calls)], asking=True)
+        self._in_flight[batch.rank] += 1
+        self._call(connection, list(calls.values()), [len(calls), batch.rank], asking=True)
 
     def bequeath(self, heir: Callable[[Batch], None]) -> None:
         """Hands batches that wait for the server to `heir`: those of now and all later ones."""
@@ -179,27 +181,39 @@ class Batches:
                 else:
                     self._fail(batch, range(batch.sent, len(batch.requests)), reason)
 
+    @property
+    def _below(self) -> int:
+        """What is of a rank below this may be sent now."""
+        count = 0
+        for rank in range(RANKS):
+            count += self._in_flight[rank]
+            if count >= _MAX_IN_FLIGHT:
+                return rank
+        return RANKS
+
     def _send(self) -> None:
         """Sends from the queue, as many calls as may be under way."""
         self._sending = False
-        while self._in_flight < _MAX_IN_FLIGHT and any(self._queues):
+        while any(self._queues[: self._below]):
             connection = self._server.connection
             if connection is None or connection.lost.done():
                 self.empty("disconnected")
                 return
-            calls = self._next_calls()
+            calls, rank = self._next_calls(self._below)
             if calls:
-                self._in_flight += 1
-                self._call(connection, calls, [len(calls)])
+                self._in_flight[rank] += 1
+                self._call(connection, calls, [len(calls), rank])
 
-    def _next_calls(self) -> list[_Call]:
+    def _next_calls(self, below: int) -> tuple[list[_Call], int]:
         """Takes from the queue what fits into one call, and drops requests that nobody waits for.
 
-        In a cluster there is one call for each slot; all of these are sent at once.
+        It takes ranks below that; it returns the lowest of them too. In a cluster there is one call
+        for each slot; all of these are sent at once.
         """
         calls: dict[int, _Call] = {}
-        now, size, full = elapsed_us(), 0, False
-        for queue in self._queues:
+        now, size, full, lowest = elapsed_us(), 0, False, RANKS - 1
+        for rank, queue in enumerate(self._queues):
+            full = full or rank >= below
             while queue:
                 batch = queue[0]
                 if batch.deadline_us <= now:
@@ -214,11 +228,13 @@ class Batches:
                     self._bugs.note("hits could not be sent to Redis", error)
                     self._fail(batch, range(batch.sent, len(batch.requests)), "internal")
                     batch.sent = len(batch.requests)
+                if calls:
+                    lowest = min(lowest, rank)
                 if batch.sent < len(batch.requests) and not batch.finished:
                     full = True
                     break
                 queue.popleft()
-        return list(calls.values())
+        return list(calls.values()), lowest
 
     def _take(self, batch: Batch, calls: dict[int, _Call], now: int, size: int) -> int:
         """Takes requests from a batch that fit beside others of the weight `size`.
@@ -277,7 +293,10 @@ class Batches:
         *,
         asking: bool = False,
     ) -> None:
-        """Sends script calls in one write; `under_way` counts those without a reply."""
+        """Sends script calls in one write.
+
+        `under_way` counts those without a reply; beside that stands their rank.
+        """
         now, judge = (self._server.clock(), True) if self._server.clock else (now_us(), False)
         commands: list[Command] = []
         replied: list[Answered] = []
@@ -343,7 +362,7 @@ class Batches:
         """Notes that so many of the calls sent together have a reply, or will have none."""
         under_way[0] -= count
         if not under_way[0]:
-            self._in_flight -= 1
+            self._in_flight[under_way[1]] -= 1
 
     def _fail(self, batch: Batch, indexes: Sequence[int], reason: str) -> None:
         """Tells a batch that it gets no answer; if that fails too, its deadline ends it."""
