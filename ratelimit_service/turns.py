@@ -74,6 +74,10 @@ class Turns:
         self.loop = asyncio.get_running_loop()
         self._waiting: list[tuple[int, int, Waiting]] = []
         """A heap by the time used. A number keeps the order of those that have used the same."""
+        self._resting: list[tuple[int, int, Waiting]] = []
+        """A heap of those that wait from some time on, by that time."""
+        self._alarmed = False
+        """Whether a timer runs that asks for a turn, if nothing does so before."""
         self._number = 0
         self._least_us = 0
         """How much time the last handled connection had used before. It never falls, and new
@@ -118,8 +122,33 @@ class Turns:
 
     @property
     def busy(self) -> bool:
-        """Whether any connection waits for its turn."""
-        return bool(self._waiting)
+        """Whether any connection waits for its turn, or rests before it."""
+        return bool(self._waiting) or bool(self._resting)
+
+    def rest(self, waiting: Waiting, until_us: int) -> None:
+        """Takes in a connection whose next turn is not before this time, by `elapsed_us`."""
+        self._number += 1
+        heapq.heappush(self._resting, (until_us, self._number, waiting))
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        """Sees to it that there is a turn when the first rest ends."""
+        if not self._scheduled and not self._alarmed:
+            self._alarmed = True
+            seconds = max(0, self._resting[0][0] - elapsed_us()) / 1_000_000
+            self.loop.call_later(seconds, self._ring)
+
+    def _ring(self) -> None:
+        self._alarmed = False
+        self._schedule()
+
+    def _end_rests(self, now_us: int) -> None:
+        """Has those wait for their turn that have rested for long enough."""
+        resting = self._resting
+        while resting and resting[0][0] <= now_us:
+            rested = heapq.heappop(resting)[2]
+            rested.used_us = max(rested.used_us, self._least_us)
+            self._push(rested)
 
     def later(self, finish: Callable[[], None], calls: int) -> None:
         """Has `finish` called once at the end of this turn, for so many calls of this piece.
@@ -241,6 +270,8 @@ class Turns:
         self._taken = False
         try:
             if not self._put_off:
+                if self._resting:
+                    self._end_rests(started)
                 self._take_turn(started)
         finally:  # if a step has failed, which the loop logs, everybody else has their turn
             self._before_us, self._ended_us = self._ended_us, elapsed_us()
@@ -250,6 +281,8 @@ class Turns:
             self._scheduled = self._may_step or bool(self._waiting)
             if self._scheduled:
                 self._ask()
+            elif self._resting:
+                self._set_alarm()
 
     def _take_turn(self, started: int) -> None:
         """Takes a step, or handles pieces."""

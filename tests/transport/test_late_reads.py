@@ -24,6 +24,7 @@ from ratelimit_service.turns import Turns
 from tests.service.asking import Asking, Busy, Timed, descriptor
 from tests.transport.served_ends import ENVOYS_US, RULES, Ends, rounds
 from tests.transport.taken_turns import take_turn
+from tests.transport.test_protocol import held_back
 
 
 @contextmanager
@@ -191,7 +192,7 @@ async def test_who_has_many_calls_under_way_comes_after_others(tmp_path: Path) -
 async def test_late_clients_are_read_from_when_it_is_their_turn(tmp_path: Path) -> None:
     """The loop does not read from a client that is late while others wait, but its turns do.
 
-    Once nothing has come, or what comes is not late, the loop reads again.
+    The loop reads again once eight reads in a row were in time, or twice nothing has come.
     """
     ends = Ends(Asking(tmp_path, RULES, store=Timed()))
     ends.settle()
@@ -202,27 +203,96 @@ async def test_late_clients_are_read_from_when_it_is_their_turn(tmp_path: Path) 
         ends.protocol.draw_from(here)
         ends.overload.hurried(4_000)
         other.data_received(b"PRI")
-
-        ends.protocol.data_received(ends.frames("100S"))
-        arrived_us, data = ends.protocol._inbox[0]
-        ends.protocol._inbox[0] = (arrived_us - 80_000_000, data)
         now_us = elapsed_us()
-        assert ends.protocol.handle_piece(now_us)
-        assert not ends.wire.reading
 
+        def late(now_us: int) -> None:
+            ends.protocol.data_received(ends.frames("100S"))
+            ends.protocol._inbox[0] = (now_us - 80_000_000, ends.protocol._inbox[0][1])
+            assert ends.protocol.handle_piece(now_us)
+            assert not ends.wire.reading
+
+        late(now_us)
         there.send(ends.frames("100S") + ends.frames("100S"))
-        assert ends.protocol.handle_piece(now_us + 80_000_000)
-        assert ends.calls._haste.refused > 1
-        there.send(ends.frames("100S"))
-        assert not ends.protocol.handle_piece(now_us + 90_000_000)
+        assert not ends.protocol.handle_piece(now_us + 80_000_000)
+        assert ends.calls._haste.refused == 2
+        for number in range(1, 9):
+            assert not ends.wire.reading
+            there.send(ends.frames("100S"))
+            assert not ends.protocol.handle_piece(now_us + 80_000_000 + number * 10_000_000)
         assert ends.wire.reading
+        assert ends.calls._haste.refused == 2
 
-        ends.protocol.data_received(ends.frames("100S"))
-        ends.protocol._inbox[0] = (now_us, ends.protocol._inbox[0][1])
-        assert ends.protocol.handle_piece(now_us + 80_000_000)
-        assert not ends.protocol.handle_piece(now_us + 160_000_000)
+        late(now_us + 200_000_000)
+        assert not ends.protocol.handle_piece(now_us + 210_000_000)
+        assert not ends.wire.reading
+        assert not ends.protocol.handle_piece(now_us + 220_000_000)
         assert ends.wire.reading
     ends.turn()
+
+
+class Rested:
+    """Somebody who rests between turns."""
+
+    used_us, dear = 0, False
+
+    def __init__(self) -> None:
+        self.turns = 0
+        self.had_turn = asyncio.Event()
+
+    def handle_piece(self, _now_us: int) -> bool:
+        self.turns += 1
+        self.had_turn.set()
+        return False
+
+    def end_turn(self) -> None: ...
+
+    def fail(self, error: Exception) -> None:
+        raise error
+
+
+async def test_who_rests_has_its_turn_in_time() -> None:
+    """A client that rests has no turn before its rest is over, also beside others, and then one."""
+    turns, long, short, other = held_back(), Rested(), Rested(), Rested()
+    now_us = elapsed_us()
+    turns.rest(long, now_us + 100_000_000)
+    turns.rest(short, now_us)
+    turns._push(other)
+    assert turns.busy
+
+    take_turn(turns)
+    take_turn(turns)
+
+    assert (long.turns, short.turns, other.turns) == (0, 1, 1)
+    until_us, number, _ = turns._resting[0]
+    turns._resting[0] = (until_us - 100_000_000, number, long)
+    take_turn(turns)
+    assert (long.turns, short.turns, other.turns) == (1, 1, 1)
+    assert not turns.busy
+
+
+async def test_a_rest_ends_by_itself() -> None:
+    """Who rests has its turn although nothing else happens."""
+    turns, rested = Turns(), Rested()
+
+    turns.rest(rested, elapsed_us() + 1_000)
+    async with asyncio.timeout(10):
+        await rested.had_turn.wait()
+
+    assert not turns.busy
+
+
+def test_a_visit_should_find_some_calls() -> None:
+    """A client of few calls rests as long again as they took to come, 30 % of the patience at most.
+
+    One that brings many does not rest.
+    """
+    backlog = Backlog()
+    backlog.fate(0, ENVOYS_US)
+
+    assert backlog.rest_us(1_000, 300) == 1_000
+    assert backlog.rest_us(9_000, 300) == 6_000
+    assert backlog.rest_us(9_000, 0) == 6_000
+    assert backlog.rest_us(9_000, 4_096) == 0
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What is counted after a standstill, by counted work: no clock of the machine is asked.
+"""What is counted under overload and after a standstill, by counted work, not by a clock.
 
 Loop, sockets and clients are those of `benchmarks.overload_stepped`. Time passes with what the
 service does: each call that it counts takes so long, and each byte that it reads or writes.
@@ -167,3 +167,33 @@ def counted(world: stepped.World, since: float, seconds: float) -> int:
     slices = range(first, first + round(seconds / flood.SLICE_SECONDS))
     counts = world.tally.counts
     return sum(counts[fate][at] for fate in ("counted", "denied") for at in slices)
+
+
+MANY, VISIT_US = 20, 150.0
+"""Connections, and what each read and each write costs; to count a call costs `COUNT_US`."""
+
+
+@pytest.mark.usefixtures("work")
+@pytest.mark.parametrize("load", [1.5, 4.0])
+def test_many_connections_are_counted_under_overload(
+    monkeypatch: pytest.MonkeyPatch, load: float
+) -> None:
+    """Of what a service can do that reads a call at a time, 80 % are counted in time.
+
+    To visit all connections takes a good part of their callers' time. Nine of ten callers hear in
+    time what became of their calls.
+    """
+    monkeypatch.setattr(stepped, "MemoryStore", lambda *arguments: Costly(MemoryStore(*arguments)))
+    monkeypatch.setattr(stepped, "BYTE_US", 0.0)
+    monkeypatch.setattr(stepped, "READ_US", VISIT_US)
+    monkeypatch.setattr(stepped, "WRITE_US", VISIT_US)
+    monkeypatch.setattr(stepped, "EMPTY_US", VISIT_US / 2)
+    bearable = 1e6 / (COUNT_US + 2 * VISIT_US)
+
+    world = stepped.flooded(MANY, load * bearable, 1.1)
+
+    assert not world.lost()
+    counts = world.tally.counts
+    in_vain = sum(counts[fate][at] for fate in ("cancelled", *flood.LATE) for at in range(5, 10))
+    assert counted(world, 0.5, 0.5) >= 0.8 * bearable * 0.5
+    assert 10 * in_vain <= sum(counts["offered"][5:10])

@@ -45,6 +45,18 @@ _SHARED: Final = 40
 """Once a client is read from as seldom as this part of its callers' patience, a share is counted of
 what has come in between: the square of this part to the time."""
 
+_RESTED: Final = 30
+"""So long, in percent of its callers' patience, a client rests at most before it is read from
+again."""
+
+_CALM: Final = 40
+_CALM_VISITS: Final = 8
+"""A client is read from by the loop again once so many reads in a row came within this part of its
+callers' patience, and no call was late."""
+
+_WORTH_BYTES: Final = 2_048
+"""Some six calls: with so many a visit costs little for each."""
+
 LOOKS: Final = 256
 """Calls that there is no time for are told to who listens, but at most so many in a second."""
 
@@ -82,11 +94,13 @@ def too_slow(us: int, timeout_us: int | None) -> bool:
 class Backlog:
     """How long one connection's callers wait; each has its own, so that others do not suffer."""
 
-    __slots__ = ("_earned_bytes", "timeout_us", "waited_us")
+    __slots__ = ("_earned_bytes", "calm_visits", "timeout_us", "waited_us")
 
     def __init__(self) -> None:
         self._earned_bytes = 0
         """How many of the late bytes may be counted next."""
+        self.calm_visits = 0
+        """How many reads in a row have found calls in time."""
         self.waited_us = 0
         """How long the last calls had waited when they were looked at."""
         self.timeout_us: int | None = None
@@ -125,6 +139,24 @@ class Backlog:
             return 0
         overdue_us = self.waited_us - self.timeout_us * _GONE // 100
         return max(0, min(100, 100 * overdue_us // max(spread_us, 1)))
+
+    def rest_us(self, since_us: int, size: int) -> int:
+        """How long to leave a client unread that has sent so many bytes in the last `since_us`.
+
+        A visit costs about as much as counting a call does. So if it has found few calls, the next
+        one comes later. But no call may wait for too long.
+        """
+        if size >= _WORTH_BYTES:
+            return 0
+        patience_us = PATIENCE_US if self.timeout_us is None else self.timeout_us
+        return min(since_us, patience_us * _RESTED // 100)
+
+    def is_calm(self, since_us: int, *, late: bool) -> bool:
+        """Whether calls have been in time for a while, as those of the last `since_us` show."""
+        patience_us = PATIENCE_US if self.timeout_us is None else self.timeout_us
+        in_time = not late and 100 * since_us <= patience_us * _CALM
+        self.calm_visits = self.calm_visits + 1 if in_time else 0
+        return self.calm_visits >= _CALM_VISITS
 
     def chosen(self, since_us: int, size: int, most: int) -> tuple[bool, int]:
         """Which of so many bytes shall be counted that have come in the last `since_us`.

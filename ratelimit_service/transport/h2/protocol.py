@@ -111,9 +111,10 @@ class Http2Protocol(asyncio.Protocol):
         self._drawing = self._chosen = False
         """Whether that is read in turns, and not by the loop, and whether what was read then is to
         be counted although it may have waited for long."""
-        self._drawn_us, self._fresh_us = 0, _NEVER_US
-        """When it was last empty then: what is read next has come later. And when the newest bytes
-        of that read have come: these are not given up together with the others."""
+        self._drawn_us, self._fresh_us, self._drawn_bytes, self._empty_visits = 0, _NEVER_US, 0, 0
+        """When it was last empty then: what is read next has come later. When the newest bytes of
+        that read have come: these are not given up together with the others. How many bytes it
+        brought, and how many reads in a row brought none."""
         self._transport: asyncio.Transport | None = None
         self._lost: asyncio.Transport | None = None
         """The transport of a connection that is gone, until `forget`."""
@@ -173,18 +174,34 @@ class Http2Protocol(asyncio.Protocol):
         self.dear = connection.may_be_dear
         may_be = not (self._writing_paused or self._steps)
         self._waiting = (bool(self._inbox) or self._more) and may_be
-        if not self._waiting:
-            self._chosen = False
-            if late and may_be and (self._drawing or self._start_drawing(now_us)):
-                self._waiting = True
-                return True
-            self._stop_drawing()
-            self._resume_reading()
-        return self._waiting
+        if self._waiting:
+            return True
+        self._chosen = False
+        if may_be and (late or self._drawing) and self._draws_on(now_us, late=late):
+            self._waiting = True
+            rest_us = self.backlog.rest_us(self.spread_us, self._drawn_bytes)
+            if rest_us:
+                self._turns.rest(self, now_us + rest_us)
+            return not rest_us
+        self._stop_drawing()
+        self._resume_reading()
+        return False
 
     def draw_from(self, its_socket: socket.socket) -> None:
         """Gives the socket that the transport reads, so that this can read by itself."""
         self._socket = its_socket
+
+    def _draws_on(self, now_us: int, *, late: bool) -> bool:
+        """Whether it goes on to read by itself, or begins to, as `late` calls make it do.
+
+        It ends once all has been in time for a while, or nothing has come in two rests.
+        """
+        if not self._drawing:
+            return late and self._start_drawing(now_us)
+        steady = self.backlog.is_calm(self.spread_us, late=late)
+        if self._drawn_bytes > _PIECE_BYTES:
+            return late
+        return not (steady or self._empty_visits > 1)
 
     def _start_drawing(self, now_us: int) -> bool:
         """Reads by itself from now on, if that can be; each visit of a turn begins with a read.
@@ -199,6 +216,7 @@ class Http2Protocol(asyncio.Protocol):
             return False
         transport.pause_reading()
         self._drawing, self._drawn_us = True, now_us
+        self._drawn_bytes = self._empty_visits = self.backlog.calm_visits = 0
         return True
 
     def _stop_drawing(self) -> None:
@@ -212,6 +230,8 @@ class Http2Protocol(asyncio.Protocol):
     def _draw(self, now_us: int) -> bool:
         """Reads what has come since the socket was last empty; returns whether anything has."""
         its_socket, size, emptied = self._socket, 0, False
+        since_us = self._drawn_us
+        self.spread_us = now_us - since_us
         chunks: list[bytes] = []
         try:
             while its_socket is not None and not emptied and len(chunks) < _MOST_READS:
@@ -223,13 +243,16 @@ class Http2Protocol(asyncio.Protocol):
                 emptied = len(data) < _DRAWN_BYTES
         except OSError:  # nothing more has come, or the loop will find the fault
             emptied = True
+        self._drawn_bytes = size
         if not chunks:
+            self._drawn_us = now_us
+            self._empty_visits += 1
             return False
+        self._empty_visits = 0
         self._heard_at = self._loop.time()
         self._pinged_at = None
         self._inbox_bytes += size
-        since_us, fresh_bytes = self._drawn_us, 0
-        self.spread_us = now_us - since_us
+        fresh_bytes = 0
         self._chosen = False
         if emptied:
             # What remains in the socket otherwise is no newer than this: nothing of it is fresh.
