@@ -227,9 +227,13 @@ def of_answers(result: Result) -> list[str]:
 
 
 def broken(attack: Attack, result: Result) -> list[str]:
-    """The bounds that were not held. A busy machine excuses late answers, and nothing else."""
+    """The bounds that were not held.
+
+    A busy machine excuses late answers, and nothing else. Where its owner takes time away the clock
+    of a thread goes on, so that turns cannot be measured either.
+    """
     found = [] if unmeasured(result) else of_answers(result)
-    if result.attacked.turns > result.control.turns:
+    if result.attacked.turns > result.control.turns and result.stolen <= MOST_STOLEN:
         found.append("turn")
     if result.grown_bytes > result.budget_bytes:
         found.append("memory")
