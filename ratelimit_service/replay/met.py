@@ -81,7 +81,7 @@ class Met:
         place, callers = place_of(key), self.use.callers
         if not callers.wants(place):
             return None
-        return callers.get(place) or self.use.new_caller(place, self.name)
+        return callers.get(place) or self.use.new_caller(place)
 
     def follow(self) -> None:
         """Follows the caller at the times that it came, if it still is in the sample."""

@@ -66,15 +66,13 @@ def _demand(limit: Limit) -> CounterSpec | None:
 class Caller:
     """One caller of a rule: who has a counter of its own there."""
 
-    __slots__ = ("asked", "denied", "followed", "name", "peaks", "states", "waiting")
+    __slots__ = ("denied", "followed", "peaks", "states", "waiting")
 
-    def __init__(self, name: str, limits: int) -> None:
-        self.name = name
+    def __init__(self, limits: int) -> None:
         self.followed = True
         """Whether it is still in the sample."""
         self.waiting = False
         """Whether it came and was not followed yet."""
-        self.asked = 0
         self.denied = 0
         self.peaks = [0] * limits
         """The most that it asked of each limit at a time, by the limit's demand."""
@@ -139,9 +137,9 @@ class RuleUse:
         self.least = self.limits[0].spec.limit + 1 if self.limits else 0
         """The least that remained of a rule's only limit."""
 
-    def new_caller(self, place: int, name: str) -> Caller:
+    def new_caller(self, place: int) -> Caller:
         """A caller that the sample wants, and has not yet."""
-        caller = Caller(name, len(self.limits))
+        caller = Caller(len(self.limits))
         gone = self.callers.put(place, caller)
         if gone is not None:
             gone.followed = False
