@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -168,7 +169,7 @@ class Lines:
     def _bytes(self) -> bytes:
         try:
             return self._file.read(_BLOCK)
-        except (OSError, EOFError) as error:  # gzip's are of both kinds
+        except (OSError, EOFError, zlib.error) as error:  # gzip's are of all kinds
             raise LogError(f"{self.name} cannot be read: {error}") from error
 
 

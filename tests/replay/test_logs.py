@@ -193,6 +193,16 @@ def test_compressed_and_piped(
     assert ran.report["logs"] == [str(tmp_path / "a.csv.gz"), "standard input"]
 
 
+@pytest.mark.parametrize("kept", [40, 400])
+def test_damaged_compressed_log_is_one_clear_error(tmp_path: Path, kept: int) -> None:
+    """A compressed log that ends too early, or holds other bytes, is told in a sentence."""
+    rows = csv_of([(place, f"user {place * place}") for place in range(500)])
+    sound = gzip.compress(rows.encode())
+    for damaged in (sound[:kept], sound[:kept] + b"\xff" * 50 + sound[kept + 50 :]):
+        with pytest.raises(LogError, match="log cannot be read: "):
+            read(damaged, tmp_path)
+
+
 def test_text_says_what_is_to_be_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The report in text has the numbers of each rule, the names, and what changes."""
     new = limited(tmp_path, DAY, "new.yaml")
