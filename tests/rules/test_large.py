@@ -6,20 +6,22 @@ import asyncio
 import gc
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from itertools import chain
 
 import pytest
 
 from ratelimit_service.comparison.reloads import difference
-from ratelimit_service.limiter.compiled import CompiledRule
 from ratelimit_service.limiter.compiler import Compiler
 from ratelimit_service.model import Entry, Grouping, Limit, Network, Unit
 from ratelimit_service.observer import Tallies
-from ratelimit_service.rules.match import meet
+from ratelimit_service.rules.match import find, meet
 from ratelimit_service.rules.matchers.cidr import Networks
 from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.matchers.one_of import OneOf
 from ratelimit_service.rules.matchers.pattern import Pattern
 from ratelimit_service.rules.matchers.regex import Regex
+from ratelimit_service.rules.met import MetNode
 from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.rules.tree import (
@@ -203,9 +205,46 @@ async def test_one_long_list_in_steps(kind: str) -> None:
     assert max(arriving, comparing, going) <= MOST_BLOCKS
 
 
+class Hashed(str):
+    """A text that counts how often anybody looks for its place in a table."""
+
+    __slots__ = ()
+    times = 0
+
+    def __hash__(self) -> int:
+        Hashed.times += 1
+        return super().__hash__()
+
+
+@pytest.mark.parametrize(
+    ("grouping", "valid_until"), [(None, None), (Grouping(24, 128), None), (None, 9)]
+)
+def test_long_lists_are_indexed_in_steps(
+    grouping: Grouping | None, valid_until: int | None
+) -> None:
+    """Of a long list little is indexed at once, also of one that is grouped, or that ends.
+
+    Of two that take the same value the first declared one has it.
+    """
+    values = [Hashed(f"a{number}") for number in range(20 * LARGE)]
+    nodes = [
+        replace(node(number, OneOf(spread_tuple(each))), grouping=grouping, valid_until=valid_until)
+        for number, each in enumerate((values, values[:LARGE], [Hashed("a7"), Hashed("b")]))
+    ]
+    builder = LevelBuilder()
+
+    most, before = 0, Hashed.times
+    for _ in chain(*map(builder.adding, nodes), builder.completing(), (None,)):
+        most, before = max(most, Hashed.times - before), Hashed.times
+    found = [find(builder.level(), Entry("k", value)) for value in ("a7", "a19999", "b", "c")]
+
+    assert most <= 5 * LARGE
+    assert found == [nodes[0], nodes[0], nodes[2], None]
+
+
 def of_rules() -> int:
     """How many objects there are that each rule has of its own."""
-    return sum(isinstance(each, (Node, Rule, CompiledRule)) for each in gc.get_objects())
+    return sum(isinstance(each, (Node, Rule, MetNode)) for each in gc.get_objects())
 
 
 async def _let_go(book: Rulebook, old: list[Snapshot]) -> None:

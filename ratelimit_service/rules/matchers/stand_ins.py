@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from ratelimit_service.model import Grouping
@@ -22,6 +23,9 @@ __all__ = ["stand_ins"]
 
 _BEFORE_NETWORKS: Final = -(2**21)
 _AFTER_ALL: Final = 2**21
+
+_AT_ONCE: Final = 500
+"""Texts that are added at once: less than a millisecond's worth."""
 
 
 class _Grouped(Matcher):
@@ -112,14 +116,33 @@ class _ByText(Index):
 
     def __init__(self) -> None:
         self._places: dict[Grouping | None, Table[str, int]] = {}
+        self._lists: list[tuple[_Texts, int]] = []
+        """Those with many texts, which are still to be added."""
 
     def add(self, matcher: Matcher, place: int) -> None:
         """Adds the next one's texts."""
         assert isinstance(matcher, _Texts)  # noqa: S101 -- it is the index of these
-        places = self._places.setdefault(matcher.grouping, {})
-        for text in matcher.texts:
-            places.setdefault(text, place)
-        self._places[matcher.grouping] = spread(places)
+        if len(matcher.texts) > _AT_ONCE:
+            self._lists.append((matcher, place))
+        else:
+            self._add(matcher.grouping, matcher.texts, place)
+
+    def _add(self, grouping: Grouping | None, texts: Iterable[str], place: int) -> None:
+        places = self._places.setdefault(grouping, {})
+        for text in texts:
+            before = places.get(text)
+            if before is None or place < before:
+                places[text] = place
+        self._places[grouping] = spread(places)
+
+    def completing(self) -> Iterator[None]:
+        """Adds long lists, a part at a time."""
+        while self._lists:
+            matcher, place = self._lists.pop()
+            texts = iter(matcher.texts)
+            while part := list(islice(texts, _AT_ONCE)):
+                self._add(matcher.grouping, part, place)
+                yield
 
     def parts(self) -> Iterator[object]:
         """Those of the tables."""
