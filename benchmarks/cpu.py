@@ -15,9 +15,13 @@ from typing import NamedTuple
 
 from benchmarks.load import Call, Caller, keep_in_flight
 
-__all__ = ["Load", "cpu_seconds", "processes", "say", "turn"]
+__all__ = ["GaveUpError", "Load", "cpu_seconds", "processes", "say", "turn"]
 
 _POLL_SECONDS = 0.005
+
+
+class GaveUpError(SystemExit):
+    """The server has refused calls, or has hung up."""
 
 
 class Load(NamedTuple):
@@ -46,7 +50,8 @@ def processes(pid: int) -> list[int]:
 async def turn(port: int, pids: list[int], calls: Iterator[Call], load: Load) -> list[float]:
     """Microseconds that each of these processes of a server takes for a call.
 
-    A quarter as many calls come before it begins. Raises SystemExit if an answer is no decision.
+    A quarter as many calls come before it begins. Raises SystemExit if an answer is no decision,
+    and GaveUpError if a call is refused, which happens where the machine stands still.
     """
     loop = asyncio.get_running_loop()
     latencies = array("d")
@@ -57,11 +62,16 @@ async def turn(port: int, pids: list[int], calls: Iterator[Call], load: Load) ->
         )
         callers.append(caller)
 
+    async def pause() -> None:
+        await asyncio.sleep(_POLL_SECONDS)
+        if any(caller._transport.is_closing() for caller in callers):  # noqa: SLF001
+            for caller in callers:
+                caller._transport.close()  # noqa: SLF001
+            raise GaveUpError("cpu.py: the server gave up")
+
     async def answered(most: int) -> None:
         while len(latencies) < most:
-            await asyncio.sleep(_POLL_SECONDS)
-            if any(caller._transport.is_closing() for caller in callers):  # noqa: SLF001
-                raise SystemExit("cpu.py: the server gave up")
+            await pause()
 
     keep_in_flight(callers, load.in_flight)
     await answered(load.calls // 4)
@@ -70,7 +80,7 @@ async def turn(port: int, pids: list[int], calls: Iterator[Call], load: Load) ->
     for caller in callers:
         caller.answered = lambda _: None
     while any(caller.in_flight for caller in callers):
-        await asyncio.sleep(_POLL_SECONDS)
+        await pause()
     made = len(latencies) - before
     await asyncio.sleep(load.rest_seconds)
     spent = [cpu_seconds(pid) - since for pid, since in zip(pids, began, strict=True)]
