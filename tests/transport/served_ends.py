@@ -14,7 +14,7 @@ from ratelimit_service.model import Request
 from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.calls import METHODS, ServiceCalls
 from ratelimit_service.transport.h2.frames import PREFACE, FrameType
-from ratelimit_service.transport.h2.overload import Overload
+from ratelimit_service.transport.h2.overload import Backlog, Overload
 from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.transport.health import HealthService
 from tests.service.asking import Asking, descriptor
@@ -37,8 +37,18 @@ async def rounds() -> None:
         await asyncio.sleep(0)
 
 
+def late_for_long() -> Backlog:
+    """One whose calls have been late for as long as callers wait, until just now."""
+    backlog = Backlog()
+    backlog.late_us = elapsed_us()
+    return backlog
+
+
 class Ends:
-    """A client and a service, and how long bytes have waited between them."""
+    """A client and a service, and how long bytes have waited between them.
+
+    The client's calls have been late for long.
+    """
 
     def __init__(self, asking: Asking) -> None:
         self.health, self.stats = Health(), asking.stats
@@ -48,6 +58,7 @@ class Ends:
         self.turns, self.wire = held_back(), Wire()
         self.protocol = Http2Protocol(self.calls, METHODS, self.turns, Http2Protocol.forget)
         self.protocol.connection_made(self.wire)
+        self.protocol.backlog = late_for_long()
         self.client = Client()
         self.receive(PREFACE + frames.settings({}) + Client.ack())
 

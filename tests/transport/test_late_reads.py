@@ -93,7 +93,7 @@ def test_the_later_one_is_the_less_is_counted() -> None:
     backlog = Backlog()
     newest_us = []
     for waited_us in (4_000, 8_000, 16_000, 200_000):
-        backlog.fate(waited_us, ENVOYS_US)
+        backlog.fate(0, waited_us, ENVOYS_US)
         newest_us.append(1_000_000 - backlog.caught_up_us(1_000_000))
 
     assert newest_us == [4_000, 2_000, 1_000, 1_000]
@@ -287,7 +287,7 @@ def test_a_visit_should_find_some_calls() -> None:
     One that brings many does not rest.
     """
     backlog = Backlog()
-    backlog.fate(0, ENVOYS_US)
+    backlog.fate(0, 0, ENVOYS_US)
 
     assert backlog.rest_us(1_000, 300) == 1_000
     assert backlog.rest_us(9_000, 300) == 6_000
@@ -383,7 +383,7 @@ def test_of_late_reads_a_share_is_counted() -> None:
     Few bytes are counted all or not at all, many by what came last.
     """
     backlog = Backlog()
-    backlog.fate(0, ENVOYS_US)
+    backlog.fate(0, 0, ENVOYS_US)
 
     assert backlog.chosen(4_000, 1_000, 8_192) == (False, 1_000)
     few = [backlog.chosen(12_800, 1_024, 8_192)[0] for _ in range(64)]

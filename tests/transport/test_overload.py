@@ -14,6 +14,7 @@ from ratelimit_service.service.at_hand import AtHand, Ready
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import AT_ONCE, DROPPED, NEVER, Done, Outcomes, Wanted, always, judge
 from ratelimit_service.stores.local_cache import LocalCache
+from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.transport.h2.overload import PATIENCE_US, Backlog, Fate, Overload
 from ratelimit_service.transport.h2.server import H2Server
@@ -21,29 +22,52 @@ from tests.servers.redis import RedisServer
 from tests.service.asking import Asking, Away, Heard, Timed, descriptor
 from tests.stores.cases import hearing, hit
 from tests.stores.redis_store import started
-from tests.transport.served_ends import ENVOYS_US, RULES, Ends
+from tests.transport.served_ends import ENVOYS_US, RULES, Ends, late_for_long
 
 
 def test_calls_are_counted_until_they_have_waited_for_long() -> None:
     """In the first fifth of its caller's patience a call is counted, later it is not."""
-    assert Backlog().fate(0, ENVOYS_US) is Fate.COUNTED
-    assert Backlog().fate(4_000, ENVOYS_US) is Fate.COUNTED
-    assert Backlog().fate(4_001, ENVOYS_US) is Fate.HURRIED
-    assert Backlog().fate(15_000, ENVOYS_US) is Fate.HURRIED
-    assert Backlog().fate(15_001, ENVOYS_US) is Fate.REFUSED
+    now_us, backlog = elapsed_us(), late_for_long()
+
+    assert backlog.fate(now_us, 0, ENVOYS_US) is Fate.COUNTED
+    assert backlog.fate(now_us, 4_000, ENVOYS_US) is Fate.COUNTED
+    assert backlog.fate(now_us, 4_001, ENVOYS_US) is Fate.HURRIED
+    assert backlog.fate(now_us, 15_000, ENVOYS_US) is Fate.HURRIED
+    assert backlog.fate(now_us, 15_001, ENVOYS_US) is Fate.REFUSED
+
+
+def test_a_burst_is_counted_as_long_as_it_is_answered_in_time() -> None:
+    """For as long as a caller waits, calls are counted that have waited for half of that.
+
+    After that there is an overload, until no call has been late for as long.
+    """
+    backlog = Backlog()
+
+    assert backlog.fate(0, 4_001, ENVOYS_US) is Fate.COUNTED
+    assert backlog.fate(9_000, 10_000, ENVOYS_US) is Fate.COUNTED
+    assert backlog.fate(9_000, 10_001, ENVOYS_US) is Fate.HURRIED
+    assert backlog.fate(19_999, 10_000, ENVOYS_US) is Fate.COUNTED
+    assert backlog.fate(20_000, 4_001, ENVOYS_US) is Fate.HURRIED
+    assert backlog.fate(30_000, 4_000, ENVOYS_US) is Fate.COUNTED
+    assert backlog.fate(40_000, 4_001, ENVOYS_US) is Fate.HURRIED
+    assert backlog.fate(60_001, 4_001, ENVOYS_US) is Fate.COUNTED
 
 
 def test_callers_that_wait_longer_are_counted_for_longer() -> None:
     """Patience is each caller's own."""
-    assert Backlog().fate(100_000, 1_000_000) is Fate.COUNTED
-    assert Backlog().fate(200_001, 1_000_000) is Fate.HURRIED
+    now_us, backlog = elapsed_us(), late_for_long()
+
+    assert backlog.fate(now_us, 100_000, 1_000_000) is Fate.COUNTED
+    assert backlog.fate(now_us, 200_001, 1_000_000) is Fate.HURRIED
 
 
 def test_callers_that_say_nothing_are_always_answered() -> None:
     """Who gives no time is taken to wait fifteen milliseconds for a count, and for ever else."""
-    assert Backlog().fate(PATIENCE_US // 5, None) is Fate.COUNTED
-    assert Backlog().fate(PATIENCE_US // 5 + 1, None) is Fate.HURRIED
-    assert Backlog().fate(60_000_000, None) is Fate.HURRIED
+    now_us, backlog = elapsed_us(), late_for_long()
+
+    assert backlog.fate(now_us, PATIENCE_US // 5, None) is Fate.COUNTED
+    assert backlog.fate(now_us, PATIENCE_US // 5 + 1, None) is Fate.HURRIED
+    assert backlog.fate(now_us, 60_000_000, None) is Fate.HURRIED
 
 
 def test_only_some_are_decided_by_policy() -> None:
@@ -91,6 +115,27 @@ async def test_what_waited_too_long_is_decided_without_waiting_more(tmp_path: Pa
     ends.calls.look()
     assert ends.stats.overloaded == {"hurried": 1, "refused": 1}
     assert list(ends.health.faults) == ["overloaded"]
+
+
+async def test_a_burst_is_no_overload(tmp_path: Path) -> None:
+    """Calls that came together are all counted if they can be answered in time; the next are not.
+
+    So it is in memory and in a store that is waited for, and nobody hears of an overload.
+    """
+    for store in (Timed(), MemoryStore(100, Stats(), Health())):
+        ends = Ends(Asking(tmp_path, RULES, store=store))
+        ends.settle()
+        ends.protocol.backlog = Backlog()
+
+        assert all(ends.call(waited_us=40_000_000) for _ in range(20))
+        ends.calls.look()
+        assert not ends.stats.overloaded
+        assert not ends.health.faults
+
+        ends.protocol.backlog.late_since_us -= 100_000_000
+        ends.call(waited_us=40_000_000)
+        ends.calls.look()
+        assert ends.stats.overloaded.total() == 1
 
 
 async def test_answers_at_hand_are_those_of_the_policy(tmp_path: Path) -> None:

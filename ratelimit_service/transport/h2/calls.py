@@ -114,8 +114,8 @@ class ServiceCalls:
     def _fate(self, protocol: Http2Protocol, timeout_us: int | None) -> Fate:
         """What becomes of the calls that are handled now, whose callers wait for `timeout_us`."""
         waited_us, arrived_us = protocol.waited_us, protocol.arrived_us
-        fate = protocol.backlog.fate(waited_us, timeout_us)
-        if fate is Fate.COUNTED and protocol.now_us - arrived_us > FRESH_US:
+        fate = protocol.backlog.fate(protocol.now_us, waited_us, timeout_us)
+        if fate is Fate.COUNTED and self._service.waits and protocol.now_us - arrived_us > FRESH_US:
             # Where calls wait for us and for the store, both must leave time for an answer.
             rank = rank_of(protocol.undecided)
             store_us = self._pending.oldest_us(protocol.now_us, rank)

@@ -6,7 +6,8 @@ of its caller's patience is not counted. Most of these are refused: their caller
 once, which costs next to nothing (`runs`). A few, as many as there is time for, are decided
 without asking the store: who is known to be over is denied, and for others a failure policy
 decides. The calls behind them are fresh again, and counted in time. This is the idea of CoDel
-(RFC 8289): what matters is how long one waits, not how many do.
+(RFC 8289): what matters is how long one waits, not how many do. And as there, it must last: calls
+that come together and can all be answered in time are all counted.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ FRESH_US: Final = 500
 """A call that has waited for less is counted, whoever made it."""
 
 _LATE: Final = 20
-"""The part of a caller's patience, in percent, after which a call is not counted."""
+"""The part of a caller's patience, in percent, after which a call is late. Once some have been late
+for as long as callers wait, late calls are not counted."""
 
 _NEWEST: Final = 5
 """Calls are counted that have waited for no longer than this part, however late others are."""
@@ -39,7 +41,8 @@ _TIMELY: Final = 65
 to be counted."""
 
 _IN_STORE: Final = 50
-"""The part of a caller's patience that its call may wait for us, and the oldest in the store."""
+"""The part of a caller's patience that its call may wait for us, and the oldest in the store. In a
+burst calls are counted for so long."""
 
 _SHARED: Final = 40
 """Once a client is read from as seldom as this part of its callers' patience, a share is counted of
@@ -56,6 +59,9 @@ callers' patience, and no call was late."""
 
 _WORTH_BYTES: Final = 2_048
 """Some six calls: with so many a visit costs little for each."""
+
+_EVER_US: Final = 1 << 60
+"""Longer than anything has been running."""
 
 LOOKS: Final = 256
 """Calls that there is no time for are told to who listens, but at most so many in a second."""
@@ -94,7 +100,14 @@ def too_slow(us: int, timeout_us: int | None) -> bool:
 class Backlog:
     """How long one connection's callers wait; each has its own, so that others do not suffer."""
 
-    __slots__ = ("_earned_bytes", "calm_visits", "timeout_us", "waited_us")
+    __slots__ = (
+        "_earned_bytes",
+        "calm_visits",
+        "late_since_us",
+        "late_us",
+        "timeout_us",
+        "waited_us",
+    )
 
     def __init__(self) -> None:
         self._earned_bytes = 0
@@ -105,8 +118,10 @@ class Backlog:
         """How long the last calls had waited when they were looked at."""
         self.timeout_us: int | None = None
         """How long the callers of the last calls wait; None if they do not say."""
+        self.late_since_us = self.late_us = -_EVER_US
+        """Since when calls have been late now and again, and when one was late last."""
 
-    def fate(self, waited_us: int, timeout_us: int | None) -> Fate:
+    def fate(self, now_us: int, waited_us: int, timeout_us: int | None) -> Fate:
         """What becomes of the next calls: they have waited `waited_us` since their bytes were read.
 
         Their callers wait `timeout_us` in all, None if they do not say: these are never refused.
@@ -114,6 +129,11 @@ class Backlog:
         self.timeout_us, self.waited_us = timeout_us, waited_us
         percent, patience_us = 100 * waited_us, PATIENCE_US if timeout_us is None else timeout_us
         if percent <= patience_us * _LATE:
+            return Fate.COUNTED
+        if now_us - self.late_us > patience_us:
+            self.late_since_us = now_us
+        self.late_us = now_us
+        if now_us - self.late_since_us < patience_us and percent <= patience_us * _IN_STORE:
             return Fate.COUNTED
         if timeout_us is None or percent <= patience_us * _GIVEN_UP:
             return Fate.HURRIED
