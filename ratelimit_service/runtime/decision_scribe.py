@@ -46,8 +46,11 @@ _PIPE_BYTES: Final = 1 << 20
 _PACKETS_AT_ONCE: Final = 100
 """Packets that the thread here takes at once."""
 
-_END_SECONDS: Final = 1.0
-"""For so long the end waits for the process, and then for a thread here."""
+_PROCESS_SECONDS: Final = 1.0
+"""How long the process may take at the end to write what it has been given."""
+
+_REST_SECONDS: Final = 1.0
+"""How long it may then take to write the rest here."""
 
 
 class DecisionScribe:
@@ -130,14 +133,14 @@ class DecisionScribe:
         if self._pipe is not None:
             self._pipe.close()  # it writes what it has been given, and then ends
         if not self._pausing:
-            await asyncio.wait([keeping], timeout=_END_SECONDS)
+            await asyncio.wait([keeping], timeout=_PROCESS_SECONDS)
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
         if self._waiting:
             self._some.set()
         else:
             here.cancel()  # it waits for some
-        await asyncio.wait([here], timeout=_END_SECONDS)
+        await asyncio.wait([here], timeout=_REST_SECONDS)
         here.cancel()
         await asyncio.gather(here, return_exceptions=True)
         self._ended = True

@@ -53,6 +53,12 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end waits for what is written here, however long a busy machine takes for it."""
+    monkeypatch.setattr(decision_scribe, "_REST_SECONDS", PATIENCE_SECONDS)
+
+
 async def test_no_line_is_lost_with_the_process(tmp_path: Path) -> None:
     """Lines come in their order, before the process is there, of it, and when it was killed.
 
@@ -121,7 +127,8 @@ async def test_what_is_too_much_is_counted(tmp_path: Path) -> None:
 
 async def test_slow_reader_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a reader does not take is counted, also at the end, which waits for it only so long."""
-    monkeypatch.setattr(decision_scribe, "_END_SECONDS", 0.05)
+    monkeypatch.setattr(decision_scribe, "_PROCESS_SECONDS", 0.05)
+    monkeypatch.setattr(decision_scribe, "_REST_SECONDS", 0.05)
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
