@@ -76,8 +76,9 @@ class Turns:
         """A heap by the time used. A number keeps the order of those that have used the same."""
         self._resting: list[tuple[int, int, Waiting]] = []
         """A heap of those that wait from some time on, by that time."""
-        self._alarmed = False
-        """Whether a timer runs that asks for a turn, if nothing does so before."""
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_us = 0
+        """A timer that asks for a turn, if nothing does so before, and when it does."""
         self._number = 0
         self._least_us = 0
         """How much time the last handled connection had used before. It never falls, and new
@@ -133,13 +134,19 @@ class Turns:
 
     def _set_alarm(self) -> None:
         """Sees to it that there is a turn when the first rest ends."""
-        if not self._scheduled and not self._alarmed:
-            self._alarmed = True
-            seconds = max(0, self._resting[0][0] - elapsed_us()) / 1_000_000
-            self.loop.call_later(seconds, self._ring)
+        if self._scheduled:
+            return
+        first_us = self._resting[0][0]
+        if self._alarm is not None:
+            if self._alarm_us <= first_us:
+                return
+            self._alarm.cancel()
+        self._alarm_us = first_us
+        seconds = max(0, first_us - elapsed_us()) / 1_000_000
+        self._alarm = self.loop.call_later(seconds, self._ring)
 
     def _ring(self) -> None:
-        self._alarmed = False
+        self._alarm = None
         self._schedule()
 
     def _end_rests(self, now_us: int) -> None:

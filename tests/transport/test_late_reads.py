@@ -281,6 +281,28 @@ async def test_a_rest_ends_by_itself() -> None:
     assert not turns.busy
 
 
+async def test_a_long_rest_makes_no_short_one_longer() -> None:
+    """Beside a client that rests for minutes another one's short rest ends in time.
+
+    The long one ends by itself, too.
+    """
+    turns, long, short = Turns(), Rested(), Rested()
+    now_us = elapsed_us()
+
+    turns.rest(long, now_us + 600_000_000)
+    turns.rest(short, now_us + 1_000)
+    async with asyncio.timeout(10):
+        await short.had_turn.wait()
+        assert turns.busy
+        until_us, number, _ = turns._resting[0]
+        turns._resting[0] = (until_us - 600_000_000, number, long)
+        turns.rest(short, elapsed_us())
+        await long.had_turn.wait()
+
+    assert (long.turns, short.turns) == (1, 2)
+    assert not turns.busy
+
+
 def test_a_visit_should_find_some_calls() -> None:
     """A client of few calls rests as long again as they took to come, 30 % of the patience at most.
 
