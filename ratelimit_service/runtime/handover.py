@@ -35,7 +35,9 @@ class Handover(TypedDict):
     """What was last accepted of a source that sends rules, by name; None if they are read anew."""
     restarts: int
     ended: bool
-    """Whether the service was told to end while this was being written."""
+    """Whether the service was told to end before this was written."""
+    noted: NotRequired[int]
+    """What has come of signals since (`signals.hold_signals`). Older versions leave none."""
 
 
 def successor_command() -> list[str]:
@@ -50,7 +52,8 @@ def become_successor(handover: Handover) -> None:
     """
     pages = [each for ports in handover.get("pages", {}).values() for each in ports]
     pages += handover.get("admin", [])
-    for descriptor in (*handover["grpc"], *handover["http"], *pages):
+    noted = [handover["noted"]] if "noted" in handover else []
+    for descriptor in (*handover["grpc"], *handover["http"], *pages, *noted):
         os.set_inheritable(descriptor, True)
     memory = _memory()
     with os.fdopen(memory, "wb", closefd=False) as file:

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-__all__ = ["NOT_FOR_WORKERS", "RELOAD", "RESTART", "Signals", "hold_signals"]
+__all__ = ["NOT_FOR_WORKERS", "RELOAD", "RESTART", "Signals", "hold_signals", "told_to_end"]
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,8 @@ NOT_FOR_WORKERS = (signal.SIGINT, RELOAD, RESTART)
 """A terminal or a script sends these to all processes, but only the supervisor acts on them.
 Workers start with them held, because one may come before a worker has run its first line."""
 
-_HANDLED = {signal.SIGTERM, signal.SIGINT, RELOAD, RESTART}
+_END = {signal.SIGTERM, signal.SIGINT}
+_HANDLED = _END | {RELOAD, RESTART}
 
 _ONE_WISH_SECONDS = 0.1
 """What asks a process to end may ask its whole group in the same moment, as timeout(1) does."""
@@ -27,9 +28,25 @@ _ONE_WISH_SECONDS = 0.1
 Action = Callable[[], Coroutine[Any, Any, None]]
 
 
-def hold_signals() -> None:
-    """Keeps signals back until `Signals` handles them, also in a new program image."""
+def hold_signals() -> int:
+    """Keeps signals back until `Signals` handles them, also in a new program image.
+
+    Only this thread can hold them back. The system may give one to any other thread, and it would
+    be lost with this image. So those are noted. Returns a descriptor for `told_to_end`, which the
+    next image has to inherit.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+    noted, notes = os.pipe()
+    os.set_blocking(notes, False)
+    signal.set_wakeup_fd(notes, warn_on_full_buffer=False)
+    return noted
+
+
+def told_to_end(noted: int) -> bool:
+    """Whether a signal to end is among those that were noted; closes the descriptor."""
+    with os.fdopen(noted, "rb", buffering=0) as notes:
+        os.set_blocking(noted, False)
+        return not _END.isdisjoint(notes.read() or b"")
 
 
 class Signals:

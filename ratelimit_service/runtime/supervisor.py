@@ -34,7 +34,7 @@ from ratelimit_service.runtime.cpus import usable_cpus
 from ratelimit_service.runtime.decision_scribe import DecisionScribe
 from ratelimit_service.runtime.exporting import Exporting, check_free
 from ratelimit_service.runtime.handover import Handover
-from ratelimit_service.runtime.signals import Signals, hold_signals, log
+from ratelimit_service.runtime.signals import Signals, hold_signals, log, told_to_end
 from ratelimit_service.runtime.stores import open_store
 from ratelimit_service.runtime.workers import Counts, Workers
 from ratelimit_service.settings import Settings
@@ -136,7 +136,7 @@ class _Supervisor:
 
     async def run(self, former: Handover | None) -> int:
         """Serves until a signal ends it; returns the exit code."""
-        if former is not None and former["ended"]:
+        if former is not None and _told_to_end(former):
             self._signals.end()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._otlp.running())
@@ -295,7 +295,7 @@ class _Supervisor:
         self._stop_accepting()
         log.info("restarting")
         workers = await self._workers.hand_over()
-        hold_signals()  # from here on they are the next image's
+        noted = hold_signals()  # from here on they are the next image's
         await asyncio.sleep(_NOTICED_SECONDS)
         await self._exporting.stop()
         await self._otlp.stop()
@@ -316,6 +316,7 @@ class _Supervisor:
                 rules=None if rules is None else dict(rules),
                 restarts=self._restarts,
                 ended=self._signals.told_to_end,
+                noted=noted,
             )
         )
 
@@ -380,6 +381,12 @@ class _Supervisor:
             "restart_error": self._restart_error,
             "workers": self._workers.told(),
         }
+
+
+def _told_to_end(former: Handover) -> bool:
+    """Whether the service was told to end while its former image was handing over."""
+    since = "noted" in former and told_to_end(former["noted"])
+    return since or former["ended"]
 
 
 def _why_not(command: list[str]) -> str:
