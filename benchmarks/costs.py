@@ -13,12 +13,19 @@ tells how much slower this one is just now. Measure interpreted: compiled code i
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import socket
+import ssl
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
+
+import trustme
 
 from benchmarks.profile import Process
 from benchmarks.run import told
@@ -38,6 +45,7 @@ from ratelimit_service.transport.h2.frames import (
 from ratelimit_service.transport.h2.headers import literal
 from ratelimit_service.wire import METHOD, SERVICE
 from tests.abuse.siege import slowness
+from tests.servers.tls_records import TlsRecords
 
 RUNS = 10
 FRAMES = 900
@@ -330,6 +338,49 @@ def field_rows() -> Iterable[Row]:
     )
 
 
+def record_row() -> Row:
+    """TLS records that change the keys, and ask for the same, without the system's work."""
+
+    async def changed(directory: Path) -> float:
+        """The seconds for one of many."""
+        authority, trusted = trustme.CA(), directory / "ca"
+        authority.cert_pem.write_to_path(trusted)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("localhost").configure_cert(context)
+        context.set_alpn_protocols(["h2"])
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = context.wrap_bio(incoming, outgoing, server_side=True)
+        ours, its = socket.socketpair()
+        ours.setblocking(False)
+        its.setblocking(False)
+
+        async def shake_hands() -> None:
+            while True:
+                with suppress(ssl.SSLWantReadError):
+                    tls.do_handshake()
+                    return
+                its.send(outgoing.read())
+                incoming.write(await asyncio.get_running_loop().sock_recv(its, 65_536))
+
+        records, _ = await asyncio.gather(TlsRecords.agreed(ours, trusted), shake_hands())
+        incoming.write(b"".join(records.key_update() for _ in range(FRAMES)))
+        started = time.process_time()
+        with suppress(ssl.SSLWantReadError):
+            tls.read(1)
+        spent = time.process_time() - started
+        ours.close()
+        its.close()
+        return spent / FRAMES
+
+    with tempfile.TemporaryDirectory() as directory:
+        slow = slowness()
+        found = [asyncio.run(changed(Path(directory))) for _ in range(RUNS)]
+        spent = min(found) / min(slow, slowness())
+    return Row(
+        "RECORD_US", "a change of the keys, which asks for ours", costs.RECORD_US, spent * 1e6
+    )
+
+
 def usual_row() -> Row:
     """A call with one rule on the memory store, from its bytes to its answer's."""
     process = Process("hot")
@@ -352,6 +403,7 @@ def main() -> None:
         *setting_rows(),
         *visit_rows(),
         *field_rows(),
+        record_row(),
         usual_row(),
     ]
     print("| unit | kind | declared | together | each in a read of its own |")

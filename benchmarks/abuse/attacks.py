@@ -12,6 +12,7 @@ import asyncio
 import json
 import ssl
 import time
+from pathlib import Path
 
 import uvloop
 
@@ -39,14 +40,16 @@ def main() -> None:
     parser.add_argument("name", choices=ATTACKS)
     parser.add_argument("grpc_port", type=int)
     parser.add_argument("http_port", type=int)
-    parser.add_argument("--authority", help="A file of whom to trust: the port speaks TLS.")
+    parser.add_argument(
+        "--authority", type=Path, help="A file of whom to trust: the port speaks TLS."
+    )
     arguments = parser.parse_args()
     context = None
     if arguments.authority:
         context = ssl.create_default_context(cafile=arguments.authority)
         context.set_alpn_protocols(["h2"])
     begins, ends = told_when()
-    aim = Aim(arguments.grpc_port, arguments.http_port, begins, ends, context)
+    aim = Aim(arguments.grpc_port, arguments.http_port, begins, ends, context, arguments.authority)
     print(json.dumps(uvloop.run(act(arguments.name, aim))))
 
 

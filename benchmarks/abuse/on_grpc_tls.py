@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
+from collections.abc import Iterator
 
-from benchmarks.abuse.attack import TLS, attack
-from benchmarks.abuse.wire import Aim
+from benchmarks.abuse.attack import TLS, attack, headers
+from benchmarks.abuse.on_grpc import many_settings, rapid_reset
+from benchmarks.abuse.wire import Aim, Wire
+from benchmarks.load import BLOCK
+from ratelimit_service.transport.h2 import frames
+from ratelimit_service.transport.h2.frames import PREFACE, FrameType
+from tests.servers.tls_records import TlsRecords
 
 
 @attack("TLS: connect and go, 500 a second", flags=TLS, connections=500)
@@ -60,3 +67,60 @@ async def tls_together(aim: Aim) -> None:
             wire.abort()
         aim.wires.clear()
     aim.findings.append(f"{made:,} begun")
+
+
+async def greeted(aim: Aim) -> tuple[TlsRecords, Wire]:
+    """A connection over TLS that has greeted, whose records are made here."""
+    end = socket.socket()
+    end.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(end, ("127.0.0.1", aim.grpc_port))
+    assert aim.authority is not None
+    records, wire = await TlsRecords.agreed(end, aim.authority), Wire()
+    aim.wires.append(wire)
+    await loop.create_connection(lambda: wire, sock=end)
+    wire.write(records.data(PREFACE + frames.settings({})))
+    return records, wire
+
+
+async def records_each_second(aim: Aim, number: int, content: bytes, *, update: bool) -> None:
+    """So many records at once, each second: that change the keys, or with a byte of this."""
+    records, wire = await greeted(aim)
+    sent: Iterator[int] = iter(())
+    async for _ in aim.due(1):
+        if not wire.open:
+            records, wire = await greeted(aim)
+            sent = iter(())
+        made = []
+        for _ in range(number):
+            if update:
+                made.append(records.key_update())
+                continue
+            byte = next(sent, None)
+            if byte is None:
+                sent = iter(content)
+                byte = next(sent)
+            made.append(records.data(bytes((byte,))))
+        wire.write(b"".join(made))
+        await wire.written()
+
+
+@attack("TLS: 5,000 changes of keys at once, each second", flags=TLS)
+async def key_updates(aim: Aim) -> None:
+    await records_each_second(aim, 5_000, b"", update=True)
+
+
+@attack("TLS: 10,000 records of a byte at once, each second", flags=TLS)
+async def tiny_records(aim: Aim) -> None:
+    part = frames.frame(FrameType.DATA, 0, 1, (65_536).to_bytes(5, "big") + bytes(16_000))
+    await records_each_second(aim, 10_000, headers(1, BLOCK) + part * 3, update=False)
+
+
+@attack("TLS: SETTINGS of 2,730 windows, 200 a second", flags=TLS)
+async def settings_over_tls(aim: Aim) -> None:
+    await many_settings(aim, 200)
+
+
+@attack("TLS: rapid reset, 20,000 a second", flags=TLS)
+async def resets_over_tls(aim: Aim) -> None:
+    await rapid_reset(aim)

@@ -10,6 +10,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self, TypeVar
 
 from ratelimit_service.transport.h2 import frames
@@ -174,6 +175,8 @@ class Aim:
     begins: float
     until: float
     context: ssl.SSLContext | None = None
+    authority: Path | None = None
+    """Whom to trust, if the gRPC port speaks TLS."""
     wires: list[Wire] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     """What else is to be told."""

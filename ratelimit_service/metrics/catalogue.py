@@ -296,6 +296,7 @@ CATALOGUE: tuple[Metric, ...] = (
             "flood_frames",
             "flood_headers",
             "flood_parts",
+            "flood_records",
             "flood_resets",
             "flood_settings",
             "flood_windows",

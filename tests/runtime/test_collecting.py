@@ -42,6 +42,8 @@ class Steps:
         self.largest = 0
         """The most objects that a collection of older generations had to look at."""
         self._soon: list[Callable[[], None]] = []
+        self.generations: list[int] = []
+        """What was collected."""
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         self._soon.append(callback)
@@ -61,9 +63,12 @@ class Steps:
     def take(self, seconds: float) -> None:
         for _ in range(round(seconds / 0.01)):
             process.collect(self._turn)
-            self.turn()
+            while self._soon:  # ten milliseconds are many rounds
+                self.turn()
 
     def collecting(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self.generations.append(info["generation"])
         if phase == "start" and (oldest := info["generation"]):
             seen = sum(len(gc.get_objects(generation=each)) for each in range(oldest + 1))
             self.largest = max(self.largest, seen)
@@ -107,9 +112,41 @@ def test_no_collection_is_large(steps: Steps) -> None:
     assert 0 < steps.largest <= process._AT_ONCE
 
 
+def test_older_objects_have_a_turn(steps: Steps) -> None:
+    """Older objects are not collected in the turn of young ones."""
+    seen = [list(steps.generations)]
+    for _ in range(2):
+        steps.generations.clear()
+        steps.turn()
+        seen.append(list(steps.generations))
+
+    assert seen == [[0], [2], []]
+
+
+def test_what_is_counted_stays_small(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of objects that are made to stay no more are counted at once than come in a moment."""
+    get_objects, counted = gc.get_objects, [0]
+
+    def counting(generation: int) -> list[object]:
+        found = get_objects(generation=generation)
+        counted[0] = max(counted[0], len(found))
+        return found
+
+    monkeypatch.setattr(gc, "get_objects", counting)
+    gc.callbacks.remove(steps.collecting)
+    kept: list[list[object]] = []
+    for _ in range(300):
+        kept += [[] for _ in range(1_000)]
+        steps.take(0.01)
+    gc.callbacks.append(steps.collecting)
+
+    assert counted[0] <= process._AT_ONCE + 2_000
+
+
 def test_collections_take_turns(steps: Steps) -> None:
     """While other work waits for its turn, a collection does so as well."""
-    steps.turn()
+    for _ in range(2):
+        steps.turn()
     knot = Knot()
     gone = weakref.ref(knot)
     del knot

@@ -17,11 +17,12 @@ from pathlib import Path
 import hpack
 import pytest
 
+from ratelimit_service import handshakes
 from ratelimit_service.accepting import Guests
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
-from ratelimit_service.transport.h2 import H2Server, frames, handshake, server
+from ratelimit_service.transport.h2 import H2Server, frames, server
 from ratelimit_service.transport.h2.frames import PREFACE, FrameType
 from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.transport.tls import TLSFiles
@@ -274,11 +275,11 @@ async def test_many_ends_of_handshakes(tmp_path: Path) -> None:
     await place.server.stop(0)
 
 
-class Dear(handshake._Handshake):
+class Dear(handshakes.Sealed):
     """A handshake of which a step takes a whole turn."""
 
-    def __init__(self, handshakes: handshake.Handshakes) -> None:
-        super().__init__(handshakes)
+    def __init__(self, its_handshakes: handshakes.Handshakes) -> None:
+        super().__init__(its_handshakes)
         self.steps = 0
 
     def step(self) -> bool:
@@ -311,10 +312,10 @@ async def test_handshakes_are_one_client() -> None:
     """However many clients shake hands, one that makes calls has as much time as all of them."""
     turns = held_back()
     ends, client = Ends(turns=turns), Client()
-    handshakes = handshake.Handshakes(turns)
-    shaking = [Dear(handshakes) for _ in range(50)]
+    line = handshakes.Handshakes(turns)
+    shaking = [Dear(line) for _ in range(50)]
     for each in shaking:
-        handshakes.line_up(each)
+        line.line_up(each)
 
     for number in range(10):
         ends.protocol.data_received(client.headers() + client.data(b"%d" % number))

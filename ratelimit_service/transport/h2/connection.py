@@ -27,6 +27,7 @@ from ratelimit_service.transport.h2.costs import (
     FRAME_US,
     LARGE_BYTES,
     PIECE_US,
+    RECORD_US,
     RUN_BYTES,
     USUAL_BYTES,
 )
@@ -151,6 +152,13 @@ class Connection(Incoming):
             self._moved = second
         elif second - self._moved > FRAME_SECONDS:
             self.abandon(ErrorCode.ENHANCE_YOUR_CALM, "a frame without end", "timeout")
+
+    def charge_records(self, number: int) -> None:
+        """Charges for TLS records of which nothing came, such as those that change the keys."""
+        try:
+            self._spend(RECORD_US * number, "records")
+        except ConnectionFaultError as error:
+            self.abandon(error.code, str(error), error.reason)
 
     # Frames
 

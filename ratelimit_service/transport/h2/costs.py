@@ -53,6 +53,9 @@ VISIT_US: Final = 3
 RESET_US: Final = 10
 """A stream that we reset for a fault of the client, beside the headers that opened it."""
 
+RECORD_US: Final = 30
+"""A TLS record of which nothing comes: one that changes the keys, and asks us to do the same."""
+
 FIELD_NS: Final = 3_000
 """A field of a header block that must be walked; in nanoseconds."""
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final, Protocol, cast
 
 from ratelimit_service.clock import elapsed_us
+from ratelimit_service.handshakes import Sealed, empty_records
 from ratelimit_service.transport.h2.account import Memory
 from ratelimit_service.transport.h2.connection import Connection, Event, Methods
 from ratelimit_service.transport.h2.frames import ErrorCode
@@ -36,6 +37,21 @@ _DRAWN_BYTES: Final = 65_536
 _MOST_READS: Final = 12
 """So often a socket is read from in one visit, unless it is empty before: as much can be refused in
 that visit."""
+
+
+_OPENINGS: Final = 8
+"""So often some records are opened in one visit, unless one of them had no contents. Then their
+calls can be handled, or refused, together."""
+
+
+class Pausable(Protocol):
+    """What bytes are read from."""
+
+    def pause_reading(self) -> None:
+        """As asyncio's transports have it."""
+
+    def resume_reading(self) -> None:
+        """As asyncio's transports have it."""
 
 
 class CallHandler(Protocol):
@@ -79,13 +95,11 @@ class Http2Protocol(asyncio.Protocol):
         self._closed = closed
         self._inbox: deque[tuple[int, bytes]] = deque()
         """The bytes that are read and not handled yet, each with the time of its read."""
-        self._inbox_bytes = 0
-        self._read_to = 0
-        """How many bytes of the first of these have been handled."""
-        self._more = False
-        """Whether the connection holds complete frames that it has not handled."""
-        self._waiting = False
-        """Whether a turn has been asked for."""
+        self._inbox_bytes = self._read_to = 0
+        """How many bytes these are, and how many of the first of them have been handled."""
+        self._more = self._waiting = False
+        """Whether the connection holds complete frames that it has not handled, and whether a turn
+        has been asked for."""
         self._steps = 0
         """How many of its calls are decided in turns of their own, and are not yet."""
         self._handled = False
@@ -115,6 +129,9 @@ class Http2Protocol(asyncio.Protocol):
         """When it was last empty then: what is read next has come later. When the newest bytes of
         that read have come: these are not given up together with the others. How many bytes it
         brought, and how many reads in a row brought none."""
+        self._sealed: Sealed | None = None
+        """What is read and not opened yet, if the client speaks TLS."""
+        self._reading: Pausable | None = None
         self._transport: asyncio.Transport | None = None
         self._lost: asyncio.Transport | None = None
         """The transport of a connection that is gone, until `forget`."""
@@ -132,17 +149,14 @@ class Http2Protocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by asyncio."""
         # uvloop's transports are none of asyncio's classes, so the type is asyncio's word.
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = self._reading = cast(asyncio.Transport, transport)
         self.made = True
         self.flush()
 
     def data_received(self, data: bytes) -> None:
         """Called by asyncio: takes the bytes in, to be handled when it is this client's turn."""
-        self._heard_at = self._loop.time()
-        self._pinged_at = None
-        now_us = elapsed_us()
-        # Bytes read after a pause may have come at its beginning.
-        arrived_us = self._unread_since_us or self._turns.came_us(now_us)
+        now_us, sealed = elapsed_us(), self._sealed
+        arrived_us = self._hear(now_us) if sealed is None else sealed.came_us
         self._inbox.append((arrived_us, data))
         self._inbox_bytes += len(data)
         if self._inbox_bytes > INBOX_BYTES and self._pause_reading():
@@ -151,6 +165,27 @@ class Http2Protocol(asyncio.Protocol):
             self._waiting = True
             self._turns.add(self, now_us)
 
+    def open_from(self, sealed: Sealed) -> None:
+        """Called once both sides have agreed on TLS: from now on this opens what comes."""
+        self._sealed = self._reading = sealed
+        self._ask_for_turn()
+
+    def sealed_received(self, data: bytes) -> None:
+        """Called for what is read from a client that speaks TLS: takes it in, to be opened."""
+        sealed = self._sealed
+        if sealed is not None:
+            sealed.put(self._hear(elapsed_us()), data)
+            if self._inbox_bytes + sealed.size > INBOX_BYTES and self._pause_reading():
+                self._memory.paused_unhandled += 1
+            self._ask_for_turn()
+
+    def _hear(self, now_us: int) -> int:
+        """Notes that the client has said something; returns when what is read now has come."""
+        self._heard_at = self._loop.time()
+        self._pinged_at = None
+        # Bytes read after a pause may have come at its beginning.
+        return self._unread_since_us or self._turns.came_us(now_us)
+
     def handle_piece(self, now_us: int) -> bool:
         """Handles some of what was read; returns whether there is more, and it may be handled."""
         connection, late = self.connection, False
@@ -158,7 +193,7 @@ class Http2Protocol(asyncio.Protocol):
         self._handled = self._flushing = True
         try:
             self.now_us = now_us
-            if not self._drawing or self._inbox or self._more or self._draw(now_us):
+            if self._inbox or self._more or self._fetch(now_us):
                 # Late calls come first. What came behind them is in time, and is next.
                 late = again = self._handle_some(now_us, refusing=False)
                 if again and self._inbox and not self._more:
@@ -173,7 +208,7 @@ class Http2Protocol(asyncio.Protocol):
             self._more = False
         self.dear = connection.may_be_dear
         may_be = not (self._writing_paused or self._steps)
-        self._waiting = (bool(self._inbox) or self._more) and may_be
+        self._waiting = self._has_bytes and may_be
         if self._waiting:
             return True
         self._chosen = False
@@ -186,6 +221,31 @@ class Http2Protocol(asyncio.Protocol):
         self._stop_drawing()
         self._resume_reading()
         return False
+
+    @property
+    def _has_bytes(self) -> bool:
+        """Whether there is anything to be handled."""
+        return bool(self._inbox) or self._more or (self._sealed is not None and self._sealed.ready)
+
+    def _fetch(self, now_us: int) -> bool:
+        """Gets the next bytes, where the loop has not brought them; returns whether there are any.
+
+        Whoever sends many records without contents is told to calm down.
+        """
+        sealed = self._sealed
+        if sealed is None:
+            return not self._drawing or self._draw(now_us)
+        for _ in range(_OPENINGS):
+            before = self._inbox_bytes
+            records, size = sealed.open_some()
+            empty = empty_records(sealed.version, records, size, self._inbox_bytes - before)
+            if empty and self.connection.closing:
+                self.abort()  # it was told to calm down, and does not
+            if empty:
+                self.connection.charge_records(empty)
+            if empty or not sealed.ready:
+                break
+        return bool(self._inbox)
 
     def draw_from(self, its_socket: socket.socket) -> None:
         """Gives the socket that the transport reads, so that this can read by itself."""
@@ -328,7 +388,7 @@ class Http2Protocol(asyncio.Protocol):
     def _ask_for_turn(self) -> None:
         """Asks for a turn if there is anything that may be handled."""
         may_be = not (self._waiting or self._writing_paused or self._steps)
-        if may_be and (self._inbox or self._more):
+        if may_be and self._has_bytes:
             self._waiting = True
             self._turns.add(self, elapsed_us())
 
@@ -385,6 +445,7 @@ class Http2Protocol(asyncio.Protocol):
         So this does little. `forget` does the rest, and what it frees takes longer.
         """
         self._lost, self._transport = self._transport, None
+        self._sealed = self._reading = None
         self.connection.close()
         self._closed(self)
 
@@ -411,19 +472,19 @@ class Http2Protocol(asyncio.Protocol):
 
     def _pause_reading(self) -> bool:
         """Pauses reading; returns whether it was not paused before."""
-        if self._transport is None or self._reading_paused:
+        if self._reading is None or self._reading_paused:
             return False
         self._reading_paused = True
         self._pauses += 1
         self._unread_since_us = self._unread_since_us or elapsed_us()
-        self._transport.pause_reading()
+        self._reading.pause_reading()
         return True
 
     def _resume_reading(self) -> None:
         if self._reading_paused and not self._writing_paused:
             self._reading_paused = False
-            if self._transport is not None:
-                self._transport.resume_reading()
+            if self._reading is not None:
+                self._reading.resume_reading()
                 # After two more rounds of the loop all that came during the pause has been read.
                 self._loop.call_soon(self._loop.call_soon, self._read_again, self._pauses)
 

@@ -14,6 +14,7 @@ from functools import partial
 from ratelimit_service import listening
 from ratelimit_service.accepting import Acceptor, Guests, peer_of
 from ratelimit_service.clock import elapsed_us
+from ratelimit_service.handshakes import Handshakes
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
 from ratelimit_service.service import Service
@@ -21,7 +22,6 @@ from ratelimit_service.text import count
 from ratelimit_service.transport.h2.account import Memory
 from ratelimit_service.transport.h2.calls import METHODS, METHODS_UNREFLECTED, ServiceCalls
 from ratelimit_service.transport.h2.frames import ErrorCode
-from ratelimit_service.transport.h2.handshake import Handshakes
 from ratelimit_service.transport.h2.limits import HANDSHAKE_SECONDS
 from ratelimit_service.transport.h2.overload import Overload
 from ratelimit_service.transport.h2.protocol import Http2Protocol
@@ -178,7 +178,9 @@ class H2Server:
                 await self._loop.connect_accepted_socket(lambda: protocol, connection)
             else:
                 seconds = HANDSHAKE_SECONDS
-                await self._handshakes.agreed(connection, protocol, self._context, seconds)
+                await self._handshakes.agreed(
+                    connection, protocol, protocol, self._context, seconds
+                )
         except OSError as error:  # its client has gone, is too slow, or speaks no TLS
             log.debug("a connection failed: %s", error)
             self._stats.refused_connections["handshake"] += 1
