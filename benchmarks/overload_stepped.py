@@ -1,13 +1,15 @@
 """Overload by processor time: what a service counts of too many calls if nobody disturbs it.
 
     .venv/bin/python -m benchmarks.overload_stepped [--connections 4] [--loads 1.5 10] [--seconds 1]
+        [--store redis] [--slower 4]
 
 `overload` needs a quiet machine. This one does not: clients and service share a process, and a
 clock that runs only while the service works, by its processor time. Its loop, sockets and their
-costs are modelled; what the service does is its own code, interpreted and on the memory store. The
-machine's pace is taken off: a fixed piece of work every two milliseconds tells it. Capacity is
-measured before and after each load, as `overload` does it; a load between two that differ by a
-quarter is repeated. In the end the service stands still for a while at 1.5 times its capacity.
+costs are modelled, and Redis, which can be made so many times slower. What the service does is its
+own code, interpreted. The machine's pace is taken off: a fixed piece of work every two milliseconds
+tells it. Capacity is measured before and after each load, as `overload` does it; a load between two
+that differ by a quarter is repeated. In the end the service stands still for a while at 1.5 times
+its capacity.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextvars import Context
 from itertools import cycle, islice
 from statistics import median
@@ -43,19 +45,22 @@ from benchmarks.overload import (
 from benchmarks.profile import RULES
 from benchmarks.run import told
 from benchmarks.steady import BLOCK_20MS
-from ratelimit_service import clock
+from benchmarks.stepped_redis import Redis
+from ratelimit_service import clock, turns
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.service import Service
 from ratelimit_service.settings import Settings
+from ratelimit_service.stores import Store
 from ratelimit_service.stores.memory import MemoryStore
+from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.transport.h2.account import Memory
 from ratelimit_service.transport.h2.calls import METHODS, ServiceCalls
 from ratelimit_service.transport.h2.overload import Overload
 from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.transport.health import HealthService
-from ratelimit_service.turns import Turns
+from ratelimit_service.turns import shared_turns
 
 READ_US, WRITE_US, EMPTY_US, ROUND_US, READY_US = 5.0, 5.0, 2.5, 4.0, 1.0
 BYTE_US = 0.0001
@@ -137,14 +142,27 @@ class Clock:
 CLOCK = Clock()
 
 
+class Timer:
+    """A callback for later, as an event loop has it."""
+
+    def __init__(self, work: Callable[..., object], arguments: tuple[object, ...]) -> None:
+        self.work, self.arguments = work, arguments
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
 class Loop:
-    """As much of an event loop as a service on the memory store needs."""
+    """As much of an event loop as a service and its store need."""
 
     def __init__(self) -> None:
         self._ready: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
-        self._timers: list[tuple[float, int, Callable[..., object]]] = []
+        self._timers: list[tuple[float, int, Timer]] = []
         self._number = 0
         self.sockets: list[Socket] = []
+        """The service's ends of its clients' connections."""
+        self.servers: list[Redis] = []
 
     def time(self) -> float:
         return CLOCK.seconds()
@@ -152,43 +170,80 @@ class Loop:
     def get_debug(self) -> bool:
         return False
 
-    def create_future(self) -> asyncio.Future[None]:
+    def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)  # type: ignore[arg-type]  # all of it that it needs
+
+    def create_task(self, work: Coroutine[Any, Any, Any], **_name: object) -> asyncio.Task[Any]:
+        return asyncio.Task(work, loop=self)  # type: ignore[arg-type]  # as above
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if "exception" in context:
+            raise context["exception"]
 
     def call_soon(
         self, work: Callable[..., object], *arguments: object, **_context: Context | None
     ) -> None:
         self._ready.append((work, arguments))
 
-    def call_later(self, seconds: float, work: Callable[..., object]) -> None:
+    def call_later(self, seconds: float, work: Callable[..., object], *arguments: object) -> Timer:
+        return self.call_at(self.time() + seconds, work, *arguments)
+
+    def call_at(self, when: float, work: Callable[..., object], *arguments: object) -> Timer:
         self._number += 1
-        heapq.heappush(self._timers, (self.time() + seconds, self._number, work))
+        timer = Timer(work, arguments)
+        heapq.heappush(self._timers, (when, self._number, timer))
+        return timer
+
+    async def create_connection(
+        self, made: Callable[[], Any], *_address: object, **_tls: object
+    ) -> tuple[Redis, Any]:
+        protocol = made()
+        server = Redis(protocol, CLOCK.now_ns, CHOSEN.slower)
+        protocol.connection_made(server)
+        self.servers.append(server)
+        return server, protocol
+
+    def complete(self, work: Coroutine[Any, Any, None]) -> None:
+        """Goes round until this is done."""
+        task = self.create_task(work)
+        while not task.done():
+            if not self.round():
+                CLOCK.spend(IDLE_US)
+        task.result()
 
     def round(self) -> bool:
         """One round; returns whether there was anything to do."""
         while self._timers and self._timers[0][0] <= self.time():
-            CLOCK.run(heapq.heappop(self._timers)[2])
+            timer = heapq.heappop(self._timers)[2]
+            if not timer.cancelled:
+                CLOCK.run(timer.work, *timer.arguments)
         for _ in range(len(self._ready)):
             work, arguments = self._ready.popleft()
             CLOCK.run(work, *arguments)
         self._write()
-        readable = [each for each in self.sockets if each.reading and each.unread]
+        for server in self.servers:
+            server.move()
+        readable = [each for each in self._ways() if each.reading and each.unread]
         if not readable and not self._ready:
             return False
         CLOCK.spend(ROUND_US + READY_US * len(readable))
         for each in readable:
             if each.reading:
-                CLOCK.run(each.protocol.data_received, each.recv(LOOP_READS))
+                data = each.recv(LOOP_READS)
+                CLOCK.run(each.protocol.data_received, data)
         self._write()
         return True
 
+    def _ways(self) -> list[Redis | Socket]:
+        return [*self.servers, *self.sockets]
+
     def _write(self) -> None:
-        for each in self.sockets:
+        for each in self._ways():
             if each.written:
                 data = b"".join(each.written)
                 each.written.clear()
                 CLOCK.spend(WRITE_US + BYTE_US * len(data))
-                each.sent.append(data)
+                each.take(data)
 
 
 class Socket:
@@ -210,6 +265,9 @@ class Socket:
         del self.unread[:most]
         CLOCK.spend(READ_US + BYTE_US * len(data))
         return data
+
+    def take(self, data: bytes) -> None:
+        self.sent.append(data)
 
     def pause_reading(self) -> None:
         self.reading = False
@@ -260,6 +318,29 @@ class Client:
             self.asking.data_received(b"".join(sent))
 
 
+def in_memory(stats: Stats, health: Health) -> Store:
+    return MemoryStore(3_000_000, stats, health)
+
+
+def on_redis(stats: Stats, health: Health) -> Store:
+    return RedisStore("redis://127.0.0.1:1/0", Settings().store_timeout_us, stats, health)
+
+
+STORES: dict[str, Callable[[Stats, Health], Store]] = {"memory": in_memory, "redis": on_redis}
+
+
+class Chosen:
+    """Where the service counts."""
+
+    def __init__(self) -> None:
+        self.store: Callable[[Stats, Health], Store] = in_memory
+        self.slower = 1.0
+        """How many times longer Redis takes than `stepped_redis` says."""
+
+
+CHOSEN = Chosen()
+
+
 class World:
     """A service and its clients."""
 
@@ -270,10 +351,12 @@ class World:
         stats, health = Stats(), Health()
         rules = Rules(RULES, stats=stats, health=health)
         rules.load()
-        store = MemoryStore(3_000_000, stats, health)
+        self.stats = stats
+        store = CHOSEN.store(stats, health)
+        self.loop.complete(store.start())
         service = Service(lambda: rules.snapshot, store, Settings(), stats)
         self._calls = ServiceCalls(service, HealthService(health), Overload(stats, health))
-        turns, memory = Turns(), Memory()
+        turns, memory = shared_turns(), Memory()
         requests = uniform(BLOCK_20MS)
         batches = cycle([Batch(list(islice(requests, size))) for _ in range(REQUESTS // size)])
         self.clients = []
@@ -398,7 +481,8 @@ def row(connections: int, load: float, seconds: float) -> str:
         found = sum(counts[fate][at] for fate in fates for at in chosen)
         return found / (bears * SLICE_SECONDS * len(chosen))
 
-    shown = [share("counted", "denied"), share(*LATE), share("refused"), share("cancelled")]
+    shown = [share("counted", "denied"), share("by_policy"), share(*LATE)]
+    shown += [share("refused"), share("cancelled")]
     in_time, late = share(*ANSWERS), share(*LATE)
     cells = " | ".join(f"{each:.2f}" for each in shown)
     if world.lost():
@@ -414,15 +498,19 @@ def main() -> None:
     parser.add_argument("--connections", type=int, nargs="+", default=CONNECTIONS)
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
     parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--store", choices=STORES, default="memory")
+    parser.add_argument("--slower", type=float, default=1.0, help="How much slower Redis is.")
     chosen = parser.parse_args()
+    CHOSEN.store, CHOSEN.slower = STORES[chosen.store], chosen.slower
     stepped: Any = SimpleNamespace(monotonic_ns=CLOCK.now_ns, time_ns=CLOCK.now_ns)
     clock.time = stepped  # type: ignore[attr-defined]  # the only place that asks for the time
+    turns.thread_time_ns = CLOCK.now_ns  # type: ignore[attr-defined]  # of the loop's own work
     flood.time = SimpleNamespace(perf_counter=CLOCK.seconds)  # type: ignore[attr-defined,assignment]
     logging.disable()  # that it is overloaded is no news
     gc.disable()
-    print("| connections | can do, calls/s | load | counted | late | refused | cancelled ", end="")
-    print("| answers in time |")
-    print("|---" * 8 + "|")
+    print("| connections | can do, calls/s | load | counted | by policy ", end="")
+    print("| late | refused | cancelled | answers in time |")
+    print("|---" * 9 + "|")
     for connections in chosen.connections:
         for load in chosen.loads:
             print(row(connections, load, chosen.seconds), flush=True)

@@ -13,7 +13,9 @@ times what a large one does.
 What takes long to decide is done in steps, each in a turn of its own (`Turns.alone`). Every other
 turn is one for pieces, so small calls wait for one step at most. A store's replies are steps as
 well, of work that has begun (`Turns.at_once`). So a round of the loop has one turn, and hands on no
-replies beside it. What must not live here: bytes, and how they are handled.
+replies beside it. Several steps of work that has begun share a turn if they fit into its time: what
+calls wait for would be handed on more slowly than pieces bring new ones. What must not live here:
+bytes, and how they are handled.
 """
 
 from __future__ import annotations
@@ -295,9 +297,20 @@ class Turns:
         """Takes a step, or handles pieces."""
         self._stepping = self._may_step and not (self._stepping and self._waiting)
         if self._stepping:
-            (self._begun or self._steps).popleft()()
+            self._take_steps(started)
         else:
             self._handle_pieces(started)
+
+    def _take_steps(self, now: int) -> None:
+        """Takes the next step, and as many more of work that has begun as fit into its turn."""
+        if not self._begun:
+            self._steps.popleft()()
+            return
+        until, longest_us = now + TURN_US, 0
+        while self._begun and now + longest_us <= until:
+            self._begun.popleft()()
+            started, now = now, elapsed_us()
+            longest_us = max(longest_us, now - started)
 
     def _handle_pieces(self, now: int) -> None:
         """Handles pieces for as long as a turn may take."""

@@ -103,14 +103,48 @@ class Way:
 
 
 async def test_many_replies_at_once() -> None:
-    """Of many large replies that come in one read each has a turn of its own, in order."""
-    way = Way()
+    """Of many replies that come in one read and take a turn's time each has its own, in order."""
+    way = Way(slow=True)
     way.ask(10)
 
     way.say(10)
 
     assert max(await way.turns(10)) == 1
     assert way.told == [(number, True) for number in range(10)]
+
+
+@pytest.mark.skipif(compiled(), reason="its clock cannot be changed then")
+async def test_replies_share_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many large replies are handed on in a turn as fit into its time, if there is another.
+
+    So what is asked for in a turn of bytes does not take several turns to come back.
+    """
+    now_us = 0
+    monkeypatch.setattr(turns, "thread_time_ns", lambda: 0)  # the loop has nothing else to do
+    monkeypatch.setattr(turns, "elapsed_us", lambda: now_us)
+
+    def take_a_third(number: int, reply: Reply) -> None:
+        nonlocal now_us
+        now_us += TURN_US // 3
+        way.told.append((number, reply is not None))
+
+    def take_a_turn() -> None:
+        nonlocal now_us
+        now_us += TURN_US
+
+    way, client = Way(), Bytes(3, take_a_turn)
+    client.dear = True  # so that it is not handled as it comes
+    for number in range(7):
+        way.connection.send([("PING",)], [partial(take_a_third, number)])
+    shared_turns().add(client, now_us)
+
+    way.say(7)
+
+    found = []
+    while len(way.told) < 7:
+        await asyncio.sleep(0)
+        found.append((len(way.told), client.handled))
+    assert found == [(3, 0), (3, 1), (6, 1), (6, 2), (7, 2)]
 
 
 async def test_small_replies() -> None:
@@ -211,7 +245,7 @@ async def test_bytes_after_much_else() -> None:
 )
 async def test_end_with_replies_read(end: Ends) -> None:
     """A reply that was read is handed on, though the connection ends; other calls get none."""
-    way = Way()
+    way = Way(slow=True)
     way.ask(5)
     way.say(3)
 

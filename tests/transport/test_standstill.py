@@ -13,14 +13,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import flood, load
+from benchmarks import flood, load, stepped_redis
 from benchmarks import overload_stepped as stepped
-from ratelimit_service import clock, compiled
+from ratelimit_service import clock, compiled, turns
 from ratelimit_service.health import Health
 from ratelimit_service.model import Hit
 from ratelimit_service.observer import Stats
 from ratelimit_service.stores import NEVER, Done, Store, Wanted, always, judge
-from ratelimit_service.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.skipif(compiled(), reason="its clock cannot be replaced then")
 
@@ -96,12 +95,28 @@ class Slow(Costly):
         self.back_at = stepped.CLOCK.seconds() + seconds
 
 
+class OnRedis(Costly):
+    """Counters in a Redis server; to count a call takes time of the service, and of the server."""
+
+    waits = True
+
+    async def start(self) -> None:
+        await self._store.start()
+
+    def stand_still(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, stepped.Loop)
+        for server in loop.servers:
+            server.stand_still(seconds)
+
+
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
     """The clock of all that the service does."""
     work = Work()
     system = SimpleNamespace(monotonic_ns=work.now_ns, time_ns=work.now_ns)
     monkeypatch.setattr(clock, "time", system)
+    monkeypatch.setattr(turns, "thread_time_ns", work.now_ns)
     monkeypatch.setattr(flood, "time", SimpleNamespace(perf_counter=work.seconds))
     monkeypatch.setattr(stepped, "CLOCK", work)
     monkeypatch.setattr(stepped, "BYTE_US", BYTE_US)
@@ -120,6 +135,8 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
         (Costly, "service", 0.5),
         (Slow, "service", 0.5),
         (Slow, "store", 0.2),
+        (OnRedis, "service", 0.5),
+        (OnRedis, "store", 0.2),
     ],
 )
 @pytest.mark.parametrize("rate", [BEARABLE, TOO_MANY])
@@ -132,9 +149,12 @@ def test_counting_is_whole_again_within_a_second(
     was counted before.
     """
     made: list[Costly] = []
+    all_stats: list[Stats] = []
 
-    def new_store(room: int, stats: Stats, health: Health) -> Costly:
-        made.append(store(MemoryStore(room, stats, health)))
+    def new_store(stats: Stats, health: Health) -> Costly:
+        inner = stepped.on_redis if store is OnRedis else stepped.in_memory
+        made.append(store(inner(stats, health)))
+        all_stats.append(stats)
         return made[-1]
 
     def halt(seconds: float) -> None:
@@ -142,10 +162,10 @@ def test_counting_is_whole_again_within_a_second(
             stepped.stand_still(seconds)
         else:
             (slow,) = made
-            assert isinstance(slow, Slow)
+            assert isinstance(slow, Slow | OnRedis)
             slow.stand_still(seconds)
 
-    monkeypatch.setattr(stepped, "MemoryStore", new_store)
+    monkeypatch.setattr(stepped.CHOSEN, "store", new_store)
     seconds = STOP_AT + stop + BACK_SECONDS + SEEN_SECONDS + flood.SLICE_SECONDS
 
     world = stepped.flooded(CONNECTIONS, rate, seconds, stop, halt)
@@ -159,6 +179,10 @@ def test_counting_is_whole_again_within_a_second(
     else:
         assert 0 < before < STOP_AT * rate
         assert after >= 0.8 * before * SEEN_SECONDS / STOP_AT
+    if store is OnRedis:
+        # The server was found sick, and left alone, if it was the one who stood still.
+        (stats,) = all_stats
+        assert (stats.store_errors["circuit_open"] > 0) == (halts == "store")
 
 
 def counted(world: stepped.World, since: float, seconds: float) -> int:
@@ -183,7 +207,8 @@ def test_many_connections_are_counted_under_overload(
     To visit all connections takes a good part of their callers' time. Nine of ten callers hear in
     time what became of their calls.
     """
-    monkeypatch.setattr(stepped, "MemoryStore", lambda *arguments: Costly(MemoryStore(*arguments)))
+    in_memory = stepped.in_memory
+    monkeypatch.setattr(stepped.CHOSEN, "store", lambda *told: Costly(in_memory(*told)))
     monkeypatch.setattr(stepped, "BYTE_US", 0.0)
     monkeypatch.setattr(stepped, "READ_US", VISIT_US)
     monkeypatch.setattr(stepped, "WRITE_US", VISIT_US)
@@ -197,3 +222,32 @@ def test_many_connections_are_counted_under_overload(
     in_vain = sum(counts[fate][at] for fate in ("cancelled", *flood.LATE) for at in range(5, 10))
     assert counted(world, 0.5, 0.5) >= 0.8 * bearable * 0.5
     assert 10 * in_vain <= sum(counts["offered"][5:10])
+
+
+SLOW = 6.0
+"""So many times longer than usual the server takes, when it is what calls wait for."""
+
+
+@pytest.mark.usefixtures("work")
+@pytest.mark.parametrize("load", [0.5, 2.0, 4.0])
+def test_a_slow_server_counts_what_it_can(monkeypatch: pytest.MonkeyPatch, load: float) -> None:
+    """Of what a server can count that is slower than the service, 80 % are counted in time.
+
+    What it would answer too late it is not asked: a failure policy decides, in time.
+    """
+    monkeypatch.setattr(stepped, "BYTE_US", 0.0)
+    monkeypatch.setattr(stepped.CHOSEN, "slower", SLOW)
+    monkeypatch.setattr(stepped.CHOSEN, "store", stepped.on_redis)
+    # In script calls of two milliseconds, each request being two hits.
+    each_call = (2_000 / SLOW - stepped_redis.CALL_US) / (2 * stepped_redis.HIT_US)
+    bearable = 500 * each_call
+
+    world = stepped.flooded(CONNECTIONS, load * bearable, 0.5)
+
+    assert not world.lost()
+    offered, by_policy = (sum(world.tally.counts[each][1:4]) for each in ("offered", "by_policy"))
+    assert counted(world, 0.1, 0.3) + by_policy == offered
+    if load < 1:
+        assert not by_policy
+    else:
+        assert counted(world, 0.1, 0.3) >= 0.8 * bearable * 0.3

@@ -101,6 +101,10 @@ class Batches:
         """The number of the last script call; it starts at random, so that processes differ."""
         self._in_flight = [0] * RANKS
         """How many script calls have no reply yet, by the lowest rank of what they charge."""
+        self._reply_us = 0
+        """How long calls took lately, from when they were made until their reply was handed on.
+        What has less time left is not sent: it would be counted in vain, and keep others waiting.
+        """
 
     @property
     def idle(self) -> bool:
@@ -205,18 +209,21 @@ class Batches:
                 self._call(connection, calls, [len(calls), rank])
 
     def _next_calls(self, below: int) -> tuple[list[_Call], int]:
-        """Takes from the queue what fits into one call, and drops requests that nobody waits for.
+        """Takes from the queue what fits into one call.
 
-        It takes ranks below that; it returns the lowest of them too. In a cluster there is one call
-        for each slot; all of these are sent at once.
+        Drops requests that nobody waits for, or that cannot be answered in time. It takes ranks
+        below that; it returns the lowest of them too. In a cluster there is one call for each slot;
+        all of these are sent at once.
         """
         calls: dict[int, _Call] = {}
         now, size, full, lowest = elapsed_us(), 0, False, RANKS - 1
+        dropped = False
         for rank, queue in enumerate(self._queues):
             full = full or rank >= below
             while queue:
                 batch = queue[0]
-                if batch.deadline_us <= now:
+                if batch.deadline_us <= now + self._reply_us:
+                    dropped = True
                     queue.popleft()
                     self._fail(batch, range(batch.sent, len(batch.requests)), "overloaded")
                     continue
@@ -234,6 +241,9 @@ class Batches:
                     full = True
                     break
                 queue.popleft()
+        if dropped and not calls and not self.under_way:
+            # If nothing were sent, nothing would show that replies come sooner again.
+            self._reply_us //= 2
         return list(calls.values()), lowest
 
     def _take(self, batch: Batch, calls: dict[int, _Call], now: int, size: int) -> int:
@@ -340,6 +350,7 @@ class Batches:
             found = read(reply, call.requests)
             if found is not None:
                 self._server.answered(connection, found.at_us, call.sent_us)
+                self._learn(elapsed_us() - call.sent_us)
                 if found.damaged:
                     self._damage.note(len(found.damaged), found.damaged[0])
                 each, at_us = iter(found.outcomes), found.at_us
@@ -357,6 +368,11 @@ class Batches:
                 self._fail(batch, indexes, "internal")
         if not self._sending:
             self._send()
+
+    def _learn(self, took_us: int) -> None:
+        """Notes how long a reply took; a hang is forgotten after some replies."""
+        took_us = min(took_us, self._server.timeout_us)
+        self._reply_us += (took_us - self._reply_us) // 4
 
     def _landed(self, under_way: list[int], count: int) -> None:
         """Notes that so many of the calls sent together have a reply, or will have none."""

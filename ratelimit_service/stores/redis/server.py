@@ -102,7 +102,8 @@ class Server:
         self._address = address
         self.name = str(address)
         """How the log calls it."""
-        self._timeout_us = timeout_us
+        self.timeout_us = timeout_us
+        """How long it may take to answer."""
         self._health = health
         self._component = component
         self._process = process
@@ -191,7 +192,7 @@ class Server:
         at least one timeout before `read_us` and still has no reply.
         """
         since_us = self.connection.waiting_since_us if self.connection else None
-        return since_us is not None and read_us - since_us >= self._timeout_us
+        return since_us is not None and read_us - since_us >= self.timeout_us
 
     def missed(self, read_us: int) -> None:
         """Hears that a batch had no answer in time, which counts against a server that is late."""
@@ -202,9 +203,9 @@ class Server:
         if read_us > self._missed_last_us:
             self._missed += 1
             self._missed_last_us = read_us
-        self.degrade(f"is slower than {self._timeout_us / 1000:g} ms")
+        self.degrade(f"is slower than {self.timeout_us / 1000:g} ms")
         lasted_us = read_us - self._missed_first_us
-        if self._missed >= _SICK_AFTER and lasted_us >= self._timeout_us and not self.sick:
+        if self._missed >= _SICK_AFTER and lasted_us >= self.timeout_us and not self.sick:
             log.warning(
                 "Redis at %s is sick: it is left alone until it answers pings", self._address
             )
@@ -218,7 +219,7 @@ class Server:
 
     def answered(self, connection: RedisConnection, at_us: int, sent_us: int) -> None:
         """Notes that it has answered a script call that ran at `at_us` by its clock."""
-        if connection.answered_left_us + self._timeout_us > self._missed_last_us:
+        if connection.answered_left_us + self.timeout_us > self._missed_last_us:
             self._missed = 0  # the server was not found late with this command
         self._learn(at_us, sent_us)
         self._calm_down()
@@ -367,7 +368,7 @@ class Server:
         answered = 0
         while answered < _WELL_AFTER and not connection.lost.done():
             ping = connection.ping()
-            await asyncio.wait([ping], timeout=min(self._timeout_us / 1_000_000, _PING_SECONDS))
+            await asyncio.wait([ping], timeout=min(self.timeout_us / 1_000_000, _PING_SECONDS))
             if not ping.done():
                 await all_read()
             if ping.done():
