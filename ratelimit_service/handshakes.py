@@ -55,8 +55,8 @@ _KEY_UPDATE_BYTES: Final = 5
 class Opener(Protocol):
     """Whoever a connection's bytes are opened for; it calls `Sealed.open_some` in its turns."""
 
-    def open_from(self, sealed: Sealed) -> None:
-        """Both sides have agreed; some bytes may have come already."""
+    def open_from(self, sealed: Sealed, early: bytes) -> None:
+        """Both sides have agreed; `early` was opened already, and more may have come."""
 
     def sealed_received(self, data: bytes) -> None:
         """Bytes have come: takes them in with `Sealed.put`, and asks for a turn."""
@@ -113,9 +113,8 @@ class Handshakes:
                 sealed.give_up()
         if secured is None or guard.lost:
             raise ConnectionResetError("the client has gone")
-        guard.let_through(secured)
         sealed.version = secured.get_extra_info("ssl_object").version()
-        sealed.open_for(opener)
+        sealed.open_for(opener, guard.let_through(secured))
 
     def line_up(self, handshake: Sealed | _Beginning) -> None:
         """Takes in a handshake that can take a step."""
@@ -180,14 +179,14 @@ class _Guard(asyncio.Protocol):
         self._early: list[bytes] = []
         self.lost = False
 
-    def let_through(self, transport: asyncio.Transport) -> None:
-        """The connection is made."""
+    def let_through(self, transport: asyncio.Transport) -> bytes:
+        """The connection is made; returns what the client has said already."""
         self._through = True
         transport.set_protocol(self._protocol)
         self._protocol.connection_made(transport)
-        for data in self._early:
-            self._protocol.data_received(data)
+        early = b"".join(self._early)
         self._early.clear()
+        return early
 
     def data_received(self, data: bytes) -> None:
         """Called by TLS: the end of the handshake may bring the client's first bytes with it."""
@@ -278,14 +277,17 @@ class Sealed(asyncio.Protocol):
         self._given_up = True
         self._forget()
 
-    def open_for(self, opener: Opener) -> None:
-        """The handshake is done: from now on `opener` says when records are opened."""
+    def open_for(self, opener: Opener, early: bytes) -> None:
+        """The handshake is done: from now on `opener` says when records are opened.
+
+        `early` was opened already.
+        """
         if self._lost:
             return
         self._opener = opener
         if self._paused:
             self.resume_reading()
-        opener.open_from(self)
+        opener.open_from(self, early)
 
     def _line_up(self) -> None:
         if (self.ready or self._lost) and self._begun and not self._waiting:

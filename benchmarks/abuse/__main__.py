@@ -62,6 +62,9 @@ COUNTED_BYTES = 16 << 20
 at most), remembered plans and series. All of these are bounded, but not by one attack of some
 seconds."""
 
+LIST_BYTES = 262_144
+"""What a list of requests over HTTP takes until its answers are read."""
+
 
 def budget_bytes(attack: Attack, processes: int) -> int:
     """What an attack may make the service keep: the budgets of docs/operations.md, and a page.
@@ -72,7 +75,7 @@ def budget_bytes(attack: Attack, processes: int) -> int:
     held = min(attack.connections * HELD_BYTES, processes * ALL_HELD_BYTES)
     unhandled = attack.connections * 2 * INBOX_BYTES
     page = MAX_PAGE_BYTES if attack.page else 0
-    return held * 5 // 4 + unhandled + COUNTED_BYTES + page
+    return held * 5 // 4 + unhandled + COUNTED_BYTES + page + attack.lists * LIST_BYTES
 
 
 class Phase(NamedTuple):

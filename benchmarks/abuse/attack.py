@@ -36,6 +36,8 @@ class Attack(NamedTuple):
     """Whether every connection must be ended."""
     page: bool = False
     """Whether a page of metrics is asked for."""
+    lists: int = 0
+    """How many lists of answers over HTTP it does not read."""
 
 
 ATTACKS: dict[str, Attack] = {}
@@ -51,11 +53,12 @@ def attack(
     kept: bool = False,
     ends: bool = False,
     page: bool = False,
+    lists: int = 0,
 ) -> Callable[[Act], Act]:
     """Puts a function into the table."""
 
     def put(act: Act) -> Act:
-        ATTACKS[name] = Attack(act, seconds, flags, connections, kept, ends, page)
+        ATTACKS[name] = Attack(act, seconds, flags, connections, kept, ends, page, lists)
         return act
 
     return put

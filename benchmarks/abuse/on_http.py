@@ -118,3 +118,37 @@ async def detailed_metric(aim: Aim) -> None:
     aim.findings.append(f"a page of {page.taken / 1e6:.1f} MB")
     if page.taken > MAX_PAGE_BYTES:
         aim.faults.append("a page without bound")
+
+
+@attack("100 connections that ask for a long /metrics at once, each second", page=True)
+async def pages_together(aim: Aim) -> None:
+    wire = await settled(aim)
+    values = [request(Descriptor((Entry("detail", f"{at}"),))) for at in range(8_000)]
+    for at in range(0, len(values), 500):
+        wire.write(b"".join(call(wire.next_stream(), each) for each in values[at : at + 500]))
+        until = wire.answered + 500
+        await aim.until_true(lambda until=until: wire.answered >= until)
+    wires = [await aim.raw(http=True) for _ in range(100)]
+    async for _ in aim.due(1):
+        for each in wires:
+            each.write(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    aim.findings.append(f"{sum(each.taken for each in wires) / 1e6:.1f} MB taken")
+
+
+@attack(
+    "100 connections with a /json of 3,000 descriptors, answers not read",
+    connections=0,
+    lists=100,
+)
+async def unread_answers(aim: Aim) -> None:
+    descriptors = ",".join(
+        f'{{"entries":[{{"key":"detail","value":"{at}"}}]}}' for at in range(200)
+    )
+    asked = f'{{"domain":"bench","descriptors":[{descriptors}]}}'
+    content = f"[{','.join([asked] * 14)}]".encode()
+    assert len(content) < 1 << 17
+    for _ in range(100):
+        wire = await aim.raw(http=True)
+        wire.deafen()
+        wire.write(post(len(content), content))
+    await aim.rest()

@@ -83,6 +83,11 @@ class Wire(asyncio.Protocol):
         """Waits while the server reads too slowly for more."""
         await self._free.wait()
 
+    def deafen(self) -> None:
+        """Reads no more."""
+        if self.open:
+            self._transport.pause_reading()  # type: ignore[attr-defined]
+
     def abort(self) -> None:
         """Closes it at once; that was not the server."""
         self.ended = "by the attacker"

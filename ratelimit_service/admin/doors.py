@@ -16,6 +16,7 @@ from math import inf
 
 from ratelimit_service.admin.faults import faults_log
 from ratelimit_service.clock import elapsed_us
+from ratelimit_service.handshakes import Sealed
 from ratelimit_service.turns import shared_turns
 
 __all__ = ["BODY_SECONDS", "MOST", "MOST_OF_PEER", "WRITE_SECONDS", "Doors"]
@@ -86,7 +87,7 @@ class Doors:
     def __len__(self) -> int:
         return len(self._open)
 
-    def door(self) -> asyncio.Protocol:
+    def door(self) -> _Door:
         """The protocol of the next connection."""
         return _Door(self, self._make())
 
@@ -219,8 +220,10 @@ class _Door(asyncio.Protocol):
     def __init__(self, doors: Doors, inner: asyncio.Protocol) -> None:
         self._doors = doors
         self._loop = asyncio.get_running_loop()
-        self._inbox = b""
-        """What was read and is not handed on yet."""
+        self._inbox, self._at = b"", 0
+        """What was read, and how much of it was handed on."""
+        self._sealed: Sealed | None = None
+        """What is to be opened before, if the client speaks TLS."""
         self._waiting = False
         """Whether it stands in line for a turn."""
         self._held = False
@@ -249,7 +252,20 @@ class _Door(asyncio.Protocol):
             self.idle = False
             self.deadline = self._loop.time() + HEAD_SECONDS
         if self._let_in:
-            self._inbox += data
+            self._inbox, self._at = self._inbox[self._at :] + data, 0
+            self._ask_for_turn()
+
+    def open_from(self, sealed: Sealed, early: bytes) -> None:
+        """From now on what comes is opened in turns as well; `early` was opened already."""
+        self._sealed = sealed
+        if early:
+            self.data_received(early)
+        self._ask_for_turn()
+
+    def sealed_received(self, data: bytes) -> None:
+        """Bytes have come that TLS has to open."""
+        if self._sealed is not None:
+            self._sealed.put(elapsed_us(), data)
             self._ask_for_turn()
 
     def hold(self, *, held: bool) -> None:
@@ -259,29 +275,38 @@ class _Door(asyncio.Protocol):
 
     def _ask_for_turn(self) -> None:
         """Stands in line if there is anything to hand on; reads if there is room for more."""
-        if self._inbox and not self._held and not self._waiting:
+        sealed = self._sealed
+        full = bool(self._inbox) or (sealed is not None and sealed.ready)
+        if full and not self._held and not self._waiting:
             self._waiting = True
             self._doors.line_up(self)
-        reading = not self._inbox and not self._held
+        reading = not full and not self._held
         if reading != self._reading and not self._gone:
             self._reading = reading
+            source = self.transport if sealed is None else sealed
             if reading:
-                self.transport.resume_reading()
+                source.resume_reading()
             else:
-                self.transport.pause_reading()
+                source.pause_reading()
 
     def hand_on(self) -> int:
-        """Hands a piece on; returns its size.
+        """Hands a piece on, or opens some records; returns how many bytes that were.
 
         Reads on, or asks for the next turn, once aiohttp's tasks have done what follows from the
         piece. So a client that ends its side after its request still gets what can be answered at
         once.
         """
-        piece, self._inbox = self._inbox[:_PIECE_BYTES], self._inbox[_PIECE_BYTES:]
         self._waiting = False
         self._loop.call_soon(self._ask_for_turn)
-        if piece and not self._gone:
-            self.inner.data_received(piece)
+        if self._gone:
+            return 0
+        if not self._inbox and self._sealed is not None:
+            return self._sealed.open_some()[1]
+        piece = self._inbox[self._at : self._at + _PIECE_BYTES]
+        self._at += len(piece)
+        if self._at == len(self._inbox):
+            self._inbox, self._at = b"", 0
+        self.inner.data_received(piece)
         return len(piece)
 
     def eof_received(self) -> bool | None:
@@ -295,7 +320,7 @@ class _Door(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone = True
-        self._inbox = b""
+        self._inbox, self._at, self._sealed = b"", 0, None
         self._doors.lost(self)
         if self._let_in:
             self.inner.connection_lost(exc)

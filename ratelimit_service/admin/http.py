@@ -24,7 +24,7 @@ from ratelimit_service.observer import Stats
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service import CALLER_HEADERS, Answer, CallOrigin, Refusal
 from ratelimit_service.settings import Settings
-from ratelimit_service.slices import stepwise
+from ratelimit_service.slices import pause, stepwise
 from ratelimit_service.wire import decode_decision
 from ratelimit_service.wire.json import decision_to_json, requests_from_json
 
@@ -92,7 +92,7 @@ class HttpPort(Port):
         router.add_get("/processes", self._show_processes)
         router.add_route("*", "/{tail:.*}", self._not_found)
 
-    async def _json(self, request: web.Request) -> web.Response:
+    async def _json(self, request: web.Request) -> web.StreamResponse:
         """One decision: 200 OK, 429 over limit, 400 a bad request, 503 the policy `error`.
 
         Or a list of them: 200, whatever becomes of each.
@@ -119,7 +119,10 @@ class HttpPort(Port):
         wanted = self._settings.otel_traces or self._settings.decision_log
         origins = [_caller(request)] * len(batch.requests) if wanted else None
         answers = await self._decide(batch.requests, origins=origins)
-        return await (_all_told(answers) if batch.listed else _told(answers[0]))
+        await pause()
+        if batch.listed:
+            return await streamed(request, "application/json", _all_told(answers))
+        return await _told(answers[0])
 
     async def _healthcheck(self, _: web.Request) -> web.Response:
         """200 while requests are answered, also degraded; 500 before and after."""
@@ -174,17 +177,17 @@ async def _told(answer: Answer) -> web.Response:
     )
 
 
-async def _all_told(answers: Sequence[Answer]) -> web.Response:
+async def _all_told(answers: Sequence[Answer]) -> AsyncIterator[bytes]:
     """A list, in the order of the requests. What was refused says so in its place."""
-    parts = []
+    mark = b"["
     for answer in answers:
         if isinstance(answer, Refusal):
             refusal = {"code": answer.code.name, "message": answer.message}
-            parts.append(json.dumps({"error": refusal}).encode())
+            yield mark + json.dumps({"error": refusal}).encode()
         else:
-            parts.append(await stepwise(decision_to_json(answer)))
-        await asyncio.sleep(0)
-    return web.Response(body=b"[" + b", ".join(parts) + b"]", content_type="application/json")
+            yield mark + await stepwise(decision_to_json(answer))
+        mark = b", "
+    yield b"]" if answers else b"[]"
 
 
 def _headers(decision: Decision) -> dict[str, str]:

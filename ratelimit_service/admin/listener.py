@@ -22,6 +22,7 @@ from ratelimit_service.admin.routes.registry import routes
 from ratelimit_service.admin.session import COOKIE, Session
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.service.questions import QuestionError
+from ratelimit_service.slices import pause
 
 __all__ = ["AdminListener"]
 
@@ -74,6 +75,7 @@ class AdminListener(Port):
             return _failed(_HTTP_STATUS.get(error.code, 500), str(error))
         if isinstance(found, web.StreamResponse):
             return found
+        await pause()  # many may have been answered at once
         return _written(200, found.text) if isinstance(found, Written) else _json(200, found)
 
     async def _page(self, request: web.Request) -> web.Response:

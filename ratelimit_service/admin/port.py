@@ -19,7 +19,6 @@ from aiohttp import web
 
 from ratelimit_service.accepting import Acceptor, Guests
 from ratelimit_service.admin.doors import (
-    CLOSE_SECONDS,
     HEAD_SECONDS,
     MOST,
     MOST_OF_PEER,
@@ -28,6 +27,9 @@ from ratelimit_service.admin.doors import (
 )
 from ratelimit_service.admin.faults import faults_log
 from ratelimit_service.admin.origin import is_ours
+from ratelimit_service.handshakes import Handshakes
+from ratelimit_service.slices import pause, stand_in_line
+from ratelimit_service.turns import shared_turns
 
 __all__ = ["SAFE_HEADERS", "Certificate", "Port", "refused", "shown", "streamed"]
 
@@ -108,6 +110,7 @@ class Port:
         assert make is not None  # noqa: S101 -- it was just set up
         self.doors = Doors(make, self._closed)
         self.doors.watch()
+        self._handshakes = Handshakes(shared_turns())
         self._sockets = sockets
         self._acceptor = Acceptor(asyncio.get_running_loop(), sockets, self._accepted)
         self._acceptor.start()
@@ -147,14 +150,13 @@ class Port:
 
     async def _greet(self, connection: socket.socket, peer: str) -> None:
         """Hands a connection to a door, after its TLS handshake where there is one."""
+        door, context = self.doors.door(), self._context
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                self.doors.door,
-                connection,
-                ssl=self._context,
-                ssl_handshake_timeout=HEAD_SECONDS if self._context else None,
-                ssl_shutdown_timeout=CLOSE_SECONDS if self._context else None,
-            )
+            if context is None:
+                loop = asyncio.get_running_loop()
+                await loop.connect_accepted_socket(lambda: door, connection)
+            else:
+                await self._handshakes.agreed(connection, door, door, context, HEAD_SECONDS)
         except OSError as error:  # its client has gone, is too slow, or speaks no TLS
             log.debug("a connection to the HTTP port failed: %s", error)
             self._closed["handshake"] += 1
@@ -170,6 +172,7 @@ class Port:
     ) -> web.StreamResponse:
         """Lets in who names this service; tells the door when a request begins and ends."""
         self.doors.begin(request.protocol)
+        stand_in_line()
         try:
             await self.doors.turn()
             host = request.headers.get("Host", "")
@@ -198,6 +201,7 @@ async def streamed(
         async for part in parts:
             async with asyncio.timeout(WRITE_SECONDS):
                 await response.write(part)
+            await pause()  # many readers may have become ready at once
         async with asyncio.timeout(WRITE_SECONDS):
             await response.write_eof()
     except TimeoutError as error:

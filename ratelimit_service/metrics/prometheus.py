@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -19,7 +18,7 @@ from prometheus_client.registry import Collector
 from ratelimit_service.metrics.catalogue import CATALOGUE, Metric, MetricKind, Sample
 from ratelimit_service.metrics.reading import Sources
 from ratelimit_service.observer import LATENCY_BOUNDS_US, Histogram
-from ratelimit_service.slices import SLICE
+from ratelimit_service.slices import SLICE, pause
 
 __all__ = ["Metrics"]
 
@@ -60,7 +59,7 @@ class Metrics:
 
     async def _pages(self, encode: Callable[[Collector], bytes]) -> AsyncIterator[bytes]:
         reading = await self._sources.read()
-        await asyncio.sleep(0)
+        await pause()
         page = encode(_Families(list(self._process.collect())))
         end = _END if page.endswith(_END) else b""
         yield page.removesuffix(_END)
@@ -76,11 +75,11 @@ class Metrics:
                     page = b"".join(line for line in lines if not line.startswith(b"#"))
                 begun = True
                 yield page.removesuffix(_END)
-                await asyncio.sleep(0)
+                await pause()
         while reading.series or reading.limited:  # in slices, because all at once takes too long
             del reading.series[-SLICE:]
             del reading.limited[-SLICE:]
-            await asyncio.sleep(0)
+            await pause()
         yield end
 
     def collect(self) -> Iterator[Family]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from itertools import islice
@@ -20,7 +19,7 @@ from ratelimit_service.metrics.reference import (
 )
 from ratelimit_service.observer import LATENCY_BOUNDS_US, Histogram
 from ratelimit_service.settings import Settings
-from ratelimit_service.slices import SLICE, slowly
+from ratelimit_service.slices import SLICE, pause, slowly
 
 __all__ = ["exports"]
 
@@ -103,7 +102,7 @@ async def _family(name: str, kind: str, lines: Iterable[str]) -> AsyncIterator[b
     while some := list(islice(rest, SLICE)):
         yield (head + "".join(some)).encode()
         head = ""
-        await asyncio.sleep(0)
+        await pause()
 
 
 def _labels(names: tuple[str, ...]) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from itertools import islice
@@ -11,7 +10,7 @@ from ratelimit_service.metrics.exporter import Page
 from ratelimit_service.metrics.reading import Reading
 from ratelimit_service.metrics.reference import RESPONSE_TIME, totals
 from ratelimit_service.settings import Settings
-from ratelimit_service.slices import SLICE
+from ratelimit_service.slices import SLICE, pause
 
 __all__ = ["exports"]
 
@@ -37,7 +36,7 @@ async def _text(reading: Reading) -> AsyncIterator[bytes]:
     rest = iter(await _numbers(reading))
     while some := list(islice(rest, SLICE)):
         yield "".join(f"{name}: {number}\n" for name, number in some).encode()
-        await asyncio.sleep(0)
+        await pause()
 
 
 async def _json(reading: Reading) -> AsyncIterator[bytes]:
@@ -47,5 +46,5 @@ async def _json(reading: Reading) -> AsyncIterator[bytes]:
     while some := dict(islice(rest, SLICE)):
         yield mark + json.dumps(some)[1:-1].encode()
         mark = b", "
-        await asyncio.sleep(0)
+        await pause()
     yield b"}\n"

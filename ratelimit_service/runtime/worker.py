@@ -41,7 +41,7 @@ from ratelimit_service.runtime.process import collect, run, spare_the_old
 from ratelimit_service.service import CallOrigin, Refusal
 from ratelimit_service.service.questions import Deciding, answered
 from ratelimit_service.settings import Settings
-from ratelimit_service.slices import stepwise
+from ratelimit_service.slices import stand_in_line, stepwise
 from ratelimit_service.transport.h2 import H2Server
 from ratelimit_service.transport.tls import TLS
 
@@ -277,6 +277,7 @@ class _Worker:
             self._channel.send(MessageKind.DECIDED, number + bytes([code]) + said)
 
     async def _tell_answer(self, number: bytes, question: bytes) -> None:
+        stand_in_line()
         if self._deciding is not None:
             self._channel.send(MessageKind.TOLD, number + await answered(self._deciding, question))
 

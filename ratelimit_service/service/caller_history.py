@@ -29,6 +29,7 @@ from ratelimit_service.limiter.callers import MOST_RULES, room_for
 from ratelimit_service.model import SECOND_US
 from ratelimit_service.rules.texts import limit_text
 from ratelimit_service.sketches import TopNames
+from ratelimit_service.slices import pause
 from ratelimit_service.stores.keys import entries_of
 
 __all__ = [
@@ -272,7 +273,7 @@ class CallerHistory:
                 found = _converted(noted, rule.domain, bodies)
                 for stretch in now:
                     stretch.add((rule.domain, rule.path), found)
-                await asyncio.sleep(0)
+                await pause()
 
     def number(self, period: Period) -> int:
         """The number of the stretch of now."""
@@ -285,7 +286,7 @@ class CallerHistory:
         for each, stretch in list(self._stretches[period].items()):
             if 0 <= number - each <= period.whole:
                 found.merge(stretch)
-                await asyncio.sleep(0)
+                await pause()
         return found
 
     async def elsewhere(self, period: Period, known: Collection[str]) -> tuple[Stretch, set[str]]:
@@ -304,7 +305,7 @@ class CallerHistory:
                     except (ValueError, TypeError, KeyError, AttributeError):
                         continue  # of another version
                     processes.add(process)
-                    await asyncio.sleep(0)
+                    await pause()
         return found, processes
 
     def _stretches_of_now(self) -> list[Stretch]:
@@ -332,7 +333,7 @@ async def _record(stretch: Stretch) -> bytes:
         if rows <= 1:
             return b"[]"
         rows //= 2
-        await asyncio.sleep(0)
+        await pause()
 
 
 def _converted(

@@ -7,9 +7,7 @@ import gc
 import gzip
 import json
 import socket
-from collections import Counter
 from collections.abc import AsyncIterator
-from itertools import pairwise
 from math import inf
 from pathlib import Path
 
@@ -312,6 +310,27 @@ async def test_connections_are_bounded_in_all(site: Site, monkeypatch: pytest.Mo
     assert await busy.status() == 400
 
 
+async def test_unread_list(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of answers is written one after the other: who does not read is cut off."""
+    monkeypatch.setattr("ratelimit_service.admin.port.WRITE_SECONDS", 0.05)
+    made: list[bytes] = []
+
+    async def endless(_: object) -> AsyncIterator[bytes]:
+        while True:
+            made.append(b"x" * 65_536)
+            yield made[-1]
+
+    monkeypatch.setattr("ratelimit_service.admin.http._all_told", endless)
+    caller = await Caller.of(site)
+    body = json.dumps([REQUEST]).encode()
+    length = f"Content-Length: {len(body)}"
+    await caller.send("POST /json HTTP/1.1", "Host: a", TYPED, length, "", body=body)
+
+    await until_open(site, 0)
+    assert len(made) < 200
+    caller.close()
+
+
 async def test_aborted_bodies_leave_nothing(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     """Who hangs up within a body leaves nothing in memory, even if no garbage is collected."""
 
@@ -365,115 +384,6 @@ async def test_odd_requests(site: Site, lines: list[str], caplog: pytest.LogCapt
     caller.close()
 
 
-class Wire(asyncio.Transport):
-    """The way to a client that says nothing."""
-
-    def is_closing(self) -> bool:
-        return False
-
-    def abort(self) -> None:
-        ABORTED.append(self)
-
-
-ABORTED: list[Wire] = []
-
-
-async def test_many_late_connections() -> None:
-    """Connections that become late at the same moment are not ended in the same turn."""
-    closed: Counter[str] = Counter()
-    all_doors = doors.Doors(asyncio.Protocol, closed)
-    ABORTED.clear()
-    for _ in range(100):
-        all_doors.door().connection_made(Wire())
-
-    all_doors.look(asyncio.get_running_loop().time() + doors.HEAD_SECONDS)
-
-    seen = [len(ABORTED)]
-    while seen[-1] < 100:
-        await asyncio.sleep(0)
-        seen.append(len(ABORTED))
-    assert max(after - before for before, after in pairwise([0, *seen])) <= 8
-    assert closed["slow"] == 100
-    assert len(all_doors) == 0
-
-
-class Heard(asyncio.Protocol):
-    """What is behind a door: takes what it is handed."""
-
-    def __init__(self) -> None:
-        self.pieces: list[bytes] = []
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self.pieces.append(data)
-
-
-class Read(Wire):
-    """The way to a client, and whether it is read from."""
-
-    reads = True
-
-    def pause_reading(self) -> None:
-        self.reads = False
-
-    def resume_reading(self) -> None:
-        self.reads = True
-
-
-async def test_what_was_read_is_handed_on_in_pieces() -> None:
-    """Each turn hands on one piece, of one after the other; meanwhile nothing more is read."""
-    inner = [Heard(), Heard()]
-    all_doors = doors.Doors(iter(inner).__next__, Counter())
-    flood, other = all_doors.door(), all_doors.door()
-    wire = Read()
-    flood.connection_made(wire)
-    other.connection_made(Read())
-    data = bytes(range(256)) * 400
-
-    flood.data_received(data)
-    for _ in range(4):
-        await asyncio.sleep(0)
-    before = len(inner[0].pieces)
-    other.data_received(b"GET")
-    assert not wire.reads
-    seen = [before]
-    while sum(map(len, inner[0].pieces)) < len(data):
-        await asyncio.sleep(0)
-        seen.append(len(inner[0].pieces))
-        if seen[-1] > before + 2:
-            assert inner[1].pieces == [b"GET"]
-
-    assert b"".join(inner[0].pieces) == data
-    assert {len(piece) for piece in inner[0].pieces} == {1_024}
-    assert max(after - earlier for earlier, after in pairwise(seen)) == 1
-    async with asyncio.timeout(30):
-        while not wire.reads:
-            await asyncio.sleep(0)
-
-
-async def test_who_wants_no_more_gets_no_more() -> None:
-    """A piece waits until what is behind the door wants it; then all of it comes."""
-    inner = Heard()
-    door = doors.Doors(lambda: inner, Counter()).door()
-    wire = Read()
-    door.connection_made(wire)
-    data = bytes(10_000)
-
-    inner.transport.pause_reading()
-    door.data_received(data)
-    for _ in range(8):
-        await asyncio.sleep(0)
-    assert (inner.pieces, wire.reads) == ([], False)
-
-    inner.transport.resume_reading()
-    async with asyncio.timeout(30):
-        while not wire.reads:
-            await asyncio.sleep(0)
-    assert b"".join(inner.pieces) == data
-
-
 async def test_bodies_in_chunks_of_one_byte(site: Site) -> None:
     """However its body comes a request is answered; so are all that were sent at once, in order."""
     caller, several = await Caller.of(site), await Caller.of(site)
@@ -495,26 +405,3 @@ async def test_client_that_ends_its_side(site: Site) -> None:
 
     assert await caller.status() == 200
     assert await caller.ended()
-
-
-async def test_requests_are_answered_one_after_the_other() -> None:
-    """However many come at once, about one begins in each round of the loop; none waits alone."""
-    all_doors = doors.Doors(asyncio.Protocol, Counter())
-    begun: list[int] = []
-
-    async def request(number: int) -> None:
-        await all_doors.turn()
-        begun.append(number)
-
-    await request(-1)
-    tasks = [asyncio.create_task(request(number)) for number in range(50)]
-    tasks.append(asyncio.create_task(all_doors.turn()))
-    seen = [len(begun)]
-    tasks[7].cancel()
-    while len(begun) < 50:
-        await asyncio.sleep(0)
-        seen.append(len(begun))
-
-    assert begun == [-1, *range(7), *range(8, 50)]
-    assert max(after - before for before, after in pairwise(seen)) <= 2
-    await tasks[-1]

@@ -19,6 +19,7 @@ from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.model import SECOND_US, FailurePolicy
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Store
+from ratelimit_service.transport.tls import TLS
 from tests.servers.service import HTTPAnswer, http
 from tests.service.asking import Asking, Away
 from tests.service.overriding import BAN, override
@@ -49,10 +50,10 @@ class Site:
             lambda: {"pid": 7},
         )
 
-    async def start(self) -> None:
+    async def start(self, tls: TLS | None = None) -> None:
         sockets = listening.listen("127.0.0.1:0", "HTTP")
         self.port = listening.port_of(sockets)
-        await self.admin.start(sockets)
+        await self.admin.start(sockets, tls)
 
     async def ask(self, path: str, body: object = None, **headers: str) -> HTTPAnswer:
         url = f"http://127.0.0.1:{self.port}{path}"

@@ -6,13 +6,13 @@ About `window` (`minute` or `hour`), and `domain` and `rule` where only these ar
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Final
 
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.service.caller_history import WINDOWS
 from ratelimit_service.service.questions.question import About, Deciding, Question, QuestionError
+from ratelimit_service.slices import pause
 
 __all__ = ["QUESTION"]
 
@@ -37,7 +37,7 @@ async def _told(deciding: Deciding, about: About) -> object:
     parts = []
     for part in found.told(str(about.get("domain", "")), str(about.get("rule", "")), _MOST):
         parts.append(part)
-        await asyncio.sleep(0)
+        await pause()
     return {"processes": sorted(processes), "left_out": found.left_out, "rules": parts}
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from ratelimit_service.service.decision_line import Circumstances, line_of
 from ratelimit_service.service.questions.question import About, Deciding, Question
+from ratelimit_service.slices import pause
 
 __all__ = ["QUESTION"]
 
@@ -19,7 +18,7 @@ async def _told(deciding: Deciding, _: About) -> object:
         lines.append(
             line_of(record, at_us, circumstances=Circumstances(caller, "", "", store, shard))
         )
-        await asyncio.sleep(0)
+        await pause()
     return lines
 
 

@@ -165,10 +165,13 @@ class Http2Protocol(asyncio.Protocol):
             self._waiting = True
             self._turns.add(self, now_us)
 
-    def open_from(self, sealed: Sealed) -> None:
+    def open_from(self, sealed: Sealed, early: bytes) -> None:
         """Called once both sides have agreed on TLS: from now on this opens what comes."""
         self._sealed = self._reading = sealed
-        self._ask_for_turn()
+        if early:
+            self.data_received(early)
+        else:
+            self._ask_for_turn()
 
     def sealed_received(self, data: bytes) -> None:
         """Called for what is read from a client that speaks TLS: takes it in, to be opened."""
