@@ -146,8 +146,7 @@ class Beside:
         self._noted_seconds = 0.0
 
     def callers(self, on: bool) -> None:
-        callers = self._callers if on else None
-        self.service.callers = self.service._answering.callers = callers  # noqa: SLF001
+        self.service.callers = self._callers if on else None
 
     def log(self, on: bool) -> None:
         self.service.telling.listeners = (self.feed,) if on else ()

@@ -9,7 +9,7 @@ from ratelimit_service.limiter.overrides import DomainOverrides, Ruling, ruling_
 from ratelimit_service.limiter.plan import LEASE_BYTES, Planner, PlanTemplate, unasked
 from ratelimit_service.limiter.queueing import queue_of
 from ratelimit_service.limiter.steer import SteeredPlans, grant_end, steer
-from ratelimit_service.limiter.tally import tally, tally_plain, tally_within
+from ratelimit_service.limiter.tally import look, look_at_kept, tally, tally_plain, tally_within
 
 __all__ = [
     "LEASE_BYTES",
@@ -31,6 +31,8 @@ __all__ = [
     "answer",
     "grant_end",
     "ground_of",
+    "look",
+    "look_at_kept",
     "plain",
     "queue_of",
     "ruling_of",

@@ -2,16 +2,18 @@
 
 The hot path adds to it. Somebody takes what was added every few seconds, so all of this is of a
 short stretch of time. Of such a stretch the first outcomes that are over or near are all looked at,
-and the first requests. What comes beyond is a sample, in which each stands for those that were
-passed over: it costs too much to look at everything under load. What must not live here: what is
-made of it, and for how long it is kept (`service.limited`).
+and the first requests. What comes beyond is a sample of requests, in which each stands for those
+that were passed over: it costs too much to look at everything under load. Requests of the sample
+are kept, and looked at many at a time: alone each would take five times as long, as the processor
+has forgotten how. What must not live here: what is made of it, and for how long it is kept
+(`service.caller_history`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from random import random
-from typing import Final
+from typing import Final, NamedTuple
 
 from ratelimit_service.limiter.compiled import Plan
 from ratelimit_service.model import Limit, Outcome
@@ -19,7 +21,15 @@ from ratelimit_service.rules.tree import Rule
 from ratelimit_service.sketches import TopNames
 from ratelimit_service.stores.keys import is_digest
 
-__all__ = ["MOST_CALLERS", "MOST_RULES", "RuleCallers", "Seen", "TopCallers", "room_for"]
+__all__ = [
+    "MOST_CALLERS",
+    "MOST_RULES",
+    "RuleCallers",
+    "Sampled",
+    "Seen",
+    "TopCallers",
+    "room_for",
+]
 
 MOST_CALLERS: Final = 32
 """For each rule so many callers of each kind are told for certain."""
@@ -39,6 +49,13 @@ _MOST_BYTES: Final = 1 << 20
 
 _EXACT: Final = 2_000
 """So many outcomes that are over or near, and so many requests, are looked at before it samples."""
+
+_LARGE: Final = 8
+"""A request counts once more for each so many descriptors."""
+
+_KEPT: Final = 32
+_KEPT_BYTES: Final = 1_024
+"""So many requests of the sample are kept before they are looked at, and none that is longer."""
 
 _GAP: Final = 128
 """From then on one of so many, on average."""
@@ -61,6 +78,18 @@ class Seen:
         self.limit = limit
         self.capacity = capacity
         self.remaining = remaining
+
+
+class Sampled(NamedTuple):
+    """A request of the sample, which stands for so many (`weight`).
+
+    Without `outcomes` nothing more is to be told of what was over or near in it.
+    """
+
+    body: bytes
+    plans: Sequence[Plan]
+    outcomes: Sequence[Outcome | None]
+    weight: int
 
 
 class RuleCallers:
@@ -91,31 +120,34 @@ class TopCallers:
         self.rules: dict[Rule, RuleCallers] = {}
         self.left_out = 0
         """Hits that were not looked at, since there was no room for their rules."""
-        self.skip = 0
-        """So many outcomes that are over or near are passed over: who has one takes one off, and
-        tells it if that is below 0."""
+        self.outcomes = _EXACT
+        """While it is above 0, or each request is of the sample, each outcome that is over or near
+        is told when it is tallied. Then only those are that stand in requests of the sample."""
         self.until = 0
-        """So many requests are passed over, in the same way."""
+        """So many requests are passed over: who has one takes one off, and keeps it for the sample
+        if that is below 0."""
+        self.weight = 1
+        """The next request of the sample stands for so many."""
+        self.kept: list[Sampled] = []
+        """Requests of the sample that nobody has looked at yet (`look_at_kept`)."""
         self.unnamed: set[bytes] = set()
         """Keys of the batch at hand that do not tell what they count, since they are digests."""
         self.bodies: dict[bytes, tuple[bytes, int]] = {}
         """For these a request that charges them, and the place of its descriptor."""
         self._bytes = 0
-        self._outcomes = self._requests = _EXACT
+        self._requests = _EXACT
         """So many are still to be looked at one by one."""
-        self._outcome_weight = self._request_weight = 1
-        """The next one that is looked at stands for so many."""
         self._most = MOST_CALLERS
 
     def clear(self) -> None:
         """Begins another stretch of time, with nobody in it."""
         self.rules, self.bodies, self.left_out = {}, {}, 0
         self._bytes, self._most = 0, MOST_CALLERS
-        self._outcomes = self._requests = _EXACT
+        self.outcomes = self._requests = _EXACT
 
     def over(self, planned: Plan, limit: Limit, capacity: int, hits: int) -> None:
-        """Adds hits that were over their limit, if `skip` is below 0."""
-        hits *= self._next_outcome()
+        """Adds hits that were over their limit."""
+        self.outcomes -= 1
         found = self._of(planned.declared, hits)
         if found is not None:
             key = planned.hits[0][0]
@@ -125,8 +157,8 @@ class TopCallers:
                 self._note(found, key, Seen(limit, capacity, 0))
 
     def near(self, planned: Plan, limit: Limit, capacity: int, hits: int, remaining: int) -> None:
-        """Adds hits that passed, but were near their limit, if `skip` is below 0."""
-        hits *= self._next_outcome()
+        """Adds hits that passed, but were near their limit."""
+        self.outcomes -= 1
         found = self._of(planned.declared, hits)
         if found is not None:
             key = planned.hits[0][0]
@@ -137,26 +169,16 @@ class TopCallers:
             elif remaining < seen.remaining or seen.remaining < 0:
                 seen.remaining = remaining
 
-    def near_within(self, plans: Sequence[Plan], outcomes: Sequence[Outcome], seen: int) -> None:
-        """Adds those of a request of usual descriptors that are near, if it is their turn.
+    def keep(self, body: bytes, plans: Sequence[Plan], outcomes: Sequence[Outcome | None]) -> bool:
+        """Keeps a request of the sample; says whether those that are kept are to be looked at.
 
-        So many were `seen`, and are already taken off what is passed over.
+        It has no `outcomes` if each that was over or near has been told already.
         """
-        turn, number = self.skip + seen, 0
-        for place, planned in enumerate(plans):
-            rule, addend, _, met = planned
-            remaining = outcomes[place].remaining
-            if met.tally is not None and remaining < rule.near_remaining:
-                if number == turn:
-                    limit, near = rule.limits[0], rule.near_remaining - remaining
-                    self.near(planned, limit.limit, limit.spec.limit, min(addend, near), remaining)
-                    turn += 1 + self.skip
-                number += 1
-        self.skip = turn - seen
+        self.kept.append(Sampled(body, plans, outcomes, self.weight))
+        return len(self.kept) >= _KEPT or len(body) > _KEPT_BYTES
 
-    def sample(self, plans: Sequence[Plan]) -> int:
-        """Adds a request of the sample; returns how far it is to the next one."""
-        weight = self._request_weight
+    def busy(self, plans: Sequence[Plan], weight: int) -> None:
+        """Adds all hits of a request that stands for so many."""
         for rule, addend, charged, met in plans:
             if charged and not charged[0].refund:
                 hits = addend * weight
@@ -167,12 +189,21 @@ class TopCallers:
                     if key not in found.notes:
                         limit = rule.limits[0]
                         self._note(found, key, Seen(limit.limit, limit.spec.limit, -1))
-        if self._requests:
-            self._requests -= 1
-            self._request_weight = 1
+
+    def step(self, descriptors: int) -> int:
+        """How far it is from a request of so many to the next one of the sample."""
+        if self._requests > 0:
+            self._requests -= 1 + descriptors // _LARGE
+            self.weight = 1
             return 1
-        self._request_weight = _GAP
+        self.weight = _GAP
         return 1 + int(random() * _SPREAD)  # noqa: S311 -- no secret
+
+    def chance(self) -> int:
+        """For how many an outcome stands that no request of the sample has; 0 to pass it over."""
+        if self.outcomes > 0:
+            return 1
+        return 0 if random() * _GAP >= 1 else _GAP  # noqa: S311 -- no secret
 
     def name(self, body: bytes, plans: Sequence[Plan]) -> None:
         """Hears of a request that may charge counters which are still `unnamed`."""
@@ -183,18 +214,6 @@ class TopCallers:
                 if self._bytes + len(body) <= _MOST_BYTES:
                     self._bytes += len(body)
                     self.bodies[key] = body, place
-
-    def _next_outcome(self) -> int:
-        """For how many this outcome stands; says how many are passed over before the next."""
-        weight = self._outcome_weight
-        if self._outcomes:
-            self._outcomes -= 1
-            self._outcome_weight = 1
-            self.skip = 0
-        else:
-            self._outcome_weight = _GAP
-            self.skip = int(random() * _SPREAD)  # noqa: S311 -- no secret
-        return weight
 
     def _note(self, found: RuleCallers, key: bytes, seen: Seen) -> None:
         """Notes how a caller stands, as near to its limit as it ever was."""

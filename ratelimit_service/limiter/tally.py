@@ -6,21 +6,20 @@ from collections.abc import Sequence
 
 from ratelimit_service.algorithms import denying
 from ratelimit_service.limiter.callers import TopCallers
-from ratelimit_service.limiter.compiled import Kind, Plan
+from ratelimit_service.limiter.compiled import CompiledLimit, Kind, Plan
 from ratelimit_service.limiter.statuses import Shown, by_policy, shown
 from ratelimit_service.model import Mode, Outcome
 from ratelimit_service.observer import Stats, Tally
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
 
-__all__ = ["tally", "tally_plain", "tally_within"]
+__all__ = ["look", "look_at_kept", "tally", "tally_plain", "tally_within"]
 
 
 def tally_within(
     plans: list[Plan], outcomes: list[Outcome], callers: TopCallers | None = None
 ) -> None:
     """The short way for usual descriptors of which none was over."""
-    seen = 0
     for place, (rule, addend, _, met) in enumerate(plans):
         tally = met.tally
         if tally is not None:
@@ -28,12 +27,11 @@ def tally_within(
             tally.within += addend
             remaining = outcomes[place].remaining
             if remaining < rule.near_remaining:
-                tally.near += min(addend, rule.near_remaining - remaining)
-                seen += 1
-    if seen and callers is not None:
-        callers.skip = skip = callers.skip - seen
-        if skip < 0:
-            callers.near_within(plans, outcomes, seen)
+                near = min(addend, rule.near_remaining - remaining)
+                tally.near += near
+                if callers is not None:
+                    limit = rule.limits[0]
+                    callers.near(plans[place], limit.limit, limit.spec.limit, near, remaining)
 
 
 def tally_plain(
@@ -90,6 +88,57 @@ def tally(
         stats.global_shadow_mode += 1
 
 
+def look(
+    plans: Sequence[Plan], outcomes: Sequence[Outcome | None], callers: TopCallers, weight: int
+) -> None:
+    """Adds those descriptors of a request that were over or near to their rules' callers.
+
+    The request stands for so many. It was tallied before, without them.
+    """
+    start = 0
+    for planned in plans:
+        rule, _, hits, met = planned
+        stop = start + len(hits)
+        if hits and met.tally is not None and not hits[0].refund:
+            outcome = outcomes[start]
+            if stop > start + 1:
+                spoken = shown(planned, outcomes[start:stop])
+                if spoken is not None:
+                    _tell(planned, *spoken, callers, weight)
+            elif outcome is not None:
+                _tell(planned, rule.limits[0], outcome, callers, weight)
+        start = stop
+
+
+def look_at_kept(callers: TopCallers) -> None:
+    """Adds the requests of the sample that are kept to their rules' callers."""
+    kept, callers.kept = callers.kept, []
+    for body, plans, outcomes, weight in kept:
+        if outcomes:
+            look(plans, outcomes, callers, weight)
+        callers.busy(plans, weight)
+        if callers.unnamed:
+            callers.name(body, plans)
+
+
+def _tell(
+    planned: Plan, compiled: CompiledLimit, outcome: Outcome, callers: TopCallers, weight: int
+) -> None:
+    """Adds a descriptor to its rule's callers if it was over or near; it stands for so many."""
+    if outcome.local:
+        return
+    hits, limit = planned.addend, compiled.spec.limit
+    if outcome.over:
+        if outcome.charged:
+            hits -= min(hits, outcome.remaining)
+        if hits:
+            callers.over(planned, compiled.limit, limit, weight * hits)
+    elif outcome.charged >= hits:
+        near = min(hits, limit - outcome.remaining - compiled.near_limit)
+        if near > 0:
+            callers.near(planned, compiled.limit, limit, weight * near, outcome.remaining)
+
+
 def _add(planned: Plan, spoken: Shown | None, tally: Tally, callers: TopCallers | None) -> None:
     """Adds one descriptor to a tally, and to its rule's callers if it was over or near.
 
@@ -110,16 +159,14 @@ def _add(planned: Plan, spoken: Shown | None, tally: Tally, callers: TopCallers 
         return
     compiled, outcome = spoken
     limit = compiled.spec.limit
+    if callers is not None:
+        _tell(planned, compiled, outcome, callers, 1)
     if outcome.over:
         # Only where denied hits are counted can some of them lie below the limit.
         room = min(hits, outcome.remaining) if outcome.charged else 0
         tally.over += hits - room
         before = limit - outcome.remaining
         tally.near += room and limit - max(compiled.near_limit, before)
-        if callers is not None and hits > room:
-            callers.skip -= 1
-            if callers.skip < 0:
-                callers.over(planned, compiled.limit, limit, hits - room)
         if rule.mode is Mode.SHADOW:
             tally.shadow += hits - room
     elif outcome.charged < hits:
@@ -129,7 +176,3 @@ def _add(planned: Plan, spoken: Shown | None, tally: Tally, callers: TopCallers 
         near = min(hits, limit - outcome.remaining - compiled.near_limit)
         if near > 0:
             tally.near += near
-            if callers is not None:
-                callers.skip -= 1
-                if callers.skip < 0:
-                    callers.near(planned, compiled.limit, limit, near, outcome.remaining)

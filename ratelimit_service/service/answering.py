@@ -53,21 +53,31 @@ class Answering:
         self._stats = stats
         self._faults = faults
         self._rare_log = rare_log
-        self.callers: limiter.TopCallers | None = None
-        """Who hears of callers that are over or near their limits."""
         self._within = 0
         """How many requests of the batch at hand the short way has answered."""
 
-    def answer(self, asked: Sequence[Asked | Answer], settled: Sequence[Settled]) -> list[Answer]:
-        """Answers a batch and tallies it; what was answered without a plan stays so."""
+    def answer(
+        self,
+        asked: Sequence[Asked | Answer],
+        settled: Sequence[Settled],
+        callers: limiter.TopCallers | None = None,
+    ) -> list[Answer]:
+        """Answers a batch and tallies it; what was answered without a plan stays so.
+
+        `callers` hear of each descriptor that is over or near its limit.
+        """
         try:
-            return [self._answer(one, each) for one, each in zip(asked, settled, strict=True)]
+            return [
+                self._answer(one, each, callers) for one, each in zip(asked, settled, strict=True)
+            ]
         finally:
             if self._within:
                 self._stats.decisions["ok"] += self._within
                 self._within = 0
 
-    def _answer(self, asked: Asked | Answer, settled: Settled) -> Answer:
+    def _answer(
+        self, asked: Asked | Answer, settled: Settled, callers: limiter.TopCallers | None
+    ) -> Answer:
         if not isinstance(asked, Asked):
             return asked
         outcomes, verdict = settled.outcomes, settled.verdict
@@ -80,14 +90,14 @@ class Answering:
                     answer += wire.encode_additions(
                         said.response_headers, said.request_headers, said.body, said.metadata
                     )
-                limiter.tally_within(asked.plans, within, self.callers)
+                limiter.tally_within(asked.plans, within, callers)
                 self._within += 1
                 return answer
             refusal = _REFUSED.get(verdict)
             if refusal is not None:
                 return self._refuse(asked, verdict, *refusal)
             if asked.limits is not None:
-                answer = self._plain_answer(asked, asked.limits, settled)
+                answer = self._plain_answer(asked, asked.limits, settled, callers)
                 if answer:
                     return answer
             in_order = iter(outcomes)
@@ -104,7 +114,7 @@ class Answering:
             answer = wire.encode_decision(decision)
             if decision.holds_us:
                 answer += wire.encode_quota(self._clock() + decision.holds_us)
-            limiter.tally(asked.plans, each, verdict, self._stats, self._settings, self.callers)
+            limiter.tally(asked.plans, each, verdict, self._stats, self._settings, callers)
             if decision.metadata and "by_policy" in decision.metadata:
                 self._rare_log.by_policy()
         except Exception as error:
@@ -126,7 +136,11 @@ class Answering:
         return limiter.say(asked.says, told)
 
     def _plain_answer(
-        self, asked: Asked, limits: Sequence[wire.EncodedLimit], settled: Settled
+        self,
+        asked: Asked,
+        limits: Sequence[wire.EncodedLimit],
+        settled: Settled,
+        callers: limiter.TopCallers | None,
     ) -> bytes:
         """The answer to a request of plain descriptors; nothing if it takes the long way."""
         outcomes, verdict = settled.outcomes, settled.verdict
@@ -146,7 +160,7 @@ class Answering:
         answer = wire.encode_plain(
             verdict.passes, found.statuses, limits, outcomes, found.by_policy, additions
         )
-        limiter.tally_plain(asked.plans, settled, self._stats, 1, self.callers)
+        limiter.tally_plain(asked.plans, settled, self._stats, 1, callers)
         if found.by_policy:
             self._rare_log.by_policy()
         return answer

@@ -88,9 +88,12 @@ class AtHand:
         callers = self._callers
         for body, ready in self._answers.items():
             if ready.times:
-                limiter.tally_plain(ready.plans, ready.settled, self._stats, ready.times, callers)
-                if callers is not None and callers.unnamed:
-                    callers.name(body, ready.plans)
+                limiter.tally_plain(ready.plans, ready.settled, self._stats, ready.times)
+                if callers is not None and (stands_for := callers.chance()):
+                    weight = ready.times * stands_for
+                    limiter.look(ready.plans, ready.settled.outcomes, callers, weight)
+                    if callers.unnamed:
+                        callers.name(body, ready.plans)
                 self._stats.latency.add(0, ready.times)
                 self._given += ready.times
                 if ready.queue is not None and self._enqueue is not None:

@@ -24,7 +24,7 @@ from ratelimit_service import wire
 from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import Clock, now_us
 from ratelimit_service.errors import BadRequestError
-from ratelimit_service.limiter import RuleCallers, Seen, TopCallers
+from ratelimit_service.limiter import RuleCallers, Seen, TopCallers, look_at_kept
 from ratelimit_service.limiter.callers import MOST_RULES, room_for
 from ratelimit_service.model import SECOND_US
 from ratelimit_service.rules.texts import limit_text
@@ -264,6 +264,7 @@ class CallerHistory:
         """Takes what was noted since the last time into the stretches of now, rule by rule."""
         async with self._folding:
             callers = self._callers
+            look_at_kept(callers)
             rules, bodies, left_out = callers.rules, callers.bodies, callers.left_out
             callers.clear()
             now = self._stretches_of_now()

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from ratelimit_service.clock import Clock, elapsed_us, now_us
-from ratelimit_service.limiter import TopCallers, queue_of
+from ratelimit_service.limiter import TopCallers, look_at_kept, queue_of
 from ratelimit_service.model import Hit
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.matchers.effort import (
@@ -86,7 +86,6 @@ class Service:
         self._answering = Answering(settings, stats, self._faults, rare_log, clock)
         self.callers = None if settings.no_callers else TopCallers()
         """Who is over, near or busy, for whoever takes it every few seconds."""
-        self._answering.callers = self.callers
         self._compiler = self._planning.compiler
         self.enqueueing: Enqueueing | None = None
         """Takes the denied requests of rules that have a queue."""
@@ -286,7 +285,10 @@ class Service:
             return  # it was answered when the store failed
         try:
             found = batch.of_all(charged)
-            answers = self._answering.answer(batch.asked, found)
+            callers = self.callers
+            exact = callers is not None and (callers.outcomes > 0 or callers.weight == 1)
+            told = callers if exact else None
+            answers = self._answering.answer(batch.asked, found, told)
             took_us = elapsed_us() - batch.started_us
             self._stats.latency.add(took_us, batch.size)
             if batch.hurried:
@@ -296,11 +298,10 @@ class Service:
             self._fail(batch, error)
         else:
             self._tell(batch, answers)
-            callers = self.callers
             if callers is not None:
                 callers.until -= batch.size
                 if callers.until < 0 or callers.unnamed:
-                    self._note_callers(batch, callers)
+                    self._note_callers(batch, () if exact else found, answers, callers)
             if self._compiler.enqueues:
                 self._enqueue(batch, found)
             if self.telling.listeners or batch.traced:
@@ -329,13 +330,27 @@ class Service:
         except Exception as error:
             self._faults.note("denied requests could not be queued", error)
 
-    def _note_callers(self, batch: _Batch, callers: TopCallers) -> None:
-        """Adds those of a batch that are of the sample, and says who has no name yet."""
+    def _note_callers(
+        self,
+        batch: _Batch,
+        found: Sequence[Settled],
+        answers: Sequence[Answer],
+        callers: TopCallers,
+    ) -> None:
+        """Keeps those of a batch that are of the sample, and says who has no name yet.
+
+        Nothing was `found` if callers have heard of each outcome already.
+        """
         try:
             place = batch.size + callers.until
             while place < batch.size:
                 asked = batch.asked[place]
-                place += callers.sample(asked.plans if isinstance(asked, Asked) else ())
+                plans = asked.plans if isinstance(asked, Asked) else ()
+                tallied = found and isinstance(answers[place], bytes)
+                outcomes = found[place].outcomes if tallied else ()
+                if callers.keep(batch.bodies[place], plans, outcomes):
+                    look_at_kept(callers)
+                place += callers.step(len(plans))
             callers.until = place - batch.size
             if callers.unnamed:
                 for place, asked in enumerate(batch.asked):
@@ -344,6 +359,7 @@ class Service:
                 callers.unnamed.clear()
         except Exception as error:
             callers.until = 0
+            callers.kept.clear()
             callers.unnamed.clear()
             self._faults.note("callers could not be noted", error)
 
