@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ratelimit_service.cli.admin import asks_admin
 from ratelimit_service.cli.say import say
-from ratelimit_service.cli.steer import override_text
+from ratelimit_service.cli.steer import override_text, overrides_taking
 from ratelimit_service.cli.words import parse_descriptor
-from ratelimit_service.errors import TransportError
 
 if TYPE_CHECKING:
     from ratelimit_service.client.admin import AdminClient
@@ -71,7 +70,7 @@ def explain(
         explanation = explained(snapshot, domain, parse_descriptor(text))
         known = loaded.snapshot.domains.get(domain)
         keys = _counter_keys(domain, explanation, known.shard_by if known else None)
-        steered = _overrides(admin, domain, text) if overrides else None
+        steered = overrides_taking(admin, domain, text) if overrides else None
         if as_json:
             told = _explained(explanation, keys)
             click.echo(json.dumps(told if steered is None else {**told, "overrides": steered}))
@@ -84,15 +83,6 @@ def explain(
             if steered == []:
                 say("no override takes it")
     return 0
-
-
-def _overrides(admin: AdminClient, domain: str, text: str) -> list[dict[str, Any]]:
-    """The overrides that take a descriptor, the first one first."""
-    told = admin.get("/overrides", {"domain": domain, "descriptor": text})
-    found = told.get("overrides") if isinstance(told, dict) else None
-    if not isinstance(found, list):
-        raise TransportError("the admin listener answers something else: is it another version?")
-    return found
 
 
 def _counter_keys(

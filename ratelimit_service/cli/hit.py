@@ -83,7 +83,7 @@ def hit(
     """
     # grpcio's own log would stand beside the one line that says the same.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # noqa: TID251 -- handed over, not read
-    from ratelimit_service.client import Client, ClientTLS, why_not_counted  # noqa: PLC0415
+    from ratelimit_service.client import Client, ClientTLS, overrides_of, why_not_counted  # noqa: PLC0415  # noqa: PLC0415
 
     if (tls_cert or tls_key) and not (tls_ca and tls_cert and tls_key):
         raise click.UsageError("a client certificate takes --tls-ca, --tls-cert and --tls-key")
@@ -103,17 +103,22 @@ def hit(
             if as_json:
                 click.echo(json.dumps(_as_json(decision, why)))
                 continue
-            for line in _lines(request, decision, why):
+            for line in _lines(request, decision, why, overrides_of(decision)):
                 say(line)
     if repeat > 1 and not as_json:
         say(f"{repeat - denied} allowed, {denied} over limit")
     return 1 if denied else 0
 
 
-def _lines(request: Request, decision: Decision, why: Mapping[int, str]) -> Iterator[str]:
+def _lines(
+    request: Request, decision: Decision, why: Mapping[int, str], overrides: Mapping[int, str]
+) -> Iterator[str]:
     """The decision for people: on one line, or one line a descriptor below it."""
     names = [format_descriptor(descriptor) for descriptor in request.descriptors]
-    told = [_told(status, why.get(place)) for place, status in enumerate(decision.statuses)]
+    told = [
+        _told(status, why.get(place), overrides.get(place))
+        for place, status in enumerate(decision.statuses)
+    ]
     head = f"{decision.code.name:<10}  {request.domain}"
     marks = "".join(f", {header.key}: {header.value}" for header in decision.request_headers)
     if len(names) == 1:
@@ -124,9 +129,13 @@ def _lines(request: Request, decision: Decision, why: Mapping[int, str]) -> Iter
         yield f"  {status.code.name:<10}  {name}  {text}"
 
 
-def _told(status: Status, why: str | None) -> str:
+def _told(status: Status, why: str | None, override: str | None) -> str:
     if why is not None:
         return f"not counted: {why}"
+    return _counted(status) + (f", by {override}" if override else "")
+
+
+def _counted(status: Status) -> str:
     if status.limit is None or status.reset_us is None:
         return "unlimited"
     resets = f"resets in {whole_seconds(status.reset_us)} s"

@@ -10,6 +10,7 @@ import click
 
 from ratelimit_service.cli.admin import asks_admin
 from ratelimit_service.cli.say import say
+from ratelimit_service.cli.steer import override_text, overrides_taking
 from ratelimit_service.cli.words import format_descriptor, parse_descriptor
 from ratelimit_service.text import count
 
@@ -33,17 +34,21 @@ def inspect(domain: str, descriptor: str, as_json: bool, admin: AdminClient) -> 
     A descriptor is written key=value,key=value; a comma, an equals sign or a backslash in a key
     or value stands behind a backslash. Shown is each limit of the rule that it meets: how many
     hits its counter holds in the store, how many remain and until when; of concurrency its leases,
-    of a sliding_log its hits.
+    of a sliding_log its hits. Overrides that take the descriptor are listed below: numbers are
+    those of the rule.
 
     Example: ratelimit inspect demo user=alice
     """
     text = format_descriptor(parse_descriptor(descriptor))
     told: Any = admin.get("/inspect", {"domain": domain, "descriptor": text})
+    steered = overrides_taking(admin, domain, text)
     if as_json:
-        click.echo(json.dumps(told))
+        click.echo(json.dumps({**told, "overrides": steered}))
     else:
         for line in _lines(told):
             say(line)
+        for each in steered:
+            say(f"override: {override_text(each)}")
     return 0
 
 

@@ -19,7 +19,17 @@ from ratelimit_service.model import SECOND_US, Descriptor, Entry, time_text
 if TYPE_CHECKING:
     from ratelimit_service.client.admin import AdminClient
 
-__all__ = ["ban", "exempt", "grant", "limit", "override_text", "overrides", "reset", "unban"]
+__all__ = [
+    "ban",
+    "exempt",
+    "grant",
+    "limit",
+    "override_text",
+    "overrides",
+    "overrides_taking",
+    "reset",
+    "unban",
+]
 
 
 def _for(context: click.Context, flag: click.Parameter, text: str | None) -> float | None:
@@ -86,6 +96,13 @@ def _told(answer: object) -> dict[str, Any]:
     if not isinstance(answer, dict):
         raise TransportError("the admin listener answers something else: is it another version?")
     return answer
+
+
+def overrides_taking(admin: AdminClient, domain: str, text: str) -> list[dict[str, Any]]:
+    """The overrides that take a descriptor, the first one first. Raises TransportError."""
+    asked = {"domain": domain, "descriptor": text}
+    found: list[dict[str, Any]] = _told(admin.get("/overrides", asked))["overrides"]
+    return found
 
 
 def override_text(fields: dict[str, Any]) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ratelimit_service.client.sync import Client
 from ratelimit_service.model import Decision, Descriptor, Limit, Request, Unit
 
-__all__ = ["not_counted", "why_not_counted"]
+__all__ = ["not_counted", "overrides_of", "why_not_counted"]
 
 _SOME_LIMIT = Limit(1, Unit.YEAR)
 
@@ -19,6 +19,15 @@ def not_counted(decision: Decision) -> Iterator[int]:
             yield place
 
 
+def overrides_of(decision: Decision) -> dict[int, str]:
+    """The operator's overrides that took part, by place of the descriptor, as text."""
+    found: dict[int, str] = {}
+    for place, each in _listed(decision, "by_override"):
+        told = f"{each['kind']} {each['id']}"
+        found[place] = f"{found[place]}, {told}" if place in found else told
+    return {place: f"override ({told})" for place, told in found.items()}
+
+
 def why_not_counted(
     client: Client, request: Request, decision: Decision, timeout_us: int
 ) -> dict[int, str]:
@@ -27,12 +36,15 @@ def why_not_counted(
     Asks the service again where the answer does not say it: with 0 hits, which count nothing.
     Raises TransportError if it does not answer.
     """
-    policies = _policies(decision)
+    policies, overrides = _policies(decision), overrides_of(decision)
     reasons: dict[int, str] = {}
     served: bool | None = None
     for place in not_counted(decision):
         if place in policies:
             reasons[place] = f"failure policy {policies[place]}: the service's health says why"
+            continue
+        if place in overrides:
+            reasons[place] = overrides[place]
             continue
         if served is None:
             served = _knows(client, request, timeout_us)
@@ -49,10 +61,15 @@ def why_not_counted(
 
 def _policies(decision: Decision) -> dict[int, str]:
     """The failure policies that decided, by place."""
-    listed = (decision.metadata or {}).get("by_policy")
-    if not isinstance(listed, list):
-        return {}
-    return {int(each["descriptor"]): str(each["policy"]) for each in listed}
+    return {place: str(each["policy"]) for place, each in _listed(decision, "by_policy")}
+
+
+def _listed(decision: Decision, name: str) -> Iterator[tuple[int, Mapping[str, object]]]:
+    """What an answer's metadata lists under a name, with the place of its descriptor."""
+    listed = (decision.metadata or {}).get(name)
+    if isinstance(listed, list):
+        for each in listed:
+            yield int(each["descriptor"]), each
 
 
 def _knows(client: Client, request: Request, timeout_us: int) -> bool:

@@ -180,7 +180,7 @@ class TopCallers:
     def busy(self, plans: Sequence[Plan], weight: int) -> None:
         """Adds all hits of a request that stands for so many."""
         for rule, addend, charged, met in plans:
-            if charged and not charged[0].refund:
+            if addend and charged and not charged[0].refund:
                 hits = addend * weight
                 found = self._of(met.declared, hits)
                 if found is not None:

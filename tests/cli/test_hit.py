@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
 import tempfile
 import threading
@@ -80,6 +81,40 @@ def test_hit_says_why_nothing_was_counted(
     assert why in [each.get("not_counted") for each in json.loads(in_json.out)["statuses"]]
     user = Ran("hit", "demo", "user=why", "--hits", "0", *at(service))
     assert "2 of 2 left" in user.out
+
+
+def test_hit_says_which_override_decided(tmp_path: Path, rules: Path) -> None:
+    """An override that took part is named, and asking for reasons leaves no further decision."""
+    log = tmp_path / "decisions.jsonl"
+    service = ServiceProcess(tmp_path, "--rules", str(rules), "--decision-log", str(log))
+    service.start()
+    admin = ("--admin", f"127.0.0.1:{service.admin_port}")
+    try:
+        ids = [
+            json.loads(Ran(*typed, *admin, "--json").out)["override"]["id"]
+            for typed in (
+                ("ban", "demo", "user=bob"),
+                ("exempt", "demo", "user=vip"),
+                ("limit", "demo", "user=dan", "--requests", "7"),
+            )
+        ]
+        banned = Ran("hit", "demo", "user=bob", *at(service))
+        exempt = Ran("hit", "demo", "user=vip", *at(service))
+        limited = Ran("hit", "demo", "user=dan", "user=eve", *at(service))
+        service.signal(signal.SIGTERM)
+        service.wait()
+    finally:
+        service.kill()
+
+    ban, exemption, limit = ids
+    assert banned.out == f"OVER_LIMIT  demo user=bob  not counted: override (ban {ban})\n"
+    assert exempt.out == f"OK          demo user=vip  unlimited, by override (exempt {exemption})\n"
+    first, dan, eve = limited.out.splitlines()
+    assert first == "OK          demo"
+    assert dan.startswith("  OK          user=dan  6 of 7 left, resets in ")
+    assert dan.endswith(f" s, by override (limit {limit})")
+    assert eve.endswith(" s")
+    assert len(log.read_text().splitlines()) == 3
 
 
 def test_hit_says_which_policy_decided(tmp_path: Path, rules: Path, own_redis: RedisServer) -> None:

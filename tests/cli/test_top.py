@@ -210,8 +210,27 @@ async def test_inspect_shows_counters(ratelimit: Inside, site: AdminSite) -> Non
     assert (none.code, "rule" in none.out) == (0, True)
 
 
+async def test_inspect_lists_overrides(ratelimit: Inside, site: AdminSite) -> None:
+    """Whoever is steered is shown so: the numbers are the rule's, and overrides stand below."""
+    await ask(ratelimit, site, "limit", "edge", "user=ann", "--requests", "2", "--reason", "spam")
+    await ask(ratelimit, site, "ban", "edge", "user=b*")
+
+    ann = await ask(ratelimit, site, "inspect", "edge", "user=ann")
+    bob = await ask(ratelimit, site, "inspect", "edge", "user=bob", "--json")
+    cy = await ask(ratelimit, site, "inspect", "edge", "user=cy")
+
+    lines = ann.out.splitlines()
+    assert lines[1] == "10 per day: 0 used, 10 left"
+    assert lines[-1].startswith("override: limit ")
+    assert ": edge user=ann, 2 requests, " in lines[-1]
+    assert lines[-1].endswith(": spam")
+    (ban,) = json.loads(bob.out)["overrides"]
+    assert (ban["kind"], ban["entries"]) == ("ban", [["user", "b*"]])
+    assert "\noverride: " not in cy.out
+
+
 async def test_inspect_for_programs(ratelimit: Inside, site: AdminSite) -> None:
-    """--json is what the listener answers; what is no descriptor, or no service, is an error."""
+    """--json is what the listener answers, in one object; what is no descriptor is an error."""
     said = await ask(ratelimit, site, "inspect", "edge", r"user=a\,b", "--json")
     wrong = await ask(ratelimit, site, "inspect", "edge", "=x")
     away = await asyncio.to_thread(ratelimit, "top", "--admin", "127.0.0.1:1")

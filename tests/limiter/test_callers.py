@@ -88,6 +88,14 @@ async def test_every_hit_over_or_near_is_noted(asking: Asking) -> None:
     assert (bob.capacity, bob.remaining) == (10, 1)
 
 
+async def test_who_only_looks_is_not_listed(asking: Asking) -> None:
+    """A caller that asks with no hits is not busy."""
+    await asking.ask(descriptor("user=ann", addend=0))
+    await asking.ask("user=bob")
+
+    assert by_name(noted(asking, "user").hits.counts) == {"bob": 1}
+
+
 async def test_shadows_and_second_limits_are_noted(asking: Asking) -> None:
     """Who is over in shadow mode is over; of several limits the one that speaks is noted."""
     await asking.ask("path=/a", hits=6)
