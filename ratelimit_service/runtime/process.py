@@ -67,9 +67,9 @@ def _collect(turn: int) -> None:
     gc.collect(0)
     # A collection of older ones may take as long as a turn has.
     if turn % _OLD_EVERY == 0:
-        shared_turns().go_on(partial(_collect_older, 2))
+        shared_turns().alone(partial(_collect_older, 2), 0)
     elif turn % _MIDDLE_EVERY == 0:
-        shared_turns().go_on(partial(_collect_older, 1))
+        shared_turns().alone(partial(_collect_older, 1), 0)
     elif turn % _LOOK_EVERY == 0:
         _are_few(1)
     asyncio.get_running_loop().call_later(_COLLECT_SECONDS, collect, turn + 1)
