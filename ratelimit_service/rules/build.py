@@ -142,11 +142,17 @@ class Former:
 
 
 def build(
-    versions: Iterable[Version], tallies: TalliesOf, *, strict: bool, former: Former | None = None
+    versions: Iterable[Version],
+    tallies: TalliesOf,
+    *,
+    strict: bool,
+    former: Former | None = None,
+    root: Callable[[Sequence[Node]], Level] = Level.of,
 ) -> Built:
     """Reads and merges all files; with `strict` any problem makes a file bad.
 
     With `former` only what has changed since the last build is read. It takes what is built now.
+    `root` makes the roots of domains of their nodes.
     """
 
     def fatal(problems: Iterable[Problem]) -> bool:
@@ -199,7 +205,7 @@ def build(
         if fatal(problems):
             contradicting.add(name)
             continue
-        merged[name] = _merged(name, nodes, files, tallies)
+        merged[name] = _merged(name, root(nodes), files, tallies)
         if not problems:
             kept[name] = merged[name]
     former.end(kept)
@@ -214,13 +220,13 @@ def build(
     )
 
 
-def _merged(name: str, nodes: Sequence[Node], files: list[RuleFile], tallies: TalliesOf) -> _Merged:
-    """A domain of nodes that do not contradict each other."""
+def _merged(name: str, root: Level, files: list[RuleFile], tallies: TalliesOf) -> _Merged:
+    """A domain of a root whose nodes do not contradict each other."""
     policies = set()
     rules = 0
     enqueues = False
     times = Times()
-    for node in walk(nodes):
+    for node in walk(root.nodes):
         times.add(node)
         if node.rule:
             rules += 1
@@ -228,7 +234,7 @@ def _merged(name: str, nodes: Sequence[Node], files: list[RuleFile], tallies: Ta
             enqueues = enqueues or node.rule.enqueue
     domain = Domain(
         name,
-        Level.of(nodes),
+        root,
         tallies(name, OVERRIDES),
         next((file.shard_by.keys for file in files if file.shard_by), None),
         frozenset(policies),

@@ -28,7 +28,7 @@ from ratelimit_service.pipes import (
 )
 from ratelimit_service.rules.build import Built, Former, Version, build
 from ratelimit_service.rules.records import Assembly, packed
-from ratelimit_service.rules.tree import Domain, TalliesOf
+from ratelimit_service.rules.tree import Domain, Level, TalliesOf
 from ratelimit_service.slices import stepwise
 
 __all__ = ["Builder", "build_in_child", "main"]
@@ -167,7 +167,8 @@ def main() -> None:
     number = 0
     while task := read_frame_at_once(sys.stdin.buffer):
         versions, strict = pickle.loads(task)  # noqa: S301 -- our parent's
-        before, rest = built, build(versions, Tallies, strict=strict, former=former)
+        before = built
+        rest = build(versions, Tallies, strict=strict, former=former, root=Level.listed)
         built = rest.domains
         for part in packed(built.values(), before):
             sys.stdout.buffer.write(framed(part))

@@ -6,7 +6,7 @@ What must not live here: how a file becomes nodes (`reader`), and what keys mean
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import chain
 from typing import TypeVar
@@ -123,6 +123,11 @@ class Fields:
     def within(self, names: AbstractSet[str]) -> bool:
         """Whether it has no other keys than these."""
         return self._pairs.keys() <= names
+
+    def among(self, names: Sequence[str]) -> list[str]:
+        """Those of these keys that are there, in their order."""
+        pairs = self._pairs
+        return [name for name in names if name in pairs]
 
     def content(self, name: str) -> Scalars | None:
         """What stands under a key, if that is a mapping of scalars, or a list of such ones.

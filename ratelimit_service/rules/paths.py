@@ -45,7 +45,11 @@ def matcher_name(key: str, *texts: str) -> MatcherName:
     It holds no `*`, as every wildcard does. Of a long list it has the first texts, how many more
     there are, and a digest of all.
     """
-    listed = [_within_name(text) for text in texts[:_MOST_IN_NAME]]
+    shown = texts[:_MOST_IN_NAME]
+    if "*" in (joined := "".join(shown)) or not _PLAIN.fullmatch(joined) or "" in shown:
+        listed = [_within_name(text) for text in shown]
+    else:  # as nearly always
+        listed = list(shown)
     if len(texts) > _MOST_IN_NAME:
         whole = "".join(f"{len(text)}:{text}" for text in sorted(texts))
         digest = blake2b(whole.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES)

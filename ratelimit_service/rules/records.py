@@ -18,6 +18,7 @@ from typing import NamedTuple
 from ratelimit_service.model import FailurePolicy
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.matchers.matcher import Matcher
+from ratelimit_service.rules.paths import Source
 from ratelimit_service.rules.tree import (
     OVERRIDES,
     UNMATCHED,
@@ -34,8 +35,11 @@ from ratelimit_service.spread import SpreadList
 
 __all__ = ["Assembly", "packed"]
 
-_SLICE_RECORDS = 40
-"""Records put together at once: about a millisecond's worth."""
+_SLICE = 40
+"""Nodes put together at once: about a millisecond's worth."""
+
+_LIKE_ONE_NODE = 10
+"""So many values of a node take as long as another one."""
 
 _SLICE_KEPT = 500
 """Nodes that are kept, and so only put into their place: as many take as long."""
@@ -82,10 +86,16 @@ class _Leaf(NamedTuple):
     """The kind of its matcher, if the `_Items`s before it are to be put together to one."""
 
 
-class _Alike(NamedTuple):
-    """Nodes like that of the last `_Leaf`, but for key, value and their rule's path."""
+_Name = tuple[str, str, Matcher | None, str, int, int, int, int]
+"""A node's key and value, its matcher, its rule's path, and in which lines and columns it and its
+rule stand. It is no class of its own, as to read that takes twice as long."""
 
-    names: tuple[tuple[str, str, str], ...]
+
+class _Alike(NamedTuple):
+    """Nodes like that of the last `_Leaf`, but for their names."""
+
+    names: tuple[_Name, ...]
+    weight: int
 
 
 class _Closed(NamedTuple):
@@ -112,13 +122,28 @@ def packed(domains: Iterable[Domain], former: Mapping[str, Domain] = {}) -> Iter
     """
     records = (record for each in domains for record in _of_domain(each, former.get(each.name)))
     part: list[_Record] = []
+    weight = 0
     for record in records:
         part.append(record)
-        if len(part) == _SLICE_RECORDS or isinstance(record, _Items):
+        weight += _weight(record)
+        if weight >= _SLICE:
             yield _dump(part)
-            part = []
+            part, weight = [], 0
     if part:
         yield _dump(part)
+
+
+def _weight(record: _Record) -> int:
+    """How long it takes to put together, where a small node takes 1."""
+    if isinstance(record, _Items):
+        return _SLICE
+    if isinstance(record, _Alike):
+        return record.weight
+    return _weight_of(record.node.matcher) if isinstance(record, _Leaf) else 1
+
+
+def _weight_of(matcher: Matcher | None) -> int:
+    return 1 if matcher is None else 1 + len(matcher.literals) // _LIKE_ONE_NODE
 
 
 def _of_domain(domain: Domain, former: Domain | None) -> Iterator[_Record]:
@@ -137,20 +162,23 @@ def _of_level(level: Level, numbers: Mapping[Node, int]) -> Iterator[_Record]:
     yield _Opened()
     kept: list[int] = []
     last: Node | None = None
-    alike: list[tuple[str, str, str]] = []
+    alike: list[_Name] = []
+    weight = 0
     for node in level.nodes:
         number = numbers.get(node)
         if kept and (number is None or len(kept) == _SLICE_KEPT):
             yield _Kept(tuple(kept))
             kept.clear()
         more = number is None and last is not None and _are_alike(last, node)
-        if alike and (not more or len(alike) == _SLICE_RECORDS):
-            yield _Alike(tuple(alike))
+        if alike and (not more or weight >= _SLICE):
+            yield _Alike(tuple(alike), weight)
             alike.clear()
+            weight = 0
         if number is not None:
             kept.append(number)
         elif more:
-            alike.append((node.key, node.value, node.rule.path if node.rule else ""))
+            alike.append(_name(node))
+            weight += _weight_of(node.matcher)
         else:
             if node.children:
                 yield from _of_level(node.children, numbers)
@@ -163,25 +191,43 @@ def _of_level(level: Level, numbers: Mapping[Node, int]) -> Iterator[_Record]:
     if kept:
         yield _Kept(tuple(kept))
     if alike:
-        yield _Alike(tuple(alike))
+        yield _Alike(tuple(alike), weight)
     yield _Closed()
 
 
+def _name(node: Node) -> _Name:
+    rule, source = node.rule, node.source
+    assert rule is not None  # noqa: S101 -- else it is like no other
+    _, line, column = source
+    _, rule_line, rule_column = rule.source
+    return (
+        node.key,
+        str(node.value),
+        node.matcher,
+        rule.path,
+        line,
+        column,
+        rule_line,
+        rule_column,
+    )
+
+
 def _are_alike(one: Node, other: Node) -> bool:
-    """Whether two nodes were made of the same text, but for their names (`schema.alike`)."""
-    rule, policy = one.rule, other.rule
+    """Whether nodes, those of lists too, are the same but for what `_name` tells of them."""
+    rule, policy, matcher = one.rule, other.rule, other.matcher
     if rule is None or policy is None or rule.limits is not policy.limits:
         return False
     return (
-        one.matcher is other.matcher is None
+        type(one.matcher) is type(matcher)
+        and type(one.value) is type(other.value)
+        and not (matcher is not None and matcher.parts)
         and one.children is other.children is None
-        and one.source is other.source
+        and one.source.file == other.source.file == rule.source.file == policy.source.file
         and one.grouping is other.grouping
         and rule.names is policy.names
         and rule.replaces is policy.replaces
         and rule.metadata is policy.metadata
         and rule.answer is policy.answer
-        and rule.source is policy.source
         and _flags(one, rule) == _flags(other, policy)
     )
 
@@ -265,9 +311,20 @@ class Assembly:
         like = self._last
         assert like is not None  # noqa: S101 -- it comes first
         rule = like.rule
-        for key, value, path in record.names:
-            other = rule and rule.elsewhere(path, self._tallies(rule.domain, path))
-            self._open[-1].add(like.elsewhere(key, value, other))
+        assert rule is not None  # noqa: S101 -- it has a path
+        add, tallies, domain, file = (
+            self._open[-1].add,
+            self._tallies,
+            rule.domain,
+            like.source.file,
+        )
+        value_of = type(like.value)
+        for key, value, matcher, path, line, column, rule_line, rule_column in record.names:
+            other = rule.elsewhere(
+                path, tallies(domain, path), Source(file, rule_line, rule_column)
+            )
+            source = Source(file, line, column)
+            add(like.elsewhere(key, value_of(value), matcher, other, source))
 
     def _begin(self, former: Domain) -> Generator[None, None, None]:
         nodes = walk(former.root.nodes)

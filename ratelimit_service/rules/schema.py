@@ -241,8 +241,10 @@ class _Language:
         rule = like.rule
         if rule is not None:
             path = path_text(fields.path)
-            rule = rule.elsewhere(path, self._tallies(self._domain, path))
-        return like.elsewhere(fields.raw("key"), fields.raw("value"), rule)
+            rule = rule.elsewhere(path, self._tallies(self._domain, path), rule.source)
+        return like.elsewhere(
+            fields.raw("key"), fields.raw("value"), like.matcher, rule, like.source
+        )
 
     def _rule(self, descriptor: Fields, key: str, *, more: bool) -> tuple[Rule, list[Fields]]:
         """The rule whose limits stand under a key, and those limits if they had to be read.

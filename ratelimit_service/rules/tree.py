@@ -76,13 +76,13 @@ class Rule:
 
     def __reduce__(self) -> tuple[type[Rule], tuple[Any, ...]]:
         """How it is pickled: a dataclass's own way takes longer, and serving waits for it."""
-        return Rule, self._given(self.path, self.tallies)
+        return Rule, self._given(self.path, self.tallies, self.source)
 
-    def elsewhere(self, path: str, tallies: Tallies) -> Rule:
+    def elsewhere(self, path: str, tallies: Tallies, source: Source) -> Rule:
         """The same policy on another path of the domain."""
-        return Rule(*self._given(path, tallies))
+        return Rule(*self._given(path, tallies, source))
 
-    def _given(self, path: str, tallies: Tallies) -> tuple[Any, ...]:
+    def _given(self, path: str, tallies: Tallies, source: Source) -> tuple[Any, ...]:
         """All fields in order, so that a new one cannot be forgotten in one place."""
         return (
             self.domain,
@@ -97,7 +97,7 @@ class Rule:
             self.metadata,
             self.answer,
             self.enqueue,
-            self.source,
+            source,
             tallies,
         )
 
@@ -146,17 +146,19 @@ class Node:
         """The same with another matcher of the same name."""
         return replace(self, matcher=matcher)
 
-    def elsewhere(self, key: str, value: str, rule: Rule | None) -> Node:
-        """The same for another entry, with another rule."""
+    def elsewhere(
+        self, key: str, value: str, matcher: Matcher | None, rule: Rule | None, source: Source
+    ) -> Node:
+        """The same for other entries, with another rule."""
         return Node(
             key,
             value,
-            self.matcher,
+            matcher,
             rule,
             self.children,
             self.share_threshold,
             self.value_to_metric,
-            self.source,
+            source,
             self.grouping,
             self.valid_until,
         )
@@ -221,6 +223,14 @@ class Level:
         for _ in builder.completing():
             pass
         return builder.level()
+
+    @classmethod
+    def listed(cls, nodes: Sequence[Node]) -> Level:
+        """A level in which nothing can be looked up, as one that is only sent to another process.
+
+        To arrange many nodes takes long.
+        """
+        return cls(nodes, {}, {}, {})
 
     def parts(self) -> Iterator[object]:
         """The parts of what is large, but for the nodes themselves.

@@ -15,6 +15,7 @@ from ratelimit_service.comparison.reloads import difference
 from ratelimit_service.limiter.compiler import Compiler
 from ratelimit_service.model import Entry, Grouping, Limit, Network, Unit
 from ratelimit_service.observer import Tallies
+from ratelimit_service.rules.build import Version, build
 from ratelimit_service.rules.match import find, meet
 from ratelimit_service.rules.matchers.cidr import Networks
 from ratelimit_service.rules.matchers.matcher import Matcher
@@ -258,3 +259,67 @@ def test_expressions_in_steps() -> None:
         builder.add(node(number, Regex(f"/v{number}/[a-z]+")))
 
     assert sum(1 for _ in builder.completing()) > LARGE / 20
+
+
+ALIKE = """domain: d
+descriptors:
+- {key: k, value: a, rate_limit: {unit: day, requests_per_unit: 5}}
+- {key: k, value: b, rate_limit: {unit: day, requests_per_unit: 5}}
+- key: other
+  rate_limit: {unit: day, requests_per_unit: 5}
+- {key: k, value: "c*", rate_limit: {unit: day, requests_per_unit: 5}}
+- {key: k, value: "d*", rate_limit: {unit: day, requests_per_unit: 5}}
+- {key: k, one_of: [e, f], rate_limit: {unit: day, requests_per_unit: 5}}
+- {key: l, one_of: [g, h], rate_limit: {unit: day, requests_per_unit: 5}}
+- {key: k, cidr: 10.0.0.0/8, rate_limit: {unit: day, requests_per_unit: 5}}
+- {key: k, cidr: [10.1.0.0/16, "fd00::/8"], rate_limit: {unit: day, requests_per_unit: 5}}
+- {key: k, one_of: [i], rate_limit: {unit: day, requests_per_unit: 5}, shadow_mode: true}
+- {key: k, one_of: [j], rate_limit: {unit: day, requests_per_unit: 5}, shadow_mode: true}
+- {key: k, one_of: [m], group: {ipv4: 24}, rate_limit: {unit: day, requests_per_unit: 5}}
+- {key: k, one_of: [n], rate_limit: {unit: day, requests_per_unit: 6}}
+"""
+
+
+def test_rules_that_are_alike_come_as_they_were() -> None:
+    """Of rules that differ only in their names each has its own, with its place in the file."""
+    (domain,) = build(
+        [Version("d.yaml", ALIKE.encode(), None)], Tallies, strict=True
+    ).domains.values()
+    assembly = Assembly(Tallies)
+    for frame in packed([domain]):
+        assembly.add(frame)
+
+    def told(each: Domain) -> list[object]:
+        return [
+            (
+                type(node.value),
+                *(getattr(node, name) for name in NODE_FIELDS),
+                *(getattr(node.rule, name) for name in RULE_FIELDS),
+            )
+            for node in each.root.nodes
+        ]
+
+    assert told(assembly.domains["d"]) == told(domain)
+
+
+NODE_FIELDS = ("key", "value", "matcher", "share_threshold", "source", "grouping", "valid_until")
+RULE_FIELDS = ("domain", "path", "limits", "names", "shadow_mode", "answer", "source")
+
+
+async def test_many_lists_with_one_limit_in_steps() -> None:
+    """Lists of several hundred values that share a limit come a few at a time."""
+    gc.collect()
+    gc.disable()
+    like = node(0, OneOf(("a",)))
+    rule = like.rule
+    assert rule is not None
+    lists = [OneOf(tuple(f"v{number}-{each}" for each in range(300))) for number in range(120)]
+    nodes = [like.elsewhere("k", each.name, each, rule, like.source) for each in lists]
+    frames = list(packed([Domain("d", Level.of(nodes))]))
+    come: dict[str, Domain] = {}
+
+    arriving = await most_at_once(arrive(frames, Tallies, come))
+    gc.enable()
+
+    assert [each.matcher for each in come["d"].root.nodes] == lists
+    assert arriving <= MOST_BLOCKS

@@ -17,7 +17,8 @@ from ratelimit_service.runtime.worker_process import WorkerProcess
 from ratelimit_service.runtime.workers import Workers
 from ratelimit_service.settings import Settings
 
-FILES, RULES = 8, 20
+FILES, RULES = 8, 200
+"""So many that it counts for little what a message has beside its rules."""
 CHANGES = 24
 
 

@@ -51,10 +51,7 @@ def shareable() -> str:
 
 def taken(fields: Fields) -> TakenValues | None:
     """Which values a descriptor takes; None if it does not say so rightly, as is noted then."""
-    here: list[str] = []
-    for each in MATCHERS:
-        if each.key in fields and each.key not in here:
-            here.append(each.key)
+    here = list(dict.fromkeys(fields.among([each.key for each in MATCHERS])))
     value = fields.text(Pattern.key)
     if len(here) > 1:
         message = f"{here[0]} and {here[1]} exclude each other: write a descriptor for each"
@@ -62,7 +59,7 @@ def taken(fields: Fields) -> TakenValues | None:
         return None
     kind = None
     for each in MATCHERS if here else ():
-        if each.written(fields):
+        if each.key == here[0] and each.written(fields):
             kind = each
             break
     if kind is None:
