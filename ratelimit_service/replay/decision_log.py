@@ -25,8 +25,8 @@ _CODES: Final = {"OK": Code.OK, "OVER_LIMIT": Code.OVER_LIMIT}
 _MOST_TIMES: Final = 10_000
 """A line may stand for any number of requests, but so many records of it are held at a time."""
 
-AskedText = tuple[str, bytes, int]
-"""A domain, descriptors as they stand in the line, and hits."""
+AskedText = bytes
+"""Descriptors as they stand in the line, and behind them hits and domain."""
 
 
 class DecisionLogReader:
@@ -59,11 +59,24 @@ class DecisionLogReader:
             times = self._moments.all_us(found.times)
         except ValueError:
             return None
-        known, requests = self._known.requests, []
-        for asked in found.asked:
-            request = known.get(asked)
+        domains, hits = found.domains, found.hits
+        if not any(hits) and domains.count(domains[0]) == lines:
+            behind = _behind(domains[0], 0)
+            asked = [descriptors + behind for descriptors in found.descriptors]
+        else:
+            asked = [
+                descriptors + _behind(domain, addend)
+                for descriptors, domain, addend in zip(
+                    found.descriptors, domains, hits, strict=True
+                )
+            ]
+        known = self._known.requests
+        requests: list[Request] = []
+        for place, request in enumerate(map(known.get, asked)):
             if request is None:
-                request = self._request(asked)
+                request = self._request(  # noqa: PLW2901 -- found late
+                    asked[place], domains[place], found.descriptors[place], hits[place]
+                )
                 if request is None:
                     return None
             requests.append(request)
@@ -71,9 +84,10 @@ class DecisionLogReader:
         self.hashed = self.hashed or found.hashed
         return Block(times, requests, list(map(_CODES.get, found.codes)))
 
-    def _request(self, asked: AskedText) -> Request | None:
+    def _request(
+        self, asked: AskedText, domain: str, descriptors: bytes, hits: int
+    ) -> Request | None:
         """What was asked by a line; None if that cannot be."""
-        domain, descriptors, hits = asked
         entries = asked_entries(descriptors)
         if entries and not hits:
             descriptors_read = [
@@ -86,7 +100,7 @@ class DecisionLogReader:
                 request = read_request({"domain": domain, "descriptors": told, "hits": hits})
             except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
                 return None
-        self._known.keep(asked, len(descriptors), request)
+        self._known.keep(asked, len(asked), request)
         return request
 
     def _one_by_one(self, texts: Sequence[str], number: int) -> Iterator[Block]:
@@ -136,3 +150,7 @@ class DecisionLogReader:
                 "values in a decision log are hashed: rules for certain values, prefixes or "
                 "networks meet nobody here"
             )
+
+
+def _behind(domain: str, hits: int) -> bytes:
+    return f"{hits} {domain}".encode("utf-8", "surrogatepass")

@@ -50,10 +50,12 @@ class _Decision(msgspec.Struct, gc=False):
 
 
 class Decisions(NamedTuple):
-    """Lines of a decision log, field by field. `asked`: domain, descriptors as they stand, hits."""
+    """Lines of a decision log, field by field; `descriptors` as they stand there."""
 
     times: list[str]
-    asked: list[tuple[str, bytes, int]]
+    domains: list[str]
+    descriptors: list[bytes]
+    hits: list[int]
     codes: list[str]
     sampled: bool
     hashed: bool
@@ -65,7 +67,8 @@ _domain: Final = attrgetter("domain")
 _descriptors: Final = attrgetter("descriptors")
 _hits: Final = attrgetter("hits")
 _code: Final = attrgetter("code")
-_notes: Final = attrgetter("sample", "hashed")
+_sample: Final = attrgetter("sample")
+_hashed: Final = attrgetter("hashed")
 
 
 def decisions(taken: bytes, lines: int) -> Decisions | None:
@@ -73,20 +76,14 @@ def decisions(taken: bytes, lines: int) -> Decisions | None:
     found = _objects(_decision_lines, taken, lines)
     if not found:
         return None
-    notes = set(map(_notes, found))
     return Decisions(
         list(map(_time, found)),
-        list(
-            zip(
-                map(_domain, found),
-                map(bytes, map(_descriptors, found)),
-                map(_hits, found),
-                strict=True,
-            )
-        ),
+        list(map(_domain, found)),
+        list(map(bytes, map(_descriptors, found))),
+        list(map(_hits, found)),
         list(map(_code, found)),
-        sampled=any(sample is not msgspec.UNSET for sample, _ in notes),
-        hashed=any(hashed is not msgspec.UNSET for _, hashed in notes),
+        sampled=list(map(_sample, found)).count(msgspec.UNSET) < lines,
+        hashed=list(map(_hashed, found)).count(msgspec.UNSET) < lines,
     )
 
 

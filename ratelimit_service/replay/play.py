@@ -43,7 +43,13 @@ MAX_COUNTERS: Final = 1_000_000
 """So many counters are held at a time, as `serve` holds by default."""
 
 _MOST_PREPARED: Final = 1 << 16
+_MOST_TEXT: Final = 1 << 24
+"""Characters of all requests that are remembered with their plans."""
+
 _MOST_KIN: Final = 1 << 12
+_MOST_KIN_TEXT: Final = 2_048
+"""Characters of a request that may be of a kind."""
+
 _MOST_DOMAINS: Final = 1_000
 _WITHIN: Final = Verdict.WITHIN
 
@@ -86,6 +92,8 @@ class Trace:
         self._waiting: list[Met] = []
         """Of callers that came since all were followed."""
         self._most_prepared = most_prepared
+        self._text = 0
+        """How many characters are remembered."""
         self._kin: dict[_Shape, _Kin | bool] = {}
         """What requests of a shape have in common. False: it came once; True: they have nothing."""
         self._sample = sample
@@ -219,6 +227,7 @@ class Trace:
             self._phase = phase
             self._prepared.clear()
             self._alone.clear()
+            self._text = 0
             self._kin.clear()
 
     def _ask(self, prepared: Prepared, at_us: int) -> bool:
@@ -289,14 +298,18 @@ class Trace:
             use = self._use(request.domain, planned.rule, planned.declared)
             met.append(Met(request, use, planned, start, caller))
         prepared = Prepared(request, plans, hits, met, unmatched)
-        self._make_room()
+        self._make_room(_size(request))
         self._prepared[id(request)] = prepared
         return prepared
 
-    def _make_room(self) -> None:
-        if len(self._prepared) + len(self._alone) >= self._most_prepared:
+    def _make_room(self, size: int) -> None:
+        """Forgets all plans if one more, of a request of so many characters, were too much."""
+        many = len(self._prepared) + len(self._alone) >= self._most_prepared
+        if many or self._text + size > _MOST_TEXT:
             self._prepared.clear()
             self._alone.clear()
+            self._text = 0
+        self._text += size
 
     def _prepare_alone(self, request: Request, at_us: int) -> Met | None:
         """What a request meets, if that is one hit and nothing else; it is remembered."""
@@ -305,11 +318,16 @@ class Trace:
             return None
         met = self._alone.get(key)
         if met is None:
-            met = self._of_kin(request, at_us) or alone_of(self._prepare(request, at_us))
-            if met is not None:
-                self._prepared.pop(key, None)
-                self._make_room()
-                self._alone[key] = met
+            size = _size(request)
+            met = self._of_kin(request, at_us) if size <= _MOST_KIN_TEXT else None
+            if met is None:
+                met = alone_of(self._prepare(request, at_us))
+                if met is None:
+                    return None
+                del self._prepared[key]
+            else:
+                self._make_room(size)
+            self._alone[key] = met
         return met
 
     def _of_kin(self, request: Request, at_us: int) -> Met | None:
@@ -364,6 +382,15 @@ class Trace:
             found = match(domain, descriptor.entries, at_us // MINUTE_US)
             return found.identity or descriptor.entries
         return descriptor.entries
+
+
+def _size(request: Request) -> int:
+    """How many characters a request has."""
+    size = len(request.domain)
+    for descriptor in request.descriptors:
+        for key, value in descriptor.entries:
+            size += len(key) + len(value)
+    return size
 
 
 def _without_leases(request: Request) -> Request:

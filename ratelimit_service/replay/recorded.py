@@ -9,6 +9,7 @@ import datetime
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from ratelimit_service.model import SECOND_US, Code, Request
@@ -196,27 +197,51 @@ class Moments:
         return known + int(part) * _SCALES[len(part)]
 
     def all_us(self, texts: Sequence[str]) -> list[int]:
-        """The moments of several times, at once where all have one form; ValueError as for one."""
+        """The moments of several times; those of one form in one second at once.
+
+        Raises ValueError as for one.
+        """
         size = len(texts[0])
         digits = size - _SECOND - 2
+        if not 0 < digits <= _DIGITS or set(map(len, texts)) != {size}:
+            return list(map(self.moment_us, texts))
+        ordered = sorted(texts)
+        found: list[int] = []
+        start = 0
+        while start < len(ordered):
+            # All between two texts in order begin as both do.
+            second = _second(ordered[start])
+            end = bisect_right(ordered, second, start, key=_second)
+            found += self._in_second(second, ordered[start:end], digits)
+            start = end
+        if ordered == texts:
+            return found
+        known = dict(zip(ordered, found, strict=True))
+        return [known[text] for text in texts]
+
+    def _in_second(self, second: str, texts: Sequence[str], digits: int) -> list[int]:
+        """The moments of times that all begin with a second and its point, if that is one."""
+        parts = "".join(texts).replace(second, "")
+        fractions = parts.split("Z")
         if not (
-            0 < digits <= _DIGITS
-            and set(map(len, texts)) == {size}
-            and _ALIKE[digits].fullmatch("".join(texts))
+            len(texts) >= _FEW
+            and (second[-4], second[-1]) == (":", ".")
+            and len(parts) == len(texts) * (digits + 1)
+            and parts[digits :: digits + 1] == "Z" * len(texts)
+            and parts.isascii()
+            and "".join(fractions).isdigit()
         ):
             return list(map(self.moment_us, texts))
-        known, scale, end = self.seconds, _SCALES[digits], _SECOND + 1 + digits
-        try:
-            return [known[text[:_SECOND]] + int(text[_SECOND + 1 : end]) * scale for text in texts]
-        except KeyError:  # as if a second begins
-            return list(map(self.moment_us, texts))
+        at_us, scale = self.moment_us(f"{second}0Z"), _SCALES[digits]
+        del fractions[-1]  # behind the last Z
+        return [at_us + int(part) * scale for part in fractions]
 
 
 _SCALES: Final = (0, 100_000, 10_000, 1_000, 100, 10, 1)
 """Microseconds of the last digit of a fraction, by its number of digits."""
 
-_ALIKE: Final = [
-    re.compile(rf"(?:.{{{_SECOND}}}\.[0-9]{{{digits}}}Z)*+", re.DOTALL)
-    for digits in range(_DIGITS + 1)
-]
-"""Several times of one form, one behind the other, by their number of digits."""
+_second: Final = itemgetter(slice(_SECOND + 1))
+"""What a time begins with, up to the point behind its second."""
+
+_FEW: Final = 4
+"""For fewer times of a second it does not pay to look for what they have in common."""

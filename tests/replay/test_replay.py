@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -302,3 +303,21 @@ def test_requests_far_too_late_are_asked_at_the_time_reached(tmp_path: Path) -> 
 
 def record(at_us: int, user: str, hits: int | None = None) -> Recorded:
     return Recorded(at_us, Request("api", (Descriptor((Entry("user", user),), hits_addend=hits),)))
+
+
+@pytest.mark.parametrize("descriptors", [1, 2])
+def test_large_values_take_bounded_memory(tmp_path: Path, descriptors: int) -> None:
+    """However large requests are, what is remembered of them is not."""
+    trace = Trace(rules_of(limited(tmp_path, "unit: day, requests_per_unit: 5")), Settings())
+    replay = Replay(trace)
+    tracemalloc.start()
+    for number in range(60):
+        value = f"{number:08}" * (1 << 17)  # a megabyte
+        descriptor = Descriptor((Entry("user", value),))
+        request = Request("api", (descriptor,) * descriptors)
+        replay.play(block_of([Recorded(START_US + number, request)]))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert replay.requests == 60
+    assert held < 40 << 20

@@ -144,15 +144,23 @@ def test_blocks_are_asked_as_one_by_one(
     assert report(short) == report(straight)
 
 
-SECONDS = ["2026-01-31T14:00:00", "2026-01-31T14:00:60", "2026-13-31T14:00:00", "20260131T14:00:00"]
+SECONDS = [
+    "2026-01-31T14:00:00",
+    "2026-01-31T14:00:60",
+    "2026-13-31T14:00:00",
+    "20260131T14:00:00",
+    "20260131T140000.1234",
+]
 TIMES = st.tuples(
     st.sampled_from(SECONDS),
-    st.sampled_from([".5", ".123", ".000001", ".0000019", ".", ".x", ",5", "", ".٣٣٣٣٣٣"]),
+    st.sampled_from(
+        [".5", ".123", ".321", ".000001", ".0000019", ".", ".x", ",5", "", "56789", ".٣٣٣٣٣٣"]
+    ),
     st.sampled_from(["Z", "+01:00", ""]),
 ).map("".join)
 
 
-@given(st.lists(TIMES, min_size=1, max_size=6) | TIMES.map(lambda time: [time] * 3))
+@given(st.lists(TIMES, min_size=1, max_size=12) | TIMES.map(lambda time: [time] * 8))
 def test_times_together_are_read_as_each(texts: list[str]) -> None:
     """Times that are read together, or line after line, are those that each is alone."""
     alone = [moment_or_none(text) for text in texts]
