@@ -10,8 +10,7 @@ from enum import Enum, auto
 from typing import Final, NamedTuple
 
 from ratelimit_service.model import CounterSpec, FailurePolicy, Hit, Limit, Mode, Override
-from ratelimit_service.rules.met import MetNode
-from ratelimit_service.rules.tree import Rule
+from ratelimit_service.rules.tree import MetNode, Rule
 from ratelimit_service.stores.keys import CounterNames
 
 __all__ = ["CompiledLimit", "CompiledRule", "Era", "Kind", "Plan"]

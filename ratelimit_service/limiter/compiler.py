@@ -17,8 +17,7 @@ from ratelimit_service.limiter.usual import is_usual, stands_alone
 from ratelimit_service.model import CounterSpec, Denied, FailurePolicy, Limit, Mode, address_of
 from ratelimit_service.observer import Tally
 from ratelimit_service.rules.match import Match
-from ratelimit_service.rules.met import MetNode
-from ratelimit_service.rules.tree import Domain, Node, Rule, Snapshot
+from ratelimit_service.rules.tree import Domain, MetNode, Node, Rule, Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.spread import Table, spread
 from ratelimit_service.stores.keys import CounterNames

@@ -10,8 +10,7 @@ from ratelimit_service.limiter.compiled import CompiledRule, Kind, Plan
 from ratelimit_service.limiter.compiler import Compiler
 from ratelimit_service.model import Descriptor, Entry, FailurePolicy, Hit, Mode, Request, new_tuple
 from ratelimit_service.rules.match import Match, match, match_any_value
-from ratelimit_service.rules.met import REPLACES, MetNode
-from ratelimit_service.rules.tree import Domain, Snapshot
+from ratelimit_service.rules.tree import REPLACES, Domain, MetNode, Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
 from ratelimit_service.stores.keys import KeyStem

@@ -17,6 +17,7 @@ from ratelimit_service.rules.paths import Source, path_text
 from ratelimit_service.rules.problem import Problem, did_you_mean, quoted
 from ratelimit_service.rules.resource import KeptDescriptors, parse_resource, said_by
 from ratelimit_service.rules.schema import RuleFile, parse
+from ratelimit_service.rules.times import Times
 from ratelimit_service.rules.tree import (
     OVERRIDES,
     UNMATCHED,
@@ -25,7 +26,6 @@ from ratelimit_service.rules.tree import (
     Node,
     Rule,
     TalliesOf,
-    Times,
     walk,
 )
 from ratelimit_service.text import count
@@ -227,7 +227,7 @@ def _merged(name: str, root: Level, files: list[RuleFile], tallies: TalliesOf) -
     enqueues = False
     times = Times()
     for node in walk(root.nodes):
-        times.add(node)
+        times.add(node.valid_until, node.rule.limits if node.rule else ())
         if node.rule:
             rules += 1
             policies.add(node.rule.failure_policy)

@@ -12,9 +12,17 @@ from typing import Final, NamedTuple
 
 from ratelimit_service.model import Entry, new_tuple
 from ratelimit_service.observer import MAX_VALUE_BYTES, OTHER
-from ratelimit_service.rules.met import DETAILED, NO_RULE, SPECIAL, MetNode
 from ratelimit_service.rules.paths import path_text
-from ratelimit_service.rules.tree import Domain, Level, Node, Rule
+from ratelimit_service.rules.tree import (
+    DETAILED,
+    NO_RULE,
+    SPECIAL,
+    Domain,
+    Level,
+    MetNode,
+    Node,
+    Rule,
+)
 from ratelimit_service.spread import PLACES
 
 __all__ = ["Match", "find", "match", "match_any_value", "meet"]

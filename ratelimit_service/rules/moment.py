@@ -28,11 +28,12 @@ def at_moment(snapshot: Snapshot, now_us: int) -> Snapshot:
     if times is None:
         return snapshot
     minute = now_us // MINUTE_US
-    now = times.now
-    if now is not None and minute == times.minute:
+    looked = snapshot.looked
+    now = looked.now
+    if now is not None and minute == looked.minute:
         return now
     phase = times.phase(minute)
-    if now is None or phase != times.held:
-        now = times.now = snapshot.in_minute(minute, next(_NUMBERS))
-    times.minute, times.held = minute, phase
+    if now is None or phase != looked.held:
+        now = looked.now = snapshot.in_minute(minute, next(_NUMBERS))
+    looked.minute, looked.held = minute, phase
     return now

@@ -19,6 +19,7 @@ from ratelimit_service.model import FailurePolicy
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.paths import Source
+from ratelimit_service.rules.times import Times
 from ratelimit_service.rules.tree import (
     OVERRIDES,
     UNMATCHED,
@@ -28,7 +29,6 @@ from ratelimit_service.rules.tree import (
     Node,
     Rule,
     TalliesOf,
-    Times,
     walk,
 )
 from ratelimit_service.spread import SpreadList

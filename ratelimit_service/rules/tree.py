@@ -7,30 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
-from ratelimit_service.model import AnswerStyle, FailurePolicy, Grouping, Limit, Schedule
-from ratelimit_service.observer import Tallies
+from ratelimit_service.model import AnswerStyle, FailurePolicy, Grouping, Limit
+from ratelimit_service.observer import Tallies, Tally
 from ratelimit_service.rules.matchers.cidr import Networks
 from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.matchers.search import Search
 from ratelimit_service.rules.matchers.stand_ins import stand_ins
-from ratelimit_service.rules.met import MetNode
 from ratelimit_service.rules.paths import Source
+from ratelimit_service.rules.times import Times
 from ratelimit_service.spread import LARGE, SpreadList, Table, parts_of, spread
 
 __all__ = [
+    "DETAILED",
+    "ENDS",
+    "NO_RULE",
     "OVERRIDES",
+    "REPLACES",
+    "SPECIAL",
     "UNMATCHED",
     "Domain",
     "Level",
     "LevelBuilder",
+    "Looked",
     "MatcherNodes",
+    "MetNode",
     "Node",
     "Rule",
     "Snapshot",
     "TalliesOf",
-    "Times",
     "walk",
     "ways",
 ]
@@ -140,7 +146,7 @@ class Node:
 
     def with_children(self, children: Level | None) -> Node:
         """The same with other children."""
-        return self if children is self.children else Node(*self._given(children))
+        return self if children is self.children else replace(self, children=children)
 
     def with_matcher(self, matcher: Matcher | None) -> Node:
         """The same with another matcher of the same name."""
@@ -165,28 +171,12 @@ class Node:
 
     def __reduce__(self) -> tuple[type[Node], tuple[object, ...]]:
         """How it is pickled: a dataclass's own way takes longer, and serving waits for it."""
-        return Node, self._given(self.children)
-
-    def _given(
-        self, children: Level | None
-    ) -> tuple[
-        str,
-        str,
-        Matcher | None,
-        Rule | None,
-        Level | None,
-        bool,
-        bool,
-        Source,
-        Grouping | None,
-        int | None,
-    ]:
-        return (
+        return Node, (
             self.key,
             self.value,
             self.matcher,
             self.rule,
-            children,
+            self.children,
             self.share_threshold,
             self.value_to_metric,
             self.source,
@@ -197,6 +187,71 @@ class Node:
     def counted_value(self, value: str) -> str | None:
         """What is matched and counted of an entry's value; None if it should be an address."""
         return value if self.grouping is None else self.grouping.of(value)
+
+
+NO_RULE: Final = 1
+SPECIAL: Final = 2
+DETAILED: Final = 4
+REPLACES: Final = 8
+ENDS: Final = 16
+"""What a request heeds of a node: that it has no rule; that what is counted, or shown in metrics,
+is another value than the entry's; that its rule has detailed metrics, or replaces others; that it
+ends (`valid_until`)."""
+
+
+class MetNode:
+    """A node of a level as requests meet it: what they read of it, and nothing else.
+
+    Among 100,000 rules a request waits for memory more than for instructions. So what it reads of
+    one of them is one small object, which the look-up finds; what rules have in common is
+    elsewhere, and shared. Without a node it is of a limit that a caller brings, which has a tally,
+    too.
+    """
+
+    __slots__ = ("children", "compiled", "heed", "node", "tally")
+
+    def __init__(self, node: Node | None = None, tally: Tally | None = None) -> None:
+        self.node: Final = node
+        self.children: Level | None = None
+        """The node's."""
+        self.heed = NO_RULE
+        """What is to be heeded of it, so that a request need not read the node: bits, as above."""
+        self.tally = tally
+        """Where its hits are tallied, once its rule is compiled."""
+        self.compiled: object = None
+        """What `limiter.compiler` has worked out of its rule. Nobody else looks at it."""
+        if node is not None:
+            self.children = node.children
+            self.heed = _heed(node)
+
+    def lasts(self, minute: int) -> bool:
+        """Whether it has not ended in a minute from the Unix epoch."""
+        if not self.heed & ENDS:
+            return True
+        end = self.node.valid_until if self.node is not None else None
+        return end is None or minute < end
+
+    @property
+    def declared(self) -> Rule | None:
+        """Its rule as the file has it."""
+        return None if self.node is None else self.node.rule
+
+
+def _heed(node: Node) -> int:
+    heed = 0
+    rule = node.rule
+    if rule is None:
+        heed = NO_RULE
+    else:
+        if rule.detailed_metric:
+            heed = DETAILED
+        if rule.replaces:
+            heed |= REPLACES
+    if node.share_threshold or node.value_to_metric or node.grouping is not None:
+        heed |= SPECIAL
+    if node.valid_until is not None:
+        heed |= ENDS
+    return heed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -351,57 +406,6 @@ class LevelBuilder:
         return Level(self._nodes, self._exact, self._matching, self._default)
 
 
-_MOST_TIMES = 1_000
-"""Where more times matter, other rules may hold in any minute."""
-
-
-class Times:
-    """The times at which other rules hold than before.
-
-    Those of a snapshot keep it as it was last looked at (`moment`): `now`, in which `minute`, and
-    what `held` then.
-    """
-
-    def __init__(self) -> None:
-        self.now: Snapshot | None = None
-        self.minute = -1
-        self.held: object = None
-        self._schedules: dict[Schedule, None] = {}
-        self._ends: dict[int, None] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._schedules or self._ends)
-
-    def __getstate__(self) -> tuple[dict[Schedule, None], dict[int, None]]:
-        """How they are pickled: without the snapshot that they keep."""
-        return self._schedules, self._ends
-
-    def __setstate__(self, state: tuple[dict[Schedule, None], dict[int, None]]) -> None:
-        Times.__init__(self)
-        self._schedules, self._ends = state
-
-    def add(self, node: Node) -> None:
-        """Adds those of a node."""
-        if node.valid_until is not None:
-            self._ends[node.valid_until] = None
-        if node.rule is not None:
-            for limit in node.rule.limits:
-                if limit.schedule is not None:
-                    self._schedules[limit.schedule] = None
-
-    def merge(self, other: Times) -> None:
-        """Adds those of another domain."""
-        self._schedules |= other._schedules
-        self._ends |= other._ends
-
-    def phase(self, minute: int) -> object:
-        """What tells one minute from another in which other rules hold."""
-        if len(self._schedules) + len(self._ends) > _MOST_TIMES:
-            return minute
-        held = tuple(schedule.holds(minute) for schedule in self._schedules)
-        return held, sum(end <= minute for end in self._ends)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Domain:
     """One domain's tree.
@@ -448,6 +452,15 @@ def ways(nodes: Iterable[Node], above: tuple[Node, ...] = ()) -> Iterator[tuple[
             yield from ways(node.children.nodes, way)
 
 
+class Looked:
+    """How a snapshot was last looked at (`moment`): as `now`, in which `minute`; what `held`."""
+
+    def __init__(self) -> None:
+        self.now: Snapshot | None = None
+        self.minute = -1
+        self.held: object = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
     """All rules at one moment; replaced as a whole by a reload, never changed.
@@ -464,6 +477,7 @@ class Snapshot:
     """The minute from the Unix epoch in which it is looked at, where rules depend on the time."""
     times: Times | None = field(init=False, default=None)
     """Where rules depend on the time, and it is not yet looked at in a minute."""
+    looked: Looked = field(init=False, default_factory=Looked)
 
     def __post_init__(self) -> None:
         timed = [domain.times for domain in self.domains.values() if domain.times]

@@ -9,8 +9,7 @@ from ratelimit_service.limiter.compiler import Compiler
 from ratelimit_service.limiter.usual import is_usual, stands_alone
 from ratelimit_service.model import Entry, FailurePolicy, Limit, Mode, Unit
 from ratelimit_service.rules.match import meet
-from ratelimit_service.rules.met import MetNode
-from ratelimit_service.rules.tree import Domain, Rule, Snapshot
+from ratelimit_service.rules.tree import Domain, MetNode, Rule, Snapshot
 from ratelimit_service.settings import Settings
 from tests.limiter.planned import domain, plans_of, tally_of
 

@@ -22,13 +22,13 @@ from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.matchers.one_of import OneOf
 from ratelimit_service.rules.matchers.pattern import Pattern
 from ratelimit_service.rules.matchers.regex import Regex
-from ratelimit_service.rules.met import MetNode
 from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.rulebook import Rulebook
 from ratelimit_service.rules.tree import (
     Domain,
     Level,
     LevelBuilder,
+    MetNode,
     Node,
     Rule,
     Snapshot,

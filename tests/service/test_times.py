@@ -20,7 +20,8 @@ from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.texts import schedule_text
-from ratelimit_service.rules.tree import Domain, Level, Node, Snapshot, Times, walk
+from ratelimit_service.rules.times import Times
+from ratelimit_service.rules.tree import Domain, Level, Node, Snapshot, walk
 from ratelimit_service.service import Service
 from ratelimit_service.stores.memory import MemoryStore
 from tests.rules.test_match import domain
@@ -130,7 +131,7 @@ async def test_rules_that_are_let_go(asking: Asking) -> None:
     """Of rules that hold no more nothing is kept for their times, also if no request comes."""
     node = Node(Word("k"), "", None, None, None, valid_until=1)
     times = Times()
-    times.add(node)
+    times.add(node.valid_until, node.rule.limits if node.rule else ())
     held = [Snapshot(1, {"edge": Domain("edge", Level.of([node]), times=times)})]
     living = ref(node.key)
     stats = asking.stats
@@ -149,7 +150,7 @@ def test_told() -> None:
     carried, their_times = Assembly(Tallies), Times()
     bare = domain(RULES)
     for node in walk(bare.root.nodes):
-        their_times.add(node)
+        their_times.add(node.valid_until, node.rule.limits if node.rule else ())
     for part in packed([replace(bare, times=their_times)]):
         carried.add(part)
     snapshot = at_moment(Snapshot(1, carried.domains), us("2026-03-02T12:00"))
