@@ -6,9 +6,11 @@ import asyncio
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from ratelimit_service import clock, compiled
 from ratelimit_service.health import Health
 from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.account import Memory
@@ -170,6 +172,48 @@ async def test_who_uses_little_time_goes_first() -> None:
     assert other.calls.messages == [b"of another"]
     assert sum(len(ends.calls.messages) for ends in greedy) <= handled + 64
     assert min(len(ends.calls.messages) for ends in greedy) > 0
+
+
+@pytest.mark.skipif(compiled(), reason="its clock cannot be replaced then")
+@pytest.mark.parametrize(("piece_us", "together"), [(0, True), (TURN_US // 2, False)])
+async def test_a_read_of_little_work_is_handled_in_a_row(
+    monkeypatch: pytest.MonkeyPatch, piece_us: int, together: bool
+) -> None:
+    """Two pieces of a client follow each other if the first takes less than half a turn."""
+    now = SimpleNamespace(us=10**9)
+    system = SimpleNamespace(monotonic_ns=lambda: now.us * 1_000, time_ns=lambda: now.us * 1_000)
+    monkeypatch.setattr(clock, "time", system)
+    turns, order = held_back(), list[str]()
+
+    class Noting(Calls):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        def handle(self, protocol: Http2Protocol, events: list[Event]) -> None:
+            order.append(self.name)
+            now.us += piece_us
+
+    both = [Ends(turns=turns), Ends(turns=turns)]
+    for name, ends in zip("ab", both, strict=True):
+        ends.protocol._calls = Noting(name)
+        ends.protocol.data_received(many(Client(), 48))
+    while turns._waiting:
+        take_turn(turns)
+
+    assert "".join(order[:4]) == ("aabb" if together else "abab")
+
+
+async def test_many_undecided_calls_are_known_for_a_while() -> None:
+    """A client that had many calls under way counts as one that has, until the second look."""
+    protocol = Ends().protocol
+
+    assert protocol.most_undecided(50) == 50
+    assert protocol.most_undecided(1) == 50
+    protocol.look(0.0, 0.0)
+    assert protocol.most_undecided(1) == 50
+    protocol.look(0.0, 0.0)
+    assert protocol.most_undecided(1) == 1
 
 
 async def test_little_is_handled_as_it_is_read() -> None:

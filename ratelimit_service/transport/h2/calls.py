@@ -117,7 +117,7 @@ class ServiceCalls:
         fate = protocol.backlog.fate(protocol.now_us, waited_us, timeout_us)
         if fate is Fate.COUNTED and self._service.waits and protocol.now_us - arrived_us > FRESH_US:
             # Where calls wait for us and for the store, both must leave time for an answer.
-            rank = rank_of(protocol.undecided)
+            rank = rank_of(protocol.most_undecided())
             store_us = self._pending.oldest_us(protocol.now_us, rank)
             if too_slow(protocol.now_us - arrived_us + store_us, timeout_us):
                 fate = Fate.HURRIED
@@ -177,7 +177,7 @@ class ServiceCalls:
             if not stream_ids:
                 return
         weight = _weight(calls.messages) if connection.unusual else len(stream_ids)
-        rank = rank_of(protocol.undecided + weight)
+        rank = rank_of(protocol.most_undecided(weight))
         if len(stream_ids) >= _ENOUGH:
             alone = Gathered(self._pending, rank)
             alone.add(protocol, calls, deadline_us, weight)
@@ -222,7 +222,7 @@ class ServiceCalls:
         # The next one waits for its answer: a store has no more than one before small calls.
         weight = _weight(calls.messages)
         alone = Gathered(
-            self._pending, rank_of(protocol.undecided + weight), protocol.release_steps
+            self._pending, rank_of(protocol.most_undecided(weight)), protocol.release_steps
         )
         alone.add(protocol, calls, deadline_us, weight)
         protocol.hold_steps()

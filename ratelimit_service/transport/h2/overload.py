@@ -139,6 +139,11 @@ class Backlog:
             return Fate.HURRIED
         return Fate.REFUSED
 
+    def was_late(self, now_us: int) -> bool:
+        """Whether any call was late in the time for which callers wait."""
+        patience_us = PATIENCE_US if self.timeout_us is None else self.timeout_us
+        return now_us - self.late_us <= patience_us
+
     def caught_up_us(self, now_us: int) -> int:
         """Calls that came before this time are given up with a late one; newer ones are counted.
 

@@ -21,13 +21,18 @@ from ratelimit_service.transport.h2.limits import (
     PING_SECONDS,
 )
 from ratelimit_service.transport.h2.overload import FRESH_US, Backlog, Haste
-from ratelimit_service.turns import Turns
+from ratelimit_service.turns import TURN_US, Turns
 
 __all__ = ["CallHandler", "Http2Protocol"]
 
 _PIECE_CALLS: Final = 32
 _PIECE_BYTES: Final = 8_192
 """So many calls or frames, or so many bytes, are handled before it is another client's turn."""
+
+_SHORT_US: Final = TURN_US // 2
+"""A piece that took less is followed by another one of the same read. So what came in one read is
+answered in one write, and the client's next calls come in one read as well. If each piece waited
+for those of others, reads and writes would be as small as pieces."""
 
 _NEVER_US: Final = 1 << 62
 
@@ -102,8 +107,9 @@ class Http2Protocol(asyncio.Protocol):
         has been asked for."""
         self._steps = 0
         """How many of its calls are decided in turns of their own, and are not yet."""
-        self._handled = False
-        """Whether pieces were handled in this turn whose answers are not written yet."""
+        self._handled = self._left = False
+        """Whether pieces were handled in this turn whose answers are not written yet, and whether
+        calls of the piece in hand are decided at its end."""
         self._unread_since_us = self._pauses = 0
         """Since when reading is paused, and how often it was: 0 once all that came during the pause
         is read. If it pauses again before, bytes of the first pause may be what is read next."""
@@ -115,9 +121,10 @@ class Http2Protocol(asyncio.Protocol):
         """How long the calls of that piece have waited for it, 0 if they are counted anyhow, and
         within which time they have come."""
         self.backlog = Backlog()
-        self.used_us = self.undecided = 0
-        """How much time the client's bytes have taken, for `turns` to compare. And how many usual
-        calls those are worth that are to be decided, and are not yet."""
+        self.used_us = self.undecided = self._most = self._most_before = 0
+        """How much time the client's bytes have taken, for `turns` to compare. How many usual calls
+        those are worth that are to be decided, and are not yet; the most that there were since the
+        last look, and in the second before."""
         self.dear = False
         """Whether the next piece may take long, also for `turns`."""
         self._socket: socket.socket | None = None
@@ -190,15 +197,22 @@ class Http2Protocol(asyncio.Protocol):
         return self._unread_since_us or self._turns.came_us(now_us)
 
     def handle_piece(self, now_us: int) -> bool:
-        """Handles some of what was read; returns whether there is more, and it may be handled."""
+        """Handles some of what was read; returns whether there is more, and it may be handled.
+
+        That is a piece, or two that take little.
+        """
         connection, late = self.connection, False
         # This turn writes at its end, so nobody need ask for a write.
         self._handled = self._flushing = True
+        self._left = False
         try:
             self.now_us = now_us
             if self._inbox or self._more or self._fetch(now_us):
                 # Late calls come first. What came behind them is in time, and is next.
                 late = again = self._handle_some(now_us, refusing=False)
+                if not late and self._goes_on(now_us):
+                    self.now_us = elapsed_us()
+                    late = self._handle_some(self.now_us, refusing=False)
                 if again and self._inbox and not self._more:
                     again = self._handle_some(now_us, refusing=True)
                     if again and self._inbox and not self._more:
@@ -249,6 +263,27 @@ class Http2Protocol(asyncio.Protocol):
             if empty or not sealed.ready:
                 break
         return bool(self._inbox)
+
+    def _goes_on(self, since_us: int) -> bool:
+        """Whether the rest of a read follows its first piece at once, which began then.
+
+        It does not if something of that piece is left for the end of the turn, or calls are late.
+        """
+        return (
+            (bool(self._inbox) or self._more)
+            and not (self._drawing or self._steps or self._left or self.connection.closing)
+            and not (self.connection.may_be_dear or self.backlog.was_late(since_us))
+            and elapsed_us() - since_us < _SHORT_US
+        )
+
+    def most_undecided(self, calls: int = 0) -> int:
+        """How many usual calls were undecided at once lately, with so many more now.
+
+        Lately is in the last second or two. So a client that always has many calls under way is
+        known by that, also while it has just been answered and its next calls are on their way.
+        """
+        self._most = max(self._most, self.undecided + calls)
+        return max(self._most, self._most_before)
 
     def draw_from(self, its_socket: socket.socket) -> None:
         """Gives the socket that the transport reads, so that this can read by itself."""
@@ -362,6 +397,7 @@ class Http2Protocol(asyncio.Protocol):
 
     def at_end_of_turn(self, finish: Callable[[], None], calls: int) -> None:
         """Has `finish` called once at the end of this turn, as `Turns.later` says."""
+        self._left = True
         self._turns.later(finish, calls)
 
     def in_a_turn_alone(self, step: Callable[[], None], calls: int) -> None:
@@ -526,6 +562,7 @@ class Http2Protocol(asyncio.Protocol):
         """Ends what hangs or is too old, and pings who is silent; call it once a second."""
         connection = self.connection
         connection.tick()
+        self._most_before, self._most = self._most, self.undecided
         if not connection.greeted:
             if now - self._opened_at > GREETING_SECONDS:
                 connection.abandon(ErrorCode.PROTOCOL_ERROR, "nothing was said", "timeout")
