@@ -220,8 +220,9 @@ def _room(remaining: int) -> bytes:
         return _ROOMS[2 * remaining : 2 * remaining + 2] if remaining else b""
     if remaining < _PAIR:
         return b"\x18" + _PAIRS[2 * remaining : 2 * remaining + 2]
-    low = 3 * (remaining & (_PAIR - 1))
-    return _FIRST_ROOM_PAIRS[low : low + 3] + _varint(remaining >> 14)
+    low, rest = 3 * (remaining & (_PAIR - 1)), remaining >> 14
+    last = _PAIRS[2 * rest : 2 * rest + 2] if 0x80 <= rest < _PAIR else _varint(rest)
+    return _FIRST_ROOM_PAIRS[low : low + 3] + last
 
 
 _PAIR: Final = 1 << 14

@@ -293,7 +293,21 @@ def test_reply_that_can_be() -> None:
         [[Outcome(False, 5, 5, 1)], [Outcome(True, 5, 5, 1)]],
         [],
         False,
+        False,
     )
+
+
+@pytest.mark.parametrize(
+    ("rest", "within"),
+    [(OUTCOME, True), (b"\1" + OUTCOME[1:], False), (OUTCOME + b"\0\2", False)],
+    ids=["within", "one is over", "one came too late"],
+)
+def test_whether_all_hits_of_a_reply_are_within(rest: bytes, within: bool) -> None:
+    """They are if none is over and each has an outcome."""
+    found = read(HEAD + OUTCOME + rest, [[hit()], [hit()]])
+
+    assert found is not None
+    assert found.within is within
 
 
 @pytest.mark.parametrize(

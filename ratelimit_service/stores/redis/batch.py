@@ -47,8 +47,13 @@ class Batch(Protocol):
     def dropped(self, indexes: Sequence[int]) -> None:
         """These requests were not sent, since they are not wanted."""
 
-    def answered(self, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int) -> None:
-        """Takes these requests' outcomes from `found`; `at_us` is the server's time."""
+    def answered(
+        self, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int, within: bool
+    ) -> None:
+        """Takes these requests' outcomes from `found`; `at_us` is the server's time.
+
+        `within`: no hit of these is over, and each has an outcome.
+        """
 
     def failed(self, indexes: Sequence[int], reason: str) -> None:
         """These requests get no answer."""
@@ -87,7 +92,9 @@ class Background:
     def dropped(self, indexes: Sequence[int]) -> None:
         """Never: it is always wanted."""
 
-    def answered(self, indexes: Sequence[int], found: Iterator[Outcomes], _at_us: int) -> None:
+    def answered(
+        self, indexes: Sequence[int], found: Iterator[Outcomes], _at_us: int, _within: bool
+    ) -> None:
         """Tells the outcomes."""
         for _ in indexes:
             self._told(next(found))
@@ -144,7 +151,9 @@ class Debt:
     def dropped(self, indexes: Sequence[int]) -> None:
         """Never: it is always wanted."""
 
-    def answered(self, indexes: Sequence[int], found: Iterator[Outcomes], _at_us: int) -> None:
+    def answered(
+        self, indexes: Sequence[int], found: Iterator[Outcomes], _at_us: int, _within: bool
+    ) -> None:
         """The server has counted these."""
         for _ in indexes:
             next(found)

@@ -253,7 +253,8 @@ class Batches:
         """
         requests, taken, dropped, at = batch.requests, [], [], batch.sent
         wanted, numbers, section = batch.wanted, batch.indexes, []
-        while at < len(requests) and not batch.finished:
+        count = 0 if batch.finished else len(requests)
+        while at < count:
             hits = requests[at]
             added = weight(hits)
             if size and size + added > MAX_CALL_WEIGHT:
@@ -358,7 +359,7 @@ class Batches:
                     if found.late:
                         _answer_one_by_one(batch, indexes, each, at_us)
                     else:
-                        batch.answered(indexes, each, at_us)
+                        batch.answered(indexes, each, at_us, found.within)
             else:
                 self._refused(connection, call, reply)
         except Exception as error:
@@ -428,7 +429,7 @@ def _answer_one_by_one(
         if None in outcomes:
             batch.failed([index], "timeout")
         else:
-            batch.answered([index], iter([outcomes]), at_us)
+            batch.answered([index], iter([outcomes]), at_us, False)
 
 
 def _ignore(_: Reply) -> None: ...

@@ -13,7 +13,7 @@ from typing import Final
 
 from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome
 from ratelimit_service.observer import Stats
-from ratelimit_service.stores import DROPPED, Done, Outcomes, Settled, Wanted, judge
+from ratelimit_service.stores import DROPPED, Done, Outcomes, Settled, Verdict, Wanted, judge
 from ratelimit_service.stores.redis.cross_shard import (
     ABSENT,
     PENDING,
@@ -33,6 +33,7 @@ Find = Callable[[Hit], Home]
 
 _PENDING: Final = PENDING
 _LOCAL: Final = FailurePolicy.LOCAL
+_WITHIN: Final = Verdict.WITHIN
 
 
 class Charge:
@@ -254,7 +255,9 @@ class ShardBatch:
             else:
                 self.charge.settle(self.indexes[index], DROPPED)
 
-    def answered(self, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int) -> None:
+    def answered(
+        self, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int, within: bool
+    ) -> None:
         charge, of, pieces, requests = self.charge, self.indexes, self.pieces, self.requests
         if charge.finished:
             for index in indexes:
@@ -264,7 +267,10 @@ class ShardBatch:
         for index in indexes:
             piece = pieces[index] if pieces else None
             if piece is None:
-                settled[of[index]] = judge(requests[index], next(found))
+                outcomes = next(found)
+                settled[of[index]] = (
+                    Settled(outcomes, _WITHIN) if within else judge(requests[index], outcomes)
+                )
                 count += 1
             else:
                 piece[0].answered(self.shard, piece[1], next(found), at_us)

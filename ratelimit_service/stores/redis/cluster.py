@@ -275,8 +275,11 @@ class Redirected:
     def dropped(self, indexes: Sequence[int]) -> None:
         self._batch.dropped([self.indexes[index] for index in indexes])
 
-    def answered(self, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int) -> None:
-        self._batch.answered([self.indexes[index] for index in indexes], found, at_us)
+    def answered(
+        self, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int, within: bool
+    ) -> None:
+        places = [self.indexes[index] for index in indexes]
+        self._batch.answered(places, found, at_us, within)
 
     def failed(self, indexes: Sequence[int], reason: str) -> None:
         self._batch.failed([self.indexes[index] for index in indexes], reason)

@@ -276,6 +276,8 @@ class ScriptReply(NamedTuple):
     """The keys of counters that started anew, because their state was impossible."""
     late: bool
     """Whether any hit came after its deadline."""
+    within: bool
+    """Whether no hit is over, and each has an outcome."""
 
 
 def fits(reply: object, requests: Sequence[Sequence[Hit]], number: int) -> bool:
@@ -294,8 +296,9 @@ def read(reply: object, requests: Sequence[Sequence[Hit]]) -> ScriptReply | None
     count = sum(map(len, requests))
     end = _HEAD_BYTES + count * _OUTCOME_BYTES
     packed, marks = reply[_HEAD_BYTES:end], reply[end:]
+    overs = packed[::_OUTCOME_BYTES]
     if (
-        packed[::_OUTCOME_BYTES].strip(b"\0\1")
+        overs.strip(b"\0\1")
         or packed[_WAIT_AT::_OUTCOME_BYTES].strip(b"\0")
         or packed[_OUTCOME_BYTES - 1 :: _OUTCOME_BYTES].strip(b"\0")
         or marks.strip(_MARKS)
@@ -312,11 +315,12 @@ def read(reply: object, requests: Sequence[Sequence[Hit]]) -> ScriptReply | None
         damaged = [key for key, mark in zip(keys, marks, strict=True) if mark & _DAMAGED]
         late = max(marks) >= _LATE
         flat = [None if mark & _LATE else one for mark, one in zip(marks, flat, strict=True)]
+    within = not late and b"\1" not in overs
     if len(flat) == len(requests):
-        return ScriptReply(at_us, [[outcome] for outcome in flat], damaged, late)
+        return ScriptReply(at_us, [[outcome] for outcome in flat], damaged, late, within)
     found: list[Outcomes] = []
     at = 0
     for hits in requests:
         found.append(flat[at : at + len(hits)])
         at += len(hits)
-    return ScriptReply(at_us, found, damaged, late)
+    return ScriptReply(at_us, found, damaged, late, within)

@@ -15,7 +15,7 @@ from typing import Final
 
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.service import NEVER, RANKS, Answer, CallOrigin, Service
-from ratelimit_service.transport.h2.connection import Calls
+from ratelimit_service.transport.h2.connection import Calls, Connection
 from ratelimit_service.transport.h2.protocol import Http2Protocol
 
 __all__ = ["Gathered", "Pending", "rank_of"]
@@ -105,11 +105,16 @@ class Gathered:
     def submit(self, service: Service) -> None:
         """Has the calls decided; each is answered on its own connection."""
         self._pending.begin(self)
+        if len(self._parts) == 1:
+            protocol, stream_ids = self._parts[0]
+            wanted = partial(_wanted_on, protocol.connection, stream_ids)
+        else:
+            wanted = partial(_wanted, self)
         try:
             service.submit(
                 self._messages,
                 partial(_decided, service, self),
-                partial(_wanted, self),
+                wanted,
                 self._deadline_us,
                 self._origins,
                 self.rank,
@@ -147,6 +152,10 @@ class Gathered:
 
 
 # No closures: compiled, each would be a cycle, and the collector would have to find them.
+
+
+def _wanted_on(connection: Connection, stream_ids: list[int], place: int) -> bool:
+    return connection.is_open(stream_ids[place])
 
 
 def _wanted(gathered: Gathered, place: int) -> bool:
