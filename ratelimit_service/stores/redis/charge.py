@@ -182,17 +182,22 @@ class Charge:
         """Divides a request between the homes of its counters."""
         request = CrossShardRequest(index, hits, self.settle, self.given_back, self.stats)
         self.cross_shard.append(request)
-        if len(homes) == 2:
-            ats_of = {homes[0]: [0], homes[1]: [1]}
-        else:
-            ats_of = {}
-            for at, home in enumerate(homes):
-                ats_of.setdefault(home, []).append(at)
-        request.missing = len(ats_of)
         plain = True
         for hit in hits:
             if hit[7] or hit[3] is _QUOTA:
                 plain = False
+        if plain and len(homes) == 2:
+            request.missing = 2
+            for at, (shard, _) in enumerate(homes):
+                batch = batches.get(shard) or self._batch(shard, batches)
+                batch.requests.append([hits[at]])
+                batch.indexes.append(index)
+                batch.pieces.append((request, _FIRST_TWO[at]))
+            return
+        ats_of: dict[Home, list[int]] = {}
+        for at, home in enumerate(homes):
+            ats_of.setdefault(home, []).append(at)
+        request.missing = len(ats_of)
         for home, ats in ats_of.items():
             batch = batches.get(home[0]) or self._batch(home[0], batches)
             batch.requests.append([hits[at] for at in ats] if plain else piece_of(hits, ats))
@@ -201,6 +206,8 @@ class Charge:
 
 
 _QUOTA: Final = Mode.QUOTA
+_FIRST_TWO: Final = [[0], [1]]
+"""The indexes of the hits of each piece, if there are two hits. Nobody changes them."""
 
 
 class ShardBatch:
@@ -273,7 +280,10 @@ class ShardBatch:
                 )
                 count += 1
             else:
-                piece[0].answered(self.shard, piece[1], next(found), at_us)
+                request, ats = piece
+                if request.answered(self.shard, ats, next(found), at_us, within=within):
+                    settled[request.index] = request.settled
+                    count += 1
         if count:
             charge.less(count)
 

@@ -33,6 +33,8 @@ PENDING: Final = Settled([], Verdict.DROPPED)
 ABSENT: Final = Outcome(False, 0, 0, -1)
 """Stands for an outcome until there is an answer. Compare it with `is`."""
 
+_WITHIN: Final = Verdict.WITHIN
+
 
 class CrossShardRequest:
     """A request whose counters have several homes.
@@ -53,6 +55,7 @@ class CrossShardRequest:
         "settled",
         "stats",
         "tell_of_give_backs",
+        "within",
     )
 
     def __init__(
@@ -79,17 +82,34 @@ class CrossShardRequest:
         """How many give-backs are under way."""
         self.dropped = False
         """Whether a piece was not sent, since nobody wants the request any more."""
+        self.within = True
+        """Whether all pieces that have their outcomes are within."""
         self.finished = False
 
     def drop(self, ats: Sequence[int]) -> None:
         """A piece was not sent, and will not be."""
         self.dropped = True
+        self.within = False
         for at in ats:
             self.outcomes[at] = None
-        self._one_less()
+        self.missing -= 1
+        if not self.missing:
+            self._settle()
 
-    def answered(self, shard: Shard, ats: Sequence[int], found: Outcomes, at_us: int) -> None:
-        """A piece has its outcomes; the last one settles the request."""
+    def answered(
+        self,
+        shard: Shard,
+        ats: Sequence[int],
+        found: Outcomes,
+        at_us: int,
+        *,
+        within: bool = False,
+    ) -> bool:
+        """A piece has its outcomes; the last one settles the request.
+
+        `within`: none of them is over, and none is missing. Returns whether the request is settled
+        now with all of its pieces within. Then the caller hands the result on; else this does.
+        """
         outcomes = self.outcomes
         if outcomes[ats[0]] is not ABSENT:  # the piece was given up before: this answer is too late
             denied = not judge(self.hits, outcomes).verdict.passes
@@ -98,24 +118,29 @@ class CrossShardRequest:
             heard = self.tell_of_give_backs
             dropped = self.dropped
             give_back_late(heard, shard, hits, told, found, at_us, denied=denied, dropped=dropped)
-            return
+            return False
         if len(ats) == 1:
             outcomes[ats[0]] = found[0]
         else:
             for at, outcome in zip(ats, found, strict=True):
                 outcomes[at] = outcome
         self.pieces.append((shard, ats, at_us))
-        self._one_less()
-
-    def _one_less(self) -> None:
+        if not within:
+            self.within = False
         self.missing -= 1
-        if not self.missing:
-            self._settle()
+        if self.missing:
+            return False
+        if self.within:
+            self.settled = Settled(outcomes, _WITHIN)
+            self.finished = True
+            return True
+        self._settle()
+        return False
 
     def _settle(self) -> None:
         """Every piece has its outcomes: gives back what is not to be counted."""
         self.settled = DROPPED if self.dropped else judge(self.hits, self.outcomes)
-        if self.settled.verdict is Verdict.WITHIN:  # as nearly always
+        if self.settled.verdict is _WITHIN:
             self.finish()
             return
         changed = self._changed()
