@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Generator
-from contextlib import suppress
 from typing import TypeVar
 
 import pytest
 from envoy.service.ratelimit.v3 import rls_pb2
-from google.protobuf.json_format import MessageToDict, ParseDict
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,8 +37,8 @@ from ratelimit_service.wire import (
     plain_entries,
     split_request,
 )
-from ratelimit_service.wire.json import decision_to_json, requests_from_json
-from ratelimit_service.wire.messages import POOL, RateLimitRequest, RateLimitResponse
+from ratelimit_service.wire.json import requests_from_json
+from ratelimit_service.wire.messages import RateLimitRequest
 
 ADDEND = st.integers(0, MAX_ADDEND)
 NUMBERS = st.tuples(ADDEND, st.sampled_from(Unit), st.integers(1, 200))
@@ -372,176 +370,3 @@ def test_answers_that_cannot_be_read(body: bytes) -> None:
     """An answer of another's making that cannot be read is a ValueError, whatever is wrong."""
     with pytest.raises(ValueError, match=r"is no RateLimitResponse|is not a valid Code"):
         decode_decision(body)
-
-
-def test_json_decision() -> None:
-    """/json answers in proto3 JSON: lowerCamelCase, names of enums, zero fields left out."""
-    status = Status(Code.OVER_LIMIT, Limit(5, Unit.WEEK, 1, "n"), 0, 35_000_000)
-
-    body = result_of(decision_to_json(encode_decision(Decision(Code.OVER_LIMIT, (status,)))))
-
-    assert json.loads(body) == {
-        "overallCode": "OVER_LIMIT",
-        "statuses": [
-            {
-                "code": "OVER_LIMIT",
-                "currentLimit": {"requestsPerUnit": 5, "unit": "WEEK", "name": "n"},
-                "durationUntilReset": "35s",
-            }
-        ],
-    }
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b"", "the body is empty: send a RateLimitRequest in JSON"),
-        (b"null", "the body is no RateLimitRequest in JSON"),
-        (b"[1]", "the body is no RateLimitRequest in JSON"),
-        (b"\xff", "the body is no RateLimitRequest in JSON"),
-        (b'{"domian": "x"}', 'has no field named "domian"'),
-        (b'{"domain": 3}', "the body is no RateLimitRequest in JSON"),
-        (b"[" * 100_000, "the body is no RateLimitRequest in JSON"),
-    ],
-)
-def test_json_that_is_no_request(text: bytes, message: str) -> None:
-    """JSON that is no request is refused on one line that says why."""
-    with pytest.raises(BadRequestError) as refused:
-        read(text)
-
-    assert message in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"[" + b"{}," * 5_000 + b"{}]",
-        b'{"descriptors": [' + b'{"x":' * 6_000 + b"1" + b"}" * 6_000 + b"]}",
-        b"{" + b",".join(b'"%d":1' % number for number in range(6_000)) + b"}",
-        b"[" + b"1," * 10_000 + b"1]",
-    ],
-)
-def test_json_of_many_parts(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More objects, lists, names and values than any request has are refused before they are read.
-
-    Python would read them in one go, for tens of milliseconds.
-    """
-    monkeypatch.setattr(json, "loads", None)  # whoever reads, fails
-
-    with pytest.raises(BadRequestError, match="it has more than 10,000 objects, lists, names"):
-        read(text)
-
-
-@pytest.mark.parametrize(
-    "value", ["," * 60_000, '{"a": 1, "b": "c"}' * 3_000, "\\" * 60_000, '"' * 9]
-)
-def test_json_of_long_texts(value: str) -> None:
-    """A text may have any length and any characters; it is read as protobuf reads it."""
-    found = {"domain": value[:90], "descriptors": [{"entries": [{"key": "a", "value": value}]}]}
-    whole = RateLimitRequest()
-    ParseDict(found, whole, descriptor_pool=POOL)
-
-    assert read(json.dumps(found).encode()) == whole.SerializeToString()
-    whole = RateLimitRequest(domain=value)
-    assert read(json.dumps({"domain": value}).encode()) == whole.SerializeToString()
-
-
-@pytest.mark.parametrize("digits", ["9" * 21, "9" * 100_000, "1." + "3" * 30, "-1" + "0" * 4_300])
-def test_json_of_long_numbers(digits: str) -> None:
-    """A number of more than 20 digits is refused unread; one that a field takes is read."""
-    with pytest.raises(BadRequestError, match="digits: at most 20 are allowed"):
-        read(b'{"domain": "d", "hitsAddend": %s}' % digits.encode())
-
-    body = read(b'{"domain": "d%s", "hitsAddend": 4294967295}' % digits.encode())
-    assert RateLimitRequest.FromString(body).hits_addend == 4_294_967_295
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [{"key": 1}, {"key": "a", "x": "y" * 500}, {"x" * 500: 1}, [], 1, None, {"key": "\ud800"}],
-)
-def test_json_of_odd_entries(entry: object) -> None:
-    """An entry that has anything but a key and a value is refused, with a short reason."""
-    with pytest.raises(BadRequestError) as refused:
-        one(entries=[{"key": "a"}, entry])
-
-    assert len(str(refused.value)) < 400
-    assert one(entries=[{"key": "a", "value": None}]) == one(entries=[{"key": "a"}])
-
-
-def test_large_json_is_read_and_written_in_steps() -> None:
-    """A request or an answer of any size is worked on for a few dozen of its parts at a time."""
-    entries = [{"key": "k", "value": str(number)} for number in range(1_000)]
-    text = {"domain": "d", "hitsAddend": 2, "descriptors": [{"entries": entries}, *[{}] * 200]}
-    steps = list(requests_from_json(json.dumps(text).encode(), refunds=True))
-    body = read(json.dumps(text).encode())
-
-    assert len(steps) > 1_000 / 32 + 200
-    whole = RateLimitRequest()
-    ParseDict(text, whole, descriptor_pool=POOL)
-    assert body == whole.SerializeToString()
-    status = Status(Code.OK, Limit(5, Unit.WEEK, 1, "n"), 3, 35_000_000)
-    answer = encode_decision(Decision(Code.OK, (status,) * 256))
-    assert len(list(decision_to_json(answer))) > 256 / 32
-    shown = MessageToDict(RateLimitResponse.FromString(answer), descriptor_pool=POOL)
-    assert json.loads(result_of(decision_to_json(answer))) == shown
-
-
-def test_json_with_too_many_descriptors_is_refused_first() -> None:
-    """More descriptors than are allowed are refused before one of them is read."""
-    text = json.dumps({"domain": "d", "descriptors": [{"kye": 1}] * 257}).encode()
-
-    with pytest.raises(BadRequestError, match="descriptors has 257: at most 256 are allowed"):
-        read(text)
-
-
-def test_list_of_requests() -> None:
-    """A list has its requests in their order, also if it is only one."""
-    requests = [{"domain": f"d{number}", "descriptors": [{"entries": [A]}]} for number in range(3)]
-    for count in (1, 3):
-        batch = result_of(requests_from_json(json.dumps(requests[:count]).encode(), refunds=False))
-        assert batch.listed
-        assert batch.requests == [read(json.dumps(each).encode()) for each in requests[:count]]
-
-
-@pytest.mark.parametrize(
-    ("requests", "message"),
-    [
-        ([], "the list has 0 requests: 1 to 100 are allowed"),
-        ([{}] * 101, "the list has 101 requests: 1 to 100 are allowed"),
-        ([{}, {"domian": "d"}], '[1]: Message type "envoy.service.ratelimit.v3.RateLimitRequest"'),
-        ([{}, 1], "[1]: it must be an object"),
-        ([{}, {"descriptors": [{"isNegativeHits": True}]}], "[1]: refunds (isNegativeHits)"),
-        ([{"descriptors": [{}] * 150}] * 2, "have 300 descriptors together: at most 256"),
-        (
-            [{"descriptors": [{"entries": [{"key": "a"}] * 400}]}] * 3,
-            "have 1200 entries together: at most 1024",
-        ),
-    ],
-)
-def test_list_that_is_refused(requests: list[object], message: str) -> None:
-    """A list is refused whole: for one request that is none, or for more than one may have."""
-    with pytest.raises(BadRequestError) as refused:
-        result_of(requests_from_json(json.dumps(requests).encode(), refunds=False))
-
-    assert message in str(refused.value)
-
-
-_NAMES = [
-    *("domain", "descriptors", "hitsAddend", "hits_addend", "entries", "key", "value", "limit"),
-    *("requestsPerUnit", "unit", "isNegativeHits", "unitMultiplier", "x"),
-]
-_VALUES = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_NAMES), inner, max_size=4)
-    ),
-)
-
-
-@given(st.builds(json.dumps, _VALUES) | st.text(max_size=50))
-def test_any_json(text: str) -> None:
-    """Whatever JSON comes, it is a request or a refusal."""
-    with suppress(BadRequestError):
-        result_of(requests_from_json(text.encode("utf-8", "surrogatepass"), refunds=False))
