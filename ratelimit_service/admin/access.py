@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import NamedTuple
 
@@ -161,12 +160,16 @@ def _is_browser(request: web.Request) -> bool:
 
 
 def _cookie(request: web.Request) -> str:
-    """The session's cookie; "" if there is none."""
-    try:
-        found = SimpleCookie(request.headers.get("Cookie", "")).get(COOKIE)
-    except CookieError:
-        return ""
-    return found.value if found is not None else ""
+    """The session's cookie; "" if there is none.
+
+    It needs no quotes. Python's own reader takes 0.1 s for some headers of 8 KB, and whoever may
+    not ask can send one.
+    """
+    for pair in reversed(request.headers.get("Cookie", "").split(";")):
+        name, _, value = pair.partition("=")
+        if name.strip() == COOKIE:
+            return value.strip()
+    return ""
 
 
 def _holder(request: web.Request) -> str:

@@ -124,6 +124,41 @@ async def test_session(start_site: StartSite, tokens: Path) -> None:
     assert [each.status for each in (read, *changes)] == [200, 403, 403, 200]
 
 
+@pytest.mark.parametrize(
+    ("around", "status"),
+    [
+        ("{}", 200),
+        ("a=b; {}; c=d", 200),
+        ("a=b;{} ;", 200),
+        ("x{}", 401),
+        ("ratelimit_session", 401),
+    ],
+)
+async def test_other_cookies(start_site: StartSite, tokens: Path, around: str, status: int) -> None:
+    """The session is found among other cookies, and nothing else is taken for it."""
+    site = await start_site(Settings(admin_token_file=str(tokens)))
+    origin = {"Origin": site.url, "Sec-Fetch-Site": "same-origin"}
+    begun = await site.ask("/session", {"token": READER}, **origin)
+    cookie = begun.headers["set-cookie"].partition(";")[0]
+
+    answer = await site.ask("/health", **origin, Cookie=around.format(cookie))
+
+    assert answer.status == status
+
+
+async def test_quoted_cookies_cost_nothing(
+    start_site: StartSite, tokens: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is quoted in a cookie is not read: Python takes the square of its length for that."""
+    read: list[str] = []
+    monkeypatch.setattr("http.cookies._unquote", read.append)
+    site = await start_site(Settings(admin_token_file=str(tokens)))
+
+    refused = await site.ask("/health", Cookie='a="' + "\\\\" * 4_000 + '"')
+
+    assert (refused.status, read) == (401, [])
+
+
 async def test_a_browser_on_this_machine(admin: AdminSite) -> None:
     """Without tokens a page of ours gets a session by itself, and needs it for changes."""
     origin = {"Origin": admin.url, "Sec-Fetch-Site": "same-origin"}
