@@ -13,8 +13,11 @@ import pytest
 
 from ratelimit_service import compiled, wire
 from ratelimit_service.clock import elapsed_us
+from ratelimit_service.health import Health
 from ratelimit_service.model import Request
+from ratelimit_service.observer import Stats
 from ratelimit_service.stores import AT_ONCE
+from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.transport.h2 import frames, protocol
 from ratelimit_service.transport.h2.calls import METHODS
 from ratelimit_service.transport.h2.frames import ErrorCode, FrameType
@@ -411,6 +414,27 @@ def test_of_late_reads_a_share_is_counted() -> None:
     few = [backlog.chosen(12_800, 1_024, 8_192)[0] for _ in range(64)]
     assert few.count(True) == 25
     assert backlog.chosen(16_000, 40_000, 8_192) == (False, 10_000)
+
+
+async def test_chosen_calls_are_counted_where_no_store_is_waited_for(tmp_path: Path) -> None:
+    """In memory a call that was chosen is counted after more than half of its caller's patience.
+
+    Where a store is waited for it is not: the answer would come too late.
+    """
+    for store, counted in ((MemoryStore(100, Stats(), Health()), True), (Timed(), False)):
+        ends = Ends(Asking(tmp_path, RULES, store=store))
+        ends.settle()
+        ends.overload.hurried(4_000)
+        with drawing(ends) as there:
+            ends.protocol.backlog._earned_bytes = 8_192  # a share that is saved up
+            there.send(ends.frames("100S"))
+            ends.protocol.handle_piece(60_000_000)
+            ends.turns._finish_turn([ends.protocol])
+
+        kinds = ends.wire.kinds()
+        assert (kinds.count(FrameType.DATA), kinds.count(FrameType.RST_STREAM)) == (
+            (1, 0) if counted else (0, 1)
+        )
 
 
 async def test_other_calls_are_not_refused_along(tmp_path: Path) -> None:
