@@ -65,7 +65,8 @@ class DecisionFeed:
             settings.store.partition(":")[0],
             shard_of,
         )
-        self._waiting: deque[ChosenDecisions] = deque()
+        self._waiting: deque[tuple[ChosenDecisions, int]] = deque()
+        """With the bytes of their requests."""
         self._count = self._size = 0
         """Decisions that wait, and bytes of their requests."""
         self._due = self._making = False
@@ -105,7 +106,7 @@ class DecisionFeed:
             size = sum([len(bodies[place]) for place in places])
         count = self._count + len(places)
         if count <= _MOST_WAITING and self._size + size <= _MOST_BYTES_WAITING:
-            waiting.append((at_us, decided, places))
+            waiting.append(((at_us, decided, places), size))
             self._count = count
             self._size += size
         else:
@@ -118,9 +119,10 @@ class DecisionFeed:
             if self._count >= _MOST_WAITING or self._size >= _MOST_BYTES_WAITING:
                 self._stats.decision_log["dropped_busy"] += len(places) - number
                 return
-            self._waiting.append((at_us, decided, (place,)))
+            size = len(decided.bodies[place])
+            self._waiting.append(((at_us, decided, (place,)), size))
             self._count += 1
-            self._size += len(decided.bodies[place])
+            self._size += size
 
     def _chosen(self, decided: DecidedBatch) -> Sequence[int]:
         """The places of the decisions that are written down."""
@@ -183,18 +185,21 @@ class DecisionFeed:
         some: list[ChosenDecisions] = []
         waiting, count, size = self._waiting, 0, 0
         while waiting and count < _AT_ONCE and size < _BYTES_AT_ONCE:
-            at_us, decided, places = waiting.popleft()
-            bodies, taken = decided.bodies, 0
-            for place in places:
-                taken += 1
-                size += len(bodies[place])
-                if size >= _BYTES_AT_ONCE or count + taken >= _AT_ONCE:
-                    break
-            if taken < len(places):
-                waiting.appendleft((at_us, decided, places[taken:]))
-                places = places[:taken]
-            some.append((at_us, decided, places))
-            count += taken
+            chosen, whole = waiting.popleft()
+            at_us, decided, places = chosen
+            if count + len(places) > _AT_ONCE or size + whole > _BYTES_AT_ONCE:
+                bodies, taken, part = decided.bodies, 0, 0
+                for place in places:
+                    taken += 1
+                    part += len(bodies[place])
+                    if size + part >= _BYTES_AT_ONCE or count + taken >= _AT_ONCE:
+                        break
+                if taken < len(places):
+                    waiting.appendleft(((at_us, decided, places[taken:]), whole - part))
+                chosen, whole, places = (at_us, decided, places[:taken]), part, places[:taken]
+            some.append(chosen)
+            size += whole
+            count += len(places)
         self._count -= count
         self._size -= size
         if not self._send(self._packets.of(some, count)):

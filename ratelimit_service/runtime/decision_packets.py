@@ -114,7 +114,7 @@ class DecisionPackets:
         bodies: list[bytes] = []
         callers: list[PackedOrigin] = []
         planned: Plan | None = None
-        outcome: Outcome | None = None
+        remaining = reset_us = -1
         origin: CallOrigin | None = None
         caller: PackedOrigin = ""
         by, shard = -1, ""
@@ -124,14 +124,15 @@ class DecisionPackets:
         for place in places:
             asked = all_asked[place]
             its_settled = settled[place]
-            outcomes, deciding = its_settled.outcomes, its_settled.by
-            verdict, cached = its_settled.verdict, its_settled.cached
             if (
                 asked is before
-                and deciding == by
-                and verdict is _DENIED
-                and outcomes[by] == outcome
-                and cached is known_by_cache
+                and its_settled.by == by
+                and its_settled.verdict is _DENIED
+                and (its_outcome := its_settled.outcomes[by]) is not None
+                and its_outcome.remaining == remaining  # what a line says of it
+                and its_outcome.reset_us == reset_us
+                and not its_outcome.local
+                and its_settled.cached is known_by_cache
                 and isinstance(answers[place], bytes)
             ):
                 # The same was asked once more, and the answer is the same.
@@ -144,8 +145,9 @@ class DecisionPackets:
                 callers.append(caller)
                 continue
             before = None
+            deciding, cached = its_settled.by, its_settled.cached
             if (
-                verdict is not _DENIED
+                its_settled.verdict is not _DENIED
                 or deciding < 0
                 or not isinstance(asked, Asked)
                 or asked.limits is None
@@ -156,14 +158,17 @@ class DecisionPackets:
                 continue
             its_plan = asked.plans[deciding]
             hits = its_plan.hits
-            its_outcome = outcomes[deciding]
+            its_outcome = its_settled.outcomes[deciding]
             if (
                 planned is None
                 or its_plan.met is not planned.met
                 or its_plan.rule is not planned.rule
                 or deciding != by
                 or cached is not known_by_cache
-                or its_outcome != outcome
+                or its_outcome is None
+                or its_outcome.local
+                or its_outcome.remaining != remaining
+                or its_outcome.reset_us != reset_us
                 or not (no_shards or self._shard_of(hits[0]) == shard)
             ):
                 if (
@@ -175,7 +180,8 @@ class DecisionPackets:
                     found.append(self._line(at_us, decided, place))
                     planned = None
                     continue
-                planned, outcome, by, known_by_cache = its_plan, its_outcome, deciding, cached
+                planned, by, known_by_cache = its_plan, deciding, cached
+                remaining, reset_us = its_outcome.remaining, its_outcome.reset_us
                 shard = "" if no_shards else self._shard_of(hits[0])
                 bodies, callers = [], []
                 told = self._told(decided, its_plan, hits[0], by, its_outcome, shard, cached)
