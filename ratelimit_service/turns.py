@@ -13,9 +13,9 @@ times what a large one does.
 What takes long to decide is done in steps, each in a turn of its own (`Turns.alone`). Every other
 turn is one for pieces, so small calls wait for one step at most. A store's replies are steps as
 well, of work that has begun (`Turns.at_once`). So a round of the loop has one turn, and hands on no
-replies beside it. Several steps of work that has begun share a turn if they fit into its time: what
-calls wait for would be handed on more slowly than pieces bring new ones. What must not live here:
-bytes, and how they are handled.
+replies beside it. Replies share a turn if they fit into its time: what calls wait for would be
+handed on more slowly than pieces bring new ones. Other steps, as those of a long plan, have a turn
+each. What must not live here: bytes, and how they are handled.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class Turns:
         """How long it takes for a call, as it took lately."""
         self._steps: deque[Callable[[], None]] = deque()
         """First steps of long work, each for a turn of its own."""
-        self._begun: deque[Callable[[], None]] = deque()
-        """Further steps of work that has begun."""
+        self._begun: deque[tuple[Callable[[], None], bool]] = deque()
+        """Further steps of work that has begun, and whether each may share its turn."""
         self._step_calls = 0
         """For how many calls steps were left in this turn."""
         self._stepping = False
@@ -191,19 +191,22 @@ class Turns:
         if self._steps:
             self._schedule()
 
-    def go_on(self, step: Callable[[], None]) -> None:
-        """Has the next step of work that has begun called in a turn of its own."""
-        self._begun.append(step)
+    def go_on(self, step: Callable[[], None], *, shares: bool = False) -> None:
+        """Has the next step of work that has begun called in a turn of its own.
+
+        If it `shares` its turn, others that do are called in it as well, as many as fit.
+        """
+        self._begun.append((step, shares))
         self._schedule()
 
-    def at_once(self, step: Callable[[], None]) -> None:
+    def at_once(self, step: Callable[[], None], *, shares: bool = False) -> None:
         """Has the next step of work that has begun called at once; a long one is the next turn.
 
         If anything else waits for its turn, the step waits as well, as for `go_on`.
         """
         started = elapsed_us()
         if self._waiting or self._may_step or not self._rested(started):
-            self.go_on(step)
+            self.go_on(step, shares=shares)
             return
         step()
         self._ended_us = elapsed_us()
@@ -302,15 +305,19 @@ class Turns:
             self._handle_pieces(started)
 
     def _take_steps(self, now: int) -> None:
-        """Takes the next step, and as many more of work that has begun as fit into its turn."""
+        """Takes the next step, and as many more as fit into its turn, if all of them share it."""
         if not self._begun:
             self._steps.popleft()()
             return
         until, longest_us = now + TURN_US, 0
-        while self._begun and now + longest_us <= until:
-            self._begun.popleft()()
+        step, shares = self._begun.popleft()
+        step()
+        while shares and self._begun and self._begun[0][1]:
             started, now = now, elapsed_us()
             longest_us = max(longest_us, now - started)
+            if now + longest_us > until:
+                break
+            self._begun.popleft()[0]()
 
     def _handle_pieces(self, now: int) -> None:
         """Handles pieces for as long as a turn may take."""

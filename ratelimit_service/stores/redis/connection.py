@@ -202,7 +202,7 @@ class RedisConnection(asyncio.Protocol):
         """Hands on what has been read, in order, unless that is being done already."""
         if not self._telling:
             self._telling = True
-            self._turns.at_once(self._tell_some)
+            self._turns.at_once(self._tell_some, shares=True)
 
     def _tell_some(self) -> None:
         """Hands on replies of so many items; the others wait for another turn."""
@@ -215,7 +215,7 @@ class RedisConnection(asyncio.Protocol):
             elif isinstance(reply, list):
                 more += len(reply)
             if items and items + more > _TURN_ITEMS:
-                self._turns.go_on(self._tell_some)
+                self._turns.go_on(self._tell_some, shares=True)
                 return
             items += more
             self._read.popleft()

@@ -82,6 +82,8 @@ class _Likeness:
 
     def values_of(self, block: bytes) -> list[bytes] | None:
         """The values that vary, each as it is written, behind its length; None of other blocks."""
+        # The walk is that of `head_of`, which is asked for every call that is traced: if it took
+        # the values as well, to look for a head would take a fifth longer.
         if not self._pieces:
             return None
         *pieces, last = self._pieces
