@@ -45,6 +45,10 @@ _DEAR_US: Final = 2 * TURN_US
 """What a piece that may take long is taken to use. It counts before the piece is handled: of many
 such pieces none comes before those that cost little."""
 
+_MOST_USED_US: Final = _DEAR_US
+"""The most that a piece is taken to have used. No piece takes longer; but the machine may stand
+still meanwhile, and then its client would wait for as long again beside each of the others."""
+
 
 class Waiting(Protocol):
     """A connection with bytes to be handled."""
@@ -265,7 +269,7 @@ class Turns:
         self._finish_turn([waiting])
         self._ended_us = elapsed_us()
         took_us = self._ended_us - now_us
-        waiting.used_us += took_us
+        waiting.used_us += min(took_us, _MOST_USED_US)
         self._lately_us += took_us
         return more
 
@@ -336,7 +340,7 @@ class Turns:
                 first.fail(error)
             started, now = now, elapsed_us()
             left_calls = self._later_calls + self._step_calls - before
-            first.used_us += now - started + left_calls * self._call_us
+            first.used_us += min(now - started, _MOST_USED_US) + left_calls * self._call_us
             if more:
                 self._push(first)
         self._finish_turn(handled)
