@@ -155,5 +155,7 @@ def test_collections_take_turns(steps: Steps) -> None:
     assert gone() is not None
 
     steps.turn()
+    assert gone() is not None
+    steps.turn()
 
     assert gone() is None
