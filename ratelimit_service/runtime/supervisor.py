@@ -34,6 +34,7 @@ from ratelimit_service.runtime.cpus import usable_cpus
 from ratelimit_service.runtime.decision_scribe import DecisionScribe
 from ratelimit_service.runtime.exporting import Exporting, check_free
 from ratelimit_service.runtime.handover import Handover
+from ratelimit_service.runtime.process import collect, spare_the_old
 from ratelimit_service.runtime.signals import Signals, hold_signals, log, told_to_end
 from ratelimit_service.runtime.stores import open_store
 from ratelimit_service.runtime.workers import Counts, Workers
@@ -150,6 +151,8 @@ class _Supervisor:
                 await self._serve_http(stack)
             await stack.enter_async_context(self._exporting.running())
             await stack.enter_async_context(self._admin.running(self._certificates.admin))
+            spare_the_old()
+            collect()
             self._health.enter(Phase.SERVING)
             self._workers_changed()
             replacing = None

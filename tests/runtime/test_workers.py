@@ -331,3 +331,19 @@ def test_logs_name_the_worker(start: Start, own_redis: RedisServer) -> None:
         "2",
     }
     assert sum("degraded: store" in line["@message"] for line in lines) == 1
+
+
+def test_garbage_is_collected_in_steps(start: Start, tmp_path: Path) -> None:
+    """The supervisor, too, has no collection of all objects: a long page makes very many."""
+    told = tmp_path / "told"
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import atexit, gc, os\n"
+        f"def tell(): open({str(told)!r}, 'a').write(f'{{os.getpid()}} {{gc.isenabled()}}\\n')\n"
+        "atexit.register(tell)\n"
+    )
+    service = start("--store", REDIS, "--workers", "2", PYTHONPATH=str(tmp_path))
+
+    service.signal(signal.SIGTERM)
+    service.wait()
+
+    assert f"{service.pid} False" in told.read_text().splitlines()
