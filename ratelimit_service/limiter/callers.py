@@ -4,9 +4,9 @@ The hot path adds to it. Somebody takes what was added every few seconds, so all
 short stretch of time. Of such a stretch the first outcomes that are over or near are all looked at,
 and the first requests. What comes beyond is a sample of requests, in which each stands for those
 that were passed over: it costs too much to look at everything under load. Requests of the sample
-are kept, and looked at many at a time: alone each would take five times as long, as the processor
-has forgotten how. What must not live here: what is made of it, and for how long it is kept
-(`service.caller_history`).
+are kept, and looked at many at a time. Alone each would take five times as long, since the code
+for it is not in the processor's cache any more. What must not live here: what is made of it, and
+for how long it is kept (`service.caller_history`).
 """
 
 from __future__ import annotations
