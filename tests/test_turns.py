@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from ratelimit_service.turns import TURN_US
+from tests.transport.ends import held_back
 from tests.transport.taken_turns import take_turn
-from tests.transport.test_protocol import held_back
 
 
 class Client:

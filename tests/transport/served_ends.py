@@ -14,13 +14,13 @@ from ratelimit_service.model import Request
 from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.calls import METHODS, ServiceCalls
 from ratelimit_service.transport.h2.frames import PREFACE, FrameType
-from ratelimit_service.transport.h2.overload import Backlog, Overload
+from ratelimit_service.transport.h2.overload import Overload
 from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.transport.health import HealthService
 from tests.service.asking import Asking, descriptor
+from tests.transport.ends import Wire, held_back
 from tests.transport.h2_client import Client
 from tests.transport.taken_turns import take_turn
-from tests.transport.test_protocol import Wire, held_back
 
 ENVOYS_US = 20_000
 
@@ -37,13 +37,6 @@ async def rounds() -> None:
         await asyncio.sleep(0)
 
 
-def late_for_long() -> Backlog:
-    """One whose calls have been late for as long as callers wait, until just now."""
-    backlog = Backlog()
-    backlog.late_us = elapsed_us()
-    return backlog
-
-
 class Ends:
     """A client and a service, and how long bytes have waited between them.
 
@@ -58,7 +51,7 @@ class Ends:
         self.turns, self.wire = held_back(), Wire()
         self.protocol = Http2Protocol(self.calls, METHODS, self.turns, Http2Protocol.forget)
         self.protocol.connection_made(self.wire)
-        self.protocol.backlog = late_for_long()
+        self.protocol.backlog.late_us = elapsed_us()  # late for as long as callers wait, until now
         self.client = Client()
         self.receive(PREFACE + frames.settings({}) + Client.ack())
 
@@ -66,7 +59,7 @@ class Ends:
         """Bytes come that have waited; returns the types of the frames that are said then."""
         self.wire.kinds()
         self.protocol.data_received(data)
-        inbox = self.protocol._inbox
+        inbox = self.protocol._inbox.chunks
         inbox[0] = (elapsed_us() - waited_us, inbox[0][1])
         self.turn()
         return self.wire.kinds()

@@ -32,9 +32,9 @@ from ratelimit_service.transport.h2.limits import (
 )
 from tests.service.asking import Asking
 from tests.transport.chatting import Chatting
+from tests.transport.ends import Ends
 from tests.transport.h2_client import HEADERS, Client, messages, refused
 from tests.transport.served_ends import RULES
-from tests.transport.test_protocol import Ends
 
 
 def unfinished(client: Client, size: int) -> bytes:

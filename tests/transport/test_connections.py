@@ -28,11 +28,11 @@ from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.transport.tls import TLSFiles
 from tests.servers.process import PATIENCE_SECONDS
 from tests.service.asking import Asking
+from tests.transport.ends import TURN_SECONDS, Ends, held_back
 from tests.transport.h2_client import Client
 from tests.transport.served_ends import rounds
 from tests.transport.taken_turns import take_turn
 from tests.transport.test_addresses import Files
-from tests.transport.test_protocol import TURN_SECONDS, Ends, held_back
 from tests.transport.test_transports import RULES
 
 

@@ -22,7 +22,14 @@ from tests.servers.redis import RedisServer
 from tests.service.asking import Asking, Away, Heard, Timed, descriptor
 from tests.stores.cases import hearing, hit
 from tests.stores.redis_store import started
-from tests.transport.served_ends import ENVOYS_US, RULES, Ends, late_for_long
+from tests.transport.served_ends import ENVOYS_US, RULES, Ends
+
+
+def late_for_long() -> Backlog:
+    """One whose calls have been late for as long as callers wait, until just now."""
+    backlog = Backlog()
+    backlog.late_us = elapsed_us()
+    return backlog
 
 
 def test_calls_are_counted_until_they_have_waited_for_long() -> None:
@@ -125,7 +132,7 @@ async def test_a_burst_is_no_overload(tmp_path: Path) -> None:
     for store in (Timed(), MemoryStore(100, Stats(), Health())):
         ends = Ends(Asking(tmp_path, RULES, store=store))
         ends.settle()
-        ends.protocol.backlog = Backlog()
+        ends.protocol.backlog.late_us = Backlog().late_us
 
         assert all(ends.call(waited_us=40_000_000) for _ in range(20))
         ends.calls.look()

@@ -19,10 +19,10 @@ from ratelimit_service.transport.h2.limits import MAX_WATCHES
 from ratelimit_service.transport.h2.protocol import Http2Protocol
 from tests.service.asking import Asking
 from tests.transport.chatting import Chatting
+from tests.transport.ends import Ends
 from tests.transport.served_ends import RULES, rounds
 from tests.transport.served_ends import Ends as ServedEnds
 from tests.transport.taken_turns import take_turn
-from tests.transport.test_protocol import Ends
 
 WATCH = "/grpc.health.v1.Health/Watch"
 

@@ -101,7 +101,7 @@ class ServiceCalls:
             return None
         haste.timeout_us = timeout_us
         haste.refusing = fate is Fate.REFUSED
-        haste.gone_percent = protocol.backlog.gone_percent(protocol.spread_us)
+        haste.gone_percent = protocol.backlog.gone_percent(protocol.drawing.spread_us)
         if haste.given:
             self._overload.hurried(haste.given)
             haste.given = 0

@@ -1,10 +1,13 @@
-"""One client's socket: moves bytes between asyncio and the connection, and keeps the time."""
+"""One client's socket: moves bytes between asyncio and the connection, and keeps the time.
+
+What must not live here: what bytes say (`connection`), what becomes of calls (`calls`), how a late
+client's socket is read (`drawing`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol, cast
@@ -13,7 +16,9 @@ from ratelimit_service.clock import elapsed_us
 from ratelimit_service.handshakes import Sealed, empty_records
 from ratelimit_service.transport.h2.account import Memory
 from ratelimit_service.transport.h2.connection import Connection, Event, Methods
+from ratelimit_service.transport.h2.drawing import Drawing
 from ratelimit_service.transport.h2.frames import ErrorCode
+from ratelimit_service.transport.h2.inbox import PIECE_BYTES, Inbox
 from ratelimit_service.transport.h2.limits import (
     BLOCKED_SECONDS,
     GREETING_SECONDS,
@@ -26,23 +31,12 @@ from ratelimit_service.turns import TURN_US, Turns
 __all__ = ["CallHandler", "Http2Protocol"]
 
 _PIECE_CALLS: Final = 32
-_PIECE_BYTES: Final = 8_192
-"""So many calls or frames, or so many bytes, are handled before it is another client's turn."""
+"""So many calls or frames are handled before it is another client's turn."""
 
 _SHORT_US: Final = TURN_US // 2
 """A piece that took less is followed by another one of the same read. So what came in one read is
 answered in one write, and the client's next calls come in one read as well. If each piece waited
 for those of others, reads and writes would be as small as pieces."""
-
-_NEVER_US: Final = 1 << 62
-
-_DRAWN_BYTES: Final = 65_536
-"""So much is read at once in a turn. A read that brings less has emptied the socket."""
-
-_MOST_READS: Final = 12
-"""So often a socket is read from in one visit, unless it is empty before: as much can be refused in
-that visit."""
-
 
 _OPENINGS: Final = 8
 """So often some records are opened in one visit, unless one of them had no contents. Then their
@@ -98,10 +92,7 @@ class Http2Protocol(asyncio.Protocol):
         self._calls = calls
         self._turns = turns
         self._closed = closed
-        self._inbox: deque[tuple[int, bytes]] = deque()
-        """The bytes that are read and not handled yet, each with the time of its read."""
-        self._inbox_bytes = self._read_to = 0
-        """How many bytes these are, and how many of the first of them have been handled."""
+        self._inbox = Inbox()
         self._more = self._waiting = False
         """Whether the connection holds complete frames that it has not handled, and whether a turn
         has been asked for."""
@@ -117,25 +108,16 @@ class Http2Protocol(asyncio.Protocol):
         """The earliest time, by `elapsed_us`, at which the piece in hand can have come."""
         self.now_us = 0
         """When that piece began to be handled."""
-        self.waited_us = self.spread_us = 0
-        """How long the calls of that piece have waited for it, 0 if they are counted anyhow, and
-        within which time they have come."""
+        self.waited_us = 0
+        """How long the calls of that piece have waited for it; 0 if they are counted anyhow."""
         self.backlog = Backlog()
+        self.drawing = Drawing(self.backlog)
         self.used_us = self.undecided = self._most = self._most_before = 0
         """How much time the client's bytes have taken, for `turns` to compare. How many usual calls
         those are worth that are to be decided, and are not yet; the most that there were since the
         last look, and in the second before."""
         self.dear = False
         """Whether the next piece may take long, also for `turns`."""
-        self._socket: socket.socket | None = None
-        """What the transport reads, if its bytes are HTTP/2 and nothing else."""
-        self._drawing = self._chosen = False
-        """Whether that is read in turns, and not by the loop, and whether what was read then is to
-        be counted although it may have waited for long."""
-        self._drawn_us, self._fresh_us, self._drawn_bytes, self._empty_visits = 0, _NEVER_US, 0, 0
-        """When it was last empty then: what is read next has come later. When the newest bytes of
-        that read have come: these are not given up together with the others. How many bytes it
-        brought, and how many reads in a row brought none."""
         self._sealed: Sealed | None = None
         """What is read and not opened yet, if the client speaks TLS."""
         self._reading: Pausable | None = None
@@ -164,9 +146,9 @@ class Http2Protocol(asyncio.Protocol):
         """Called by asyncio: takes the bytes in, to be handled when it is this client's turn."""
         now_us, sealed = elapsed_us(), self._sealed
         arrived_us = self._hear(now_us) if sealed is None else sealed.came_us
-        self._inbox.append((arrived_us, data))
-        self._inbox_bytes += len(data)
-        if self._inbox_bytes > INBOX_BYTES and self._pause_reading():
+        inbox = self._inbox
+        inbox.put(arrived_us, data)
+        if inbox.size > INBOX_BYTES and self._pause_reading():
             self._memory.paused_unhandled += 1
         if not self._waiting and not self._writing_paused and not self._steps:
             self._waiting = True
@@ -185,7 +167,7 @@ class Http2Protocol(asyncio.Protocol):
         sealed = self._sealed
         if sealed is not None:
             sealed.put(self._hear(elapsed_us()), data)
-            if self._inbox_bytes + sealed.size > INBOX_BYTES and self._pause_reading():
+            if self._inbox.size + sealed.size > INBOX_BYTES and self._pause_reading():
                 self._memory.paused_unhandled += 1
             self._ask_for_turn()
 
@@ -201,48 +183,54 @@ class Http2Protocol(asyncio.Protocol):
 
         That is a piece, or two that take little.
         """
-        connection, late = self.connection, False
+        connection, chunks, late = self.connection, self._inbox.chunks, False
         # This turn writes at its end, so nobody need ask for a write.
         self._handled = self._flushing = True
         self._left = False
         try:
             self.now_us = now_us
-            if self._inbox or self._more or self._fetch(now_us):
+            if chunks or self._more or self._fetch(now_us):
                 # Late calls come first. What came behind them is in time, and is next.
                 late = again = self._handle_some(now_us, refusing=False)
                 if not late and self._goes_on(now_us):
                     self.now_us = elapsed_us()
                     late = self._handle_some(self.now_us, refusing=False)
-                if again and self._inbox and not self._more:
+                if again and chunks and not self._more:
                     again = self._handle_some(now_us, refusing=True)
-                    if again and self._inbox and not self._more:
+                    if again and chunks and not self._more:
                         self._handle_some(now_us, refusing=True)
         except Exception as error:  # where the next frame begins is unknown now
             self._calls.failed(error)
             connection.abandon(ErrorCode.INTERNAL_ERROR, "the service failed: see its log")
         if connection.closing:
-            self._forget_inbox()
+            self._inbox.clear()
             self._more = False
         self.dear = connection.may_be_dear
         may_be = not (self._writing_paused or self._steps)
         self._waiting = self._has_bytes and may_be
         if self._waiting:
             return True
-        self._chosen = False
-        if may_be and (late or self._drawing) and self._draws_on(now_us, late=late):
+        drawing = self.drawing
+        drawing.chosen = False
+        if may_be and (late or drawing.begun) and self._draws_on(now_us, late=late):
             self._waiting = True
-            rest_us = self.backlog.rest_us(self.spread_us, self._drawn_bytes)
+            rest_us = drawing.rest_us()
             if rest_us:
                 self._turns.rest(self, now_us + rest_us)
             return not rest_us
-        self._stop_drawing()
+        if drawing.begun:
+            self._stop_drawing()
         self._resume_reading()
         return False
 
     @property
     def _has_bytes(self) -> bool:
         """Whether there is anything to be handled."""
-        return bool(self._inbox) or self._more or (self._sealed is not None and self._sealed.ready)
+        return (
+            bool(self._inbox.chunks)
+            or self._more
+            or (self._sealed is not None and self._sealed.ready)
+        )
 
     def _fetch(self, now_us: int) -> bool:
         """Gets the next bytes, where the loop has not brought them; returns whether there are any.
@@ -251,18 +239,19 @@ class Http2Protocol(asyncio.Protocol):
         """
         sealed = self._sealed
         if sealed is None:
-            return not self._drawing or self._draw(now_us)
+            return not self.drawing.begun or self._draw(now_us)
+        inbox = self._inbox
         for _ in range(_OPENINGS):
-            before = self._inbox_bytes
+            before = inbox.size
             records, size = sealed.open_some()
-            empty = empty_records(sealed.version, records, size, self._inbox_bytes - before)
+            empty = empty_records(sealed.version, records, size, inbox.size - before)
             if empty and self.connection.closing:
                 self.abort()  # it was told to calm down, and does not
             if empty:
                 self.connection.charge_records(empty)
             if empty or not sealed.ready:
                 break
-        return bool(self._inbox)
+        return bool(inbox.chunks)
 
     def _goes_on(self, since_us: int) -> bool:
         """Whether the rest of a read follows its first piece at once, which began then.
@@ -270,8 +259,8 @@ class Http2Protocol(asyncio.Protocol):
         It does not if something of that piece is left for the end of the turn, or calls are late.
         """
         return (
-            (bool(self._inbox) or self._more)
-            and not (self._drawing or self._steps or self._left or self.connection.closing)
+            (bool(self._inbox.chunks) or self._more)
+            and not (self.drawing.begun or self._steps or self._left or self.connection.closing)
             and not (self.connection.may_be_dear or self.backlog.was_late(since_us))
             and elapsed_us() - since_us < _SHORT_US
         )
@@ -287,90 +276,38 @@ class Http2Protocol(asyncio.Protocol):
 
     def draw_from(self, its_socket: socket.socket) -> None:
         """Gives the socket that the transport reads, so that this can read by itself."""
-        self._socket = its_socket
+        self.drawing.socket = its_socket
 
     def _draws_on(self, now_us: int, *, late: bool) -> bool:
-        """Whether it goes on to read by itself, or begins to, as `late` calls make it do.
-
-        It ends once all has been in time for a while, or nothing has come in two rests.
-        """
-        if not self._drawing:
+        """Whether it goes on to read by itself, or begins to, as `late` calls make it do."""
+        if not self.drawing.begun:
             return late and self._start_drawing(now_us)
-        steady = self.backlog.is_calm(self.spread_us, late=late)
-        if self._drawn_bytes > _PIECE_BYTES:
-            return late
-        return not (steady or self._empty_visits > 1)
+        return self.drawing.goes_on(late=late)
 
     def _start_drawing(self, now_us: int) -> bool:
-        """Reads by itself from now on, if that can be; each visit of a turn begins with a read.
-
-        The loop would read whenever something comes, which under an overload of many connections is
-        a few calls at a time, and long before their turn.
-        """
+        """Reads by itself from now on, if that can be; each visit of a turn begins with a read."""
         transport = self._transport
-        if self._socket is None or transport is None or not self._turns.busy:
+        if self.drawing.socket is None or transport is None or not self._turns.busy:
             return False
         if self.connection.closing or transport.is_closing():
             return False
         transport.pause_reading()
-        self._drawing, self._drawn_us = True, now_us
-        self._drawn_bytes = self._empty_visits = self.backlog.calm_visits = 0
+        self.drawing.begin(now_us)
         return True
 
     def _stop_drawing(self) -> None:
         """Has the loop read again, which also finds out if the client has gone."""
-        if self._drawing:
-            self._drawing, self.spread_us, self._fresh_us = False, 0, _NEVER_US
-            transport = self._transport
-            if transport is not None and not transport.is_closing() and not self._reading_paused:
-                transport.resume_reading()
+        self.drawing.end()
+        transport = self._transport
+        if transport is not None and not transport.is_closing() and not self._reading_paused:
+            transport.resume_reading()
 
     def _draw(self, now_us: int) -> bool:
-        """Reads what has come since the socket was last empty; returns whether anything has."""
-        its_socket, size, emptied = self._socket, 0, False
-        since_us = self._drawn_us
-        self.spread_us = now_us - since_us
-        chunks: list[bytes] = []
-        try:
-            while its_socket is not None and not emptied and len(chunks) < _MOST_READS:
-                data = its_socket.recv(_DRAWN_BYTES)
-                if not data:
-                    break
-                chunks.append(data)
-                size += len(data)
-                emptied = len(data) < _DRAWN_BYTES
-        except OSError:  # nothing more has come, or the loop will find the fault
-            emptied = True
-        self._drawn_bytes = size
-        if not chunks:
-            self._drawn_us = now_us
-            self._empty_visits += 1
+        """Reads what has come; returns whether anything has."""
+        if not self.drawing.draw(now_us, self._inbox):
             return False
-        self._empty_visits = 0
         self._heard_at = self._loop.time()
         self._pinged_at = None
-        self._inbox_bytes += size
-        fresh_bytes = 0
-        self._chosen = False
-        if emptied:
-            # What remains in the socket otherwise is no newer than this: nothing of it is fresh.
-            self._drawn_us = now_us
-            self._chosen, fresh_bytes = self.backlog.chosen(self.spread_us, size, _PIECE_BYTES)
-        if self._chosen:
-            fresh_bytes = 0
-        # The bytes are taken to have come one after the other, at an even pace.
-        fresh_us = now_us - self.spread_us * fresh_bytes // size
-        late_bytes = size - fresh_bytes
-        self._fresh_us = fresh_us
-        for data in chunks:
-            if late_bytes >= len(data):
-                self._inbox.append((since_us, data))
-            elif late_bytes > 0:
-                self._inbox.append((since_us, data[:late_bytes]))
-                self._inbox.append((fresh_us, data[late_bytes:]))
-            else:
-                self._inbox.append((fresh_us, data))
-            late_bytes -= len(data)
         return True
 
     def _handle_some(self, now_us: int, *, refusing: bool) -> bool:
@@ -378,16 +315,22 @@ class Http2Protocol(asyncio.Protocol):
 
         With `refusing` late calls are refused, also if there were time to decide them by policy.
         """
-        connection = self.connection
-        if self._inbox and not self._more:
-            self.arrived_us = self._inbox[0][0]
-        self.waited_us = 0 if self._chosen else now_us - self.arrived_us
+        connection, inbox = self.connection, self._inbox
+        has_next = bool(inbox.chunks) and not self._more
+        if has_next:
+            self.arrived_us = inbox.chunks[0][0]
+        self.waited_us = 0 if self.drawing.chosen else now_us - self.arrived_us
         fresh = self.waited_us <= FRESH_US
         connection.haste = haste = None if fresh else self._calls.haste(self)
         if haste is not None and refusing:
             haste.refusing = True
-        refused = haste is not None and haste.refusing
-        piece = self._late_piece() if refused else self._next_piece(_PIECE_BYTES)
+        if not has_next:
+            piece = b""  # the connection still has complete frames to handle
+        elif haste is not None and haste.refusing:
+            caught_up_us = min(self.backlog.caught_up_us(self.now_us), self.drawing.fresh_us)
+            piece = inbox.take_before(caught_up_us)
+        else:
+            piece = inbox.take(PIECE_BYTES)
         connection.wants_origins = self._calls.wants_origins
         events = connection.receive(piece, _PIECE_CALLS)
         if events:
@@ -441,42 +384,8 @@ class Http2Protocol(asyncio.Protocol):
         """Drops the connection, because after a fault of ours nothing sensible can be sent."""
         self._calls.failed(error)
         self.connection.close()
-        self._forget_inbox()
-        self.abort()
-
-    def _late_piece(self) -> bytes:
-        """Takes all bytes that have waited too long for their calls to be counted."""
-        if self._more or not self._inbox:
-            return b""
-        caught_up_us = min(self.backlog.caught_up_us(self.now_us), self._fresh_us)
-        piece = self._next_piece(INBOX_BYTES)
-        inbox, size = self._inbox, len(piece)
-        if not inbox or inbox[0][0] >= caught_up_us or size >= INBOX_BYTES:
-            return piece
-        pieces = [piece]
-        while inbox and inbox[0][0] < caught_up_us and size < INBOX_BYTES:
-            pieces.append(self._next_piece(INBOX_BYTES))
-            size += len(pieces[-1])
-        return b"".join(pieces)
-
-    def _next_piece(self, size: int) -> bytes:
-        """Takes the next bytes; none while the connection still has complete frames to handle."""
-        if self._more or not self._inbox:
-            return b""
-        data = self._inbox[0][1]
-        start, stop = self._read_to, self._read_to + size
-        if stop < len(data):
-            self._read_to = stop
-            self._inbox_bytes -= size
-            return data[start:stop]
-        self._read_to = 0
-        self._inbox.popleft()
-        self._inbox_bytes -= len(data) - start
-        return data[start:] if start else data
-
-    def _forget_inbox(self) -> None:
         self._inbox.clear()
-        self._inbox_bytes = self._read_to = 0
+        self.abort()
 
     def connection_lost(self, _: Exception | None) -> None:
         """Called by asyncio, for hundreds in one round of the loop where many go together.
@@ -492,7 +401,7 @@ class Http2Protocol(asyncio.Protocol):
         """Frees what was kept for a connection that is gone."""
         self._lost = None
         self.connection.forget()
-        self._forget_inbox()
+        self._inbox.clear()
         self._calls.forget(self)
 
     def pause_writing(self) -> None:
