@@ -16,7 +16,7 @@ from typing import Final
 from ratelimit_service.clock import now_us
 from ratelimit_service.model import Hit
 from ratelimit_service.observer import Stats
-from ratelimit_service.runtime.decision_packets import ChosenDecisions, DecisionPackets
+from ratelimit_service.runtime.decision_packets import DecisionPackets
 from ratelimit_service.service import DecidedBatch, DecisionRecord, Service
 from ratelimit_service.service.decision_key import hash_of, read_key
 from ratelimit_service.settings import Settings, split_pairs
@@ -29,11 +29,15 @@ _WAIT_SECONDS: Final = 0.1
 _AT_ONCE: Final = 100
 _BYTES_AT_ONCE: Final = 1 << 14
 """Decisions that are packed in one go, and bytes of their requests: that takes less than a
-millisecond."""
+millisecond. So many are sent at once."""
 
 _MOST_WAITING: Final = 20_000
 _MOST_BYTES_WAITING: Final = 1 << 24
 """Decisions that wait to be packed, and bytes of their requests."""
+
+_Chosen = tuple[int, DecidedBatch, Sequence[int], int]
+"""When decisions were made, with which others, their places among these, and the bytes of their
+requests."""
 
 Send = Callable[[bytes], bool]
 """Takes a packet; False if it is dropped. It must not wait."""
@@ -65,10 +69,11 @@ class DecisionFeed:
             settings.store.partition(":")[0],
             shard_of,
         )
-        self._waiting: deque[tuple[ChosenDecisions, int]] = deque()
-        """With the bytes of their requests."""
+        self._waiting: deque[_Chosen] = deque()
         self._count = self._size = 0
         """Decisions that wait, and bytes of their requests."""
+        self._packed_size = 0
+        """Bytes of the requests of decisions that are packed and not sent."""
         self._due = self._making = False
         """Whether what waits is packed after a while, and whether it is in a moment."""
 
@@ -99,19 +104,35 @@ class DecisionFeed:
             places = self._chosen(decided)
         if not places:
             return
-        at_us, waiting, bodies = now_us(), self._waiting, decided.bodies
+        at_us, bodies = now_us(), decided.bodies
         if len(places) == len(bodies):
             size = sum(map(len, bodies))
         else:
             size = sum([len(bodies[place]) for place in places])
+        if not self._waiting and len(places) <= _AT_ONCE and size <= _BYTES_AT_ONCE:
+            # If they waited they would be in the processor's cache no more, and what they were
+            # made of could not be used again for the next ones.
+            done = self._packets.add_usual(at_us, decided, places)
+            if done:
+                places = places[done:]
+                rest = sum([len(bodies[place]) for place in places])
+                self._packed_size += size - rest
+                size = rest
+                if self._full():
+                    self._send_packed()
+        if places:
+            self._keep(at_us, decided, places, size)
+        self._ask_for_turn()
+
+    def _keep(self, at_us: int, decided: DecidedBatch, places: Sequence[int], size: int) -> None:
+        """Has them wait to be packed."""
         count = self._count + len(places)
         if count <= _MOST_WAITING and self._size + size <= _MOST_BYTES_WAITING:
-            waiting.append(((at_us, decided, places), size))
+            self._waiting.append((at_us, decided, places, size))
             self._count = count
             self._size += size
         else:
             self._fill_up(at_us, decided, places)
-        self._ask_for_turn()
 
     def _fill_up(self, at_us: int, decided: DecidedBatch, places: Sequence[int]) -> None:
         """Takes as many as there is room for, and counts the others."""
@@ -120,7 +141,7 @@ class DecisionFeed:
                 self._stats.decision_log["dropped_busy"] += len(places) - number
                 return
             size = len(decided.bodies[place])
-            self._waiting.append(((at_us, decided, (place,)), size))
+            self._waiting.append((at_us, decided, (place,), size))
             self._count += 1
             self._size += size
 
@@ -152,18 +173,21 @@ class DecisionFeed:
 
     def flush(self) -> None:
         """Sends all that waits."""
-        while self._waiting:
+        while self._waiting or self._packets.count:
             self._make()
+
+    def _full(self) -> bool:
+        """Whether no more is to be packed with what is packed."""
+        return self._packets.count >= _AT_ONCE or self._packed_size >= _BYTES_AT_ONCE
 
     def _ask_for_turn(self) -> None:
         """Has decisions packed: soon if there are many, after a while if there are few."""
         if self._making:
             return
         if self._count >= _AT_ONCE or self._size >= _BYTES_AT_ONCE:
-            # If they waited they would be in the processor's cache no more.
             self._making = True
             asyncio.get_running_loop().call_soon(self._make_some)
-        elif self._waiting and not self._due:
+        elif not self._due and (self._waiting or self._packets.count):
             self._due = True
             asyncio.get_running_loop().call_later(_WAIT_SECONDS, self._make_rest)
 
@@ -175,32 +199,34 @@ class DecisionFeed:
     def _make_some(self) -> None:
         self._making = False
         try:
-            if self._waiting:
-                self._make()
+            self._make()
         finally:  # whatever becomes of these, the next ones are packed
             self._ask_for_turn()
 
     def _make(self) -> None:
-        """Packs the oldest decisions."""
-        some: list[ChosenDecisions] = []
-        waiting, count, size = self._waiting, 0, 0
-        while waiting and count < _AT_ONCE and size < _BYTES_AT_ONCE:
-            chosen, whole = waiting.popleft()
-            at_us, decided, places = chosen
-            if count + len(places) > _AT_ONCE or size + whole > _BYTES_AT_ONCE:
-                bodies, taken, part = decided.bodies, 0, 0
+        """Packs the oldest decisions, and sends them with those that are packed."""
+        waiting, packets = self._waiting, self._packets
+        while waiting and not self._full():
+            at_us, decided, places, size = waiting.popleft()
+            count = len(places)
+            room, most = _AT_ONCE - packets.count, _BYTES_AT_ONCE - self._packed_size
+            if count > room or size > most:
+                whole, count, size = size, 0, 0
                 for place in places:
-                    taken += 1
-                    part += len(bodies[place])
-                    if size + part >= _BYTES_AT_ONCE or count + taken >= _AT_ONCE:
+                    count += 1
+                    size += len(decided.bodies[place])
+                    if count >= room or size >= most:
                         break
-                if taken < len(places):
-                    waiting.appendleft(((at_us, decided, places[taken:]), whole - part))
-                chosen, whole, places = (at_us, decided, places[:taken]), part, places[:taken]
-            some.append(chosen)
-            size += whole
-            count += len(places)
-        self._count -= count
-        self._size -= size
-        if not self._send(self._packets.of(some, count)):
+                if count < len(places):
+                    waiting.appendleft((at_us, decided, places[count:], whole - size))
+            self._count -= count
+            self._size -= size
+            self._packed_size += size
+            packets.add(at_us, decided, places[:count])
+        self._send_packed()
+
+    def _send_packed(self) -> None:
+        count = self._packets.count
+        self._packed_size = 0
+        if count and not self._send(self._packets.take()):
             self._stats.decision_log["dropped_unsent"] += count

@@ -6,13 +6,14 @@ packet has (`decision_packets`), and where lines go (`decision_log`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from ratelimit_service.runtime.decision_packets import unpacked
+from ratelimit_service.runtime.decision_packets import Run, unpacked
 from ratelimit_service.service.callers import Headers, PackedOrigin
 from ratelimit_service.service.decision_line import HashValue, asked_part, origin_part
 from ratelimit_service.telemetry.parents import request_id_of, trace_id_of
-from ratelimit_service.transport.h2.headers import BlockError, HeaderReader
+from ratelimit_service.transport.h2.headers import HeaderReader
 
 __all__ = ["DecisionLines"]
 
@@ -40,24 +41,21 @@ class DecisionLines:
         """The lines of a packet. Raises ValueError if it is of another version."""
         end, found = unpacked(packet)
         lines: list[str] = []
-        known: PackedOrigin = ""
-        caller = ""
         asked, ask = self._asked.get, self._ask
+        headers = self._headers(found)
         for each in found:
             if isinstance(each, str):
                 lines.append(each)
                 continue
             start, told, bodies, callers = each
             if callers.count(callers[0]) == len(callers):
-                if callers[0] != known:
-                    known, caller = callers[0], self._caller(callers[0])
-                rest = f"{told}{caller}{end}"
+                rest = f"{told}{self._caller(callers[0], headers)}{end}"
                 lines += [f"{start}{asked(body) or ask(body)}{rest}" for body in bodies]
                 continue
-            for body, origin in zip(bodies, callers, strict=True):
-                if origin != known:
-                    known, caller = origin, self._caller(origin)
-                lines.append(f"{start}{asked(body) or ask(body)}{told}{caller}{end}")
+            lines += [
+                f"{start}{asked(body) or ask(body)}{told}{self._caller(origin, headers)}{end}"
+                for body, origin in zip(bodies, callers, strict=True)
+            ]
         return "".join(lines).encode("utf-8", "replace")
 
     def _ask(self, body: bytes) -> str:
@@ -69,18 +67,26 @@ class DecisionLines:
             self._asked[body] = told
         return told
 
-    def _headers(self, block: bytes) -> Headers:
-        """Of a block that depends on no other. It is compared with the one before."""
-        try:
-            return self._reader.caller_headers_alone(block)
-        except BlockError:
-            return ()
+    def _headers(self, found: Sequence[str | Run]) -> Mapping[bytes, Headers]:
+        """What the header blocks of a packet tell of who asked."""
+        blocks: dict[bytes, None] = {}
+        for each in found:
+            if isinstance(each, str):
+                continue
+            callers = each[3]
+            one = callers.count(callers[0]) == len(callers)
+            for origin in callers[:1] if one else callers:
+                if not isinstance(origin, str) and isinstance(origin[1], bytes):
+                    blocks[origin[1]] = None
+        if not blocks:
+            return {}
+        return dict(zip(blocks, self._reader.callers_headers(list(blocks)), strict=True))
 
-    def _caller(self, origin: PackedOrigin) -> str:
+    def _caller(self, origin: PackedOrigin, known: Mapping[bytes, Headers]) -> str:
         """What a line says of who asked."""
         if isinstance(origin, str):
             return origin_part(origin, "", "", self._hashed)
         peer, said = origin
-        headers = self._headers(said) if isinstance(said, bytes) else said
+        headers = known[said] if isinstance(said, bytes) else said
         request_id, trace_id = request_id_of(headers), trace_id_of(headers)
         return origin_part(peer, request_id, trace_id, self._hashed)

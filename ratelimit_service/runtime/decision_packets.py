@@ -25,10 +25,10 @@ from ratelimit_service.service.decision_line import (
     place_part,
 )
 from ratelimit_service.service.records import DecidedBatch
-from ratelimit_service.stores import Settled, Verdict
+from ratelimit_service.stores import Verdict
 from ratelimit_service.telemetry.parents import parent_of, request_id_of
 
-__all__ = ["ChosenDecisions", "DecisionPackets", "Run", "decisions_in", "unpacked"]
+__all__ = ["DecisionPackets", "Run", "decisions_in", "unpacked"]
 
 _VERSION: Final = b"\x01"
 """Of packets. Another version of the program may make them for the moments of a restart."""
@@ -38,9 +38,6 @@ _MARSHAL: Final = 4
 
 _COUNT_BYTES: Final = 4
 """A packet begins with the number of its decisions, and its version."""
-
-ChosenDecisions = tuple[int, DecidedBatch, Sequence[int]]
-"""When decisions were made, with which others, and their places among these."""
 
 Run = tuple[str, str, list[bytes], list[PackedOrigin]]
 """Lines that differ in what was asked and by whom: how each begins, what stands behind what was
@@ -85,113 +82,106 @@ class DecisionPackets:
         self._hashed = hashed
         self._store = store
         self._shard_of = shard_of
+        self.count = 0
+        """Decisions that were added since the last packet."""
+        self._found: list[str | Run] = []
         self._end = "}\n" if hashed is None else ',"hashed":true}\n'
         if denied != 1:
             self._end = f',"sample":{denied}{self._end}'
 
-    def of(self, decisions: Sequence[ChosenDecisions], count: int) -> bytes:
-        """A packet of so many decisions."""
-        found: list[str | Run] = []
-        for at_us, decided, places in decisions:
-            if decided.settled is None:
-                found += [self._line(at_us, decided, place) for place in places]
-            else:
-                self._add(found, at_us, decided, places, decided.settled)
-        head = count.to_bytes(_COUNT_BYTES, "big") + _VERSION
-        return head + marshal.dumps((self._end, found), _MARSHAL)
+    def take(self) -> bytes:
+        """A packet of all that was added since the last one."""
+        head = self.count.to_bytes(_COUNT_BYTES, "big") + _VERSION
+        packet = head + marshal.dumps((self._end, self._found), _MARSHAL)
+        self._found = []
+        self.count = 0
+        return packet
 
-    def _add(
-        self,
-        found: list[str | Run],
-        at_us: int,
-        decided: DecidedBatch,
-        places: Sequence[int],
-        settled: Sequence[Settled],
-    ) -> None:
+    def add(self, at_us: int, decided: DecidedBatch, places: Sequence[int]) -> None:
         """Adds decisions that were made together: usual denials as runs, others as lines."""
-        all_asked, answers, all_bodies = decided.asked, decided.answers, decided.bodies
-        origins, no_shards = decided.origins, self._store == "memory"
+        at = 0
+        while (at := self.add_usual(at_us, decided, places, at)) < len(places):
+            self._found.append(self._line(at_us, decided, places[at]))
+            self.count += 1
+            at += 1
+
+    def add_usual(
+        self, at_us: int, decided: DecidedBatch, places: Sequence[int], first: int = 0
+    ) -> int:
+        """Adds usual denials, from the first of these places up to one with something else.
+
+        Returns how many places are done with then.
+        """
+        if decided.settled is None:
+            return first
+        settled, all_asked, answers = decided.settled, decided.asked, decided.answers
+        all_bodies, origins, no_shards = decided.bodies, decided.origins, self._store == "memory"
         bodies: list[bytes] = []
         callers: list[PackedOrigin] = []
         planned: Plan | None = None
-        remaining = reset_us = -1
+        by, remaining, reset_us, known_by_cache, shard = -1, -1, -1, False, ""
+        before: Asked | None = None
         origin: CallOrigin | None = None
         caller: PackedOrigin = ""
-        by, shard = -1, ""
-        known_by_cache = False
-        before: Asked | None = None
         body = b""
-        for place in places:
-            asked = all_asked[place]
-            its_settled = settled[place]
-            if (
-                asked is before
-                and its_settled.by == by
-                and its_settled.verdict is _DENIED
-                and (its_outcome := its_settled.outcomes[by]) is not None
-                and its_outcome.remaining == remaining  # what a line says of it
-                and its_outcome.reset_us == reset_us
-                and not its_outcome.local
-                and its_settled.cached is known_by_cache
-                and isinstance(answers[place], bytes)
-            ):
-                # The same was asked once more, and the answer is the same.
+        at = first
+        try:
+            for place in places[first:] if first else places:
+                asked, its_settled = all_asked[place], settled[place]
+                deciding = its_settled.by
+                if (
+                    its_settled.verdict is not _DENIED
+                    or deciding < 0
+                    or not isinstance(asked, Asked)
+                    or not isinstance(answers[place], bytes)
+                ):
+                    break
+                its_outcome = its_settled.outcomes[deciding]
+                if its_outcome is None or its_outcome.local:
+                    break
+                if (
+                    asked is not before
+                    or deciding != by
+                    or its_outcome.remaining != remaining  # what a line says of it
+                    or its_outcome.reset_us != reset_us
+                    or its_settled.cached is not known_by_cache
+                ):
+                    if asked.limits is None:
+                        break
+                    its_plan = asked.plans[deciding]
+                    if (
+                        planned is None
+                        or its_plan.met is not planned.met
+                        or its_plan.rule is not planned.rule
+                        or deciding != by
+                        or its_outcome.remaining != remaining
+                        or its_outcome.reset_us != reset_us
+                        or its_settled.cached is not known_by_cache
+                        or not (no_shards or self._shard_of(its_plan.hits[0]) == shard)
+                    ):
+                        hits = its_plan.hits
+                        if its_plan.declared is None or len(hits) != 1:
+                            break
+                        planned, by, known_by_cache = its_plan, deciding, its_settled.cached
+                        remaining, reset_us = its_outcome.remaining, its_outcome.reset_us
+                        shard = "" if no_shards else self._shard_of(hits[0])
+                        told = self._told(
+                            decided, its_plan, hits[0], by, its_outcome, shard, known_by_cache
+                        )
+                        bodies, callers = [], []
+                        self._found.append((beginning(at_us), told, bodies, callers))
+                    before = asked
                 if all_bodies[place] != body:
                     body = all_bodies[place]
-                bodies.append(body)
                 if origins is not None and origins[place] is not origin:
                     origin = origins[place]
                     caller = origin.packed()
+                bodies.append(body)
                 callers.append(caller)
-                continue
-            before = None
-            deciding, cached = its_settled.by, its_settled.cached
-            if (
-                its_settled.verdict is not _DENIED
-                or deciding < 0
-                or not isinstance(asked, Asked)
-                or asked.limits is None
-                or not isinstance(answers[place], bytes)
-            ):
-                found.append(self._line(at_us, decided, place))
-                planned = None
-                continue
-            its_plan = asked.plans[deciding]
-            hits = its_plan.hits
-            its_outcome = its_settled.outcomes[deciding]
-            if (
-                planned is None
-                or its_plan.met is not planned.met
-                or its_plan.rule is not planned.rule
-                or deciding != by
-                or cached is not known_by_cache
-                or its_outcome is None
-                or its_outcome.local
-                or its_outcome.remaining != remaining
-                or its_outcome.reset_us != reset_us
-                or not (no_shards or self._shard_of(hits[0]) == shard)
-            ):
-                if (
-                    its_outcome is None
-                    or its_outcome.local
-                    or its_plan.declared is None
-                    or len(hits) != 1
-                ):
-                    found.append(self._line(at_us, decided, place))
-                    planned = None
-                    continue
-                planned, by, known_by_cache = its_plan, deciding, cached
-                remaining, reset_us = its_outcome.remaining, its_outcome.reset_us
-                shard = "" if no_shards else self._shard_of(hits[0])
-                bodies, callers = [], []
-                told = self._told(decided, its_plan, hits[0], by, its_outcome, shard, cached)
-                found.append((beginning(at_us), told, bodies, callers))
-            before, body = asked, all_bodies[place]
-            bodies.append(body)
-            if origins is not None and origins[place] is not origin:
-                origin = origins[place]
-                caller = origin.packed()
-            callers.append(caller)
+                at += 1
+        finally:
+            self.count += at - first
+        return at
 
     def _told(
         self,

@@ -30,6 +30,9 @@ _UNKNOWN: Final = Parent()
 
 _TRACEPARENT: Final = b"traceparent"
 _W3C: Final = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_USUAL_W3C: Final = re.compile(
+    rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+)
 _B3: Final = re.compile(
     r"([0-9a-f]{16}|[0-9a-f]{32})-([0-9a-f]{16})(?:-([01d])(?:-[0-9a-f]{16})?)?"
 )
@@ -56,10 +59,8 @@ def parent_of(headers: Headers) -> Parent:
 def trace_id_of(headers: Headers) -> str:
     """The id of the caller's trace alone, as `parent_of` has it."""
     said = [value for name, value in headers if name == _TRACEPARENT]
-    if len(said) == 1:
-        found = _W3C.fullmatch(said[0].decode("latin-1"))
-        if found is not None and not found[4] and found[1].strip("0") and found[2].strip("0"):
-            return found[1]
+    if len(said) == 1 and (found := _USUAL_W3C.fullmatch(said[0])) is not None:
+        return found[1].decode()
     return parent_of(headers).trace_id
 
 

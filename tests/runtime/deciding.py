@@ -24,4 +24,5 @@ def packet(*users: str) -> bytes:
         for user in users
     ]
     batch = DecidedBatch.of(told)
-    return _PACKETS.of([(0, batch, range(len(told)))], len(told))
+    _PACKETS.add(0, batch, range(len(told)))
+    return _PACKETS.take()

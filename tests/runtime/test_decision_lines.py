@@ -104,7 +104,10 @@ async def test_lines_of_many_are_the_lines_of_each(
     def shard_of(hit: object) -> str:
         return "" if store == "memory" else f"there:{hash(hit) % 2}"
 
-    packet = DecisionPackets(0.5, 1, hashed, store, shard_of).of(batches.told, batches.number)
+    packets = DecisionPackets(0.5, 1, hashed, store, shard_of)
+    for moment, decided, places in batches.told:
+        packets.add(moment, decided, places)
+    packet = packets.take()
     assert decisions_in(packet) == batches.number
     lines = DecisionLines(hashed).of(packet).decode()
     alone = []

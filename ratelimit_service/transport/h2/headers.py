@@ -8,12 +8,13 @@ table for as long as they use it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from ratelimit_service.service import CALLER_HEADERS, Headers
 from ratelimit_service.transport.h2.fields import WANTED, BlockError, Field, FieldReader, unhuffed
+from ratelimit_service.transport.h2.huffman import unhuffed_together
 
 __all__ = ["ENCODINGS", "BlockError", "Head", "HeaderReader", "literal"]
 
@@ -223,20 +224,39 @@ class HeaderReader:
                 if values is not None:
                     likeness.told = _places(found, likeness.names)
                 return found
-            return [
-                (name, value if at < 0 else _value(values[at])) for name, value, at in likeness.told
-            ]
+            return _headers(likeness.told, values, {})
         except BlockError:
             return ()
 
-    def caller_headers_alone(self, block: bytes) -> Headers:
-        """The same of a block that nobody has read yet, if blocks depend on no other.
+    def callers_headers(self, blocks: Sequence[bytes]) -> list[Headers]:
+        """The same of blocks that nobody has read yet, if blocks depend on no other.
 
-        Raises BlockError.
+        What blocks that are alike tell is decoded together. A block that cannot be read tells
+        nothing.
         """
-        if self._likeness.head_of(block) is None:
-            self.read(block)
-        return self.caller_headers(block)
+        likeness, told = self._likeness, self._likeness.told or ()
+        said = [likeness.values_of(block) if told else None for block in blocks]
+        places = [at for _, _, at in told if at >= 0]
+        written = [
+            values[at]
+            for values in said
+            if values is not None
+            for at in places
+            if values[at][0] & 0x80
+        ]
+        texts = unhuffed_together([each[1:] for each in written])
+        known = dict(zip(written, texts or (), strict=False))
+        found: list[Headers] = []
+        for block, values in zip(blocks, said, strict=True):
+            try:
+                if values is not None:
+                    found.append(_headers(told, values, known))
+                else:
+                    self.read(block)
+                    found.append(self.caller_headers(block))
+            except BlockError:
+                found.append(())
+        return found
 
     def _caller_headers(self, block: bytes) -> Headers:
         """Reads them field by field. Raises BlockError."""
@@ -300,6 +320,19 @@ def _places(headers: Headers, names: Sequence[bytes]) -> list[tuple[bytes, bytes
     if len(set(names)) < len(names) or len({name for name, _ in headers}) < len(headers):
         return None
     return [(name, value, names.index(name) if name in names else -1) for name, value in headers]
+
+
+def _headers(
+    told: Sequence[tuple[bytes, bytes, int]], values: Sequence[bytes], known: Mapping[bytes, bytes]
+) -> Headers:
+    """What a block tells whose varying values these are; `known` are some that are decoded.
+
+    Raises BlockError.
+    """
+    return [
+        (name, value if at < 0 else known.get(values[at]) or _value(values[at]))
+        for name, value, at in told
+    ]
 
 
 def _value(written: bytes) -> bytes:

@@ -1,0 +1,125 @@
+"""Huffman-coded texts that are decoded together."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable
+
+import pytest
+from hpack.huffman import HuffmanEncoder
+from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
+
+from ratelimit_service.transport.h2.fields import BlockError, unhuffed
+from ratelimit_service.transport.h2.headers import HeaderReader
+from ratelimit_service.transport.h2.huffman import unhuffed_together
+from tests.transport.h2_client import Client
+
+coded = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH).encode
+
+SHORT = bytes(byte for byte in range(256) if REQUEST_CODES_LENGTH[byte] <= 15 and byte != ord("}"))
+BITS = {byte: f"{REQUEST_CODES[byte]:0{REQUEST_CODES_LENGTH[byte]}b}" for byte in range(256)}
+STOP = "1" * 15
+GOOD = [b"", b"0", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", b"id-7", SHORT]
+
+
+def padded(bits: str) -> bytes:
+    """Bits as a text's, with ones up to whole bytes."""
+    bits += "1" * (-len(bits) % 8)
+    return bytes(int(bits[at : at + 8], 2) for at in range(0, len(bits), 8))
+
+
+def in_deflate(text: bytes) -> str:
+    """Bits that write a text in a block of DEFLATE's fixed codes, and end it."""
+    made = zlib.compressobj(9, zlib.DEFLATED, -15, strategy=zlib.Z_FIXED)
+    data = made.compress(text) + made.flush()
+    return "".join(f"{byte:08b}"[::-1] for byte in data)
+
+
+def test_texts_come_out_as_they_went_in() -> None:
+    """Texts of all lengths and usual characters are what they were, however many there are."""
+    chance = random.Random(3)
+    for count in (1, 2, 300):
+        texts = [bytes(chance.choices(SHORT, k=chance.randrange(70))) for _ in range(count)]
+        assert unhuffed_together([coded(text) for text in texts]) == texts
+
+
+HOSTILE: dict[str, bytes] = {
+    "cut short": coded(b"0000")[:-1],
+    "padded with a byte": coded(b"id") + b"\xff",
+    "padded with zeros": padded(BITS[ord("a")] + "000"),
+    "ones alone": b"\xff" * 9,
+    "what ends all": coded(b"{a}"),
+    "rare characters": coded("\u00fc\\".encode()),
+    "a stop of its own": padded(BITS[ord("a")] + STOP + BITS[ord("b")]),
+    "texts of others": padded(
+        (BITS[ord("x")] + f"{int.from_bytes(bytes.fromhex('fffe0ffd7fff'), 'big'):048b}") * 3
+    ),
+    "other codes behind the end": padded(
+        BITS[ord("}")] + in_deflate(b"forged\xff0@\xff" * len(GOOD) * 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("at", range(len(GOOD) + 1))
+def test_a_text_changes_no_other(bad: bytes, at: int) -> None:
+    """With one that is coded wrong, or has a rare character, none is told."""
+    all_coded = [coded(text) for text in GOOD]
+    all_coded.insert(at, bad)
+
+    assert unhuffed_together(all_coded) is None
+
+
+def test_whatever_comes_changes_no_other() -> None:
+    """Among any bytes each text that is coded right comes out right, or none comes out."""
+    chance = random.Random(5)
+    told = 0
+    for _ in range(3_000):
+        good = {chance.randrange(6): coded(chance.choice(GOOD)) for _ in range(3)}
+        pieces = [chance.randbytes(3), coded(b"ab"), bytes.fromhex("fffe0ffd7fff"), b"\xff\xff"]
+        all_coded = [
+            good.get(place, b"".join(chance.choices(pieces, k=chance.randrange(4))))
+            for place in range(6)
+        ]
+        texts = unhuffed_together(all_coded)
+        if texts is not None:
+            told += 1
+            for place, one in enumerate(all_coded):
+                try:
+                    assert texts[place] == unhuffed(one)
+                except BlockError:
+                    assert place not in good
+    assert told > 10
+
+
+@pytest.mark.parametrize("spoil", [lambda block: block, lambda block: block[:-3] + b"\xff\xff\xff"])
+def test_headers_of_many_blocks_are_those_of_each(spoil: Callable[[bytes], bytes]) -> None:
+    """What many blocks tell of their callers is what each tells alone."""
+    client = Client()
+    client.settle()
+    blocks = []
+    for number in range(30):
+        extra = [("traceparent", f"00-{number:032x}-{number:016x}-01")] if number % 7 else []
+        extra.append(("x-request-id", f"{{{number}}}" if number > 20 else f"id-{number}"))
+        blocks.append(
+            client.encoder.encode(
+                [(":method", "POST"), (":scheme", "http"), (":path", "/a"), *extra]
+            )
+        )
+    blocks[5] = spoil(blocks[5])
+    together, alone = reader(), reader()
+    told = [
+        headers
+        for at in range(0, 30, 10)
+        for headers in together.callers_headers(blocks[at : at + 10])
+    ]
+    assert told == [alone.callers_headers([block])[0] for block in blocks]
+    assert [value for name, value in told[9] if name == b"x-request-id"] == [b"id-9"]
+
+
+def reader() -> HeaderReader:
+    made = HeaderReader()
+    made.without_table()
+    made.read(b"\x20")
+    return made
