@@ -24,7 +24,7 @@ from ratelimit_service.model import (
     Request,
 )
 from ratelimit_service.replay.met import Met, Prepared, alone_of
-from ratelimit_service.replay.recorded import Block
+from ratelimit_service.replay.recorded import Block, size_of
 from ratelimit_service.replay.sketches import CallerSample
 from ratelimit_service.replay.timeline import Timeline
 from ratelimit_service.replay.use import SAMPLE, TOP_NAMES, Caller, RuleUse
@@ -43,12 +43,12 @@ MAX_COUNTERS: Final = 1_000_000
 """So many counters are held at a time, as `serve` holds by default."""
 
 _MOST_PREPARED: Final = 1 << 16
-_MOST_TEXT: Final = 1 << 24
-"""Characters of all requests that are remembered with their plans."""
+_MOST_BYTES: Final = 1 << 25
+"""Of all requests that are remembered with their plans."""
 
 _MOST_KIN: Final = 1 << 12
-_MOST_KIN_TEXT: Final = 2_048
-"""Characters of a request that may be of a kind."""
+_MOST_KIN_BYTES: Final = 4_096
+"""Of a request that may be of a kind."""
 
 _MOST_DOMAINS: Final = 1_000
 _WITHIN: Final = Verdict.WITHIN
@@ -92,8 +92,8 @@ class Trace:
         self._waiting: list[Met] = []
         """Of callers that came since all were followed."""
         self._most_prepared = most_prepared
-        self._text = 0
-        """How many characters are remembered."""
+        self._bytes = 0
+        """Of the requests that are remembered."""
         self._kin: dict[_Shape, _Kin | bool] = {}
         """What requests of a shape have in common. False: it came once; True: they have nothing."""
         self._sample = sample
@@ -227,7 +227,7 @@ class Trace:
             self._phase = phase
             self._prepared.clear()
             self._alone.clear()
-            self._text = 0
+            self._bytes = 0
             self._kin.clear()
 
     def _ask(self, prepared: Prepared, at_us: int) -> bool:
@@ -298,18 +298,18 @@ class Trace:
             use = self._use(request.domain, planned.rule, planned.declared)
             met.append(Met(request, use, planned, start, caller))
         prepared = Prepared(request, plans, hits, met, unmatched)
-        self._make_room(_size(request))
+        self._make_room(size_of(request))
         self._prepared[id(request)] = prepared
         return prepared
 
     def _make_room(self, size: int) -> None:
-        """Forgets all plans if one more, of a request of so many characters, were too much."""
+        """Forgets all plans if one more, of a request of so many bytes, were too much."""
         many = len(self._prepared) + len(self._alone) >= self._most_prepared
-        if many or self._text + size > _MOST_TEXT:
+        if many or self._bytes + size > _MOST_BYTES:
             self._prepared.clear()
             self._alone.clear()
-            self._text = 0
-        self._text += size
+            self._bytes = 0
+        self._bytes += size
 
     def _prepare_alone(self, request: Request, at_us: int) -> Met | None:
         """What a request meets, if that is one hit and nothing else; it is remembered."""
@@ -318,8 +318,8 @@ class Trace:
             return None
         met = self._alone.get(key)
         if met is None:
-            size = _size(request)
-            met = self._of_kin(request, at_us) if size <= _MOST_KIN_TEXT else None
+            size = size_of(request)
+            met = self._of_kin(request, at_us) if size <= _MOST_KIN_BYTES else None
             if met is None:
                 met = alone_of(self._prepare(request, at_us))
                 if met is None:
@@ -382,15 +382,6 @@ class Trace:
             found = match(domain, descriptor.entries, at_us // MINUTE_US)
             return found.identity or descriptor.entries
         return descriptor.entries
-
-
-def _size(request: Request) -> int:
-    """How many characters a request has."""
-    size = len(request.domain)
-    for descriptor in request.descriptors:
-        for key, value in descriptor.entries:
-            size += len(key) + len(value)
-    return size
 
 
 def _without_leases(request: Request) -> Request:

@@ -14,13 +14,22 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from ratelimit_service.model import SECOND_US, Code, Request
 
-__all__ = ["LAST_US", "Block", "Known", "Moments", "in_order", "merged", "moment_us"]
+__all__ = ["LAST_US", "Block", "Known", "Moments", "in_order", "merged", "moment_us", "size_of"]
 
 WINDOW: Final = 10_000
 """A line may stand so many lines too late in its log: access logs are written when requests end."""
 
 _AT_A_TIME: Final = 4
 """So many windows of records are sorted together: each record twice at most, mostly once."""
+
+_MOST_BYTES: Final = 1 << 27
+"""Of records that wait to be sorted. If they are more, the window is half of this."""
+
+_MEASURED: Final = 40
+"""After so many blocks it is measured how much waits; usual ones are far below the bound."""
+
+_ENTRY_BYTES: Final = 200
+"""An entry beside its texts, about."""
 
 
 class Block(NamedTuple):
@@ -34,6 +43,15 @@ class Block(NamedTuple):
     codes: list[Code | None]
 
 
+def size_of(request: Request) -> int:
+    """About how many bytes of memory a request takes."""
+    size = len(request.domain)
+    for descriptor in request.descriptors:
+        for key, value in descriptor.entries:
+            size += len(key) + len(value) + _ENTRY_BYTES
+    return size
+
+
 _K = TypeVar("_K")
 
 
@@ -43,17 +61,20 @@ class Known(Generic[_K]):
     Logs of one form share it, so that equal requests are one object, which is planned once.
     """
 
-    __slots__ = ("requests",)
+    __slots__ = ("_bytes", "requests")
 
     def __init__(self) -> None:
         self.requests: dict[_K, Request] = {}
+        self._bytes = 0
 
     def keep(self, key: _K, size: int, request: Request) -> None:
         """Keeps a request of that size, in bytes or characters, unless it is too large."""
         if size > _MOST_TEXT:
             return
-        if len(self.requests) >= _MOST_KNOWN:
+        self._bytes += size_of(request)
+        if len(self.requests) >= _MOST_KNOWN or self._bytes > _MOST_BYTES:
             self.requests.clear()
+            self._bytes = size_of(request)
         self.requests[key] = request
 
 
@@ -89,16 +110,36 @@ def _by_time(block: Block) -> Block:
     )
 
 
-def in_order(blocks: Iterator[Block], window: int = WINDOW) -> Iterator[Block]:
+def in_order(
+    blocks: Iterator[Block], window: int = WINDOW, most_bytes: int = _MOST_BYTES
+) -> Iterator[Block]:
     """The records by time, if none stands further back than the window; else nearly so."""
     waiting = _none()
+    unmeasured = 0
     for block in blocks:
         _add(waiting, block)
-        if len(waiting.times) >= window * _AT_A_TIME:
+        unmeasured += 1
+        heavy = False
+        if unmeasured >= _MEASURED:
+            unmeasured = 0
+            heavy = sum(map(size_of, waiting.requests)) > most_bytes
+        if heavy or len(waiting.times) >= window * _AT_A_TIME:
             waiting = _by_time(waiting)
-            yield _part(waiting, 0, -window)
-            waiting = _part(waiting, -window, len(waiting.times))
+            end = max(0, len(waiting.times) - window)
+            if heavy:
+                end = max(end, _beyond(waiting.requests, most_bytes // 2))
+            yield _part(waiting, 0, end)
+            waiting = _part(waiting, end, len(waiting.times))
     yield _by_time(waiting)
+
+
+def _beyond(requests: Sequence[Request], most_bytes: int) -> int:
+    """How many requests must go, so that the others, the last ones, have so many bytes at most."""
+    for place in range(len(requests) - 1, -1, -1):
+        most_bytes -= size_of(requests[place])
+        if most_bytes < 0:
+            return place + 1
+    return 0
 
 
 def merged(logs: Sequence[Iterator[Block]], window: int = WINDOW) -> Iterator[Block]:

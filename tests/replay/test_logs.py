@@ -153,6 +153,29 @@ def test_order_within_a_window() -> None:
     assert [each.at_us for each in flat(in_order(blocks, 10))] == sorted(times)
 
 
+def test_large_requests_wait_in_bounded_memory() -> None:
+    """What waits to be sorted is bounded in bytes too; of large requests fewer wait, in order."""
+    large = 1_000
+    given_in = came_out = most = 0
+
+    def given_out() -> Iterator[Block]:
+        nonlocal given_in, most
+        for at in range(large):
+            given_in += 1
+            most = max(most, given_in - came_out)
+            request = Request("x" * 1_000, ())
+            yield block_of([Recorded(at ^ 7, request)])
+
+    times = []
+    for block in in_order(given_out(), most_bytes=100_000):
+        times += block.times
+        came_out += len(block.times)
+
+    assert times == sorted(times)
+    assert len(times) == large
+    assert most <= 100 + 40  # it is measured after each 40 blocks
+
+
 @given(
     st.lists(st.lists(st.integers(0, 9), max_size=30), min_size=2, max_size=3), st.integers(1, 5)
 )
