@@ -25,7 +25,7 @@ import redis
 
 from benchmarks.profile import RULES, Process
 from ratelimit_service import compiled, limiter, wire
-from ratelimit_service.algorithms import DEFAULT
+from ratelimit_service.algorithms import DEFAULT, sliding_window
 from ratelimit_service.limiter import Planner, compiler
 from ratelimit_service.model import SECOND_US, CounterSpec, Hit
 from ratelimit_service.service import answering
@@ -59,6 +59,7 @@ class Way(NamedTuple):
     beside: Changes = NONE
     """What is switched off in both turns, so that no other short way stands before it."""
     limit: int = 200_000_000
+    algorithm: str = "fixed_window"
 
 
 WAYS = (
@@ -73,6 +74,12 @@ WAYS = (
     ),
     Way("MemoryStore._charge", "hot", {(MemoryStore, "_charge"): vars(MemoryStore)["_settle"]}),
     Way("passing", "hot", {(DEFAULT, "adds"): False}),
+    Way(
+        "sliding_window.passing",
+        "hot",
+        {(sliding_window, "passing"): lambda *_: (b"", -1, 0)},
+        algorithm="sliding_window",
+    ),
     Way("encode_within, tally_within", "hot", {(answering, "_WITHIN"): None}),
     Way(
         "plain, encode_plain, tally_plain",
@@ -179,7 +186,7 @@ def main() -> None:
                 continue
             rules = Path(directory, "rules.yaml")
             text = RULES.read_text()
-            rules.write_text(text.replace("200000000", str(way.limit)))
+            rules.write_text(text.replace("200000000", f"{way.limit}, algorithm: {way.algorithm}"))
             print(row(way.name, way.shape, in_turns(way, rules)), flush=True)
         if not chosen("increment"):
             return

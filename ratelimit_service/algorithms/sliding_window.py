@@ -29,13 +29,24 @@ from ratelimit_service.model import (
     step,
 )
 
-__all__ = ["ALGORITHM", "charge", "refund"]
+__all__ = ["ALGORITHM", "charge", "charge_any", "passing", "refund"]
 
 
 def charge(
     state: State | None, now_us: int, addend: int, spec: CounterSpec, force: bool, _lease: bytes
 ) -> Step:
     """Counts `addend` hits if all of them fit below the limit, or in any case with `force`."""
+    if not spec.buckets:
+        packed, remaining, reset_us = passing(state, now_us, addend, spec)
+        if remaining >= 0:
+            return step((True, packed if addend else state, remaining, reset_us, 0, addend, False))
+    return charge_any(state, now_us, addend, spec, force)
+
+
+def charge_any(
+    state: State | None, now_us: int, addend: int, spec: CounterSpec, force: bool
+) -> Step:
+    """As `charge`, whatever becomes of the hits."""
     limit, window = spec.limit, _window(state, now_us, spec)
     remaining = limit - window.count()
     passed = addend <= remaining
@@ -46,6 +57,39 @@ def charge(
         state = window.state()
     remaining = remaining - addend if passed else max(0, remaining)
     return step((passed, state, remaining, window.reset_us(), retry_us, counted, window.damaged))
+
+
+def passing(
+    state: State | None, now_us: int, addend: int, spec: CounterSpec
+) -> tuple[bytes, int, int]:
+    """The next state, the remaining hits and the reset, as `charge` with two counters has them.
+
+    If there is no room the remaining hits are below 0, and so they are where the state is not of
+    this window or the one before; `charge_any` tells more.
+    """
+    window_us, ticks = spec.window_us, spec.window_ticks
+    number = now_us // window_us
+    since_us = now_us % window_us
+    before = now = weighed = 0
+    if state is not None:
+        if not isinstance(state, bytes) or len(state) != _TWO.size or state[0] != _TWO_MARK:
+            return b"", -1, 0
+        found: tuple[bytes, float, int, int] = _TWO.unpack(state)
+        ahead = int(found[1]) - number
+        if ahead == 0:
+            before, now = found[2], found[3]
+        elif ahead == -1:
+            before = found[3]
+        else:
+            return b"", -1, 0
+        weighed = before * (ticks - since_us // spec.tick_us) // ticks
+    remaining = spec.limit - weighed - now - addend
+    if remaining < 0:
+        return b"", -1, 0
+    if not (weighed or now):
+        before = 0  # what weighs nothing is as good as gone
+    packed = _TWO.pack(_TWO_LETTER, number, before, now + addend)
+    return packed, remaining, window_us - since_us
 
 
 def refund(
@@ -247,6 +291,8 @@ def _window(state: State | None, now_us: int, spec: CounterSpec) -> _TwoCounters
 
 
 _TWO: Final = struct.Struct(">cdII")
+_TWO_LETTER: Final = b"w"
+_TWO_MARK: Final = ord("w")
 _FORMS: Final = {1: "B", 2: "H", 4: "I"}
 _HEAD: Final = 8
 

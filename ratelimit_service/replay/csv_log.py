@@ -12,7 +12,7 @@ from typing import Final
 
 from ratelimit_service.model import MAX_ADDEND, Descriptor, Entry, Request
 from ratelimit_service.replay.logs import BadLineError, Lines, LogError, texts_of
-from ratelimit_service.replay.recorded import Block, Known, Moments
+from ratelimit_service.replay.recorded import Block, Known, Moments, RecordedRequest
 
 __all__ = ["Cells", "CsvLog"]
 
@@ -71,10 +71,10 @@ class CsvLog:
             return None
         return Block(times, requests, [None] * len(times))
 
-    def _split(self, texts: Sequence[str]) -> tuple[list[int], list[Request]]:
+    def _split(self, texts: Sequence[str]) -> tuple[list[int], list[RecordedRequest]]:
         """The same of lines without quotes that begin with the time. Raises what `_parsed` does."""
         times: list[str] = []
-        requests: list[Request] = []
+        requests: list[RecordedRequest] = []
         known = self._known.requests
         for text in texts:
             time, _, rest = text.partition(",")
@@ -83,13 +83,12 @@ class CsvLog:
                 cells = rest.split(",")
                 if len(cells) != len(self._rest) or len(text) > _MOST_LINE:
                     raise BadLineError("the line is no row")
-                request = self._request(cells)
-                self._known.keep(rest, len(rest), request)
+                request = self._known.keep(rest, len(rest), self._request(cells))
             times.append(time)
             requests.append(request)
         return self._moments.all_us(times), requests
 
-    def _parsed(self, texts: Sequence[str]) -> tuple[list[int], list[Request]]:
+    def _parsed(self, texts: Sequence[str]) -> tuple[list[int], list[RecordedRequest]]:
         """The same of any lines. Raises BadLineError, ValueError or csv.Error if one is no row."""
         # If the last line's cell goes on, it takes the empty line that is added here.
         rows = list(csv.reader([*texts, ""]))
@@ -100,10 +99,8 @@ class CsvLog:
         keys = list(map(tuple, rows))
         return times, [known.get(key) or self._parsed_request(key) for key in keys]
 
-    def _parsed_request(self, cells: tuple[str, ...]) -> Request:
-        request = self._request(cells)
-        self._known.keep(cells, sum(map(len, cells)), request)
-        return request
+    def _parsed_request(self, cells: tuple[str, ...]) -> RecordedRequest:
+        return self._known.keep(cells, sum(map(len, cells)), self._request(cells))
 
     def _one_by_one(self, rows: Iterator[list[str]], lines: Lines, end: int) -> Block:
         """The requests of rows that begin before the end of a line."""

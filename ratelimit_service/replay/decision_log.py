@@ -9,7 +9,7 @@ from typing import Final
 from ratelimit_service.model import Code, Descriptor, Request, new_tuple
 from ratelimit_service.replay.json_lines import asked_entries, decisions
 from ratelimit_service.replay.logs import Lines, by_parts
-from ratelimit_service.replay.recorded import Block, Known, Moments
+from ratelimit_service.replay.recorded import Block, Known, Moments, RecordedRequest
 from ratelimit_service.service.decision_line import (
     BadDecisionError,
     NothingAskedError,
@@ -71,7 +71,7 @@ class DecisionLogReader:
                 )
             ]
         known = self._known.requests
-        requests: list[Request] = []
+        requests: list[RecordedRequest] = []
         for place, request in enumerate(map(known.get, asked)):
             if request is None:
                 request = self._request(  # noqa: PLW2901 -- found late
@@ -86,7 +86,7 @@ class DecisionLogReader:
 
     def _request(
         self, asked: AskedText, domain: str, descriptors: bytes, hits: int
-    ) -> Request | None:
+    ) -> RecordedRequest | None:
         """What was asked by a line; None if that cannot be."""
         entries = asked_entries(descriptors)
         if entries and not hits:
@@ -100,8 +100,7 @@ class DecisionLogReader:
                 request = read_request({"domain": domain, "descriptors": told, "hits": hits})
             except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
                 return None
-        self._known.keep(asked, len(asked), request)
-        return request
+        return self._known.keep(asked, len(asked), request)
 
     def _one_by_one(self, texts: Sequence[str], number: int) -> Iterator[Block]:
         block = Block([], [], [])
@@ -120,15 +119,14 @@ class DecisionLogReader:
                 self.sampled = True
             if "hashed" in read.fields:
                 self.hashed = True
-            request, code, remaining = read.request, _CODES.get(read.code), read.times
-            if read.request in self._unusual.requests:
-                request = self._unusual.requests[read.request]
-            else:
-                self._unusual.keep(request, len(line), request)
+            code, remaining = _CODES.get(read.code), read.times
+            asked = self._unusual.requests.get(read.request)
+            if asked is None:
+                asked = self._unusual.keep(read.request, len(line), read.request)
             while remaining > 0:
                 times = min(remaining, _MOST_TIMES)
                 block.times.extend([read.at_us] * times)
-                block.requests.extend([request] * times)
+                block.requests.extend([asked] * times)
                 block.codes.extend([code] * times)
                 remaining -= times
                 if len(block.times) >= _MOST_TIMES:

@@ -14,7 +14,14 @@ from typing import Final
 from ratelimit_service.model import MAX_ADDEND, SECOND_US, Code, Descriptor, Entry, Request
 from ratelimit_service.replay.json_lines import FieldsReader, Value
 from ratelimit_service.replay.logs import BadLineError, Lines, LogError, by_parts
-from ratelimit_service.replay.recorded import LAST_US, Block, Known, Moments, moment_us
+from ratelimit_service.replay.recorded import (
+    LAST_US,
+    Block,
+    Known,
+    Moments,
+    RecordedRequest,
+    moment_us,
+)
 from ratelimit_service.rules.fields import Fields, document
 from ratelimit_service.rules.files import read_rule_files
 from ratelimit_service.rules.reader import Reader, Unreadable
@@ -99,6 +106,8 @@ class EnvoyLog:
         self._codes: dict[Value, Code | None] = {}
         """What was answered, by the response flags."""
         self._moments = Moments()
+        self._silent = False
+        """Whether there were lines that ask nothing."""
 
     def blocks(self, lines: Lines) -> Iterator[Block]:
         """The requests; a line that is none is told to `lines`.
@@ -116,18 +125,17 @@ class EnvoyLog:
             return None
         try:
             times = self._times(columns[0])
-            known, requests = self._known.requests, []
-            for values in zip(*columns[2:], strict=True) if self._fields else [()] * len(times):
-                request = known.get(values) or self._request(values)
-                requests.append(request)
+            known = self._known.requests
+            asked = zip(*columns[2:], strict=True) if self._fields else [()] * len(times)
+            requests = [known.get(values) or self._request(values) for values in asked]
         except (BadLineError, ValueError):
             return None
         codes: list[Code | None] = [None] * len(times)
         if self._flags:
             codes = [self._codes.get(flags) or self._code(flags) for flags in columns[1]]
-        if all(request.descriptors for request in requests):
+        if not self._silent:
             return Block(times, requests, codes)
-        asking = [place for place, request in enumerate(requests) if request.descriptors]
+        asking = [place for place, asked in enumerate(requests) if asked.request.descriptors]
         return Block(
             [times[place] for place in asking],
             [requests[place] for place in asking],
@@ -150,27 +158,27 @@ class EnvoyLog:
             try:
                 found = _object(line)
                 at_us = self._moment_us(_value(found, self._time), self._time)
-                request = self._request(tuple([_value(found, field) for field in self._fields]))
+                asked = self._request(tuple([_value(found, field) for field in self._fields]))
             except (ValueError, RecursionError) as error:
                 lines.bad(f"the line is no JSON: {error}", place)
                 continue
             except BadLineError as error:
                 lines.bad(str(error), place)
                 continue
-            if request.descriptors:
+            if asked.request.descriptors:
                 block.times.append(at_us)
-                block.requests.append(request)
+                block.requests.append(asked)
                 block.codes.append(self._code(_value(found, self._flags)))
         yield block
 
-    def _request(self, values: tuple[Value, ...]) -> Request:
+    def _request(self, values: tuple[Value, ...]) -> RecordedRequest:
         """What is asked by these fields, in their order. Raises BadLineError."""
-        request = self._known.requests.get(values)
-        if request is None:
+        asked = self._known.requests.get(values)
+        if asked is None:
             texts = list(map(_text, values))
             request = self._made(dict(zip(self._fields, texts, strict=True)))
-            self._known.keep(values, sum(map(len, texts)), request)
-        return request
+            asked = self._known.keep(values, sum(map(len, texts)), request)
+        return asked
 
     def _code(self, flags: Value) -> Code | None:
         """What was answered, by the response flags; None if the mapping does not name these."""
@@ -205,6 +213,7 @@ class EnvoyLog:
             if all(entry.value for entry in made):
                 addend = int(hits) if hits else None
                 descriptors.append(Descriptor(tuple(made), hits_addend=addend))
+        self._silent = self._silent or not descriptors
         return Request(_word(mapped.domain, values), tuple(descriptors))
 
     def notes(self) -> Iterator[str]:

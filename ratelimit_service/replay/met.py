@@ -12,6 +12,7 @@ from ratelimit_service.model import Hit, Mode, Request
 from ratelimit_service.replay.sketches import place_of
 from ratelimit_service.replay.use import Caller, RuleUse
 from ratelimit_service.rules.paths import path_text
+from ratelimit_service.stores.memory import MemoryCounter
 
 __all__ = ["Met", "Prepared", "alone_of"]
 
@@ -27,11 +28,13 @@ class Met:
         "_name_place",
         "addend",
         "caller",
+        "counter",
         "enforced",
         "entries",
         "hits",
+        "key",
         "refund",
-        "request",
+        "spec",
         "start",
         "times",
         "use",
@@ -39,7 +42,6 @@ class Met:
 
     def __init__(
         self,
-        request: Request,
         use: RuleUse,
         planned: Plan,
         start: int,
@@ -47,7 +49,6 @@ class Met:
     ) -> None:
         """`entries` are those that name the caller; its hits begin at `start` of the request's."""
         hits = planned.hits
-        self.request = request
         self.use = use
         self.addend = planned.addend
         self.hits = hits
@@ -59,7 +60,11 @@ class Met:
         self._name_place = -1
         self.times: list[int] = []
         """When it came since its caller was last followed."""
-        self.caller = self._caller(hits[0].key if hits else self.name.encode("utf-8", "replace"))
+        self.key = hits[0].key if hits else self.name.encode("utf-8", "replace")
+        self.spec = hits[0].spec if hits else None
+        self.counter: MemoryCounter | None = None
+        """That of its first hit, if it has been looked up."""
+        self.caller = self._caller(self.key)
         """Who is looked at; None if it is not in the sample, or no more."""
 
     @property

@@ -107,7 +107,13 @@ def _contents(report: Report) -> Iterator[str]:
     if not report.rules:
         return
     compared = report.denied_before is not None
-    head = ["Rule", "Asked", "Denied", *(["Denied before"] if compared else []), "Findings"]
+    head = [
+        "Rule",
+        "RecordedRequest",
+        "Denied",
+        *(["Denied before"] if compared else []),
+        "Findings",
+    ]
     rows = [
         [
             f'<a href="#rule-{number}">{_text(rule.rule)}</a> '

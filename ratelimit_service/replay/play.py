@@ -24,7 +24,7 @@ from ratelimit_service.model import (
     Request,
 )
 from ratelimit_service.replay.met import Met, Prepared, alone_of
-from ratelimit_service.replay.recorded import Block, size_of
+from ratelimit_service.replay.recorded import Block, RecordedRequest
 from ratelimit_service.replay.sketches import CallerSample
 from ratelimit_service.replay.timeline import Timeline
 from ratelimit_service.replay.use import SAMPLE, TOP_NAMES, Caller, RuleUse
@@ -85,10 +85,10 @@ class Trace:
         self._world = World(snapshot, settings, max_counters)
         self.uses: dict[tuple[str, str], RuleUse] = {}
         """By domain and path of the rule."""
-        self._prepared: dict[int, Prepared] = {}
-        """By the identities of requests: readers of logs make equal ones one object."""
-        self._alone: dict[int, Met] = {}
-        """As `_prepared`, of requests that are one hit and nothing else."""
+        self.beside = False
+        """Whether it is asked beside another one, so that each keeps plans of its own."""
+        self._prepared: list[RecordedRequest] = []
+        """Requests that have a plan: a `Met` if they are one hit and nothing else."""
         self._waiting: list[Met] = []
         """Of callers that came since all were followed."""
         self._most_prepared = most_prepared
@@ -111,15 +111,15 @@ class Trace:
         """How many counters that still counted had to make room for others."""
         return self._world.lost
 
-    def ask(self, request: Request, at_us: int) -> bool:
+    def ask(self, asked: RecordedRequest, at_us: int) -> bool:
         """Asks one request and notes what comes of it; tells whether it passes."""
         self._renew(at_us)
-        passes = self._ask(self._prepared.get(id(request)) or self._prepare(request, at_us), at_us)
+        passes = self._ask(self._prepared_for(asked, at_us), at_us)
         self.timeline.add(at_us, int(not passes))
-        self._settle_all()
+        self._follow_all()
         return passes
 
-    def ask_all(self, requests: Sequence[Request], times: Sequence[int]) -> dict[int, Met | None]:
+    def ask_all(self, requests: list[RecordedRequest], times: list[int]) -> dict[int, Met | None]:
         """As `ask` for each of them, at its time; tells those that are denied, by their places.
 
         With each of these is the descriptor that denied it, if one did.
@@ -138,13 +138,13 @@ class Trace:
                 self._ask_part(requests[start:end], times[start:end], start, denied)
                 start = end
         self.timeline.add_all(times, [times[place] for place in denied])
-        self._settle_all()
+        self._follow_all()
         return denied
 
     def _ask_part(
         self,
-        requests: Sequence[Request],
-        times: Sequence[int],
+        requests: list[RecordedRequest],
+        times: list[int],
         start: int,
         denied: dict[int, Met | None],
     ) -> None:
@@ -152,45 +152,54 @@ class Trace:
 
         Their places count from `start`. Nearly every request is one hit: it has a short way here.
         """
-        found = self._alone
-        charge = self._world.charge_alone
-        place = start - 1
-        for met, request, at_us in zip(
-            map(found.get, map(id, requests)), requests, times, strict=True
-        ):
-            place += 1
-            if met is None:
-                met = self._prepare_alone(request, at_us)  # noqa: PLW2901 -- found late
-            if met is None:
-                prepared = self._prepared.get(id(request)) or self._prepare(request, at_us)
-                if not self._ask(prepared, at_us):
-                    denied[place] = self.deciding
-                continue
-            remaining = charge(met.hits[0], at_us)
-            if remaining == UNSETTLED:
-                if not self._ask(Prepared(request, (), met.hits, (met,), False), at_us):
-                    denied[place] = self.deciding
-                continue
-            caller = met.caller
-            if caller is not None:
-                if not met.times:
-                    self._wait(met, caller)
-                met.times.append(at_us)
-            use = met.use
-            use.came.append(at_us)
-            if met.addend != 1:
-                use.hits += met.addend - 1
-            if remaining < 0:
-                remaining = -1 - remaining
-                if self._over(met, use, at_us):
-                    denied[place] = met
-            if remaining < use.least:
-                use.reach(remaining, met.name, at_us)
+        beside = self.beside
+        for place, asked in enumerate(requests):
+            at_us = times[place]
+            remembered = asked.beside if beside else asked.plan
+            plan = remembered if isinstance(remembered, Met) else self._plan(asked, at_us)
+            if isinstance(plan, Met):
+                remaining = self._charge(plan, at_us)
+                if remaining != UNSETTLED:
+                    if self._alone(plan, remaining, at_us):
+                        denied[start + place] = plan
+                    continue
+                plan = Prepared(asked.request, (), plan.hits, (plan,), False)
+            if not self._ask(plan, at_us):
+                denied[start + place] = self.deciding
+
+    def _charge(self, met: Met, at_us: int) -> int:
+        """Charges a request that is one hit and nothing else: what `MemoryStore` says of it."""
+        spec, counter = met.spec, met.counter
+        if spec is None:
+            return UNSETTLED
+        remaining = self._world.charge_alone(met.key, spec, met.addend, at_us, counter)
+        if remaining != UNSETTLED and (counter is None or not counter.kept()):
+            met.counter = self._world.counter(met.key)
+        return remaining
+
+    def _alone(self, met: Met, remaining: int, at_us: int) -> bool:
+        """Notes what came of such a request; tells whether it is denied."""
+        use, caller = met.use, met.caller
+        if caller is not None:
+            if not met.times:
+                self._wait(met, caller)
+            met.times.append(at_us)
+        use.asked += 1
+        use.hits += met.addend
+        denied = False
+        if remaining >= 0:
+            use.timeline.add(at_us)
+        else:
+            remaining = -1 - remaining
+            denied = self._over(met, use, at_us)
+        if remaining < use.least:
+            use.reach(remaining, met.name, at_us)
+        return denied
 
     def _over(self, met: Met, use: RuleUse, at_us: int) -> bool:
         """Notes that a request's only hit was over; tells whether that denies it."""
-        use.over.append(at_us)
-        use.over_names.append(met.name)
+        use.timeline.add(at_us, 1)
+        use.deniers.add(met.name)
         if met.caller is not None:
             met.caller.denied += 1
         if not met.enforced:
@@ -214,20 +223,12 @@ class Trace:
         for met in waiting:
             met.follow()
 
-    def _settle_all(self) -> None:
-        """Brings up to date what is only noted while requests are asked."""
-        self._follow_all()
-        for use in self.uses.values():
-            use.settle()
-
     def _renew(self, at_us: int) -> None:
         """Forgets all plans when other rules hold."""
         phase = self._world.phase(at_us)
         if phase != self._phase:
             self._phase = phase
-            self._prepared.clear()
-            self._alone.clear()
-            self._bytes = 0
+            self._forget()
             self._kin.clear()
 
     def _ask(self, prepared: Prepared, at_us: int) -> bool:
@@ -281,14 +282,37 @@ class Trace:
         if domain in self.unmatched or len(self.unmatched) < _MOST_DOMAINS:
             self.unmatched[domain] += 1
 
+    def _plan(self, asked: RecordedRequest, at_us: int) -> Met | Prepared:
+        """What a request meets: a `Met` if that is one hit and nothing else. It is remembered."""
+        remembered = asked.beside if self.beside else asked.plan
+        if isinstance(remembered, Prepared):
+            return remembered
+        met = self._of_kin(asked.request, at_us) if asked.size <= _MOST_KIN_BYTES else None
+        if met is not None:
+            self._remember(asked, met)
+            return met
+        prepared = self._prepare(asked.request, at_us)
+        plan = alone_of(prepared) or prepared
+        self._remember(asked, plan)
+        return plan
+
+    def _prepared_for(self, asked: RecordedRequest, at_us: int) -> Prepared:
+        """The same, whatever it meets."""
+        plan = asked.beside if self.beside else asked.plan
+        if isinstance(plan, Prepared):
+            return plan
+        prepared = self._prepare(asked.request, at_us)
+        self._remember(asked, prepared)
+        return prepared
+
     def _prepare(self, request: Request, at_us: int) -> Prepared:
-        """Plans a request; it is remembered, as long as there are not too many."""
-        asked = _without_leases(request)
-        plans = self._world.plan(asked, at_us)
+        """Plans a request."""
+        bare = _without_leases(request)
+        plans = self._world.plan(bare, at_us)
         met: list[Met] = []
         hits: list[Hit] = []
         unmatched = False
-        for descriptor, planned in zip(asked.descriptors, plans, strict=True):
+        for descriptor, planned in zip(bare.descriptors, plans, strict=True):
             if planned.rule.kind is Kind.NO_RULE:
                 unmatched = True
                 continue
@@ -296,39 +320,30 @@ class Trace:
             hits += planned.hits
             caller = self._caller(request.domain, descriptor, at_us)
             use = self._use(request.domain, planned.rule, planned.declared)
-            met.append(Met(request, use, planned, start, caller))
-        prepared = Prepared(request, plans, hits, met, unmatched)
-        self._make_room(size_of(request))
-        self._prepared[id(request)] = prepared
-        return prepared
+            met.append(Met(use, planned, start, caller))
+        return Prepared(request, plans, hits, met, unmatched)
 
-    def _make_room(self, size: int) -> None:
-        """Forgets all plans if one more, of a request of so many bytes, were too much."""
-        many = len(self._prepared) + len(self._alone) >= self._most_prepared
+    def _remember(self, asked: RecordedRequest, plan: Met | Prepared) -> None:
+        """Keeps a plan with its request; if there are too many, all others are forgotten."""
+        size = asked.size
+        many = len(self._prepared) >= self._most_prepared
         if many or self._bytes + size > _MOST_BYTES:
-            self._prepared.clear()
-            self._alone.clear()
-            self._bytes = 0
+            self._forget()
         self._bytes += size
+        self._prepared.append(asked)
+        if self.beside:
+            asked.beside = plan
+        else:
+            asked.plan = plan
 
-    def _prepare_alone(self, request: Request, at_us: int) -> Met | None:
-        """What a request meets, if that is one hit and nothing else; it is remembered."""
-        key = id(request)
-        if key in self._prepared:
-            return None
-        met = self._alone.get(key)
-        if met is None:
-            size = size_of(request)
-            met = self._of_kin(request, at_us) if size <= _MOST_KIN_BYTES else None
-            if met is None:
-                met = alone_of(self._prepare(request, at_us))
-                if met is None:
-                    return None
-                del self._prepared[key]
+    def _forget(self) -> None:
+        for asked in self._prepared:
+            if self.beside:
+                asked.beside = None
             else:
-                self._make_room(size)
-            self._alone[key] = met
-        return met
+                asked.plan = None
+        self._prepared.clear()
+        self._bytes = 0
 
     def _of_kin(self, request: Request, at_us: int) -> Met | None:
         """The same by what was found out for requests that only have another last value."""
@@ -351,7 +366,7 @@ class Trace:
             kin = self._kin[shape] = self._new_kin(request.domain, entries, addend, at_us) or True
         if not isinstance(kin, _Kin) or not value.isascii():
             return None
-        return Met(request, kin.use, kin.template.plan(value.encode()), 0, entries)
+        return Met(kin.use, kin.template.plan(value.encode()), 0, entries)
 
     def _new_kin(
         self, domain: str, entries: Sequence[Entry], addend: int, at_us: int
@@ -425,6 +440,8 @@ class Replay:
     def __init__(self, new: Trace, old: Trace | None = None) -> None:
         self.new = new
         self.old = old
+        if old is not None:
+            old.beside = True
         self.requests = 0
         self.late = 0
         """Requests that stood too far back in their log; they count as of the time reached."""

@@ -14,7 +14,16 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from ratelimit_service.model import SECOND_US, Code, Request
 
-__all__ = ["LAST_US", "Block", "Known", "Moments", "in_order", "merged", "moment_us", "size_of"]
+__all__ = [
+    "LAST_US",
+    "Block",
+    "Known",
+    "Moments",
+    "RecordedRequest",
+    "in_order",
+    "merged",
+    "moment_us",
+]
 
 WINDOW: Final = 10_000
 """A line may stand so many lines too late in its log: access logs are written when requests end."""
@@ -32,6 +41,29 @@ _ENTRY_BYTES: Final = 200
 """An entry beside its texts, about."""
 
 
+class RecordedRequest:
+    """A request of a log: one object for all lines that ask it, so that each is planned once."""
+
+    __slots__ = ("beside", "plan", "request", "size")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.plan: object = None
+        """For the one that asks it of rules."""
+        self.beside: object = None
+        """For the one that asks it of others at the same time."""
+        self.size = _size(request)
+        """About how many bytes of memory it takes."""
+
+
+def _size(request: Request) -> int:
+    size = len(request.domain)
+    for descriptor in request.descriptors:
+        for key, value in descriptor.entries:
+            size += len(key) + len(value) + _ENTRY_BYTES
+    return size
+
+
 class Block(NamedTuple):
     """Requests that were read together. All work on them is done block by block.
 
@@ -39,17 +71,8 @@ class Block(NamedTuple):
     """
 
     times: list[int]
-    requests: list[Request]
+    requests: list[RecordedRequest]
     codes: list[Code | None]
-
-
-def size_of(request: Request) -> int:
-    """About how many bytes of memory a request takes."""
-    size = len(request.domain)
-    for descriptor in request.descriptors:
-        for key, value in descriptor.entries:
-            size += len(key) + len(value) + _ENTRY_BYTES
-    return size
 
 
 _K = TypeVar("_K")
@@ -64,18 +87,20 @@ class Known(Generic[_K]):
     __slots__ = ("_bytes", "requests")
 
     def __init__(self) -> None:
-        self.requests: dict[_K, Request] = {}
+        self.requests: dict[_K, RecordedRequest] = {}
         self._bytes = 0
 
-    def keep(self, key: _K, size: int, request: Request) -> None:
-        """Keeps a request of that size, in bytes or characters, unless it is too large."""
+    def keep(self, key: _K, size: int, request: Request) -> RecordedRequest:
+        """Keeps a request, if its key is not too large: it has so many bytes or characters."""
+        asked = RecordedRequest(request)
         if size > _MOST_TEXT:
-            return
-        self._bytes += size_of(request)
+            return asked
+        self._bytes += asked.size
         if len(self.requests) >= _MOST_KNOWN or self._bytes > _MOST_BYTES:
             self.requests.clear()
-            self._bytes = size_of(request)
-        self.requests[key] = request
+            self._bytes = asked.size
+        self.requests[key] = asked
+        return asked
 
 
 _MOST_KNOWN: Final = 1 << 16
@@ -122,7 +147,7 @@ def in_order(
         heavy = False
         if unmeasured >= _MEASURED:
             unmeasured = 0
-            heavy = sum(map(size_of, waiting.requests)) > most_bytes
+            heavy = sum([asked.size for asked in waiting.requests]) > most_bytes
         if heavy or len(waiting.times) >= window * _AT_A_TIME:
             waiting = _by_time(waiting)
             end = max(0, len(waiting.times) - window)
@@ -133,10 +158,10 @@ def in_order(
     yield _by_time(waiting)
 
 
-def _beyond(requests: Sequence[Request], most_bytes: int) -> int:
+def _beyond(requests: Sequence[RecordedRequest], most_bytes: int) -> int:
     """How many requests must go, so that the others, the last ones, have so many bytes at most."""
     for place in range(len(requests) - 1, -1, -1):
-        most_bytes -= size_of(requests[place])
+        most_bytes -= requests[place].size
         if most_bytes < 0:
             return place + 1
     return 0

@@ -86,7 +86,6 @@ class RuleUse:
         "admitted_over",
         "asked",
         "callers",
-        "came",
         "changed",
         "changed_callers",
         "declared",
@@ -96,8 +95,6 @@ class RuleUse:
         "hits",
         "least",
         "limits",
-        "over",
-        "over_names",
         "refunds",
         "rule",
         "timeline",
@@ -128,12 +125,6 @@ class RuleUse:
         self.changed = TopNames[str](names)
         """Who changes side where this rule decides."""
         self.changed_callers = CallerSample[str](sample)
-        self.came: list[int] = []
-        """When requests came that `settle` adds to `asked`, `hits` (one each), and `timeline`."""
-        self.over: list[int] = []
-        """When it was over for one of them."""
-        self.over_names: list[str] = []
-        """For whom, which `settle` adds to `deniers`."""
         self.least = self.limits[0].spec.limit + 1 if self.limits else 0
         """The least that remained of a rule's only limit."""
 
@@ -203,25 +194,13 @@ class RuleUse:
         self.least = remaining
         limit.peak, limit.peak_name, limit.peak_us = limit.spec.limit - remaining, name, at_us
 
-    def settle(self) -> None:
-        """Adds up what was only noted, in the order in which it came."""
-        came = self.came
-        if came:
-            self.came = []
-            self.asked += len(came)
-            self.hits += len(came)
-            self.timeline.add_all(came, self.over)
-        if self.over:
-            self.over = []
-            self.deniers.add_all(self.over_names)
-            self.over_names = []
-
     def within(
         self, name: str, addend: int, outcomes: Sequence[Outcome], start: int, at_us: int
     ) -> None:
         """A request of which no hit was over; this rule's outcomes begin at `start`."""
-        self.came.append(at_us)
-        self.hits += addend - 1
+        self.asked += 1
+        self.hits += addend
+        self.timeline.add(at_us)
         for limit in self.limits:
             used = limit.spec.limit - outcomes[start].remaining
             start += 1
@@ -240,8 +219,8 @@ class RuleUse:
         enforced: bool,
     ) -> bool:
         """As `within`, of any request; tells whether this rule was over."""
-        self.came.append(at_us)
-        self.hits += addend - 1
+        self.asked += 1
+        self.hits += addend
         over = False
         for limit, outcome in zip(self.limits, outcomes, strict=False):
             if outcome is None:
@@ -257,9 +236,9 @@ class RuleUse:
                 limit.peak, limit.peak_name, limit.peak_us = used, name, at_us
                 self.least = limit.spec.limit - used
         denied = over and enforced and not passes
+        self.timeline.add(at_us, int(over))
         if over:
-            self.over.append(at_us)
-            self.over_names.append(name)
+            self.deniers.add(name)
         if denied:
             self.denied += 1
         elif over:

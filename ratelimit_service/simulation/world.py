@@ -20,13 +20,13 @@ from ratelimit_service.limiter import (
     answer,
     unasked,
 )
-from ratelimit_service.model import Code, Decision, Entry, Hit, Request, Status
+from ratelimit_service.model import Code, CounterSpec, Decision, Entry, Hit, Request, Status
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Rule, Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
-from ratelimit_service.stores.memory import MemoryStore
+from ratelimit_service.stores.memory import MemoryCounter, MemoryStore
 
 __all__ = ["Decided", "World"]
 
@@ -73,8 +73,6 @@ class World:
         self._store = MemoryStore(max_counters, self._stats, health, self._clock)
         self._found: list[Settled] = []
         self._take = self._found.extend
-        self.charge_alone = self._store.charge_alone
-        """As `charge` of a request that is one hit: what `MemoryStore` says of it."""
 
     @property
     def lost(self) -> int:
@@ -110,6 +108,16 @@ class World:
         self._now_us = at_us
         self._store.charge((hits,), self._take)
         return self._found.pop()
+
+    def charge_alone(
+        self, key: bytes, spec: CounterSpec, addend: int, at_us: int, held: MemoryCounter | None
+    ) -> int:
+        """As `charge` of a request that is one hit: what `MemoryStore` says of it."""
+        return self._store.charge_alone(key, spec, addend, at_us, held)
+
+    def counter(self, key: bytes) -> MemoryCounter | None:
+        """The counter of a key, for `charge_alone`."""
+        return self._store.counter(key)
 
     def leased(self, plans: Sequence[Plan]) -> tuple[list[Hit], bytes]:
         """The hits of a request, those that take leases with an id, and that id."""

@@ -28,7 +28,7 @@ from ratelimit_service.stores import (
 )
 from ratelimit_service.stores.damage import Damage
 
-__all__ = ["UNSETTLED", "MemoryStore"]
+__all__ = ["UNSETTLED", "MemoryCounter", "MemoryStore"]
 
 _SAMPLE: Final = 6
 """A full store looks at so many old counters to find the one to put out."""
@@ -68,11 +68,11 @@ _CROWDED_US: Final = 60_000_000
 _WITHIN: Final = Verdict.WITHIN
 
 
-class _Counter:
+class MemoryCounter:
     """A state with what is needed to judge, without its rule, how much it matters.
 
     The state is `number`, which lies in the object itself where it is compiled, or `packed` where
-    that is below 0.
+    that is below 0. It has none if the store has dropped it, so that who holds it knows.
     """
 
     __slots__ = ("number", "packed", "spec")
@@ -87,15 +87,19 @@ class _Counter:
         """The state."""
         return self.number if self.number >= 0 else self.packed
 
+    def kept(self) -> bool:
+        """Whether it is in the store."""
+        return self.number >= 0 or self.packed is not None
+
     def set(self, state: State | None) -> None:
-        """Sets another state."""
+        """Sets another state; none where the store drops it."""
         if isinstance(state, int):
             self.number, self.packed = state, None
         else:
             self.number, self.packed = -1, state
 
 
-_Table = dict[bytes, _Counter]
+_Table = dict[bytes, MemoryCounter]
 
 
 class MemoryStore:
@@ -171,18 +175,25 @@ class MemoryStore:
             self._make_room(now)
         done(found)
 
-    def charge_alone(self, hit: Hit, now: int) -> int:
+    def charge_alone(
+        self,
+        key: bytes,
+        spec: CounterSpec,
+        addend: int,
+        now: int,
+        held: MemoryCounter | None = None,
+    ) -> int:
         """Settles a request that is one hit at that moment, as `charge` does.
 
+        Not for refunds, leases, and what counts denied hits. `held` is what `counter` told of this
+        key once: then it need not be looked up.
+
         Tells the hits that remain. If they are below 0, the limit is over and nothing was counted;
-        -1 stands for no hit that remains, -2 for one. `UNSETTLED` if this is for `charge`, as what
-        counts denied hits, gives back or leases is.
+        -1 stands for no hit that remains, -2 for one. `UNSETTLED` if this is for `charge`.
         """
-        key, spec, addend, _, count_denied, refund, lease, _, _, _ = hit
-        if count_denied or refund or lease:
-            return UNSETTLED
-        table = self._tables[hash(key) & len(self._tables) - 1]
-        counter = table.get(key)
+        counter = held
+        if counter is None or not counter.kept():
+            counter = self._table(key).get(key)
         if counter is None:
             number = -1
             if self._size + self._bulk >= self._max_counters:
@@ -190,7 +201,7 @@ class MemoryStore:
         else:
             number = counter.number
         if not (spec.adds and addend and (number >= 0 or counter is None)):
-            return self._charge_any(hit, table, counter, now)
+            return self._charge_any(key, spec, addend, counter, now)
         number, remaining, reset_us = passing(number, now, addend, spec.limit, spec.window_us)
         if remaining < 0:
             return -1 - max(0, remaining + addend) if reset_us else UNSETTLED
@@ -198,17 +209,19 @@ class MemoryStore:
             counter.number = number
             counter.spec = spec
         else:
+            table = self._table(key)
             self._sweep(table, now)
-            table[key] = _Counter(number, spec)
+            table[key] = MemoryCounter(number, spec)
             self._size += 1
         return remaining
 
-    def _charge_any(self, hit: Hit, table: _Table, counter: _Counter | None, now: int) -> int:
+    def _charge_any(
+        self, key: bytes, spec: CounterSpec, addend: int, counter: MemoryCounter | None, now: int
+    ) -> int:
         """As `charge_alone`, whatever the algorithm."""
-        spec = hit.spec
         before = counter.get() if counter is not None else None
         passed, state, remaining, _, _, _, damaged = spec.algorithm.charge(
-            before, now, hit.addend, spec, False, b""
+            before, now, addend, spec, False, b""
         )
         if damaged:
             return UNSETTLED
@@ -221,13 +234,18 @@ class MemoryStore:
             counter.spec = spec
             self._bulk += _bulk(state) - _bulk(before)
         elif state is not None:
+            table = self._table(key)
             self._sweep(table, now)
-            table[hit.key] = _Counter(state, spec)
+            table[key] = MemoryCounter(state, spec)
             self._size += 1
             self._bulk += _bulk(state)
         if self._size + self._bulk > self._max_counters:
             self._make_room(now)
         return remaining
+
+    def counter(self, key: bytes) -> MemoryCounter | None:
+        """The counter of a key, for `charge_alone`."""
+        return self._table(key).get(key)
 
     def _make_room(self, now: int) -> None:
         """Puts out counters if those of a batch have grown beyond the bound."""
@@ -247,7 +265,7 @@ class MemoryStore:
         """
         tables, mask = self._tables, len(self._tables) - 1
         outcomes: Outcomes = []
-        undo: list[tuple[_Counter, State | None]] = []
+        undo: list[tuple[MemoryCounter, State | None]] = []
         new: list[tuple[_Table, bytes]] = []
         state: State | None
         try:
@@ -265,7 +283,7 @@ class MemoryStore:
                         return self._settle_anew(hits, now, undo, new)
                     if counter is None:
                         self._sweep(table, now)
-                        table[key] = _Counter(number, spec)
+                        table[key] = MemoryCounter(number, spec)
                         self._size += 1
                         new.append((table, key))
                     else:
@@ -288,7 +306,7 @@ class MemoryStore:
                     self._bulk += _bulk(state) - _bulk(before)
                 elif state is not None:
                     self._sweep(table, now)
-                    table[key] = _Counter(state, spec)
+                    table[key] = MemoryCounter(state, spec)
                     self._size += 1
                     new.append((table, key))
                 outcomes.append(Outcome(False, remaining, reset_us, counted))
@@ -301,7 +319,7 @@ class MemoryStore:
         self,
         hits: Sequence[Hit],
         now: int,
-        undo: list[tuple[_Counter, State | None]],
+        undo: list[tuple[MemoryCounter, State | None]],
         new: list[tuple[_Table, bytes]],
     ) -> Settled:
         """Takes back what was charged of a request so far, and settles it by the rule."""
@@ -309,14 +327,15 @@ class MemoryStore:
         return self._settle(hits, now)
 
     def _take_back(
-        self, undo: list[tuple[_Counter, State | None]], new: list[tuple[_Table, bytes]]
+        self, undo: list[tuple[MemoryCounter, State | None]], new: list[tuple[_Table, bytes]]
     ) -> None:
         """Undoes the charges of a request. A second call does nothing."""
         for changed, earlier in reversed(undo):
-            self._bulk += _bulk(earlier) - _bulk(changed.get())
-            changed.set(earlier)
+            if changed.kept():  # else it was swept away meanwhile
+                self._bulk += _bulk(earlier) - _bulk(changed.get())
+                changed.set(earlier)
         for table, key in new:
-            del table[key]
+            table.pop(key).set(None)
         self._size -= len(new)
         undo.clear()
         new.clear()
@@ -343,8 +362,7 @@ class MemoryStore:
         for hit in hits:
             counter = self._table(hit.key).pop(hit.key, None)
             if counter is not None:
-                self._bulk -= _bulk(counter.get())
-                self._size -= 1
+                self._dropped(counter)
 
     def _settle(self, hits: Sequence[Hit], now: int) -> Settled:
         steps, changes, by = settle(hits, self.state, now)
@@ -367,7 +385,7 @@ class MemoryStore:
                 # others, the store holds too many until the batch is done.
                 spared = spared or {hit[0] for hit in hits}
                 crammed = not self._evict(now, spared)
-            table[key] = _Counter(step.state, hit.spec)
+            table[key] = MemoryCounter(step.state, hit.spec)
             self._size += 1
             self._bulk += _bulk(step.state)
         for hit, step in zip(hits, steps, strict=True):
@@ -443,8 +461,7 @@ class MemoryStore:
         return False
 
     def _put_out(self, table: _Table, key: bytes, now: int, *, live: bool) -> None:
-        self._bulk -= _bulk(table.pop(key).get())
-        self._size -= 1
+        self._dropped(table.pop(key))
         self._stats.evictions["live" if live else "expired"] += 1
         if live:
             self._crowded_until_us = now + _CROWDED_US
@@ -474,9 +491,14 @@ class MemoryStore:
             if counts:
                 table[key] = counter
             else:
-                self._size -= 1
-                self._bulk -= _bulk(counter.get())
+                self._dropped(counter)
             return
+
+    def _dropped(self, counter: MemoryCounter) -> None:
+        """Notes that a counter is in no table any more."""
+        self._size -= 1
+        self._bulk -= _bulk(counter.get())
+        counter.set(None)
 
 
 def _bulk(state: State | None) -> int:
@@ -484,7 +506,7 @@ def _bulk(state: State | None) -> int:
     return len(state) // _BULK_BYTES if isinstance(state, bytes) else 0
 
 
-def _share_used(counter: _Counter, now: int) -> float:
+def _share_used(counter: MemoryCounter, now: int) -> float:
     """How much of its limit a counter has used up, 0 to 1; 0 is as good as no counter at all.
 
     A state from so far in the future that it counts for nothing now is neither: it will count

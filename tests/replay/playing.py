@@ -13,7 +13,7 @@ import pytest
 from ratelimit_service.cli.main import ratelimit
 from ratelimit_service.model import Code, Request
 from ratelimit_service.replay.play import Replay, Trace
-from ratelimit_service.replay.recorded import Block
+from ratelimit_service.replay.recorded import Block, RecordedRequest
 from ratelimit_service.replay.report import Report, report_of
 from ratelimit_service.replay.sources import rules_of
 from ratelimit_service.settings import Settings
@@ -27,14 +27,18 @@ class Recorded(NamedTuple):
     code: Code | None = None
 
 
-def block_of(records: Sequence[Recorded]) -> Block:
-    """Records as logs are read."""
-    return Block(*[list(column) for column in zip(*records, strict=True)] or ([], [], []))
+def block_of(
+    records: Sequence[Recorded], known: dict[Request, RecordedRequest] | None = None
+) -> Block:
+    """Records as logs are read; requests that are `known` already are asked again."""
+    known = {} if known is None else known
+    asked = [known.setdefault(each.request, RecordedRequest(each.request)) for each in records]
+    return Block([each.at_us for each in records], asked, [each.code for each in records])
 
 
 def records_of(block: Block) -> list[Recorded]:
     """The records of a block."""
-    return [Recorded(*record) for record in zip(*block, strict=True)]
+    return [Recorded(at_us, asked.request, code) for at_us, asked, code in zip(*block, strict=True)]
 
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ratelimit_service.model import Code, Descriptor, Entry, Request
 from ratelimit_service.replay.play import Replay, Trace
+from ratelimit_service.replay.recorded import RecordedRequest
 from ratelimit_service.replay.sources import rules_of
 from ratelimit_service.settings import Settings
 from ratelimit_service.simulation.world import World
@@ -75,7 +76,7 @@ def test_replay_answers_as_the_limiter_does(steps: list[tuple[int, list[Descript
         now += wait_us
         request = Request("api", tuple(each))
         expected = world.decide(request, now).decision.code is Code.OK
-        assert trace.ask(request, now) is expected
+        assert trace.ask(RecordedRequest(request), now) is expected
         denied += not expected
 
     assert trace.denied == denied
@@ -279,7 +280,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     )
     for number in range(1_000):
         for _ in range(2):
-            trace.ask(record(0, f"u{number}").request, START_US + number)
+            trace.ask(RecordedRequest(record(0, f"u{number}").request), START_US + number)
 
     (found,) = trace.uses.values()
     assert trace.denied == 1_000

@@ -18,7 +18,7 @@ from ratelimit_service.replay.decision_log import DecisionLogReader
 from ratelimit_service.replay.envoy_log import EnvoyLog, Mapped
 from ratelimit_service.replay.logs import Lines
 from ratelimit_service.replay.play import Replay, Trace
-from ratelimit_service.replay.recorded import Moments, moment_us
+from ratelimit_service.replay.recorded import Moments, RecordedRequest, moment_us
 from ratelimit_service.replay.report import Report, report_of
 from ratelimit_service.replay.sources import rules_of
 from ratelimit_service.rules.tree import Snapshot
@@ -84,7 +84,8 @@ ASKED = st.tuples(
 
 def one_by_one(replay: Replay, records: Sequence[Recorded]) -> None:
     """Plays a log the straight way: request after request, through both sets of rules."""
-    for at_us, request, code in records:
+    block = block_of(records)
+    for at_us, request, code in zip(*block, strict=True):
         if replay.requests and at_us < replay.last_us:
             replay.late += 1
         now = replay.last_us = max(replay.last_us, at_us)
@@ -128,18 +129,18 @@ def test_blocks_are_asked_as_one_by_one(
 ) -> None:
     """Any log gives the same report by any rules, also where callers, plans and counters go."""
     new, old = snapshot(2, more[0]), snapshot(3, more[1])
-    known: dict[Request, Request] = {}
-    records = []
-    for at, descriptors, code in asked:
-        request = Request("api", descriptors)
-        records.append(Recorded(START_US + at, known.setdefault(request, request), code))
+    known: dict[Request, RecordedRequest] = {}
+    records = [
+        Recorded(START_US + at, Request("api", descriptors), code)
+        for at, descriptors, code in asked
+    ]
     short, straight = [
         Replay(Trace(new, Settings(), *bounds), Trace(old, Settings(), *bounds)) for _ in range(2)
     ]
 
     one_by_one(straight, records)
     for start in range(0, len(records), size):
-        short.play(block_of(records[start : start + size]))
+        short.play(block_of(records[start : start + size], known))
 
     assert report(short) == report(straight)
 
