@@ -298,10 +298,11 @@ class _Language:
         else:
             mapping = descriptor.mapping(key, LIMIT_KEYS)
             mappings = [mapping] if mapping.readable else []
+        names = frozenset(each.raw("name") for each in mappings if each.given("name")) - {""}
         said = _RateLimits(
             self._limits(descriptor, key, mappings),
-            frozenset(each.raw("name") for each in mappings if each.given("name")) - {""},
-            frozenset().union(*map(_replaces, mappings)),
+            names,
+            frozenset().union(*[_replaces(each, names) for each in mappings]),
             _failure_policy(mappings),
         )
         well = len(self._problems) == before
@@ -357,7 +358,11 @@ def _report_idle(fields: Fields) -> None:
             fields.report("no_effect", message, key=name, tolerated=tolerated)
 
 
-def _replaces(fields: Fields) -> frozenset[str]:
+def _replaces(fields: Fields, beside: frozenset[str]) -> frozenset[str]:
+    """The names that a limit replaces; those of its descriptor's own limits are `beside` it.
+
+    A rule that replaced one of its limits would replace itself, and limit nothing.
+    """
     names = set()
     own = fields.raw("name") if fields.given("name") else ""
     for item in fields.items("replaces", REPLACES_KEYS, deeper=False):
@@ -366,6 +371,9 @@ def _replaces(fields: Fields) -> frozenset[str]:
             item.report("replaces", "write each replaced rule as - name: …")
         elif name == own:
             item.report("replaces", f"{quoted(name)} cannot replace itself")
+        elif name in beside:
+            what = "is a limit of this descriptor, which cannot replace itself"
+            item.report("replaces", f"{quoted(name)} {what}")
         else:
             names.add(name)
     return frozenset(names)

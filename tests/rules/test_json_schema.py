@@ -35,6 +35,7 @@ BEYOND_THE_SCHEMA = {
     *("count_denied_of_a_bucket", "duplicate", "limits_on_one_counter"),
     *("max_wait_and_burst", "max_wait_of_a_token_bucket", "max_wait_too_short", "no_effect"),
     *("refill_of_a_leaky_bucket", "replaces_itself", "replaces_nobody", "share_threshold"),
+    "replaces_a_limit_beside_it",
     *("share_threshold_of_a_key", "time_zone_without_calendar", "unlimited_with_requests"),
     *("unlimited_with_unit", "window_and_unit", "leases_too_many", "log_too_long", "queue"),
     *("soft_too_large", "soft_too_small", "week_start", "pool"),
