@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -28,7 +28,7 @@ from ratelimit_service.transport.h2.frames import (
 
 __all__ = ["calls", "refusals", "resets"]
 
-_LEAST_ALIKE: Final = 8
+_LEAST_ALIKE: Final = 32
 _MOST_ALIKE: Final = 512
 """So many calls of the same length are looked at together: first few, then four times as many each
 time, as long as all are alike."""
@@ -67,7 +67,7 @@ def calls(data: bytes, start: int, block: bytes, last_stream_id: int) -> tuple[i
     shape = _shape(len(usual_block))
     unpack, size = shape.unpack_from, shape.size
     at, end, last = start, len(data), last_stream_id
-    stride, together, last_start = 0, _LEAST_ALIKE, len(data) - size
+    together, last_start = _LEAST_ALIKE, len(data) - size
     streams: list[int] = []
     while at <= last_start:
         # The type lets the compiler unpack the tuple without generic objects.
@@ -87,22 +87,18 @@ def calls(data: bytes, start: int, block: bytes, last_stream_id: int) -> tuple[i
             break
         streams.append(stream)
         last = stream
-        before, stride = stride, after - at
-        if stride == before:
-            # This call is as long as the one before, so the next ones may be, too.
-            while True:
-                count = min(together, (end - after) // stride)
-                if count < _LEAST_ALIKE:
-                    break
-                alike = _alike(data[after : after + count * stride], count, usual_head, block, last)
-                if alike:
-                    streams += alike
-                    last = alike[-1]
-                    after += stride * len(alike)
-                if len(alike) < count:
-                    together = _LEAST_ALIKE
-                    break
-                together = min(4 * together, _MOST_ALIKE)
+        stride = after - at
+        # The next calls may be as long as this one.
+        while (count := min(together, (end - after) // stride)) > 1:
+            alike = _alike(data[after : after + count * stride], count, usual_head, block, last)
+            if alike:
+                streams += alike
+                last = alike[-1]
+                after += stride * len(alike)
+            if len(alike) < count:
+                together = _LEAST_ALIKE
+                break
+            together = min(4 * together, _MOST_ALIKE)
         at = after
     return at, streams
 
@@ -131,10 +127,11 @@ def _alike(
     shape = _columns(len(block), stride)
     heads, streams, seconds, their_streams = zip(*shape.iter_unpack(data), strict=True)
     if heads.count(head) != count or seconds.count(second) != count or streams != their_streams:
-        first = (head, second)
-        count = [
-            (each[0], each[2]) == first and each[1] == each[3] for each in shape.iter_unpack(data)
-        ].index(False)
+        count = min(
+            _first_other(map(head.__eq__, heads), count),
+            _first_other(map(second.__eq__, seconds), count),
+            _first_other(map(int.__eq__, streams, their_streams), count),
+        )
         streams = streams[:count]
     if (
         not streams
@@ -145,6 +142,12 @@ def _alike(
     ):
         return ()
     return streams
+
+
+def _first_other(alike: Iterable[bool], count: int) -> int:
+    """The place of the first of so many that is not alike; `count` if there is none."""
+    found = list(alike)
+    return found.index(False) if False in found else count
 
 
 def resets(data: bytes, start: int) -> tuple[int, list[int]]:
