@@ -10,6 +10,7 @@ from ratelimit_service.transport.h2.account import Memory
 from ratelimit_service.transport.h2.calls import METHODS
 from ratelimit_service.transport.h2.connection import Event
 from ratelimit_service.transport.h2.frames import PREFACE
+from ratelimit_service.transport.h2.overload import Allowance
 from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.turns import TURN_US, Turns
 from tests.transport.h2_client import Client, messages
@@ -35,7 +36,11 @@ class Calls:
 
     wants_origins = False
 
+    allowance = Allowance()
+
     def haste(self, protocol: Http2Protocol) -> None: ...
+
+    def store_us(self, protocol: Http2Protocol) -> None: ...
 
     def failed(self, error: Exception) -> None: ...
 

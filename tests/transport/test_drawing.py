@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.transport.h2 import drawing
 from ratelimit_service.transport.h2.calls import METHODS
 from ratelimit_service.transport.h2.frames import FrameType
-from ratelimit_service.transport.h2.overload import Backlog
+from ratelimit_service.transport.h2.overload import Allowance, Backlog
 from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.turns import Turns
 from tests.service.asking import Asking, Timed
@@ -53,13 +54,13 @@ async def test_late_clients_are_read_from_when_it_is_their_turn(tmp_path: Path) 
         late(now_us)
         there.send(ends.frames("100S") + ends.frames("100S"))
         assert not ends.protocol.handle_piece(now_us + 80_000_000)
-        assert ends.calls._haste.refused == 2
+        assert ends.calls._haste.refused == 3
         for number in range(1, 9):
             assert not ends.wire.reading
             there.send(ends.frames("100S"))
             assert not ends.protocol.handle_piece(now_us + 80_000_000 + number * 10_000_000)
         assert ends.wire.reading
-        assert ends.calls._haste.refused == 2
+        assert ends.calls._haste.refused == 3
 
         late(now_us + 200_000_000)
         assert not ends.protocol.handle_piece(now_us + 210_000_000)
@@ -145,15 +146,26 @@ async def test_a_long_rest_makes_no_short_one_longer() -> None:
 def test_a_visit_should_find_some_calls() -> None:
     """A client of few calls rests as long again as they took to come, 30 % of the patience at most.
 
-    One that brings many does not rest.
+    One that brings many does not rest. A late one rests for longer, and also if it brings more. But
+    what comes meanwhile can still be answered in time, if all of it may be counted at once.
     """
     backlog = Backlog()
     backlog.fate(0, 0, ENVOYS_US)
 
-    assert backlog.rest_us(1_000, 300) == 1_000
-    assert backlog.rest_us(9_000, 300) == 6_000
-    assert backlog.rest_us(9_000, 0) == 6_000
-    assert backlog.rest_us(9_000, 4_096) == 0
+    assert backlog.rest_us(1_000, 300, late=False) == 1_000
+    assert backlog.rest_us(9_000, 300, late=False) == 6_000
+    assert backlog.rest_us(9_000, 0, late=False) == 6_000
+    assert backlog.rest_us(9_000, 4_096, late=False) == 0
+    for size, store_us, longest_us in (
+        (4_096, None, 11_000),
+        (4_096, 1_000, 7_000),
+        (4_096, 9_000, 6_000),
+        (10_000, 9_000, 11_000),
+    ):
+        backlog.chosen(0, 1_000, size, 8_192, store_us)
+        assert backlog.rest_us(1_000, size, late=True) == 1_000
+        assert backlog.rest_us(12_000, size, late=True) == longest_us
+    assert backlog.rest_us(12_000, 30_000, late=True) == 0
 
 
 @contextmanager
@@ -180,7 +192,7 @@ async def test_a_late_client_is_read_from_until_its_socket_is_empty(tmp_path: Pa
         ends.turns._finish_turn([ends.protocol])
 
     kinds = ends.wire.kinds()
-    counted = calls // 4  # at four fifths of the patience it is the square of a half
+    counted = calls // 4  # at four fifths of the patience a fifth of it is a quarter
     assert abs(kinds.count(FrameType.DATA) - counted) <= 1
     assert kinds.count(FrameType.RST_STREAM) == calls - kinds.count(FrameType.DATA)
 
@@ -205,18 +217,86 @@ async def test_nothing_is_counted_while_more_is_in_the_socket(
         assert FrameType.RST_STREAM in ends.wire.kinds()
 
 
-def test_of_late_reads_a_share_is_counted() -> None:
-    """The square of the ratio of 40 % of the patience to the time between two reads is counted.
+def test_the_allowance_follows_the_time_between_visits() -> None:
+    """Less is allowed while visits come later than in three quarters of the patience, else more.
 
-    Few bytes are counted all or not at all, many by what came last.
+    While callers wait it changes by 30 % at most, however many visits there are.
+    """
+    allowance = Allowance()
+
+    assert allowance.visited(0, 30_000, ENVOYS_US) == 45_875
+    assert allowance.visited(0, 30_000, ENVOYS_US) == 45_875
+    assert allowance.visited(10_000, 90_000, ENVOYS_US) == 38_993
+    assert allowance.visited(30_000, 15_000, ENVOYS_US) == 38_993
+    assert allowance.visited(50_000, 7_500, ENVOYS_US) == 44_843
+    for visit in range(3, 23):
+        allowance.visited(visit * 20_000, 60_000, ENVOYS_US)
+    assert allowance.visited(460_000, 15_000, ENVOYS_US) == 256
+
+
+def test_of_late_reads_all_or_the_newest_are_counted() -> None:
+    """What is counted of a late read is saved up until all of it can be, if that is in time.
+
+    Of many bytes the newest are counted, as many as are allowed. Of few that cannot all be answered
+    in time the newest are counted once in eight visits.
     """
     backlog = Backlog()
     backlog.fate(0, 0, ENVOYS_US)
+    assert backlog.chosen(0, 4_000, 1_000, 8_192, None) == (False, 1_000)
+    assert backlog.chosen(0, 13_000, 1_000, 8_192, None) == (True, 1_000)
+    assert backlog.chosen(0, 16_000, 40_000, 8_192, None) == (False, 10_000)
+    backlog = Backlog()
+    backlog.fate(0, 0, ENVOYS_US)
+    few = [backlog.chosen(0, 16_000, 1_024, 8_192, None) for _ in range(15)]
+    assert few == ([(False, 0)] * 7 + [(False, 256)] + [(False, 0)] * 7)
 
-    assert backlog.chosen(4_000, 1_000, 8_192) == (False, 1_000)
-    few = [backlog.chosen(12_800, 1_024, 8_192)[0] for _ in range(64)]
-    assert few.count(True) == 25
-    assert backlog.chosen(16_000, 40_000, 8_192) == (False, 10_000)
+    for visit in range(40):
+        backlog.chosen(visit * 20_000, 40_000, 40_000, 8_192, None)
+    assert backlog.chosen(800_000, 15_000, 40_000, 8_192, None) == (False, 256)
+    scarce = [backlog.chosen(800_000, 13_000, 1_024, 8_192, None)[0] for _ in range(16)]
+    assert scarce.count(True) == 4
+
+
+def test_calls_that_would_be_late_in_the_store_are_not_chosen() -> None:
+    """Half of the patience is for the wait for us and in the store, where there is one."""
+    backlog = Backlog()
+    backlog.fate(0, 0, ENVOYS_US)
+
+    assert backlog.chosen(0, 7_000, 1_000, 8_192, 3_000) == (True, 1_000)
+    assert backlog.chosen(0, 7_000, 1_000, 8_192, 3_001) == (False, 0)
+    assert backlog.chosen(0, 7_000, 14_000, 8_192, 3_000) == (False, 8_000)
+    assert backlog.chosen(0, 7_000, 14_000, 8_192, 9_000) == (False, 2_000)
+
+
+def test_at_ten_times_the_load_all_hear_in_time_and_as_much_is_counted() -> None:
+    """A hundred late clients are each visited within their patience, whatever the costs are.
+
+    Beside visits and refusals there is time to count, and it is used.
+    """
+    for visit_us, call_us in ((80, 10), (120, 20)):
+        allowance, now_us = Allowance(), 0
+        clients = [(0, number) for number in range(100)]  # when it may be visited, and who it is
+        backlogs = [Backlog(allowance) for _ in clients]
+        visited_us, counted, longest_us = [0] * 100, 0, 0
+        for backlog in backlogs:
+            backlog.fate(0, 0, ENVOYS_US)
+        while now_us < 2_000_000:
+            due_us, number = heapq.heappop(clients)
+            now_us = max(now_us, due_us)
+            since_us = now_us - visited_us[number]
+            size = since_us * 900 // 1_000  # 2,700 calls a second, of 333 bytes each
+            _, chosen = backlogs[number].chosen(now_us, since_us, size, 8_192, None)
+            rest_us = backlogs[number].rest_us(since_us, size, late=True)
+            heapq.heappush(clients, (now_us + rest_us, number))
+            visited_us[number] = now_us
+            if now_us > 1_000_000:
+                counted += chosen // 333
+                longest_us = max(longest_us, since_us)
+            now_us += visit_us + chosen // 333 * call_us + size // 1_000
+
+        free_us = 1_000_000 - 100 * 1_000_000 // 15_000 * visit_us - 90_000
+        assert longest_us < 20_000
+        assert counted * call_us > free_us * 8 // 10
 
 
 async def test_chosen_calls_are_counted_where_no_store_is_waited_for(tmp_path: Path) -> None:
@@ -229,7 +309,6 @@ async def test_chosen_calls_are_counted_where_no_store_is_waited_for(tmp_path: P
         ends.settle()
         ends.overload.hurried(4_000)
         with drawn_from(ends) as there:
-            ends.protocol.backlog._earned_bytes = 8_192  # a share that is saved up
             there.send(ends.frames("100S"))
             ends.protocol.handle_piece(60_000_000)
             ends.turns._finish_turn([ends.protocol])

@@ -93,6 +93,20 @@ def test_the_later_one_is_the_less_is_counted() -> None:
     assert newest_us == [4_000, 2_000, 1_000, 1_000]
 
 
+async def test_few_are_decided_by_policy_in_a_visit(tmp_path: Path) -> None:
+    """Of late calls two kilobytes are decided by policy, and all others refused at once."""
+    ends = Ends(Asking(tmp_path, RULES, store=Timed()))
+    ends.settle()
+    first = ends.frames("100S")
+    data = first + b"".join(ends.frames("100S") for _ in range(59))
+
+    kinds = ends.receive(data, waited_us=50_000_000)
+
+    few = 2_048 // len(first)
+    assert kinds.count(FrameType.DATA) == few
+    assert kinds.count(FrameType.RST_STREAM) == 60 - few
+
+
 async def test_who_has_gone_is_not_refused(tmp_path: Path) -> None:
     """Calls too late for a refusal get none; who has not taken his back a second later gets one."""
     ends = Ends(Asking(tmp_path, RULES, store=Timed()))

@@ -21,7 +21,15 @@ from ratelimit_service.transport.h2.connection import (
 from ratelimit_service.transport.h2.costs import LONG_BYTES, USUAL_BYTES, USUAL_TAGS
 from ratelimit_service.transport.h2.gathered import Gathered, Pending, rank_of
 from ratelimit_service.transport.h2.limits import MAX_WATCHES
-from ratelimit_service.transport.h2.overload import FRESH_US, LOOKS, Fate, Haste, Overload, too_slow
+from ratelimit_service.transport.h2.overload import (
+    FRESH_US,
+    LOOKS,
+    Allowance,
+    Fate,
+    Haste,
+    Overload,
+    too_slow,
+)
 from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.transport.health import HEALTH_SERVICE, HealthService
 from ratelimit_service.transport.reflection import REFLECTION_PATHS, reflect
@@ -54,6 +62,7 @@ class ServiceCalls:
         self._health = health
         self._overload = overload
         self._haste = Haste(_DECIDE)
+        self.allowance = Allowance()
         self._gathered: dict[tuple[bool, int, bool, int], Gathered] = {}
         """The calls of this turn that are to be decided, by what they have in common: whether there
         is no time to count them, about how long their callers wait, whether nobody asks who they
@@ -115,17 +124,24 @@ class ServiceCalls:
         """What becomes of the calls that are handled now, whose callers wait for `timeout_us`."""
         waited_us, arrived_us = protocol.waited_us, protocol.arrived_us
         fate = protocol.backlog.fate(protocol.now_us, waited_us, timeout_us)
-        if fate is Fate.COUNTED and self._service.waits and protocol.now_us - arrived_us > FRESH_US:
+        if fate is Fate.COUNTED and protocol.now_us - arrived_us > FRESH_US:
             # Where calls wait for us and for the store, both must leave time for an answer.
-            rank = rank_of(protocol.most_undecided())
-            store_us = self._pending.oldest_us(protocol.now_us, rank)
-            if too_slow(protocol.now_us - arrived_us + store_us, timeout_us):
+            store_us = self.store_us(protocol)
+            if store_us is not None and too_slow(
+                protocol.now_us - arrived_us + store_us, timeout_us
+            ):
                 fate = Fate.HURRIED
         if fate is Fate.HURRIED and timeout_us is None:
             return fate if self._service.waits else Fate.COUNTED
         if fate is Fate.HURRIED and not (self._service.waits and self._overload.may_hurry):
             return Fate.REFUSED
         return fate
+
+    def store_us(self, protocol: Http2Protocol) -> int | None:
+        """For how long the oldest call in the store has waited that a new one would wait behind."""
+        if not self._service.waits:
+            return None
+        return self._pending.oldest_us(protocol.now_us, rank_of(protocol.most_undecided()))
 
     def look(self) -> None:
         """Counts what connections have done in haste; to be called about once a second."""

@@ -64,12 +64,15 @@ class Drawing:
             return late
         return not (steady or self._empty_visits > 1)
 
-    def rest_us(self) -> int:
-        """How long to wait before the next visit."""
-        return self._backlog.rest_us(self.spread_us, self._size)
+    def rest_us(self, *, late: bool) -> int:
+        """How long to wait before the next visit; the last has found `late` calls, or none."""
+        return self._backlog.rest_us(self.spread_us, self._size, late=late)
 
-    def draw(self, now_us: int, inbox: Inbox) -> bool:
-        """Reads what has come since the socket was last empty; returns whether anything has."""
+    def draw(self, now_us: int, inbox: Inbox, store_us: int | None) -> bool:
+        """Reads what has come since the socket was last empty; returns whether anything has.
+
+        Calls wait in the store for `store_us` now; None if nobody waits for a store.
+        """
         its_socket, size, emptied = self.socket, 0, False
         since_us = self._emptied_us
         self.spread_us = now_us - since_us
@@ -95,7 +98,9 @@ class Drawing:
         if emptied:
             # What remains in the socket otherwise is no newer than this: nothing of it is fresh.
             self._emptied_us = now_us
-            self.chosen, fresh_bytes = self._backlog.chosen(self.spread_us, size, PIECE_BYTES)
+            self.chosen, fresh_bytes = self._backlog.chosen(
+                now_us, self.spread_us, size, PIECE_BYTES, store_us
+            )
         if self.chosen:
             fresh_bytes = 0
         # The bytes are taken to have come one after the other, at an even pace.

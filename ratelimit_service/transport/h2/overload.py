@@ -21,7 +21,17 @@ from ratelimit_service.observer import Stats
 from ratelimit_service.service import CallOrigin, Ready
 from ratelimit_service.transport.h2.headers import Head
 
-__all__ = ["FRESH_US", "LOOKS", "PATIENCE_US", "Backlog", "Fate", "Haste", "Overload", "too_slow"]
+__all__ = [
+    "FRESH_US",
+    "LOOKS",
+    "PATIENCE_US",
+    "Allowance",
+    "Backlog",
+    "Fate",
+    "Haste",
+    "Overload",
+    "too_slow",
+]
 
 PATIENCE_US: Final = 15_000
 """How long a caller is assumed to wait if it does not say so (`grpc-timeout`)."""
@@ -38,19 +48,33 @@ _NEWEST: Final = 5
 
 _TIMELY: Final = 65
 """Calls that have waited for no longer than this part can be answered in time, if they are chosen
-to be counted."""
+to be counted and wait for no store."""
 
 _IN_STORE: Final = 50
 """The part of a caller's patience that its call may wait for us, and the oldest in the store. In a
 burst calls are counted for so long."""
 
-_SHARED: Final = 40
-"""Once a client is read from as seldom as this part of its callers' patience, a share is counted of
-what has come in between: the square of this part to the time."""
+_AIM: Final = 75
+"""Late clients shall be visited about once in this part of their callers' patience. Then all of
+their callers hear something in time."""
+
+_PACE: Final = 30
+"""So far, in percent, the allowance changes while callers wait, if visits are far from that."""
+
+_SELDOM: Final = 8
+"""To count a part of a visit costs more than to count all or nothing. So a part of few calls is
+counted in one of so many visits, in case that visits never come in time for all."""
+
+_LEAST_ALLOWED: Final = 256
+_MOST_ALLOWED: Final = 65_536
+"""Bounds of the allowance, in bytes: about a call, and what is read at once."""
 
 _RESTED: Final = 30
 """So long, in percent of its callers' patience, a client rests at most before it is read from
-again."""
+again. One that is late rests longer, but less than until what comes meanwhile is too old."""
+
+_LEEWAY: Final = 10
+"""By this part of the patience."""
 
 _CALM: Final = 40
 _CALM_VISITS: Final = 8
@@ -58,7 +82,9 @@ _CALM_VISITS: Final = 8
 callers' patience, and no call was late."""
 
 _WORTH_BYTES: Final = 2_048
-"""Some six calls: with so many a visit costs little for each."""
+_WORTH_LATE_BYTES: Final = 24_576
+"""With so many bytes, some six calls or 75 of which most are refused, a visit costs little for
+each."""
 
 _EVER_US: Final = 1 << 60
 """Longer than anything has been running."""
@@ -97,11 +123,37 @@ def too_slow(us: int, timeout_us: int | None) -> bool:
     return 100 * us > (PATIENCE_US if timeout_us is None else timeout_us) * _IN_STORE
 
 
+class Allowance:
+    """How much is counted at each visit of a client that is late: the same for all clients.
+
+    A visit costs about as much as counting some calls. So the more is counted, the longer it takes
+    until a client is visited again. If that is too long for its callers, less is counted, and else
+    more. Who asks for more than others gets no more counted than they.
+    """
+
+    __slots__ = ("_bytes", "_changed_us")
+
+    def __init__(self) -> None:
+        self._bytes = float(_MOST_ALLOWED)
+        self._changed_us = -_EVER_US
+
+    def visited(self, now_us: int, since_us: int, patience_us: int) -> int:
+        """How many bytes may be counted now of a late client, who was visited `since_us` ago."""
+        passed = min(1.0, (now_us - self._changed_us) / patience_us)
+        self._changed_us = now_us
+        ahead = max(-1.0, 1 - 100 * since_us / (patience_us * _AIM))
+        allowed = self._bytes * (1 + passed * ahead * _PACE / 100)
+        self._bytes = max(_LEAST_ALLOWED, min(_MOST_ALLOWED, allowed))
+        return int(self._bytes)
+
+
 class Backlog:
     """How long one connection's callers wait; each has its own, so that others do not suffer."""
 
     __slots__ = (
+        "_allowance",
         "_earned_bytes",
+        "_late_rest_us",
         "calm_visits",
         "late_since_us",
         "late_us",
@@ -109,9 +161,13 @@ class Backlog:
         "waited_us",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, allowance: Allowance | None = None) -> None:
+        """All clients share the `allowance`."""
+        self._allowance = allowance or Allowance()
         self._earned_bytes = 0
         """How many of the late bytes may be counted next."""
+        self._late_rest_us = 0
+        """How long the client may be left unread while its calls are late."""
         self.calm_visits = 0
         """How many reads in a row have found calls in time."""
         self.waited_us = 0
@@ -165,16 +221,17 @@ class Backlog:
         overdue_us = self.waited_us - self.timeout_us * _GONE // 100
         return max(0, min(100, 100 * overdue_us // max(spread_us, 1)))
 
-    def rest_us(self, since_us: int, size: int) -> int:
+    def rest_us(self, since_us: int, size: int, *, late: bool) -> int:
         """How long to leave a client unread that has sent so many bytes in the last `since_us`.
 
         A visit costs about as much as counting a call does. So if it has found few calls, the next
-        one comes later. But no call may wait for too long.
+        one comes later. But no call may wait for too long. With `late` calls have been refused.
         """
-        if size >= _WORTH_BYTES:
+        if size >= (_WORTH_LATE_BYTES if late else _WORTH_BYTES):
             return 0
         patience_us = PATIENCE_US if self.timeout_us is None else self.timeout_us
-        return min(since_us, patience_us * _RESTED // 100)
+        most_us = patience_us * _RESTED // 100
+        return min(since_us, max(most_us, self._late_rest_us) if late else most_us)
 
     def is_calm(self, since_us: int, *, late: bool) -> bool:
         """Whether calls have been in time for a while, as those of the last `since_us` show."""
@@ -183,27 +240,39 @@ class Backlog:
         self.calm_visits = self.calm_visits + 1 if in_time else 0
         return self.calm_visits >= _CALM_VISITS
 
-    def chosen(self, since_us: int, size: int, most: int) -> tuple[bool, int]:
+    def chosen(
+        self, now_us: int, since_us: int, size: int, most: int, store_us: int | None
+    ) -> tuple[bool, int]:
         """Which of so many bytes shall be counted that have come in the last `since_us`.
 
-        Either all, at most `most`, although some may have come long ago, or so many of the newest.
-        A share is counted that falls with the time between two reads, so that there is time for
-        the others. With few bytes in a read it is saved up until it is worth a batch.
+        Either all, at most `most`, if all can be answered in time, or so many of the newest. Calls
+        wait in the store for `store_us` now; None if nobody waits for a store. Once a client is
+        read from so seldom that its calls are late, as many are counted as it is allowed. What it
+        is allowed is saved up until it is worth a batch.
         """
         patience_us = PATIENCE_US if self.timeout_us is None else self.timeout_us
         late_us = patience_us * _LATE // 100
-        if since_us <= late_us:
+        longest_us = timely_us = patience_us * _TIMELY // 100
+        if store_us is not None:
+            timely_us = max(FRESH_US, patience_us * _IN_STORE // 100 - store_us)
+        if size <= most:
+            longest_us = timely_us  # so that all may be counted again
+        self._late_rest_us = longest_us - patience_us * _LEEWAY // 100
+        if since_us <= min(late_us, timely_us):
             return False, size
-        share_us = patience_us * _SHARED // 100
-        self._earned_bytes += size * share_us // since_us * share_us // since_us
-        if since_us <= patience_us * _TIMELY // 100 and size <= most:
-            if self._earned_bytes < size:
-                return False, 0
-            self._earned_bytes = min(self._earned_bytes - size, most)
-            return True, size
-        newest = min(self._earned_bytes, size * late_us // since_us)
-        self._earned_bytes = min(self._earned_bytes - newest, most)
-        return False, newest
+        allowed = self._allowance.visited(now_us, since_us, patience_us)
+        earned = self._earned_bytes + min(allowed, size)
+        whole = since_us <= timely_us and size <= most
+        newest = size if whole else size * min(late_us, timely_us) // since_us
+        needed = 0
+        if size <= most:
+            needed = size if whole else _SELDOM * size
+        if earned < needed:
+            self._earned_bytes = earned
+            return False, 0
+        newest = min(newest, earned)
+        self._earned_bytes = min(earned - max(newest, needed), allowed)
+        return whole, newest
 
 
 class Haste:
