@@ -25,6 +25,7 @@ __all__ = [
     "grant_key",
     "is_digest",
     "partition_of",
+    "partitions_of",
     "queue_key",
     "shared_key",
     "slot_of",
@@ -180,6 +181,11 @@ def queue_key(domain: str, rule: str) -> bytes:
 def partition_of(key: bytes) -> int:
     """Which of a ring's partitions a counter is in: the first half of its key's tag."""
     return int(key[1:5], 16)
+
+
+def partitions_of(keys: Sequence[bytes]) -> list[int]:
+    """The same for many keys, in their order."""
+    return [int(key[1:5], 16) for key in keys]
 
 
 def slot_of(key: bytes) -> int:

@@ -23,13 +23,13 @@ from ratelimit_service.stores.redis.cross_shard import (
 from ratelimit_service.stores.redis.give_back import GivenBack, give_back_here, give_back_late
 from ratelimit_service.stores.redis.shard import Shard
 
-__all__ = ["Charge", "Find", "Home"]
+__all__ = ["Charge", "FindAll", "Home"]
 
 Home = tuple[Shard, int]
 """Where a counter lies: its shard, and a number. One script call may settle hits of one home."""
 
-Find = Callable[[Hit], Home]
-"""The home of a hit's counter; the same object for all that one script call may settle."""
+FindAll = Callable[[Sequence[Hit]], list[Home]]
+"""The home of each hit's counter; the same object for all that one script call may settle."""
 
 _PENDING: Final = PENDING
 _LOCAL: Final = FailurePolicy.LOCAL
@@ -83,27 +83,30 @@ class Charge:
         self.batches: list[ShardBatch] = []
         self.cross_shard: list[CrossShardRequest] = []
 
-    def start(self, find: Find) -> None:
+    def start(self, find_all: FindAll) -> None:
         """Hands every shard its batch."""
-        self._divide(find)
+        self._divide(find_all)
         for batch in list(self.batches):
             batch.shard.charge(batch)
 
-    def give_up(self, find: Find, reason: str) -> None:
+    def give_up(self, find_all: FindAll, reason: str) -> None:
         """Ends the charge before it began: its caller has no time left."""
         if any(hit[8] is _LOCAL for hits in self.requests for hit in hits):
-            self._divide(find)
+            self._divide(find_all)
             for batch in list(self.batches):
                 batch.failed(range(len(batch.requests)), reason)
         else:
             self.stats.store_errors[reason] += sum(map(len, self.requests))
             self.abandon()
 
-    def _divide(self, find: Find) -> None:
+    def _divide(self, find_all: FindAll) -> None:
         batches: dict[Shard, ShardBatch] = {}
+        # One call for all: a call for each hit takes longer than to look its home up.
+        found, start = find_all([hit for hits in self.requests for hit in hits]), 0
         for index, hits in enumerate(self.requests):
-            homes = [find(hit) for hit in hits]
-            home = homes[0]
+            stop = start + len(hits)
+            homes = found[start:stop]
+            home, start = found[start], stop
             if homes.count(home) < len(homes):
                 self._spread(index, hits, homes, batches)
                 continue

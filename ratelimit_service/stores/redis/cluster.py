@@ -72,6 +72,11 @@ class ClusterOfNodes:
         """The node and the slot."""
         return self._homes[slot_of(hit[0])]
 
+    def find_all(self, hits: Sequence[Hit]) -> list[Home]:
+        """As `find`, for each of many hits."""
+        homes = self._homes
+        return [homes[slot_of(hit[0])] for hit in hits]
+
     def follow(self, shard: Shard, error: str, /) -> Shard | None:
         """Asks for the slots soon. A key whose slot is on its way may have moved already."""
         self._stale.set()

@@ -105,12 +105,12 @@ class RedisStore:
         )
         self._first = _topology(url, config)
         self._topologies = [self._first]
-        self._find = self._first.find
+        self._find, self._find_all = self._first.find, self._first.find_all
         self._only: Shard | None = None
         if second_url:
             self._second = _topology(second_url, replace(config, component="second store"))
             self._topologies.append(self._second)
-            self._find = self._find_by_window
+            self._find, self._find_all = self._find_by_window, self._find_all_by_window
         elif isinstance(self._first, RingOfShards) and len(self._first.shards) == 1:
             (self._only,) = self._first.shards
         self._waiting: list[tuple[int, int, Charge]] = []
@@ -261,12 +261,12 @@ class RedisStore:
         )
         if deadline_us <= now:
             # The caller is to be answered at once, so this process is late and no server is.
-            charge.give_up(self._find, "overloaded" if deadline_us <= AT_ONCE else "timeout")
+            charge.give_up(self._find_all, "overloaded" if deadline_us <= AT_ONCE else "timeout")
             return
         if self._only is not None:
             charge.start_whole(self._only)
         else:
-            charge.start(self._find)
+            charge.start(self._find_all)
         if charge.finished:
             return
         waiting = self._waiting
@@ -307,6 +307,9 @@ class RedisStore:
     def _find_by_window(self, hit: Hit) -> Home:
         topology = self._second if hit.spec.window_us == SECOND_US else self._first
         return topology.find(hit)
+
+    def _find_all_by_window(self, hits: Sequence[Hit]) -> list[Home]:
+        return [self._find_by_window(hit) for hit in hits]
 
     def _wait_until(self, deadline_us: int, now_us: int) -> None:
         if self._timer is not None:

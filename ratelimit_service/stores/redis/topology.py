@@ -13,7 +13,7 @@ from ratelimit_service.clock import Clock
 from ratelimit_service.health import Health
 from ratelimit_service.model import Hit
 from ratelimit_service.observer import Stats
-from ratelimit_service.stores.keys import partition_of
+from ratelimit_service.stores.keys import partition_of, partitions_of
 from ratelimit_service.stores.redis.address import Address, Ring, Sentinels
 from ratelimit_service.stores.redis.charge import Home
 from ratelimit_service.stores.redis.contexts import Contexts
@@ -78,6 +78,9 @@ class Topology(Protocol):
     def find(self, hit: Hit) -> Home:
         """The home of a hit's counter; the same object for all that one script call may settle."""
 
+    def find_all(self, hits: Sequence[Hit]) -> list[Home]:
+        """As `find`, for each of many hits."""
+
     def follow(self, shard: Shard, error: str, /) -> Shard | None:
         """Hears that a server has sent a command elsewhere: homes are to be looked up anew.
 
@@ -123,6 +126,12 @@ class RingOfShards:
     def find(self, hit: Hit) -> Home:
         """The shard that owns the counter's partition."""
         return self._homes[self._owners[partition_of(hit[0])]]
+
+    def find_all(self, hits: Sequence[Hit]) -> list[Home]:
+        """As `find`, for each of many hits."""
+        homes, owners = self._homes, self._owners
+        partitions = partitions_of([hit[0] for hit in hits])
+        return [homes[owners[partition]] for partition in partitions]
 
     def follow(self, _shard: Shard, _error: str, /) -> Shard | None:
         """Does nothing: the ring is as it is."""
