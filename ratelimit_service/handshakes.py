@@ -24,10 +24,6 @@ __all__ = ["Handshakes", "Opener", "Sealed", "empty_records"]
 
 log = logging.getLogger(__name__)
 
-_STEPS_AT_ONCE: Final = 4
-"""So many steps are taken in one turn. What follows from a step is done after it, by the loop: a
-handshake begins, or a connection that is lost is forgotten."""
-
 _RECORDS_OF_STEP: Final = 4
 """So many records are a step of a handshake: what a usual client says at once."""
 
@@ -63,18 +59,20 @@ class Opener(Protocol):
 
 
 class Handshakes:
-    """All handshakes that are under way; the first in line takes its step next."""
+    """All handshakes that are under way; the first in line takes its step next.
+
+    A turn has one step. What follows from it is done after the turn, by the loop: a handshake
+    begins, or a connection that is lost is forgotten.
+    """
 
     def __init__(self, turns: Turns) -> None:
         self.used_us = 0
         """How much time the handshakes have taken, for `turns` to compare."""
-        self.dear = False
+        self.dear = self.brought_calls = False
         self._turns = turns
         self._line: deque[Sealed | _Beginning] = deque()
         self._waiting = False
-        """Whether a turn has been asked for."""
-        self._steps = 0
-        """How many were taken in this turn."""
+        """Whether a turn has been asked for, or will be in the next round of the loop."""
 
     async def agreed(
         self,
@@ -119,30 +117,25 @@ class Handshakes:
     def line_up(self, handshake: Sealed | _Beginning) -> None:
         """Takes in a handshake that can take a step."""
         self._line.append(handshake)
-        self._ask_for_a_turn()
-
-    def _ask_for_a_turn(self) -> None:
-        if self._line and not self._waiting and self._steps < _STEPS_AT_ONCE:
+        if not self._waiting:
             self._waiting = True
             self._turns.add(self, elapsed_us())
 
     def handle_piece(self, _now_us: int) -> bool:
-        """Lets one handshake take a step; returns whether others can."""
+        """Lets one handshake take a step; the next one has to wait for another turn."""
         first = self._line.popleft()
         try:
             if first.step():
                 self._line.append(first)
         except Exception as error:  # its fault must not cost others their turn
             first.fail(error)
-        if not self._steps:
-            asyncio.get_running_loop().call_soon(self._next_turn)
-        self._steps += 1
-        self._waiting = bool(self._line) and self._steps < _STEPS_AT_ONCE
-        return self._waiting
+        asyncio.get_running_loop().call_soon(self._next_turn)
+        return False
 
     def _next_turn(self) -> None:
-        self._steps = 0
-        self._ask_for_a_turn()
+        self._waiting = bool(self._line)
+        if self._waiting:
+            self._turns.add(self, elapsed_us())
 
     def end_turn(self) -> None:
         """Does nothing: TLS writes by itself."""

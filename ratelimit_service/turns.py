@@ -8,7 +8,8 @@ has used, so that nobody can save time up. (Linux' CFS shares out processors thi
 that send much, or expensive frames, hold up neither the others nor the replies of a store, however
 many clients they are. A piece that may take long is the only one of its turn. What small pieces of
 a turn ask for is decided together at its end (`Turns.later`), since many small batches cost several
-times what a large one does.
+times what a large one does. Pieces that bring no calls, such as steps of handshakes, gain nothing
+by that. They get half a millisecond of a turn, so that calls which a store has answered wait less.
 
 What takes long to decide is done in steps, each in a turn of its own (`Turns.alone`). Every other
 turn is one for pieces, so small calls wait for one step at most. A store's replies are steps as
@@ -34,6 +35,11 @@ __all__ = ["TURN_US", "Turns", "Waiting", "shared_turns"]
 TURN_US: Final = 2_000
 """For so long pieces are handled before the loop has its turn."""
 
+_WITHOUT_CALLS_US: Final = TURN_US // 4
+"""So much of that time may go to pieces that bring no calls. Only calls gain by a long turn: those
+of one turn are decided together. And so much a client is taken to use who brought none last: of
+many such clients none comes before calls that cost little."""
+
 _AT_ONCE_US: Final = TURN_US // 2
 """So much of that time may go to what is handled as soon as it is read."""
 
@@ -58,6 +64,9 @@ class Waiting(Protocol):
 
     dear: bool
     """Whether its next piece may take long by itself, as a large message does once it is whole."""
+
+    brought_calls: bool
+    """Whether there were calls in what it has handled last."""
 
     def handle_piece(self, now_us: int) -> bool:
         """Handles a piece, at a time by `elapsed_us`; returns whether there is more."""
@@ -275,7 +284,11 @@ class Turns:
 
     def _push(self, waiting: Waiting) -> None:
         self._number += 1
-        used_us = waiting.used_us + _DEAR_US if waiting.dear else waiting.used_us
+        used_us = waiting.used_us
+        if waiting.dear:
+            used_us += _DEAR_US
+        elif not waiting.brought_calls:
+            used_us += _WITHOUT_CALLS_US
         heapq.heappush(self._waiting, (used_us, self._number, waiting))
 
     def _turn(self) -> None:
@@ -326,8 +339,9 @@ class Turns:
     def _handle_pieces(self, now: int) -> None:
         """Handles pieces for as long as a turn may take."""
         waiting, until = self._waiting, now + TURN_US
+        rest_us = _WITHOUT_CALLS_US
         handled: list[Waiting] = []
-        while waiting and not (handled and waiting[0][2].dear):
+        while waiting and rest_us > 0 and not (handled and waiting[0][2].dear):
             if now + self._later_calls * self._call_us >= until:
                 break
             first = heapq.heappop(waiting)[2]
@@ -339,6 +353,8 @@ class Turns:
             except Exception as error:  # its fault must not cost others their turn
                 first.fail(error)
             started, now = now, elapsed_us()
+            if not first.brought_calls:
+                rest_us -= now - started
             left_calls = self._later_calls + self._step_calls - before
             first.used_us += min(now - started, _MOST_USED_US) + left_calls * self._call_us
             if more:

@@ -61,6 +61,8 @@ class Doors:
     """What follows a piece, in aiohttp's tasks, takes longer than to hand it on: so `turns` hands
     on one in each turn, after the pieces of clients that ask little."""
 
+    brought_calls = False
+
     def __init__(self, make: Callable[[], asyncio.Protocol], closed: Counter[str]) -> None:
         """`make` gives each connection its protocol; `closed` counts those ended here, by reason.
 

@@ -52,7 +52,7 @@ class Bytes:
     """A client that has sent so many pieces, each of which takes a turn."""
 
     used_us = 0
-    dear = False
+    dear, brought_calls = False, True
 
     def __init__(self, pieces: int, take: Callable[[], None] = take_a_turn) -> None:
         self._pieces, self._take, self.handled = pieces, take, 0

@@ -59,6 +59,11 @@ class OpenStreams(Account):
         return len(self._streams)
 
     @property
+    def latest_stream(self) -> int:
+        """The highest stream that the client has opened; 0 if there is none."""
+        return self._last_stream_id
+
+    @property
     def closing(self) -> bool:
         """Whether the socket is to be closed once the output is written."""
         return self._life.closing

@@ -127,8 +127,9 @@ class Http2Protocol(asyncio.Protocol):
         """How much time the client's bytes have taken, for `turns` to compare. How many usual calls
         those are worth that are to be decided, and are not yet; the most that there were since the
         last look, and in the second before."""
-        self.dear = False
-        """Whether the next piece may take long, also for `turns`."""
+        self.dear, self.brought_calls = False, True
+        """For `turns`: whether the next piece may take long; whether calls were begun in the last
+        one, or may follow the greeting in it."""
         self._sealed: Sealed | None = None
         """What is read and not opened yet, if the client speaks TLS."""
         self._reading: Pausable | None = None
@@ -195,6 +196,7 @@ class Http2Protocol(asyncio.Protocol):
         That is a piece, or two that take little.
         """
         connection, chunks, late = self.connection, self._inbox.chunks, False
+        latest, greeted = connection.latest_stream, connection.greeted
         # This turn writes at its end, so nobody need ask for a write.
         self._handled = self._flushing = True
         self._left = False
@@ -203,7 +205,7 @@ class Http2Protocol(asyncio.Protocol):
             if chunks or self._more or self._fetch(now_us):
                 # Late calls come first. What came behind them is in time, and is next.
                 late = again = self._handle_some(now_us, refusing=False)
-                if not late and self._goes_on(now_us):
+                if not late and connection.latest_stream > latest and self._goes_on(now_us):
                     self.now_us = elapsed_us()
                     late = self._handle_some(self.now_us, refusing=False)
                 if again and chunks and not self._more:
@@ -217,6 +219,7 @@ class Http2Protocol(asyncio.Protocol):
             self._inbox.clear()
             self._more = False
         self.dear = connection.may_be_dear
+        self.brought_calls = connection.latest_stream > latest or not greeted
         may_be = not (self._writing_paused or self._steps)
         self._waiting = self._has_bytes and may_be
         if self._waiting:
@@ -267,7 +270,8 @@ class Http2Protocol(asyncio.Protocol):
     def _goes_on(self, since_us: int) -> bool:
         """Whether the rest of a read follows its first piece at once, which began then.
 
-        It does not if something of that piece is left for the end of the turn, or calls are late.
+        That piece has brought calls. The rest does not follow if something of that piece is left
+        for the end of the turn, or calls are late.
         """
         return (
             (bool(self._inbox.chunks) or self._more)
