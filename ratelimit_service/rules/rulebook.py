@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mappin
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.tree import OVERRIDES, UNMATCHED, Domain, Level, Node, Snapshot, walk
-from ratelimit_service.slices import SLICE, slowly, stepwise
+from ratelimit_service.slices import SLICE, pause, slowly, stepwise
 from ratelimit_service.spread import SpreadTable
 
 __all__ = ["Rulebook", "Tallied", "hold_without"]
@@ -61,11 +61,15 @@ class Rulebook:
 
     async def take(self) -> AsyncIterator[Tallied]:
         """What was tallied, a little at a time, for `add` in another process; forgotten here."""
+        looked = 0
         for table in self._tallies.parts:
-            async for tallies in slowly(list(table.values())):
+            for tallies in list(table.values()):
                 for value, tally in tallies.items():
                     if taken := tally.take():
                         yield tallies.domain, tallies.path, value, taken
+                    looked += 1
+                    if looked % SLICE == 0:
+                        await pause()
 
     def add(self, tallied: Iterable[Tallied]) -> None:
         """Adds what another one has tallied."""

@@ -33,6 +33,9 @@ class AskedWorkers:
         self._all: list[WorkerProcess] = []
         self._number = 0
         """Of the last thing that was asked; its answer brings it back."""
+        self._collecting: asyncio.Task[None] | None = None
+        self._collecting_next: asyncio.Task[None] | None = None
+        """The report that workers make now, and the one after it for who has come meanwhile."""
 
     async def decide(
         self, bodies: Sequence[bytes], *, origins: Sequence[CallOrigin] | None = None
@@ -74,7 +77,25 @@ class AskedWorkers:
             worker.questions.pop(number, None)
 
     async def collect(self) -> None:
-        """Has all workers report their counts until now; waits for a second at most."""
+        """Has all workers report their counts until now; waits for two seconds at most.
+
+        Whoever asks while workers report shares the next report with all others who do.
+        """
+        shared = self._collecting_next
+        if shared is None:
+            shared = asyncio.create_task(self._collect_after(self._collecting))
+            self._collecting_next = shared
+        await asyncio.shield(shared)
+
+    async def _collect_after(self, former: asyncio.Task[None] | None) -> None:
+        if former is not None:
+            await asyncio.wait([former])
+        self._collecting, self._collecting_next = self._collecting_next, None
+        await self._collect()
+        if self._collecting_next is None:
+            self._collecting = None
+
+    async def _collect(self) -> None:
         number = self._next_number()
         reports = []
         for worker in self._all:
