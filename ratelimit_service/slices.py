@@ -1,7 +1,8 @@
 """Long work beside requests: a little at a time, so that none of them waits for long.
 
 What is done for callers of HTTP stands in line: however many ask for long pages at once, the loop
-does a slice for one of them in each of its rounds.
+does a slice for one of them in each of its rounds. And it rests for as long as it has worked, since
+processes that decide may have to share a core with this one.
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ from collections.abc import AsyncIterator, Generator, Iterable
 from contextvars import ContextVar
 from typing import Final, TypeVar
 
+from ratelimit_service.clock import elapsed_us
+
 __all__ = ["SLICE", "pause", "slowly", "stand_in_line", "stepwise"]
 
 SLICE = 50
 """Rules that are looked at, written out or freed at once: a millisecond's worth or less."""
+
+_WORK_US: Final = 2_000
+"""After so much work for those in line none of them goes on for as long."""
 
 _T = TypeVar("_T")
 
@@ -25,23 +31,43 @@ class _Line:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
+        self.rested_us = 0
+        """How long nobody could go on, in all."""
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._taken = False
-        """Whether somebody goes on in the next round."""
+        """Whether somebody goes on in the next round, or all rest."""
+        self._began_us = self._worked_us = 0
+        """When the one who goes on in this round began, 0 if nobody does; for how long they have
+        worked since the last rest."""
 
     async def pause(self) -> None:
         """Waits for the next round, or until it is one's turn."""
-        if self._taken:
+        if self._began_us:
+            self._worked_us += elapsed_us() - self._began_us
+            self._began_us = 0
+        tired = self._worked_us >= _WORK_US
+        if self._taken or tired:
             waiter = self.loop.create_future()
             self._waiting.append(waiter)
+            if not self._taken:
+                self._rest()
             await waiter
         else:
             self._taken = True
             self.loop.call_soon(self._next_round)
             await asyncio.sleep(0)
+        self._began_us = elapsed_us()
+
+    def _rest(self) -> None:
+        self._taken = True
+        rest_us, self._worked_us = self._worked_us, 0
+        self.rested_us += rest_us
+        self.loop.call_later(rest_us / 1_000_000, self._next_round)
 
     def _next_round(self) -> None:
-        self._taken = False
+        self._taken, self._began_us = False, 0
+        if self._waiting and self._worked_us >= _WORK_US:
+            self._rest()
         while self._waiting and not self._taken:
             first = self._waiting.popleft()
             if not first.done():  # it is, if its caller has gone

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Generator
 from itertools import pairwise
+from types import SimpleNamespace
 
+import pytest
+
+from ratelimit_service import slices
 from ratelimit_service.slices import pause, slowly, stand_in_line, stepwise
 
 
@@ -89,3 +93,23 @@ async def test_slices_of_generators() -> None:
     assert begun == 11
     assert max(rounds) <= 1
     assert await stepping == 7
+
+
+@pytest.mark.parametrize("tasks", [1, 5])
+async def test_long_work_has_half_of_the_time(monkeypatch: pytest.MonkeyPatch, tasks: int) -> None:
+    """Who stands in line rests for as long as the line has worked, alone and beside others."""
+    now = SimpleNamespace(us=10**9)
+    monkeypatch.setattr(slices, "elapsed_us", lambda: now.us)
+    slice_us, count = 700, 40
+
+    async def work() -> None:
+        stand_in_line()
+        await pause()
+        for _ in range(count):
+            now.us += slice_us
+            await pause()
+
+    await asyncio.gather(*(asyncio.create_task(work()) for _ in range(tasks)))
+
+    worked_us = tasks * count * slice_us
+    assert worked_us - 3_000 <= slices._LINE[0].rested_us <= worked_us

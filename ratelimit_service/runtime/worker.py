@@ -55,6 +55,10 @@ _REPORT_SECONDS = 5.0
 _MOST_DECISIONS_WAITING = 1 << 20
 """Bytes of decisions and reports that may wait for the supervisor."""
 
+_TOLD_SECONDS = 0.01
+"""How long a change of our state may wait for others. When hundreds of connections come or go, each
+round of the loop changes it, and to tell of it costs both processes more than a connection does."""
+
 _REPORTED_AT_ONCE = 100
 """Series in one message."""
 
@@ -291,10 +295,10 @@ class _Worker:
         return True
 
     def _tell_soon(self) -> None:
-        """Reports our state at the end of this tick."""
+        """Reports our state in a moment, with whatever else changes until then."""
         if not self._telling:
             self._telling = True
-            self._loop.call_soon(self._tell)
+            self._loop.call_later(_TOLD_SECONDS, self._tell)
 
     def _tell(self) -> None:
         self._telling = False

@@ -1,21 +1,26 @@
-"""What workers are told of changed rules: enough for those that were there, and for later ones."""
+"""What workers are told of changed rules, also late ones, and what they tell of themselves."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 
 from ratelimit_service import __version__
 from ratelimit_service.accepting import Guests
+from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats, Tallies
 from ratelimit_service.rules.build import Former, Version, build
 from ratelimit_service.rules.records import Assembly
 from ratelimit_service.rules.rulebook import Rulebook
-from ratelimit_service.runtime.channel import MessageKind
+from ratelimit_service.runtime.channel import Channel, MessageKind
+from ratelimit_service.runtime.worker import _Worker
 from ratelimit_service.runtime.worker_process import WorkerProcess
 from ratelimit_service.runtime.workers import Workers
 from ratelimit_service.settings import Settings
+from tests.servers.process import PATIENCE_SECONDS
+from tests.transport.served_ends import rounds
 
 FILES, RULES = 8, 200
 """So many that it counts for little what a message has beside its rules."""
@@ -87,3 +92,29 @@ def _file(number: int, requests: int) -> Version:
         for n in range(RULES)
     )
     return Version(f"{number}.yaml", f"domain: d{number}\ndescriptors:{rules}".encode(), None)
+
+
+async def test_many_changes_of_a_worker_are_told_together() -> None:
+    """However often a worker's state changes in a moment, it tells of it once."""
+    heard: list[int] = []
+    ours, its, connections, others = (*socket.socketpair(), *socket.socketpair())
+    supervisor = await Channel.open(ours, lambda kind, _: heard.append(kind), lambda: None)
+    worker = _Worker(connections)
+    worker._channel = await Channel.open(its, lambda _kind, _payload: None, lambda: None)
+
+    started = elapsed_us()
+    for _ in range(500):
+        worker._tell_soon()
+        await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while worker._telling:
+            await asyncio.sleep(0)
+    await rounds()
+
+    assert set(heard) == {MessageKind.BEAT}
+    assert len(heard) <= 1 + (elapsed_us() - started) // 10_000
+    for each in (supervisor, worker._channel):
+        each.close()
+    for end in (connections, others):
+        end.close()
+    await rounds()

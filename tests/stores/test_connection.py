@@ -23,6 +23,7 @@ from ratelimit_service.turns import TURN_US, shared_turns
 from tests.servers.redis import RedisServer
 from tests.stores.cases import YEAR, T, hearing, hit
 from tests.stores.redis_store import started
+from tests.transport.served_ends import rounds
 
 HITS = 128
 """Of a full script call."""
@@ -145,6 +146,28 @@ async def test_replies_share_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.sleep(0)
         found.append((len(way.told), client.handled))
     assert found == [(3, 0), (3, 1), (6, 1), (6, 2), (7, 2)]
+
+
+async def test_a_reply_without_end() -> None:
+    """What a server sends of one reply has a bound; a long reply that is whole has been read."""
+    connection = RedisConnection()
+    connection.connection_made(Wire())
+    replies: list[Reply] = []
+    connection.send([["PING"], ["PING"]], [replies.append, replies.append])
+    whole, part = b"$1000000\r\n" + bytes(1_000_000) + b"\r\n", bytes(1 << 20)
+
+    connection.data_received(whole)
+    connection.data_received(b"$500000000\r\n")
+    sent = 0
+    while not connection.lost.done():
+        connection.data_received(part)
+        sent += len(part)
+        assert sent <= 65 << 20
+
+    await rounds()
+    assert sent > 63 << 20
+    assert replies == [bytes(1_000_000), None]
+    assert connection.lost.result() == "a reply without end"
 
 
 async def test_small_replies() -> None:

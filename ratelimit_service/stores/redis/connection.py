@@ -45,6 +45,10 @@ call of 128 hits, and one to two milliseconds for whoever takes it."""
 _REPLY_ITEMS: Final = 4
 """What a reply counts beside the items in it."""
 
+_MOST_REPLY_BYTES: Final = 64 << 20
+"""A reply that is not whole after so many bytes ends the connection: no command of ours has such a
+one, and what it would take has no bound."""
+
 _ITEM_BYTES: Final = 5
 """So many bytes of a long text count as an item: the outcome of a hit as four."""
 
@@ -75,6 +79,8 @@ class RedisConnection(asyncio.Protocol):
         """Replies that have been read and not handed on yet: to whom, when their command left."""
         self._telling = False
         """Whether replies are being handed on, now or in a later turn."""
+        self._unread_bytes = 0
+        """How many bytes have come since the last reply was whole."""
         self._transport: asyncio.WriteTransport | None = None
         self._heard_at = 0.0
         self._bugs = Bugs()
@@ -178,10 +184,14 @@ class RedisConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Called by asyncio: every complete reply belongs to the oldest call."""
         self._heard_at = self._loop.time()
+        self._unread_bytes += len(data)
         self._reader.feed(data)
         try:
             while not self.lost.done() and (reply := self._reader.gets()) is not False:
+                self._unread_bytes = 0
                 self._take(reply)
+            if self._unread_bytes > _MOST_REPLY_BYTES:
+                self.close("a reply without end")
         except hiredis.ProtocolError as error:
             self.close(f"not a Redis server: {error}")
         self._tell_all()
