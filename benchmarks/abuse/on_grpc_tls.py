@@ -8,12 +8,19 @@ import socket
 import ssl
 from collections.abc import Iterator
 
-from benchmarks.abuse.attack import TLS, attack, headers
-from benchmarks.abuse.on_grpc import many_settings, rapid_reset
+from benchmarks.abuse.attack import TLS, attack, call, headers
+from benchmarks.abuse.on_grpc import (
+    continuations,
+    header_lists,
+    many_settings,
+    pings,
+    rapid_reset,
+    window_updates,
+)
 from benchmarks.abuse.wire import Aim, Wire
-from benchmarks.load import BLOCK
+from benchmarks.load import BLOCK, body
 from ratelimit_service.transport.h2 import frames
-from ratelimit_service.transport.h2.frames import PREFACE, FrameType
+from ratelimit_service.transport.h2.frames import ACK, PREFACE, FrameType
 from tests.servers.tls_records import TlsRecords
 
 
@@ -124,3 +131,41 @@ async def settings_over_tls(aim: Aim) -> None:
 @attack("TLS: rapid reset, 20,000 a second", flags=TLS)
 async def resets_over_tls(aim: Aim) -> None:
     await rapid_reset(aim)
+
+
+@attack("TLS: header lists of 16,100 indexed fields, 4 a second", flags=TLS)
+async def header_lists_over_tls(aim: Aim) -> None:
+    await header_lists(aim)
+
+
+@attack("TLS: CONTINUATION without end, 20,000 a second", flags=TLS)
+async def continuations_over_tls(aim: Aim) -> None:
+    await continuations(aim)
+
+
+@attack("TLS: PING, 50,000 a second", flags=TLS)
+async def pings_over_tls(aim: Aim) -> None:
+    await pings(aim)
+
+
+@attack("TLS: 1-byte WINDOW_UPDATE on 900 blocked answers, 1,500 a second", flags=TLS)
+async def window_updates_over_tls(aim: Aim) -> None:
+    await window_updates(aim)
+
+
+@attack("TLS: calls with a change of keys before each, 2,000 a second", flags=TLS)
+async def key_updates_between_calls(aim: Aim) -> None:
+    records, wire = await greeted(aim)
+    wire.write(records.data(frames.frame(FrameType.SETTINGS, ACK, 0, b"")))
+    stream_id = -1
+    async for number in aim.due(2_000):
+        if not wire.open:
+            records, wire = await greeted(aim)
+            wire.write(records.data(frames.frame(FrameType.SETTINGS, ACK, 0, b"")))
+            stream_id = -1
+        made = []
+        for _ in range(min(number, 500)):
+            stream_id += 2
+            made += [records.key_update(), records.data(call(stream_id, body(1, 1)))]
+        wire.write(b"".join(made))
+        await wire.written()
