@@ -13,6 +13,7 @@ import pytest
 from ratelimit_service.model import Descriptor, Entry
 from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.frames import (
+    END_HEADERS,
     END_STREAM,
     ErrorCode,
     FrameType,
@@ -223,6 +224,53 @@ async def made_you_reset(attacker: Attacker) -> None:
             for _ in range(5_000)
         )
     )
+
+
+@attack("frames of priorities and of unknown kinds")
+async def odd_frames(attacker: Attacker) -> None:
+    unknown = bytearray(frames.frame(FrameType.PING, 0, 0, b"12345678"))
+    unknown[3] = 0xBB
+    priority = frames.frame(FrameType.PRIORITY, 0, 3, bytes(3) + b"\1\x10")
+    await attacker.send((bytes(unknown) + priority) * 5_000)
+
+
+@attack("calls that end with many trailers of their own")
+async def trailers(attacker: Attacker) -> None:
+    for number in range(16):
+        more = [(f"x-{each}", f"{number}") for each in range(400)]
+        call = attacker.call(users(1), end=False)
+        block = head(DECIDE, *more)
+        end = frames.frame(FrameType.HEADERS, END_HEADERS | END_STREAM, attacker.stream_id, block)
+        await attacker.send(call + end)
+
+
+@attack("calls with absurd timeouts and encodings of their own")
+async def absurd_headers(attacker: Attacker) -> None:
+    timeouts = ("99999999H", "1x", "", "9" * 300 + "S", "-1S", "00000001u")
+    encodings = ("gzip", "deflate", "", "x" * 1_000, "gzip,gzip")
+    await attacker.send(
+        b"".join(
+            attacker.call(
+                users(1),
+                head(
+                    DECIDE,
+                    ("grpc-timeout", timeouts[number % len(timeouts)]),
+                    ("grpc-encoding", encodings[number % len(encodings)]),
+                    ("x-own", f"{number}"),
+                ),
+            )
+            for number in range(1_000)
+        )
+    )
+
+
+@attack("many open reflection streams, asked in turn")
+async def open_reflection(attacker: Attacker) -> None:
+    asked = prefixed(b"\x22" + bytes((len(SERVICE),)) + SERVICE.encode())
+    first = attacker.stream_id + 2
+    await attacker.send(b"".join(attacker.headers(head(REFLECT)) for _ in range(900)))
+    streams = range(first, attacker.stream_id + 1, 2)
+    await attacker.send(b"".join(frames.frame(FrameType.DATA, 0, at, asked) for at in streams))
 
 
 @pytest.mark.parametrize("name", ATTACKS)
