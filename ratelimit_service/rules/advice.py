@@ -41,6 +41,7 @@ def advice(nodes: Iterable[Node], path: _Path = ()) -> Iterator[Problem]:
     for node in level:
         here = (*path, (node.key, node.value))
         yield from _misread(node, here)
+        yield from _never_grouped(node, here)
         if node.rule is not None:
             yield from _pointless(node.rule)
             yield from _unfitting(node.rule)
@@ -107,6 +108,21 @@ def _misread(node: Node, path: _Path) -> Iterator[Problem]:
     message = f"value is compared as text, not as {what}"
     message += f"; write {quoted(instead)} in its place" if known else ""
     yield _hint(node, path, "literal_value", message)
+
+
+def _never_grouped(node: Node, path: _Path) -> Iterator[Problem]:
+    """An exact value that no address is any more, once `group` has made a network of it."""
+    if node.grouping is None:
+        return
+    for value in (node.value,) if node.matcher is None else node.matcher.literals:
+        grouped = node.grouping.of(value.partition("/")[0])
+        if grouped is not None and grouped != value:
+            message = (
+                f"no address gets here: group makes {quoted(grouped)} of it before it is "
+                f"compared with {quoted(value)}; write {quoted(grouped)} in its place"
+            )
+            yield _hint(node, path, "unreachable", message)
+            return
 
 
 def _is_network(value: str) -> bool:

@@ -41,6 +41,28 @@ def test_unreachable() -> None:
     ) == [("k=ab*c", "unreachable"), ("m", "unreachable"), ("n > k", "unreachable")]
 
 
+def test_unreachable_because_of_a_group() -> None:
+    """Where addresses are grouped, an exact value must be a network as group writes it."""
+    assert hints(
+        f"""\
+        - {{key: k, group: {{ipv4: 24, ipv6: 64}}, value: 10.0.1.7, {LIMIT}}}
+        - {{key: k, group: {{ipv4: 24, ipv6: 64}}, value: 10.0.2.0/24, {LIMIT}}}
+        - {{key: k, group: {{ipv4: 24, ipv6: 64}}, value: 10.0.3.0/25, {LIMIT}}}
+        - {{key: k, group: {{ipv4: 24, ipv6: 64}}, value: "10.0.4.*", {LIMIT}}}
+        - {{key: k, group: {{ipv4: 24, ipv6: 64}}, value: "2001:DB8::/64", {LIMIT}}}
+        - {{key: k, group: {{ipv4: 24, ipv6: 64}}, value: "2001:db8:1::/64", {LIMIT}}}
+        - {{key: k, group: {{ipv4: 24, ipv6: 64}}, one_of: [unknown, 10.0.5.9], {LIMIT}}}
+        - {{key: k, group: {{ipv6: 64}}, one_of: [nobody, 10.0.6.9], {LIMIT}}}
+        - {{key: k, group: {{ipv4: 24, ipv6: 64}}, {LIMIT}}}
+        """
+    ) == [
+        ("k=10.0.1.7", "unreachable"),
+        ("k=10.0.3.0/25", "unreachable"),
+        ("k=2001:DB8::/64", "unreachable"),
+        ("k=one_of(10.0.5.9,unknown)", "unreachable"),
+    ]
+
+
 def test_unreachable_by_another_kind() -> None:
     """A pattern can stand before all of a regular expression's values, and the other way."""
     assert hints(
