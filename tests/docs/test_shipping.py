@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,6 +120,18 @@ def test_hooks(hook: dict[str, object], ratelimit: Inside) -> None:
     assert passed.code == 0
     assert stopped.code > 0
     assert re.match(str(hook["files"]), "rules/api.yaml")
+
+
+def test_all_that_rules_may_have_is_installed() -> None:
+    """Hooks and Action install what `regex` needs: rules that are right pass there, too."""
+    project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
+    needed = project["optional-dependencies"]["regex"]
+    steps = yaml.safe_load(ACTION.read_text())["jobs"]["rules"]["steps"]
+
+    assert [hook["additional_dependencies"] for hook in yaml.safe_load(HOOKS.read_text())] == [
+        needed
+    ] * 2
+    assert f"pip install '{project['name']}[regex]'" in [each.get("run") for each in steps]
 
 
 def test_action(repository: Path) -> None:
