@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ratelimit_service.cli.say import say
+from ratelimit_service.text import printable
 
 __all__ = ["diff"]
 
@@ -24,8 +25,9 @@ def diff(old: str, new: str, shape: str) -> int:
     """Tell what changes in meaning between two sets of rules.
 
     OLD and NEW are rule files, directories, or revisions of git: HEAD~1:rules, or main, which
-    takes the path of the other side. Told are rules that come, go, get tighter or looser, with
-    both numbers; counters that start anew, and why; and callers who would meet another rule.
+    takes the path of the other side; if OLD had nothing there, all rules are new. Told are rules
+    that come, go, get tighter or looser, with both numbers; counters that start anew, and why; and
+    callers who would meet another rule.
     Comments, files, lines, and order by itself are never told.
 
     Exits 0 if nothing changes, 1 if something does, 2 if rules have problems or are not there.
@@ -40,6 +42,8 @@ def diff(old: str, new: str, shape: str) -> int:
     except SideError as error:
         say(str(error), err=True)
         return 2
+    if not before.domains:
+        say(f"{printable(before.name)}: there are no rules, so all are new", err=True)
     changes = compare(before.domains, after.domains)
     for line in FORMATS[shape](changes):
         say(line)

@@ -81,11 +81,11 @@ def _why_other_key(old: Limit, new: Limit) -> Iterator[str]:
     if old.window_us != new.window_us:
         yield f"the window is {_window_text(new)}, not {_window_text(old)}"
     if old.grouping != new.grouping:
-        yield f"{_grouped(new)}, not {_grouped(old)}"
+        yield f"it counts {_grouped(new)}, not {_grouped(old)}"
     if old.schedule != new.schedule:
         yield f"it holds {_times(new)}, not {_times(old)}"
     if old.pool != new.pool:
-        yield f"{_pooled(new)}, not {_pooled(old)}"
+        yield f"it counts {_pooled(new)}, not {_pooled(old)}"
     for parameter in ALGORITHMS[new.algorithm].parameters:
         field = parameter.field or "own"
         alone = old._replace(**{field: getattr(new, field)})
@@ -106,8 +106,8 @@ def _counter(limit: Limit) -> tuple[str, str]:
 
 def _grouped(limit: Limit) -> str:
     if limit.grouping is None:
-        return "each address is a caller"
-    return f"addresses are grouped by {grouping_text(limit.grouping)}"
+        return "each address by itself"
+    return f"addresses grouped by {grouping_text(limit.grouping)}"
 
 
 def _times(limit: Limit) -> str:
@@ -115,7 +115,7 @@ def _times(limit: Limit) -> str:
 
 
 def _pooled(limit: Limit) -> str:
-    return f"pool {limit.pool} is charged" if limit.pool else "each caller has a counter"
+    return f"pool {limit.pool}" if limit.pool else "each caller by itself"
 
 
 def _groupings(way: Sequence[Node]) -> list[Grouping | None]:

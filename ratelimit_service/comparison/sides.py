@@ -40,11 +40,14 @@ class ComparedRules:
 
 
 def read_sides(old: str, new: str) -> tuple[ComparedRules, ComparedRules]:
-    """Both sides. Raises SideError if rules have problems, RulesError if there are none."""
-    return _read(old, new), _read(new, old)
+    """Both sides. Raises SideError if rules have problems, RulesError if there are none.
+
+    A revision from before there were rules, named without a path, has none, and all are new.
+    """
+    return _read(old, new, old=True), _read(new, old)
 
 
-def _read(side: str, other: str) -> ComparedRules:
+def _read(side: str, other: str, *, old: bool = False) -> ComparedRules:
     if side and Path(side).exists():
         return ComparedRules(side, _domains(side, _files(Path(side))))
     revision, colon, path = side.partition(":")
@@ -55,6 +58,8 @@ def _read(side: str, other: str) -> ComparedRules:
     if not colon:
         path = _path_of(other)
     name = f"{revision}:{path}"
+    if old and not colon and not _git("-C", str(_top()), "ls-tree", revision, "--", path):
+        return ComparedRules(name, {})
     return ComparedRules(name, _domains(name, _of_revision(revision, path)))
 
 

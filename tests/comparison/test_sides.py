@@ -91,6 +91,18 @@ def test_rules_that_are_not_there(checkout: Path, old: str, message: str) -> Non
     assert "\n" not in str(raised.value)
 
 
+def test_first_rules(checkout: Path) -> None:
+    """A pull request that brings the first rules can be compared with what it is based on."""
+    (checkout / "first").mkdir()
+    (checkout / "first" / "c.yaml").write_text(RULES.format("c", 1))
+
+    assert told("main", "first") == ["c: None -> None", "c: None -> first/c.yaml:2:24"]
+    with pytest.raises(RulesError, match="main has no rules at first"):
+        read_sides("main:first", "first")
+    with pytest.raises(RulesError, match="main has no rules at first"):
+        read_sides("first", "main")
+
+
 def test_bad_rules(checkout: Path) -> None:
     """Rules with problems cannot be compared: all of these are told."""
     (checkout / "rules" / "a.yaml").write_text("domain: a\nx: 1\ny: 1\n")
