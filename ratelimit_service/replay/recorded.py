@@ -34,9 +34,6 @@ _AT_A_TIME: Final = 4
 _MOST_BYTES: Final = 1 << 27
 """Of records that wait to be sorted. If they are more, the window is half of this."""
 
-_MEASURED: Final = 40
-"""After so many blocks it is measured how much waits; usual ones are far below the bound."""
-
 _ENTRY_BYTES: Final = 200
 """An entry beside its texts, about."""
 
@@ -118,8 +115,12 @@ def _add(block: Block, more: Block) -> None:
     block.codes.extend(more.codes)
 
 
-def _part(block: Block, start: int, end: int) -> Block:
-    return Block(block.times[start:end], block.requests[start:end], block.codes[start:end])
+def _cut(block: Block, end: int) -> Block:
+    """Takes off what stands behind so many records of a block, and returns it."""
+    times, requests, codes = block
+    behind = Block(times[end:], requests[end:], codes[end:])
+    del times[end:], requests[end:], codes[end:]
+    return behind
 
 
 def _by_time(block: Block) -> Block:
@@ -140,22 +141,27 @@ def in_order(
 ) -> Iterator[Block]:
     """The records by time, if none stands further back than the window; else nearly so."""
     waiting = _none()
-    unmeasured = 0
+    size = 0
     for block in blocks:
         _add(waiting, block)
-        unmeasured += 1
-        heavy = False
-        if unmeasured >= _MEASURED:
-            unmeasured = 0
-            heavy = sum([asked.size for asked in waiting.requests]) > most_bytes
-        if heavy or len(waiting.times) >= window * _AT_A_TIME:
+        size += _bytes(block)
+        if size > most_bytes or len(waiting.times) >= window * _AT_A_TIME:
             waiting = _by_time(waiting)
             end = max(0, len(waiting.times) - window)
-            if heavy:
+            if size > most_bytes:
                 end = max(end, _beyond(waiting.requests, most_bytes // 2))
-            yield _part(waiting, 0, end)
-            waiting = _part(waiting, end, len(waiting.times))
+            behind = _cut(waiting, end)
+            size -= _bytes(waiting)
+            yield waiting
+            waiting = behind
     yield _by_time(waiting)
+
+
+def _bytes(block: Block) -> int:
+    size = 0
+    for asked in block.requests:
+        size += asked.size
+    return size
 
 
 def _beyond(requests: Sequence[RecordedRequest], most_bytes: int) -> int:
@@ -193,11 +199,14 @@ def _merged(logs: Sequence[Iterator[Block]]) -> Iterator[Block]:
         block = _none()
         bisect = bisect_right
         for place, rest in enumerate(rests):
-            end = bisect(rest.times, until_us)
-            _add(block, _part(rest, 0, end))
-            rests[place] = _part(rest, end, len(rest.times))
-            if rest.times and not rests[place].times and not ended[place]:
+            behind = _cut(rest, bisect(rest.times, until_us))
+            rests[place] = behind
+            if rest.times and not behind.times and not ended[place]:
                 bisect = bisect_left  # this log may have more of that moment, which comes first
+            if block.times:
+                _add(block, rest)
+            else:
+                block = rest
         yield _by_time(block)
 
 
