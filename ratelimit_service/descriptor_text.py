@@ -1,13 +1,16 @@
-"""Descriptors as people type them and see them: `key=value,key=value`."""
+"""Descriptors as people type them and see them (`key=value,key=value`), and overrides of them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ratelimit_service.errors import RateLimitError
 from ratelimit_service.model import Descriptor, Entry
+from ratelimit_service.text import count, in_seconds, printable
 
-__all__ = ["DescriptorTextError", "format_descriptor", "read_descriptor"]
+__all__ = ["DescriptorTextError", "format_descriptor", "override_text", "read_descriptor"]
 
 
 class DescriptorTextError(RateLimitError):
@@ -35,6 +38,31 @@ def format_descriptor(descriptor: Descriptor) -> str:
     return ",".join(
         "=".join(re.sub(r"([\\,=])", r"\\\1", part) for part in entry if part or part is entry.key)
         for entry in descriptor.entries
+    )
+
+
+def override_text(fields: Mapping[str, Any]) -> str:
+    """An override in words on one line, as `Override.fields` or JSON has it.
+
+    As `ban 5d1f02ab31: api user=eve, until 2026-07-01T16:03:00Z, by alice: reason`.
+    """
+    number = "".join(
+        f", {count(fields[name], noun)}"
+        for name, noun in (("requests", "request"), ("hits", "hit"))
+        if name in fields
+    )
+    name = f", limit {fields['limit']}" if "limit" in fields else ""
+    until = f", until {in_seconds(fields['until'])}" if "until" in fields else ""
+    who = f", by {fields['who']}" if "who" in fields else ""
+    reason = f": {fields['reason']}" if "reason" in fields else ""
+    whom = f"{fields['domain']} {_typed(fields['entries'])}"
+    return printable(f"{fields['kind']} {fields['id']}: {whom}{number}{name}{until}{who}{reason}")
+
+
+def _typed(entries: Sequence[Sequence[object]]) -> str:
+    """Entries, as JSON has them, as `read_descriptor` reads them."""
+    return format_descriptor(
+        Descriptor(tuple(Entry(str(key), str(value)) for key, value in entries))
     )
 
 

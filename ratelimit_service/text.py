@@ -1,11 +1,14 @@
-"""Text of others, made fit for a terminal, a log and a header; and numbers with their nouns."""
+"""Text of others, made fit for a terminal, a log and a header; numbers and times in words."""
 
 from __future__ import annotations
 
+import math
 import re
 
-__all__ = ["count", "printable", "reason"]
+__all__ = ["count", "in_seconds", "is_utf8", "lasting", "printable", "reason"]
 
+_UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
+_FRACTION = re.compile(r"(?<=:\d\d)\.\d+")
 _MARKS = re.compile(r"\[(Errno -?\d+|SSL)\] | \(_ssl\.c:\d+\)")
 
 
@@ -25,6 +28,31 @@ def printable(text: str) -> str:
 def count(number: int, noun: str) -> str:
     """A number with its noun, which takes an s for more than one."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def in_seconds(moment: str) -> str:
+    """A time of RFC 3339 without the fraction of its second."""
+    return _FRACTION.sub("", moment)
+
+
+def lasting(seconds: float) -> str:
+    """A time to come in its two largest units, rounded up: `53 s`, `14 h 41 min`."""
+    whole = math.ceil(seconds)
+    for unit, name, small, part in _UNITS:
+        if whole >= 2 * unit:
+            parts = -(-whole // small)
+            rest = parts % (unit // small)
+            return f"{parts * small // unit} {name}" + (f" {rest} {part}" if rest else "")
+    return f"{whole} s"
+
+
+def is_utf8(text: str) -> bool:
+    """Whether it can be written as UTF-8: what a shell or JSON hands over need not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def reason(error: BaseException) -> str:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ratelimit_service.cli.admin import asks_admin
-from ratelimit_service.cli.say import say
-from ratelimit_service.cli.steer import override_text, overrides_taking
-from ratelimit_service.cli.words import parse_descriptor
+from ratelimit_service.cli.say import say, say_line
+from ratelimit_service.cli.steer import overrides_taking
+from ratelimit_service.cli.words import parse_descriptor, utf8
+from ratelimit_service.descriptor_text import override_text
 
 if TYPE_CHECKING:
     from ratelimit_service.client.admin import AdminClient
@@ -22,7 +23,7 @@ __all__ = ["explain"]
 
 
 @click.command()
-@click.argument("domain")
+@click.argument("domain", type=utf8)
 @click.argument("descriptors", nargs=-1, required=True)
 @click.option(
     "--rules",
@@ -77,9 +78,9 @@ def explain(
         else:
             say(str(explanation))
             for key in keys:
-                say(f"counter {key}")
+                say_line(f"counter {key}")
             for each in steered or ():
-                say(f"override: {override_text(each)}")
+                say_line(f"override: {override_text(each)}")
             if steered == []:
                 say("no override takes it")
     return 0

@@ -8,15 +8,21 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
-from ratelimit_service.cli.say import say
-from ratelimit_service.cli.words import duration, format_descriptor, parse_descriptor, parse_limit
+from ratelimit_service.cli.say import say_line
+from ratelimit_service.cli.words import (
+    duration,
+    format_descriptor,
+    parse_descriptor,
+    parse_limit,
+    utf8,
+)
 from ratelimit_service.model import MAX_ADDEND, Code, Decision, Request, Status, whole_seconds
 
 __all__ = ["hit"]
 
 
 @click.command()
-@click.argument("domain")
+@click.argument("domain", type=utf8)
 @click.argument("descriptors", nargs=-1, required=True)
 @click.option(
     "--address",
@@ -104,9 +110,9 @@ def hit(
                 click.echo(json.dumps(_as_json(decision, why)))
                 continue
             for line in _lines(request, decision, why, overrides_of(decision)):
-                say(line)
+                say_line(line)
     if repeat > 1 and not as_json:
-        say(f"{repeat - denied} allowed, {denied} over limit")
+        say_line(f"{repeat - denied} allowed, {denied} over limit")
     return 1 if denied else 0
 
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ratelimit_service.cli.admin import asks_admin
-from ratelimit_service.cli.say import say
-from ratelimit_service.cli.steer import override_text, overrides_taking
-from ratelimit_service.cli.words import format_descriptor, parse_descriptor
-from ratelimit_service.text import count
+from ratelimit_service.cli.say import say_line
+from ratelimit_service.cli.steer import overrides_taking
+from ratelimit_service.cli.words import format_descriptor, parse_descriptor, utf8
+from ratelimit_service.descriptor_text import override_text
+from ratelimit_service.text import count, lasting
 
 if TYPE_CHECKING:
     from ratelimit_service.client.admin import AdminClient
@@ -24,7 +25,7 @@ _MOST_LINES = 20
 
 
 @click.command()
-@click.argument("domain")
+@click.argument("domain", type=utf8)
 @click.argument("descriptor")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @asks_admin
@@ -34,8 +35,8 @@ def inspect(domain: str, descriptor: str, as_json: bool, admin: AdminClient) -> 
     A descriptor is written key=value,key=value; a comma, an equals sign or a backslash in a key
     or value stands behind a backslash. Shown is each limit of the rule that it meets: how many
     hits its counter holds in the store, how many remain and until when; of concurrency its leases,
-    of a sliding_log its hits. Overrides that take the descriptor are listed below: numbers are
-    those of the rule.
+    of a sliding_log its hits, and what is left of grants. Overrides that take the descriptor are
+    listed below: numbers are those of the rule.
 
     Example: ratelimit inspect demo user=alice
     """
@@ -46,9 +47,9 @@ def inspect(domain: str, descriptor: str, as_json: bool, admin: AdminClient) -> 
         click.echo(json.dumps({**told, "overrides": steered}))
     else:
         for line in _lines(told):
-            say(line)
+            say_line(line)
         for each in steered:
-            say(f"override: {override_text(each)}")
+            say_line(f"override: {override_text(each)}")
     return 0
 
 
@@ -69,6 +70,12 @@ def _lines(told: Any) -> Iterator[str]:
         where = f" in {counter['shard']}" if counter["shard"] else ""
         yield f"  counter {counter['key']}{where}"
         yield from _one_by_one(counter)
+        for grant in counter.get("grants", ()):
+            remaining = grant.get("remaining", "an unknown number")
+            yield (
+                f"  grant {grant['id']}: {remaining} of {count(grant['hits'], 'hit')} left, "
+                f"until {grant['ends']}"
+            )
 
 
 def _one_by_one(counter: Any) -> Iterator[str]:
@@ -86,5 +93,5 @@ def _one_by_one(counter: Any) -> Iterator[str]:
 
 
 def _seconds(seconds: float) -> str:
-    """A duration in seconds, as short as is useful."""
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    """A duration as people say it."""
+    return lasting(seconds) if seconds >= 10 else f"{seconds:.1f} s"

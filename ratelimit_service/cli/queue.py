@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ratelimit_service.cli.admin import asks_admin
-from ratelimit_service.cli.say import say
+from ratelimit_service.cli.say import say_line
+from ratelimit_service.cli.words import utf8
 from ratelimit_service.text import count
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ __all__ = ["queue"]
 
 
 @click.command()
-@click.argument("domain", required=False, default="")
+@click.argument("domain", type=utf8, required=False, default="")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @asks_admin
 def queue(domain: str, as_json: bool, admin: AdminClient) -> int:
@@ -38,7 +39,7 @@ def queue(domain: str, as_json: bool, admin: AdminClient) -> int:
         click.echo(json.dumps(told))
         return 0
     for line in _lines(told):
-        say(line)
+        say_line(line)
     return 0
 
 

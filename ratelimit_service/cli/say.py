@@ -6,7 +6,7 @@ import click
 
 from ratelimit_service.text import printable
 
-__all__ = ["fail", "mistake", "say"]
+__all__ = ["fail", "mistake", "say", "say_line"]
 
 _ERROR = 2
 
@@ -15,6 +15,11 @@ def say(text: str, *, err: bool = False) -> None:
     """Prints lines; of what others have written nothing reaches the terminal that acts there."""
     for line in text.split("\n"):
         click.echo(printable(line), err=err)
+
+
+def say_line(text: str, *, err: bool = False) -> None:
+    """Prints one line: a line end in what others have written begins no other one."""
+    click.echo(printable(text), err=err)
 
 
 def mistake(error: click.ClickException) -> str:

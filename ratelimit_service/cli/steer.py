@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ratelimit_service.cli.admin import asks_admin
-from ratelimit_service.cli.say import say
-from ratelimit_service.cli.words import duration, moment, parse_descriptor
+from ratelimit_service.cli.say import say_line
+from ratelimit_service.cli.words import duration, moment, parse_descriptor, utf8
 from ratelimit_service.clock import now_us
-from ratelimit_service.descriptor_text import format_descriptor
+from ratelimit_service.descriptor_text import override_text
 from ratelimit_service.errors import TransportError
-from ratelimit_service.model import SECOND_US, Descriptor, Entry, time_text
+from ratelimit_service.model import SECOND_US, time_text
 
 if TYPE_CHECKING:
     from ratelimit_service.client.admin import AdminClient
@@ -24,7 +24,6 @@ __all__ = [
     "exempt",
     "grant",
     "limit",
-    "override_text",
     "overrides",
     "overrides_taking",
     "reset",
@@ -48,7 +47,9 @@ def _until(_: click.Context, flag: click.Parameter, text: str | None) -> str | N
     return time_text(at_us)
 
 
-_NAME = click.option("--limit", metavar="NAME", help="Only the limit of this name; else all.")
+_NAME = click.option(
+    "--limit", type=utf8, metavar="NAME", help="Only the limit of this name; else all."
+)
 _FOR = click.option(
     "--for",
     "for_seconds",
@@ -62,7 +63,9 @@ _UNTIL = click.option(
     callback=_until,
     help="It ends then, in UTC: monday, 2026-01-31 or 2026-01-31T14:03Z.",
 )
-_REASON = click.option("--reason", metavar="TEXT", help="Why, for whoever reads it later.")
+_REASON = click.option(
+    "--reason", type=utf8, metavar="TEXT", help="Why, for whoever reads it later."
+)
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
@@ -77,18 +80,18 @@ def _added(admin: AdminClient, about: dict[str, object], *, as_json: bool) -> in
     """Adds an override, and says so."""
     told = _told(admin.post("/overrides", about))
     if as_json:
-        say(json.dumps(told))
+        say_line(json.dumps(told))
         return 0
-    say(override_text(told["override"]))
+    say_line(override_text(told["override"]))
     for each in told["replaced"]:
-        say(f"instead of {override_text(each)}")
+        say_line(f"instead of {override_text(each)}")
     _warn(told)
     return 0
 
 
 def _warn(told: dict[str, Any]) -> None:
     for note in [*told.get("notes", ()), *([told["warning"]] if "warning" in told else [])]:
-        say(f"note: {note}", err=True)
+        say_line(f"note: {note}", err=True)
 
 
 def _told(answer: object) -> dict[str, Any]:
@@ -105,25 +108,17 @@ def overrides_taking(admin: AdminClient, domain: str, text: str) -> list[dict[st
     return found
 
 
-def override_text(fields: dict[str, Any]) -> str:
-    """An override in words: `ban 5d1f02ab31: api user=eve, until …, by …: reason`."""
-    entries = tuple(Entry(str(key), str(value)) for key, value in fields["entries"])
-    number = "".join(f", {fields[each]} {each}" for each in ("requests", "hits") if each in fields)
-    name = f", limit {fields['limit']}" if "limit" in fields else ""
-    until = f", until {fields['until']}" if "until" in fields else ""
-    who = f", by {fields['who']}" if "who" in fields else ""
-    reason = f": {fields['reason']}" if "reason" in fields else ""
-    whom = f"{fields['domain']} {format_descriptor(Descriptor(entries))}"
-    return f"{fields['kind']} {fields['id']}: {whom}{number}{name}{until}{who}{reason}"
-
-
 _Command = Callable[..., int]
 _Option = Callable[[_Command], _Command]
 
 
 def _of_descriptor(*options: _Option) -> _Option:
     """What is asked of the admin listener about a descriptor, with these options."""
-    every: list[_Option] = [click.argument("domain"), click.argument("descriptor"), *options]
+    every: list[_Option] = [
+        click.argument("domain", type=utf8),
+        click.argument("descriptor"),
+        *options,
+    ]
 
     def given(command: _Command) -> _Command:
         asking: _Command = _JSON(asks_admin(command))
@@ -213,10 +208,10 @@ def unban(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **sai
 def _removed(answer: object, *, as_json: bool) -> int:
     told = _told(answer)
     if as_json:
-        say(json.dumps(told))
+        say_line(json.dumps(told))
         return 0
     for each in told["removed"]:
-        say(f"removed {override_text(each)}")
+        say_line(f"removed {override_text(each)}")
     _warn(told)
     return 0
 
@@ -232,19 +227,19 @@ def reset(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **sai
     """
     told = _told(admin.post("/reset", _about(domain, descriptor, **said)))
     if as_json:
-        say(json.dumps(told))
+        say_line(json.dumps(told))
         return 0
     for each in told["reset"]:
         name = f"limit {each['limit']}" if each["limit"] else "the counter"
         count = "" if each["count"] is None else f", it had counted {each['count']}"
-        say(f"{name} starts again{count}")
+        say_line(f"{name} starts again{count}")
     _warn(told)
     return 0
 
 
 @click.command()
 @click.argument("action", type=click.Choice(["remove"]), required=False)
-@click.argument("identity", metavar="[ID]", required=False)
+@click.argument("identity", type=utf8, metavar="[ID]", required=False)
 @_REASON
 @_JSON
 @asks_admin
@@ -266,10 +261,10 @@ def overrides(
         return _removed(admin.post("/overrides/remove", about), as_json=as_json)
     told = _told(admin.get("/overrides"))
     if as_json:
-        say(json.dumps(told))
+        say_line(json.dumps(told))
         return 0
     for each in told["overrides"]:
-        say(override_text(each))
+        say_line(override_text(each))
     if not told["overrides"]:
-        say("no override is in force", err=True)
+        say_line("no override is in force", err=True)
     return 0

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ratelimit_service.cli.admin import asks_admin
-from ratelimit_service.cli.say import say
-from ratelimit_service.cli.words import duration, format_descriptor
+from ratelimit_service.cli.say import say_line
+from ratelimit_service.cli.words import duration, format_descriptor, utf8
 from ratelimit_service.errors import RateLimitError
+from ratelimit_service.text import printable
 
 if TYPE_CHECKING:
     from ratelimit_service.cli.terminal import Screen
@@ -36,8 +37,10 @@ _MOST_WIDE = 40
 
 
 @click.command()
-@click.option("--domain", default="", metavar="DOMAIN", help="Only of this domain.")
-@click.option("--rule", default="", metavar="PATH", help="Only of the rule with this path.")
+@click.option("--domain", type=utf8, default="", metavar="DOMAIN", help="Only of this domain.")
+@click.option(
+    "--rule", type=utf8, default="", metavar="PATH", help="Only of the rule with this path."
+)
 @click.option(
     "--order",
     type=click.Choice(["over", "near", "hits"]),
@@ -102,7 +105,7 @@ def top(
         click.echo(json.dumps(ask(order, window)))
     elif once or not is_terminal():
         for line in page(ask(order, window)):
-            say(line)
+            say_line(line)
     else:
         told = ask(order, window)  # if the first question fails, that is an error
         with terminal() as screen:
@@ -157,8 +160,8 @@ def _cells(row: Any) -> tuple[str, ...]:
         *(_number(row, order) for order in ("over", "near", "hits")),
         f"{remaining} of {row['capacity']}" if remaining is not None else "",
         row["limit"][:_MOST_WIDE],
-        f"{row['domain']}: {row['rule']}"[:_MOST_WIDE],
-        _caller(caller) if caller is not None else f"counter {row['key']}",
+        printable(f"{row['domain']}: {row['rule']}")[:_MOST_WIDE],
+        _caller(caller) if caller is not None else printable(f"counter {row['key']}"),
     )
 
 
@@ -171,7 +174,7 @@ def _caller(entries: Sequence[Sequence[str]]) -> str:
     from ratelimit_service.model import Descriptor, Entry  # noqa: PLC0415
 
     named = [Entry(key or "pool", value) for key, value in entries]
-    return format_descriptor(Descriptor(tuple(named)))
+    return printable(format_descriptor(Descriptor(tuple(named))))
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import chain
+from typing import TYPE_CHECKING
 
 import click
 
-from ratelimit_service.cli.say import say
-from ratelimit_service.cli.words import format_descriptor, parse_descriptor
-from ratelimit_service.text import count
+from ratelimit_service.cli.say import say_line
+from ratelimit_service.cli.words import format_descriptor, parse_descriptor, utf8
+from ratelimit_service.model import time_text
+from ratelimit_service.text import count, in_seconds
+
+if TYPE_CHECKING:
+    from ratelimit_service.replay.denials import Evidence
 
 __all__ = ["why"]
 
 
 @click.command()
-@click.argument("domain")
+@click.argument("domain", type=utf8)
 @click.argument("descriptor")
 @click.option("--at", default="", metavar="TIME", help="When, in UTC: 14:03, 14:03:07 or RFC 3339.")
 @click.option(
@@ -50,37 +54,47 @@ def why(
 
     Example: ratelimit why api user=alice --at 14:03 --log decisions.jsonl
     """
+    from ratelimit_service.clock import now_us  # noqa: PLC0415
     from ratelimit_service.replay.denials import (  # noqa: PLC0415
         decisions_about,
         denial_of,
-        log_files,
+        in_log,
         sentence,
     )
     from ratelimit_service.service.decision_key import hash_of, read_key  # noqa: PLC0415
 
     asked = parse_descriptor(descriptor)
     hashed = hash_of(read_key(key_file))
-    each = [decisions_about(log_files(path), domain, asked.entries, hashed) for path in paths]
-    found = sorted(chain(*[decisions for decisions, _ in each]), key=lambda one: one.at_us)
-    need_key = any(needs for _, needs in each)
-    denial = denial_of(found, at)
+    found = decisions_about(paths, domain, asked.entries, hashed)
+    denial = denial_of(found.decisions, at)
     if denial is None:
-        when = f" at {at}" if at else ""
-        known = sum(decision.times for decision in found)
-        hint = "; its values are hashed: name the key with --key-file" if need_key else ""
-        if len(paths) == 1:
-            none, have = f"{paths[0]} has no denial", "it has"
-        else:
-            none, have = f"none of these {len(paths)} logs has a denial", "they have"
-        say(
-            f"{none} of {format_descriptor(asked)} in {domain}{when}; {have} "
-            f"{count(known, 'decision')} about it{hint}",
-            err=True,
-        )
+        about = f"{format_descriptor(asked)} in {domain}" + (f" at {at}" if at else "")
+        say_line(_none(paths, about, found, bool(key_file)), err=True)
         return 1
     if as_json:
         told = {**denial.decision.fields, "further_denials": denial.further}
         click.echo(json.dumps(told))
     else:
-        say(sentence(denial, asked.entries))
+        is_hashed = "hashed" in denial.decision.fields
+        entries = in_log(asked.entries, hashed if is_hashed else None)
+        say_line(sentence(denial, entries, now_us()))
     return 0
+
+
+def _none(paths: Sequence[str], about: str, found: Evidence, with_key: bool) -> str:
+    """That there is no denial, and what logs have instead."""
+    one = len(paths) == 1
+    none = f"{paths[0]} has no" if one else f"none of these {len(paths)} logs has a"
+    known = sum(decision.times for decision in found.decisions)
+    has, its = ("it has", "its") if one else ("they have", "their")
+    said = f"{none} denial of {about}; {has} {count(known, 'decision')} about it"
+    if found.last_us:
+        first, last = (in_seconds(time_text(us)) for us in (found.first_us, found.last_us))
+        said += f"; {its} lines are from {first} to {last}"
+    if found.hashed and not known:
+        said += (
+            f"; {its} values are hashed, with another key if it is there at all"
+            if with_key
+            else f"; {its} values are hashed: name the key with --key-file"
+        )
+    return said

@@ -15,18 +15,34 @@ from ratelimit_service.descriptor_text import (
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.model import MAX_ADDEND, SECOND_US, WEEKDAYS, Descriptor, Limit, Unit
 from ratelimit_service.settings import parse_duration
+from ratelimit_service.text import is_utf8
 
-__all__ = ["duration", "format_descriptor", "moment", "parse_descriptor", "parse_limit"]
+__all__ = [
+    "duration",
+    "format_descriptor",
+    "moment",
+    "parse_descriptor",
+    "parse_limit",
+    "utf8",
+]
 
 _LIMIT = re.compile(r"(\d+)/(\d*)([a-z]+?)s?")
 
 
 def parse_descriptor(text: str) -> Descriptor:
-    """As `read_descriptor`. Raises click.UsageError."""
+    """As `read_descriptor`. Raises click.UsageError, also for what is no UTF-8."""
+    utf8(text)
     try:
         return read_descriptor(text)
     except DescriptorTextError as error:
         raise click.UsageError(str(error)) from error
+
+
+def utf8(text: str) -> str:
+    """The text itself, as the type of what is sent somewhere. Raises click.UsageError."""
+    if not is_utf8(text):
+        raise click.UsageError(f"{text!r} is no UTF-8")
+    return text
 
 
 def parse_limit(text: str) -> Limit:

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlencode
 
-from ratelimit_service.errors import RateLimitError, TransportError
+from ratelimit_service.errors import RateLimitError, SettingsError, TransportError
 from ratelimit_service.settings import split_address, unix_path
 from ratelimit_service.text import reason
 
 __all__ = ["AdminClient", "AdminPlace"]
 
 _SECONDS = 15.0
-_MOST_BYTES = 1 << 24
+_MOST_BYTES = 1 << 28
 
 
 class AdminPlace(NamedTuple):
@@ -40,8 +40,13 @@ class AdminClient:
     """Asks one admin listener; every question is a connection of its own."""
 
     def __init__(self, place: AdminPlace) -> None:
-        """Raises SettingsError for what is no address."""
-        self.place = place
+        """Raises SettingsError for what is no address, or no token."""
+        token = place.token.strip()
+        if not token.isascii() or not token.isprintable() or " " in token:
+            raise SettingsError(
+                "what is in RATELIMIT_ADMIN_TOKEN is no token: it is ASCII, one word"
+            )
+        self.place = place._replace(token=token)
         self._path = unix_path(place.address)
         if self._path is None:
             split_address(place.address)
@@ -71,8 +76,10 @@ class AdminClient:
                 connection.request(method, path, sent, headers)
                 answer = connection.getresponse()
                 status, text = answer.status, answer.read(_MOST_BYTES)
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, UnicodeError) as error:  # of a host that is none
             raise TransportError(_why_not(address, error)) from error
+        if len(text) == _MOST_BYTES:
+            raise TransportError(f"{address} answers more than {_MOST_BYTES} bytes")
         try:
             said = json.loads(text)
         except ValueError:
@@ -134,7 +141,7 @@ class _UnixConnection(HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _why_not(address: str, error: OSError | HTTPException) -> str:
+def _why_not(address: str, error: OSError | HTTPException | UnicodeError) -> str:
     if isinstance(error, ssl.SSLError):
         return (
             f"no TLS with the admin listener at {address}: {error.reason or error}; its "

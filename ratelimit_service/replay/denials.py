@@ -9,7 +9,7 @@ import datetime
 import glob
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -25,18 +25,31 @@ from ratelimit_service.service.decision_line import (
     BadDecisionError,
     HashValue,
     LoggedDecision,
+    NothingAskedError,
     read_limit,
     read_line,
 )
-from ratelimit_service.text import printable
+from ratelimit_service.text import in_seconds, lasting, printable
 
-__all__ = ["Denial", "decisions_about", "denial_of", "log_files", "sentence", "wanted_span"]
+__all__ = [
+    "Denial",
+    "Evidence",
+    "decisions_about",
+    "denial_of",
+    "in_log",
+    "log_files",
+    "sentence",
+    "wanted_span",
+]
 
 _MOST_KEPT: Final = 100_000
 """Decisions about the descriptor; of more the newest are looked at."""
 
 _MOST_RESET_SECONDS: Final = 285 * 366 * 86_400
 """No window is longer."""
+
+_TRIES: Final = 10
+"""So often the files of a log are opened, if they are rotated each time."""
 
 _DAY_US: Final = 86_400 * SECOND_US
 _TIME_OF_DAY: Final = re.compile(r"(\d\d):(\d\d)(?::(\d\d))?")
@@ -48,6 +61,19 @@ class Denial(NamedTuple):
     decision: LoggedDecision
     further: int
     last_us: int
+
+
+class Evidence(NamedTuple):
+    """What logs have about a descriptor: its decisions, by time.
+
+    The earliest and the latest of all decisions in the logs are `first_us` and `last_us`, 0 if
+    there are none. Some have `hashed` values.
+    """
+
+    decisions: list[LoggedDecision]
+    first_us: int
+    last_us: int
+    hashed: bool
 
 
 def log_files(path: str) -> list[str]:
@@ -65,48 +91,95 @@ def log_files(path: str) -> list[str]:
 
 
 def decisions_about(
-    paths: Iterable[str], domain: str, entries: Sequence[Entry], hashed: HashValue | None
-) -> tuple[list[LoggedDecision], bool]:
-    """The decisions about a descriptor, by time, and whether others need a key to be known.
+    paths: Sequence[str], domain: str, entries: Sequence[Entry], hashed: HashValue | None
+) -> Evidence:
+    """What logs with their rotated files have about a descriptor.
 
-    Lines that cannot be read are passed over. Raises LogError if a log cannot be read at all.
+    Lines that cannot be read are passed over. Raises LogError if a file cannot be read, or a log
+    has lines and none of them is a decision.
     """
-    need_key = False
-    asked = tuple(entries)
-    in_hashes = (
-        tuple((key, hashed(value) if value else value) for key, value in asked) if hashed else asked
-    )
+    asked, in_hashes = tuple(entries), in_log(entries, hashed)
     found: deque[LoggedDecision] = deque(maxlen=_MOST_KEPT)
+    first_us = last_us = 0
+    some_hashed = False
+    for path in paths:
+        for decision in _decisions(path):
+            first_us = min(first_us or decision.at_us, decision.at_us)
+            last_us = max(last_us, decision.at_us)
+            is_hashed = "hashed" in decision.fields
+            some_hashed = some_hashed or is_hashed
+            wanted, request = in_hashes if is_hashed else asked, decision.request
+            if request.domain == domain and any(
+                each.entries == wanted for each in request.descriptors
+            ):
+                found.append(decision)
+    by_time = sorted(found, key=lambda decision: decision.at_us)
+    return Evidence(by_time, first_us, last_us, some_hashed)
+
+
+def _decisions(path: str) -> Iterator[LoggedDecision]:
+    """The decisions of a log with its rotated files. Raises LogError."""
+    bad = good = 0
     with ExitStack() as stack:
-        for path in paths:
-            if _is_empty(path):
-                continue
-            for decision in _decisions(Log(path, stack, lambda *_: DecisionLogReader())):
-                if hashed is None and "hashed" in decision.fields:
-                    need_key = True
-                wanted = in_hashes if "hashed" in decision.fields else asked
-                request = decision.request
-                if request.domain == domain and any(
-                    each.entries == wanted for each in request.descriptors
-                ):
-                    found.append(decision)
-    return sorted(found, key=lambda decision: decision.at_us), need_key
+        for log in _opened(path, stack):
+            for line in log.lines:
+                try:
+                    decision = read_line(line, moment_us)
+                except NothingAskedError:
+                    good += 1
+                except BadDecisionError:
+                    bad += 1
+                else:
+                    good += 1
+                    yield decision
+    if bad and not good:
+        raise LogError(f"{printable(path)} is no decision log: none of its lines is a decision")
 
 
-def _is_empty(path: str) -> bool:
-    """Whether nothing is in it yet. Raises LogError."""
-    try:
-        return not Path(path).stat().st_size
-    except OSError as error:
-        raise LogError(f"{printable(path)} cannot be read: {error.strerror}") from error
+def in_log(entries: Sequence[Entry], hashed: HashValue | None) -> tuple[Entry, ...]:
+    """Entries as a log has them whose values are hashed."""
+    if hashed is None:
+        return tuple(entries)
+    return tuple(Entry(key, hashed(value) if value else value) for key, value in entries)
 
 
-def _decisions(log: Log) -> Iterator[LoggedDecision]:
-    for line in log.lines:
+def _opened(path: str, stack: ExitStack) -> list[Log]:
+    """The files of a log that have anything in them, opened, the oldest first.
+
+    If they are rotated meanwhile they are opened again: one would be missing, or there twice.
+    Raises LogError.
+    """
+    for tries in range(1, _TRIES + 1):
+        files = _files(path)
         try:
-            yield read_line(line, moment_us)
-        except BadDecisionError:
-            continue
+            logs = [
+                Log(name, stack, lambda *_: DecisionLogReader())
+                for name, (_, size) in files.items()
+                if size
+            ]
+        except LogError:
+            if tries == _TRIES or _inodes(_files(path)) == _inodes(files):
+                raise
+        else:
+            if tries == _TRIES or _inodes(_files(path)) == _inodes(files):
+                return logs
+    raise AssertionError  # the last try has returned or raised
+
+
+def _files(path: str) -> dict[str, tuple[int, int]]:
+    """The files of a log with their inodes and sizes, the oldest first. Raises LogError."""
+    found = {}
+    for name in log_files(path):
+        try:
+            stat = Path(name).stat()
+        except OSError as error:
+            raise LogError(f"{printable(name)} cannot be read: {error.strerror}") from error
+        found[name] = stat.st_ino, stat.st_size
+    return found
+
+
+def _inodes(files: Mapping[str, tuple[int, int]]) -> list[int]:
+    return [inode for inode, _ in files.values()]
 
 
 def wanted_span(text: str, newest_us: int) -> tuple[int, int]:
@@ -179,11 +252,14 @@ def _reset_us(decision: LoggedDecision) -> int:
     return round(reset * SECOND_US)
 
 
-def sentence(denial: Denial, entries: Sequence[Entry]) -> str:
-    """The denial in words."""
+def sentence(denial: Denial, entries: Sequence[Entry], now_us: int) -> str:
+    """The denial in words. Times are UTC; of another day than today the day is told.
+
+    `entries` are those that were asked about, as the log has them (`in_log`).
+    """
     decision, further, last_us = denial
     fields = decision.fields
-    at = _clock(decision.at_us)
+    at = _clock(decision.at_us, now_us)
     if decision.code != "OVER_LIMIT":
         said = f"answered {decision.code} at {at}: {_WHY.get(str(fields.get('by')), 'refused')}"
     elif "limit" not in fields:
@@ -195,7 +271,7 @@ def sentence(denial: Denial, entries: Sequence[Entry]) -> str:
             said += f", {overridden}"
     if further:
         verb = f"{further} further denial{'' if further == 1 else 's'}"
-        said += f"; {verb} until {_clock(last_us)}"
+        said += f"; {verb} until {_clock(last_us, decision.at_us)}"
     return said
 
 
@@ -211,7 +287,7 @@ def _overridden(fields: Mapping[str, object]) -> str:
     told = []
     for each in overrides if isinstance(overrides, list) else []:
         if isinstance(each, dict):
-            until = f" until {each['until']}" if "until" in each else ""
+            until = f" until {in_seconds(str(each['until']))}" if "until" in each else ""
             reason = f": {each['reason']}" if "reason" in each else ""
             told.append(f"{each.get('kind')} {each.get('id')}{until}{reason}")
     return printable(f"by override ({'; '.join(told)})") if told else ""
@@ -227,7 +303,7 @@ def _rule(decision: LoggedDecision, entries: Sequence[Entry]) -> str:
     descriptors = decision.request.descriptors
     if isinstance(place, int) and 0 <= place < len(descriptors) and len(descriptors) > 1:
         other = descriptors[place]
-        if other.entries[-1:] and [e.key for e in other.entries] != [e.key for e in entries]:
+        if other.entries and other.entries != tuple(entries):
             rule += f", for {path_text(other.entries)} in the same request"
     return rule
 
@@ -243,10 +319,13 @@ def _count(decision: LoggedDecision) -> str:
         text = "a limit"
     if "used" not in fields:
         return f"{text}, {_WHY['policy']}"
-    wait = whole_seconds(_reset_us(decision))
+    wait = lasting(whole_seconds(_reset_us(decision)))
     known = ", known without asking the store" if fields.get("by") == "local_cache" else ""
-    return f"{text}, {fields['used']} used, {wait} s to wait{known}"
+    return f"{text}, {fields['used']} used, {wait} to wait{known}"
 
 
-def _clock(at_us: int) -> str:
-    return f"{datetime.datetime.fromtimestamp(at_us // SECOND_US, datetime.UTC):%H:%M:%S}"
+def _clock(at_us: int, day_us: int) -> str:
+    """A time of day, with its day if that is another one than this one."""
+    moment = datetime.datetime.fromtimestamp(at_us // SECOND_US, datetime.UTC)
+    same = at_us // _DAY_US == day_us // _DAY_US
+    return f"{moment:%H:%M:%S}" if same else f"{moment:%H:%M:%S on %Y-%m-%d}"

@@ -48,6 +48,20 @@ async def test_asks_over_a_unix_socket(start_site: StartSite, tmp_path: Path) ->
     assert health == {"serving": True, "phase": "serving", "faults": {}}
 
 
+async def test_an_answer_that_is_too_large(
+    admin: AdminSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer that is cut off is not taken for that of another program."""
+    monkeypatch.setattr("ratelimit_service.client.admin._MOST_BYTES", 5)
+
+    assert "answers more than 5 bytes" in await failed(AdminPlace(f"127.0.0.1:{admin.port}"))
+
+
+async def test_a_host_that_can_be_none() -> None:
+    """A host that no name service could know is told as one that does not answer."""
+    assert "no admin listener answers at" in await failed(AdminPlace("\udcff:1"))
+
+
 async def test_says_what_to_do(start_site: StartSite, tmp_path: Path) -> None:
     """Whatever keeps it from an answer is one line that says what to do."""
     path = tmp_path / "tokens"

@@ -142,6 +142,7 @@ async def test_in_chromium(
 
     assert f"edge user={EVIL}" in denial
     assert "2 per day are used up; rule user" in denial
+    assert re.search(r"; \d+ (h|min|s)( \d+ (min|s))? to wait", denial)
     assert "user=bob: the key alone matches" in explained
     assert f"user={TYPED}" in banned
     assert all(word in banned for word in ("ban", "why not", "alice"))

@@ -89,7 +89,7 @@ async def test_overrides_are_listed_in_words(operator: Operator) -> None:
     """The list says what each does, to whom, until when, by whom and why."""
     assert (await operator.types("overrides")).err == "no override is in force\n"
     asking = operator.admin.asking
-    until = "2026-01-01T02:00:00.000000Z"
+    until = "2026-01-01T02:00:00Z"
     asking.now_us = 1767225600 * SECOND_US  # 2026-01-01
     ban = ("ban", "edge", r"user=a\,b*", "--for", "2h", "--reason", "scrapes")
     told = (await operator.told(*ban))["override"]
@@ -100,6 +100,56 @@ async def test_overrides_are_listed_in_words(operator: Operator) -> None:
     assert (await operator.told("overrides"))["overrides"] == [told]
     asking.now_us += 7_200 * SECOND_US
     assert (await operator.told("overrides"))["overrides"] == []
+
+
+async def test_a_grant_for_one_caller_ends_with_its_window(operator: Operator) -> None:
+    """It is listed with its end, also if it was to hold for longer, and not once it is over."""
+    asking = operator.admin.asking
+    asking.now_us = 1767225600 * SECOND_US  # 2026-01-01
+    grant = ("grant", "edge", "user=bob", "--hits", "3", "--for", "9w")
+    told = (await operator.told(*grant))["override"]
+
+    assert told["until"] == "2026-01-02T00:00:00.000000Z"
+    asking.now_us += 86_400 * SECOND_US
+    assert (await operator.told("overrides"))["overrides"] == []
+
+
+async def test_an_override_that_nothing_can_meet_is_told(operator: Operator) -> None:
+    """A misspelt domain or key is told, also of a ban and of a pattern, which hold all the same."""
+    for domain, descriptor in (("egde", "user=bob"), ("edge", "usr=bob"), ("egde", "user=*")):
+        said = await operator.types("ban", domain, descriptor)
+        assert said.code == 0
+        assert "note: nothing limits it now: no rule" in said.err
+    assert (await operator.types("ban", "edge", "user=bob")).err == ""
+
+
+async def test_reset_takes_no_pattern(operator: Operator) -> None:
+    """Who writes a * is told that it stands for itself."""
+    assert "a * stands for itself" in (await operator.types("reset", "edge", "user=*")).err
+    assert (await operator.types("reset", "edge", "user=bob")).err == ""
+
+
+async def test_the_log_tells_changes_in_sentences(
+    operator: Operator, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of each change the log says who has made it, from where, and what has changed."""
+    caplog.set_level("INFO")
+    operator.admin.asking.now_us = 1767225600 * SECOND_US  # 2026-01-01
+    first = (await operator.told("limit", "edge", "user=bob", "--requests", "5"))["override"]["id"]
+    again = ("limit", "edge", "user=bob", "--requests", "7", "--for", "2h", "--reason", "x\ny")
+    second = (await operator.told(*again))["override"]["id"]
+    await operator.types("reset", "edge", "user=bob")
+    await operator.types("overrides", "remove", second)
+
+    bob = "edge user=bob"
+    new = rf"limit {second}: {bob}, 7 requests, until 2026-01-01T02:00:00Z, by local: x\ny"
+    old = f"limit {first}: {bob}, 5 requests, by local"
+    assert [each.message for each in caplog.records if "local" in each.message] == [
+        f"local from 127.0.0.1 has added {old}",
+        f"local from 127.0.0.1 has added {new}, instead of {old}",
+        f"local from 127.0.0.1 has reset the counters of {bob}, which had counted 0",
+        f"local from 127.0.0.1 has removed {new}",
+    ]
 
 
 async def test_overrides_end_at_a_moment(operator: Operator) -> None:
@@ -231,12 +281,12 @@ async def test_a_change_that_fails_is_not_logged(
     admin = await start_site(Settings(overrides_file=str(directory / "overrides.json")))
     caplog.set_level("INFO")
     assert (await admin.ask("/overrides", {**BOB, "kind": "ban"})).status == 200
-    assert caplog.text.count("decisions are steered") == 1
+    assert caplog.text.count("has added ban") == 1
 
     (directory / "overrides.json").unlink()
     directory.rmdir()
     assert (await admin.ask("/overrides", {**BOB, "kind": "exempt"})).status == 503
-    assert caplog.text.count("decisions are steered") == 1
+    assert caplog.text.count("has added ban") == 1
 
 
 async def test_overrides_that_take_a_descriptor(admin: AdminSite) -> None:
@@ -281,6 +331,8 @@ async def test_explain_and_inspect_show_overrides(operator: Operator, tmp_path: 
     [
         ("/overrides", {**BOB, "kind": "banish"}, 400, "kind must be one of ban, exempt"),
         ("/overrides", {**BOB, "kind": "ban", "hits": 1}, 400, "hits belongs to grant"),
+        ("/reset", {**BOB, "descriptor": [["user", "\udcff"]]}, 400, "is no UTF-8"),
+        ("/reset", {**BOB, "domain": "\udcff"}, 400, "is no UTF-8"),
         ("/overrides", {**BOB, "kind": "ban", "till": 1}, 400, "'till' is unknown here"),
         ("/overrides", {**BOB, "kind": "ban", "until": 1}, 400, "1 is no time"),
         ("/overrides", {**BOB, "kind": "ban", "until": "2000-01-01T00:00Z"}, 400, "is over"),

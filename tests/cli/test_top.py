@@ -16,7 +16,9 @@ import pytest
 
 from ratelimit_service.cli.terminal import Terminal, terminal
 from ratelimit_service.cli.top import page, watch
+from ratelimit_service.clock import now_us
 from ratelimit_service.errors import RateLimitError
+from ratelimit_service.model import Descriptor, Entry
 from ratelimit_service.settings import Settings
 from tests.admin.conftest import AdminSite
 from tests.cli.inside import Inside, Said
@@ -227,6 +229,81 @@ async def test_inspect_lists_overrides(ratelimit: Inside, site: AdminSite) -> No
     (ban,) = json.loads(bob.out)["overrides"]
     assert (ban["kind"], ban["entries"]) == ("ban", [["user", "b*"]])
     assert "\noverride: " not in cy.out
+
+
+async def test_inspect_tells_what_is_left_of_grants(ratelimit: Inside, site: AdminSite) -> None:
+    """A grant of the caller is shown with the hits that are left of it, spent or not."""
+    site.asking.now_us = now_us()
+    granted = await ask(ratelimit, site, "grant", "edge", "user=ann", "--hits", "3", "--json")
+    name = json.loads(granted.out)["override"]["id"]
+    fresh = await ask(ratelimit, site, "inspect", "edge", "user=ann")
+    for _ in range(2):
+        await site.asking.ask("user=ann")
+    spent = await ask(ratelimit, site, "inspect", "edge", "user=ann")
+    told = json.loads((await ask(ratelimit, site, "inspect", "edge", "user=ann", "--json")).out)
+
+    assert f"\n  grant {name}: 3 of 3 hits left, until " in fresh.out
+    assert spent.out.splitlines()[1] == "10 per day: 0 used, 10 left"
+    assert f"\n  grant {name}: 1 of 3 hits left, until " in spent.out
+    (counter,) = told["counters"]
+    assert [(each["id"], each["remaining"]) for each in counter["grants"]] == [(name, 1)]
+
+
+FORGING = "bob\nban 5d1f02ab31: edge carol"
+
+
+async def test_a_caller_writes_no_line_of_its_own(ratelimit: Inside, site: AdminSite) -> None:
+    """A line end in a caller's value is shown as one, and begins no other line of a list."""
+    for _ in range(11):
+        await site.asking.ask(Descriptor((Entry("user", FORGING),)))
+    await ask(ratelimit, site, "exempt", "edge", f"user={FORGING}", "--reason", "a\nb")
+    for words, lines in (
+        (("top", "--once"), 3),
+        (("inspect", "edge", f"user={FORGING}"), 4),
+        (("overrides",), 1),
+    ):
+        said = await ask(ratelimit, site, *words)
+        assert len(said.out.splitlines()) == lines, words
+        assert r"bob\nban" in said.out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("inspect", "edge", "user=\udcff"),
+        ("inspect", "\udcff", "user=a"),
+        ("top", "--domain", "\udcff"),
+        ("top", "--rule", "\udcff"),
+        ("queue", "\udcff"),
+        ("reset", "edge", "user=\udcff"),
+        ("ban", "\udcff", "user=a"),
+        ("ban", "edge", "user=a", "--reason", "\udcff"),
+        ("overrides", "remove", "\udcff"),
+        ("explain", "edge", "user=\udcff"),
+        ("hit", "\udcff", "user=a"),
+        ("hit", "edge", "user=\udcff"),
+        ("why", "edge", "user=\udcff", "--log", "log"),
+    ],
+)
+def test_words_that_are_no_utf8(ratelimit: Inside, words: Sequence[str]) -> None:
+    """What a shell hands over in another encoding is a mistake, told in one line."""
+    said = ratelimit(*words)
+
+    assert said.code == 2
+    assert "\\udcff" in said.err
+    assert "is no UTF-8" in said.err
+
+
+async def test_tokens_as_files_have_them(
+    ratelimit: Inside, site: AdminSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line end behind a token is none of it; what can be no token is told in one line."""
+    monkeypatch.setenv("RATELIMIT_ADMIN_TOKEN", "0123456789abcdef\n")
+    assert (await ask(ratelimit, site, "overrides")).code == 0
+    for bad in ("two words", "t\u00f6k\u00e9n", "\udcff"):
+        monkeypatch.setenv("RATELIMIT_ADMIN_TOKEN", bad)
+        said = await ask(ratelimit, site, "overrides")
+        assert (said.code, "RATELIMIT_ADMIN_TOKEN is no token" in said.err) == (2, True)
 
 
 async def test_inspect_for_programs(ratelimit: Inside, site: AdminSite) -> None:

@@ -10,10 +10,13 @@ import pytest
 
 from ratelimit_service.cli.main import ratelimit
 from ratelimit_service.errors import SettingsError
+from ratelimit_service.replay import denials
 from ratelimit_service.replay.logs import LogError
-from ratelimit_service.service.decision_line import hashed_value
+from ratelimit_service.replay.recorded import moment_us
+from ratelimit_service.service.decision_line import hashed_value, read_line
 
-DAY = "2026-11-22"
+DAY = "2025-11-22"
+"""It is over, so sentences name it."""
 
 
 def line(time: str, code: str = "OVER_LIMIT", user: str = "alice", /, **more: object) -> str:
@@ -68,15 +71,15 @@ def test_denial_at_a_time(log: Path, capsys: pytest.CaptureFixture[str]) -> None
 
     assert code == 0
     assert said == (
-        "denied at 14:03:07 by `user` (rules/api.yaml:8): 20 a minute, 20 used, 53 s to wait; "
-        "14 further denials until 14:03:59\n"
+        f"denied at 14:03:07 on {DAY} by `user` (rules/api.yaml:8): 20 a minute, 20 used, "
+        "53 s to wait; 14 further denials until 14:03:59\n"
     )
 
 
 def test_last_denial(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a time it is the last denial, or the first of those that it belongs to."""
-    assert why(capsys, log, MINUTE)[1].startswith("denied at 14:04:20 by `user`")
-    assert why(capsys, log, MINUTE[:-2])[1].startswith("denied at 14:03:07 by `user`")
+    assert why(capsys, log, MINUTE)[1].startswith(f"denied at 14:04:20 on {DAY} by `user`")
+    assert why(capsys, log, MINUTE[:-2])[1].startswith(f"denied at 14:03:07 on {DAY} by `user`")
 
 
 @pytest.mark.parametrize("at", ["14:02", f"{DAY}T14:03:08Z", "13:59:59"])
@@ -86,6 +89,60 @@ def test_no_denial(log: Path, capsys: pytest.CaptureFixture[str], at: str) -> No
 
     assert code == 1
     assert f"no denial of user=alice in api at {at}; it has 18 decisions about it" in said
+
+
+def test_what_the_log_has_instead(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where there is no denial it is told from when to when the log is, whoever is in it."""
+    _, said = why(capsys, log, [line("14:03:08", "OK", "bob"), line("14:04:00", "OK", "bob")])
+
+    assert said.strip().endswith(
+        f"it has 0 decisions about it; its lines are from {DAY}T14:03:08Z to {DAY}T14:04:00Z"
+    )
+
+
+def test_file_that_is_no_decision_log(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file without any decision is not taken for a log in which nobody was denied."""
+    with pytest.raises(LogError, match="is no decision log"):
+        why(capsys, log, ['{"v": 1, "action": "override"}', "text"])
+
+
+def test_denial_of_today() -> None:
+    """The day is told if it is another one than today, and of the last denial if it is another."""
+    decisions = [read_line(line(time), moment_us) for time in ("14:03:07", "14:03:59")]
+    denial = denials.denial_of(decisions)
+    assert denial is not None
+    day_us = 86_400_000_000
+
+    def said(now_us: int) -> str:
+        return denials.sentence(denial, decisions[0].request.descriptors[0].entries, now_us)
+
+    assert said(denial.last_us).startswith("denied at 14:03:07 by `user`")
+    assert said(denial.last_us + day_us).startswith(f"denied at 14:03:07 on {DAY} by `user`")
+    assert said(denial.last_us + day_us).endswith("1 further denial until 14:03:59")
+    tomorrow = denial._replace(last_us=denial.last_us + day_us)
+    assert denials.sentence(tomorrow, (), 0).endswith("until 14:03:59 on 2025-11-23")
+
+
+def test_rotation_while_the_log_is_opened(
+    log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that is rotated between listing and opening its files is read whole, each line once."""
+    older, oldest = (log.with_name(f"{log.name}.{number}") for number in (1, 2))
+    older.write_text("\n".join(MINUTE[:8]))
+    listed = denials.log_files
+
+    def rotated(path: str) -> list[str]:
+        found = listed(path)
+        if not oldest.exists():
+            older.rename(oldest)
+            log.rename(older)
+            log.write_text("")
+        return found
+
+    monkeypatch.setattr(denials, "log_files", rotated)
+    _, said = why(capsys, log, MINUTE[8:], "--at", "14:03")
+
+    assert "14 further denials until 14:03:59" in said
 
 
 def test_rotated_files_are_read(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,17 +170,23 @@ def test_hashed_log(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
     code, said = why(capsys, log, lines)
     assert (code, "hashed: name the key with --key-file" in said) == (1, True)
+    (tmp_path / "other").write_text("fedcba9876543210")
+    code, said = why(capsys, log, lines, "--key-file", str(tmp_path / "other"))
+    assert (code, "hashed, with another key if it is there at all" in said) == (1, True)
     code, said = why(capsys, log, lines, "--key-file", str(tmp_path / "key"))
 
     assert code == 0
-    assert said.startswith("denied at 14:03:07 by `user`")
+    assert said.startswith(f"denied at 14:03:07 on {DAY} by `user`")
 
 
 @pytest.mark.parametrize(
     ("more", "told"),
     [
         ({"by": "local_cache"}, "53 s to wait, known without asking the store"),
-        ({"code": "UNAVAILABLE", "by": "policy"}, "answered UNAVAILABLE at 14:03:07: the failure"),
+        (
+            {"code": "UNAVAILABLE", "by": "policy"},
+            f" at 14:03:07 on {DAY}: the failure",
+        ),
         ({"limit": {"requests_per_unit": 5, "unit": "hour"}}, ": 5 an hour, 20 used"),
         (
             {
@@ -132,6 +195,13 @@ def test_hashed_log(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
                 "rule": "path",
             },
             "by `path` (rules/api.yaml:8), for path=/x in the same request: 20 a minute",
+        ),
+        (
+            {
+                "descriptors": [{"entries": [["user", "alice"]]}, {"entries": [["user", "bob"]]}],
+                "descriptor": 1,
+            },
+            "by `user` (rules/api.yaml:8), for user=bob in the same request: 20 a minute",
         ),
     ],
 )
@@ -164,7 +234,7 @@ def test_file_that_is_not_there(log: Path, capsys: pytest.CaptureFixture[str]) -
     log.with_name(f"{log.name}.1").write_text(line("14:03:07"))
     arguments = ["why", "api", "user=alice", "--log", str(log)]
     assert ratelimit.main(arguments, standalone_mode=False) == 0
-    assert capsys.readouterr().out.startswith("denied at 14:03:07")
+    assert capsys.readouterr().out.startswith(f"denied at 14:03:07 on {DAY}")
 
     log.with_name(f"{log.name}.1").unlink()
     with pytest.raises(LogError, match=r"decisions\.jsonl cannot be read: No such file"):
@@ -181,7 +251,7 @@ def test_denial_by_an_override(log: Path, capsys: pytest.CaptureFixture[str]) ->
     ]
 
     assert why(capsys, log, banned)[1] == (
-        "denied at 14:03:00: by override (ban ab12 until 2026-07-02T00:00:00Z: abuse); "
+        f"denied at 14:03:00 on {DAY}: by override (ban ab12 until 2026-07-02T00:00:00Z: abuse); "
         "2 further denials until 14:05:00\n"
     )
 

@@ -143,8 +143,8 @@ async def test_lines_without_a_caller_are_read_as_well(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("\n".join([old, *map(json.dumps, feeding.lines)]))
 
-    found, _ = decisions_about([str(path)], "edge", descriptor("user=bob").entries, None)
-    assert sorted(each.code for each in found) == ["OK", "OVER_LIMIT"]
+    found = decisions_about([str(path)], "edge", descriptor("user=bob").entries, None)
+    assert sorted(each.code for each in found.decisions) == ["OK", "OVER_LIMIT"]
 
 
 async def test_lines_go_out_by_themselves(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 // The last denials, each with its reason.
 
 import { by, make } from "./dom.js";
+import { lasting } from "./words.js";
 
 const MOST = 100;
 let paused = false;
@@ -32,13 +33,13 @@ function why(said) {
   if (said.by === "count" && said.limit) {
     const { requests_per_unit: requests, unit, unit_multiplier: times } = said.limit;
     parts.push(`${requests} per ${times ? `${times} ${unit}s` : unit} are used up`);
-  } else if (said.by !== "count") parts.push(`by ${said.by}`);
+  } else if (said.by !== "count" && said.by !== "override") parts.push(`by ${said.by}`);
   if (said.code !== "OVER_LIMIT") parts.push(said.code);
   if (said.rule) parts.push(`rule ${said.rule}${said.source ? ` (${said.source})` : ""}`);
-  if (said.reset_seconds) parts.push(`${Math.ceil(said.reset_seconds)} s to wait`);
+  if (said.reset_seconds) parts.push(`${lasting(said.reset_seconds)} to wait`);
   for (const { kind, until, reason } of said.overrides ?? []) {
     const end = until ? ` until ${new Date(until).toLocaleString()}` : "";
-    parts.push(`${kind}${end}${reason ? `: ${reason}` : ""}`);
+    parts.push(`override ${kind}${end}${reason ? `: ${reason}` : ""}`);
   }
   if (said.caller) parts.push(`asked by ${said.caller}`);
   if (said.times > 1) parts.push(`${said.times} times`);

@@ -24,6 +24,18 @@ export function typed(entries) {
   return entries.map(([key, value]) => (value ? `${plain(key)}=${plain(value)}` : plain(key))).join(",");
 }
 
+/** A time to come in its two largest units, rounded up: `53 s`, `14 h 41 min`. */
+export function lasting(seconds) {
+  const whole = Math.ceil(seconds);
+  for (const [unit, name, small, part] of [[86400, "d", 3600, "h"], [3600, "h", 60, "min"], [60, "min", 1, "s"]]) {
+    if (whole < 2 * unit) continue;
+    const parts = Math.ceil(whole / small);
+    const rest = parts % (unit / small);
+    return `${Math.floor((parts * small) / unit)} ${name}${rest ? ` ${rest} ${part}` : ""}`;
+  }
+  return `${whole} s`;
+}
+
 const SECONDS = { s: 1, m: 60, h: 3600, d: 86400, w: 604800 };
 
 /** Seconds of `2h` or `1d12h`. */

@@ -7,18 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Final
 
 from ratelimit_service.clock import now_us
 from ratelimit_service.errors import StatusCode
-from ratelimit_service.limiter import Plan, Planner
+from ratelimit_service.limiter import Plan, Planner, grant_end, steer
 from ratelimit_service.limiter.compiled import CompiledLimit
-from ratelimit_service.model import MAX_ADDEND, SECOND_US, Descriptor, Entry, Hit, Request
+from ratelimit_service.model import (
+    MAX_ADDEND,
+    SECOND_US,
+    Descriptor,
+    Entry,
+    Hit,
+    Limit,
+    Override,
+    Request,
+)
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.texts import limit_text
 from ratelimit_service.service.questions.question import About, Deciding, Question, QuestionError
 from ratelimit_service.stores import Look
+from ratelimit_service.stores.keys import grant_key
+from ratelimit_service.text import is_utf8
 
 __all__ = ["QUESTION", "counters_of", "descriptor_of"]
 
@@ -41,6 +53,9 @@ def descriptor_of(about: About) -> tuple[str, Descriptor]:
         if not isinstance(key, str) or not key or not isinstance(value, str):
             raise QuestionError("each entry of a descriptor is a pair of texts, the key not empty")
         found.append(Entry(key, value))
+    for text in (domain, *chain(*found)):
+        if not is_utf8(text):
+            raise QuestionError(f"{text!r} is no UTF-8")
     return domain, Descriptor(tuple(found))
 
 
@@ -62,11 +77,20 @@ async def _told(deciding: Deciding, about: About) -> object:
         Hit(hit.key, limit.spec.with_numbers(MAX_ADDEND, limit.spec.rate), 0)
         for limit, hit in zip(limits, planned.hits, strict=True)
     ]
-    looks = await deciding.look_at(peeks)
-    counters = [
-        _counter(limit, peek, look, deciding.shard_of(peek))
-        for limit, peek, look in zip(limits, peeks, looks, strict=True)
-    ]
+    now = deciding.overrides.clock()
+    meeting = deciding.service.steering.meeting(domain, descriptor.entries, now)
+    grants = _grants(deciding, planned, meeting)
+    each_grant = [(grant, hit) for granted in grants for grant, hit in granted]
+    found = await deciding.look_at([*peeks, *[hit for _, hit in each_grant]])
+    looks, grants_looks = found[: len(peeks)], iter(found[len(peeks) :])
+    counters = []
+    for limit, peek, look, granted in zip(limits, peeks, looks, grants, strict=True):
+        counter = _counter(limit, peek, look, deciding.shard_of(peek))
+        if granted:
+            counter["grants"] = [
+                _granted(grant, limit.limit, next(grants_looks)) for grant, _ in granted
+            ]
+        counters.append(counter)
     if counters and all(look is None for look in looks):
         raise QuestionError(
             "the store does not say how the counters stand: see /health", StatusCode.UNAVAILABLE
@@ -77,12 +101,31 @@ async def _told(deciding: Deciding, about: About) -> object:
         "rule": declared.path if declared else None,
         "source": str(declared.source) if declared else None,
         "why": explained.why,
-        "overrides": [
-            each.fields()
-            for each in deciding.service.steering.meeting(domain, descriptor.entries, now_us())
-        ],
+        "overrides": [each.fields() for each in meeting],
         "counters": counters,
     }
+
+
+def _grants(
+    deciding: Deciding, planned: Plan, meeting: Sequence[Override]
+) -> list[list[tuple[Override, Hit]]]:
+    """The grants of each limit that holds now, with what looks at their counters."""
+    steered = steer([planned], [meeting], deciding.overrides.clock(), deciding.settings)
+    known = {hit.key: hit for granted in steered.grants for hit in granted}
+    return [
+        [
+            (grant, found._replace(addend=0))
+            for grant in meeting
+            if (found := known.get(grant_key(hit.key, grant.id))) is not None
+        ]
+        for hit in planned.hits
+    ]
+
+
+def _granted(grant: Override, limit: Limit, look: Look | None) -> dict[str, object]:
+    """What is left of a grant."""
+    told = {"id": grant.id, "hits": grant.number, "ends": _time(grant_end(limit, grant))}
+    return told if look is None else {**told, "remaining": look.outcome.remaining}
 
 
 def _counter(limit: CompiledLimit, peek: Hit, look: Look | None, shard: str) -> dict[str, object]:

@@ -19,16 +19,20 @@ import json
 import logging
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import urandom
-from typing import Final
+from typing import Any, Final
 
+from ratelimit_service.descriptor_text import format_descriptor, override_text
 from ratelimit_service.errors import OverrideError, StatusCode
 from ratelimit_service.limiter import DomainOverrides, Plan, grant_end
 from ratelimit_service.model import (
     MAX_ADDEND,
     SECOND_US,
     Descriptor,
+    Entry,
     Hit,
+    Limit,
     Override,
     OverrideKind,
     read_override,
@@ -39,6 +43,7 @@ from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.service.overrides import age
 from ratelimit_service.service.questions.inspection import counters_of, descriptor_of
 from ratelimit_service.service.questions.question import About, Deciding, Question, QuestionError
+from ratelimit_service.text import in_seconds, printable
 
 __all__ = ["MOST_LISTED", "QUESTIONS"]
 
@@ -87,6 +92,7 @@ async def _add(deciding: Deciding, about: About) -> object:
             "remove some (ratelimit overrides remove ID)"
         )
     notes = _notes(deciding, override)
+    override = _ending(deciding, override)
     # Hits of several grants add up; of anything else the new one takes the place of the old one.
     replaced = [
         each
@@ -141,27 +147,54 @@ def _notes(deciding: Deciding, override: Override) -> list[str]:
     """What who adds an override should know. Raises QuestionError if it could do nothing."""
     if not override.exact:
         return _notes_of_pattern(deciding, override)
-    about = {"domain": override.domain, "descriptor": [list(each) for each in override.entries]}
-    domain, descriptor = descriptor_of(about)
-    limits = [each.limit for each in counters_of(deciding, domain, descriptor).rule.limits]
+    limits = _limits(deciding, override)
     if override.limit and limits and override.limit not in {each.name for each in limits}:
         names = ", ".join(each.name for each in limits if each.name) or "none of them has a name"
         raise QuestionError(f"no limit there is called {override.limit!r}: {names}")
     notes = []
-    if not limits and override.kind is not OverrideKind.BAN:
-        notes.append(f"nothing limits it now: {_why(deciding, domain, descriptor)}")
+    if not limits:
+        notes.append(_unlimited(deciding, override))
     if override.kind is OverrideKind.GRANT:
         meant = [each for each in limits if override.limit in {"", each.name}]
         notes += [
-            f"it ends {time_text(grant_end(each, override))}"
+            f"it ends at {in_seconds(time_text(grant_end(each, override)))}"
             + (f" for the limit {each.name}" if each.name else "")
             for each in meant
         ]
     return notes
 
 
+def _limits(deciding: Deciding, override: Override) -> list[Limit]:
+    """The limits that the descriptor of an exact override meets now."""
+    planned = counters_of(deciding, override.domain, Descriptor(override.entries))
+    return [each.limit for each in planned.rule.limits]
+
+
+def _unlimited(deciding: Deciding, override: Override) -> str:
+    """Says why nothing limits what the override takes."""
+    why = _why(deciding, override.domain, Descriptor(override.entries))
+    return f"nothing limits it now: {why}"
+
+
+def _ending(deciding: Deciding, override: Override) -> Override:
+    """The same; a grant for one descriptor with the end of the last window that it is spent in."""
+    if override.kind is not OverrideKind.GRANT or not override.exact:
+        return override
+    ends = [
+        grant_end(each, override)
+        for each in _limits(deciding, override)
+        if override.limit in {"", each.name}
+    ]
+    return replace(override, until_us=max(ends)) if ends else override
+
+
 def _notes_of_pattern(deciding: Deciding, override: Override) -> list[str]:
-    """Says which exact overrides the pattern does not touch, as far as they are looked at."""
+    """Says if nothing can meet the pattern, and which exact overrides it does not touch.
+
+    Of these as far as they are looked at.
+    """
+    if override.domain not in deciding.snapshot().domains:
+        return [_unlimited(deciding, override)]
     alone = DomainOverrides()
     alone.add(override)
     exact = [
@@ -234,7 +267,10 @@ async def _reset(deciding: Deciding, about: About) -> object:
     audit = _audit(deciding, about, "reset", before, [])
     await deciding.forget(hits)
     await _change(deciding, [], [], audit)
-    return {"reset": before, "audit": audit}
+    told: dict[str, object] = {"reset": before, "audit": audit}
+    if any("*" in entry.value for entry in descriptor.entries):
+        told["notes"] = ["a * stands for itself here: one caller is reset, and no pattern"]
+    return told
 
 
 def _hits(planned: Plan, name: object) -> list[Hit]:
@@ -306,7 +342,23 @@ async def _change(
 ) -> None:
     """Makes a change, and says so in the log once it is made."""
     await deciding.overrides.change(added, removed, audit)
-    log.info("decisions are steered: %s", audit)
+    log.info("%s", _sentence(json.loads(audit)))
+
+
+def _sentence(audit: Mapping[str, Any]) -> str:
+    """A change in words, as its line of the audit has it."""
+    who = audit["who"] + (f" from {audit['from']}" if audit["from"] else "")
+    before = audit["before"]
+    if audit["action"] == "reset":
+        counts = [str(each["count"]) for each in before if each["count"] is not None]
+        had = f", which had counted {' and '.join(counts)}" if counts else ""
+        entries = tuple(Entry(key, value) for key, value in audit["descriptor"])
+        whom = printable(f"{audit['domain']} {format_descriptor(Descriptor(entries))}")
+        return f"{who} has reset the counters of {whom}{had}"
+    if audit["action"] == "remove":
+        return f"{who} has removed {'; '.join(map(override_text, before))}"
+    instead = f", instead of {'; '.join(map(override_text, before))}" if before else ""
+    return f"{who} has added {'; '.join(map(override_text, audit['after']))}{instead}"
 
 
 QUESTIONS: Final = (
