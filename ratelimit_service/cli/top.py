@@ -104,8 +104,11 @@ def top(
     if as_json:
         click.echo(json.dumps(ask(order, window)))
     elif once or not is_terminal():
-        for line in page(ask(order, window)):
+        told = ask(order, window)
+        for line in page(told):
             say_line(line)
+        if "note" in told:
+            say_line(f"note: {told['note']}", err=True)
     else:
         told = ask(order, window)  # if the first question fails, that is an error
         with terminal() as screen:

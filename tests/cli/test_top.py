@@ -249,6 +249,13 @@ async def test_inspect_tells_what_is_left_of_grants(ratelimit: Inside, site: Adm
     assert [(each["id"], each["remaining"]) for each in counter["grants"]] == [(name, 1)]
 
 
+async def test_top_of_a_domain_that_is_none(ratelimit: Inside, site: AdminSite) -> None:
+    """Whoever misspells a domain is not told that nobody is limited there."""
+    said = await ask(ratelimit, site, "top", "--once", "--domain", "egde")
+    assert said.err == "note: there is no domain 'egde': there are edge\n"
+    assert (await ask(ratelimit, site, "top", "--domain", "edge")).err == ""
+
+
 FORGING = "bob\nban 5d1f02ab31: edge carol"
 
 

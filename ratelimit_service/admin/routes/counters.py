@@ -9,7 +9,7 @@ from ratelimit_service.admin.route import AdminRequest, Operating, Route
 from ratelimit_service.descriptor_text import DescriptorTextError, read_descriptor
 from ratelimit_service.service.caller_history import WINDOWS, CallerOrder, Stretch
 from ratelimit_service.service.caller_rows import MOST_ROWS, rows_of
-from ratelimit_service.service.questions import QuestionError
+from ratelimit_service.service.questions import QuestionError, no_domain
 from ratelimit_service.slices import slowly
 
 __all__ = ["callers", "routes"]
@@ -30,7 +30,11 @@ def routes(operating: Operating) -> Iterator[Route]:
         order = _chosen(query, "order", tuple(CallerOrder))
         window = _chosen(query, "window", tuple(WINDOWS))
         only = {"domain": query.get("domain", ""), "rule": query.get("rule", "")}
-        return await callers(operating, order, window, _number(query), only)
+        told = await callers(operating, order, window, _number(query), only)
+        domains = operating.snapshot().domains
+        if only["domain"] not in {"", *domains} and not told["callers"]:
+            told["note"] = no_domain(only["domain"], domains)
+        return told
 
     async def inspect(request: AdminRequest) -> object:
         query = request.query

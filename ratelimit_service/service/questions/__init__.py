@@ -6,6 +6,7 @@ from ratelimit_service.service.questions.question import (
     Deciding,
     Question,
     QuestionError,
+    no_domain,
 )
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "QuestionError",
     "answered",
     "asked",
+    "no_domain",
     "told",
     "unanswered",
 ]

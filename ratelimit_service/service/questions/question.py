@@ -10,7 +10,7 @@ To add a question, write a file here with a function that answers, and add a lin
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from ratelimit_service.settings import Settings
 from ratelimit_service.stores import LookAt, ShardState, Store
 from ratelimit_service.stores.queues import Queues
 
-__all__ = ["About", "Deciding", "Question", "QuestionError"]
+__all__ = ["About", "Deciding", "Question", "QuestionError", "no_domain"]
 
 About = Mapping[str, object]
 """What a question is about, as JSON has it; whoever answers checks it."""
@@ -85,3 +85,8 @@ class QuestionError(RateLimitError):
     def __init__(self, message: str, code: StatusCode = StatusCode.INVALID_ARGUMENT) -> None:
         super().__init__(message)
         self.code = code
+
+
+def no_domain(name: str, domains: Iterable[str]) -> str:
+    """Says that no rules have this domain, and which they have."""
+    return f"there is no domain {name!r}: there are {', '.join(sorted(domains)) or 'none'}"

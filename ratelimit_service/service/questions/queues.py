@@ -14,7 +14,13 @@ from ratelimit_service.errors import StatusCode, StoreError
 from ratelimit_service.model import SECOND_US
 from ratelimit_service.rules.tree import Rule
 from ratelimit_service.service.enqueueing import nowhere_to_queue
-from ratelimit_service.service.questions.question import About, Deciding, Question, QuestionError
+from ratelimit_service.service.questions.question import (
+    About,
+    Deciding,
+    Question,
+    QuestionError,
+    no_domain,
+)
 from ratelimit_service.slices import slowly
 from ratelimit_service.stores.queues import Queue, QueueLook, Queues
 
@@ -31,10 +37,7 @@ async def _told(deciding: Deciding, about: About) -> object:
     domains = deciding.snapshot().domains
     gone, unlisted = await _of_no_rule(deciding, domain)
     if domain and domain not in domains and not gone:
-        known = ", ".join(sorted(domains)) or "none"
-        raise QuestionError(
-            f"there is no domain {domain!r}: there are {known}", StatusCode.NOT_FOUND
-        )
+        raise QuestionError(no_domain(domain, domains), StatusCode.NOT_FOUND)
     rules: list[Rule] = []
     left_out = 0
     for name in sorted(domains):
