@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ratelimit_service.text import in_seconds
 from tests.servers.process import wait_until
 from tests.servers.redis import RedisServer
 from tests.servers.service import COMMAND, ServiceProcess
@@ -108,4 +109,4 @@ def test_why_who_let_through_and_keep_out(scene: Scene) -> None:
         assert 3_000 < int(answer.headers["retry-after"]) <= 3_600
     wait_until(lambda: ban["id"] in scene.log.read_text(), "a record of the ban")
     said = scene.run("why", "api", "user=eve", "--log", str(scene.log))
-    assert f"by override (ban {ban['id']} until {ban['until']}: abuse)" in said
+    assert f"by override (ban {ban['id']} until {in_seconds(ban['until'])}: abuse)" in said
