@@ -93,6 +93,12 @@ class Local:
             outcome = _settled(memory, peek)
             used = most - outcome.remaining
             if used > 0:
+                expires_us = outcome.reset_us
+                if overfull:
+                    # Hits of a sliding window weigh on in the next one. They are over once as
+                    # many pass as there can be at all.
+                    all_hits = peek._replace(addend=most, refund=False, count_denied=False)
+                    expires_us = _settled(memory, all_hits).reset_us
                 base = peek._replace(spec=hit.spec, refund=False, count_denied=True)
                 held = hit.spec.algorithm.held
                 if held and hit.spec.algorithm.leases:
@@ -100,7 +106,7 @@ class Local:
                     pieces = list(_bundles(base, held(memory.state(hit.key), now_us, hit.spec)))
                 else:
                     pieces = [base._replace(addend=piece) for piece in _pieces(used, hit.spec)]
-                yield [[piece] for piece in pieces], outcome.reset_us
+                yield [[piece] for piece in pieces], expires_us
 
     def _share(self, spec: CounterSpec, processes: int) -> CounterSpec:
         known = self._shares.get((id(spec), processes))

@@ -367,6 +367,26 @@ async def test_server_that_turns_sick_again_while_it_is_told(behind: Behind, fau
         assert set(behind.counts(keys)) == {3}
 
 
+OWED = [algorithms.SLIDING if one is algorithms.YEARLY_SLIDING else one for one in HANDED]
+"""Ticks of a year's window are minutes long."""
+
+
+@pytest.mark.parametrize("limit", OWED, ids=lambda limit: spec_of(limit).key)
+def test_owed_as_long_as_it_counts(limit: Limit) -> None:
+    """What was counted here is owed until nothing of it counts any more, and no longer."""
+    one = algorithms.hit(limit, lease=b"lease--1")._replace(policy=FailurePolicy.LOCAL)
+    told, kept = Local(Stats()), Local(Stats())
+    for each in (told, kept):
+        each.charge([one._replace(addend=2)], 1, T)
+
+    ((_, expires_us),) = told.hand_back(1, T)
+
+    peek = one._replace(addend=0, lease=b"")
+    (before,) = kept.charge([peek], 1, T + expires_us - 1)
+    (then,) = kept.charge([peek], 1, T + expires_us)
+    assert before.remaining < capacity_of(limit) == then.remaining
+
+
 async def test_many_leases_are_handed_back_at_once(own_redis: RedisServer) -> None:
     """A large concurrency limit's leases come back in few hits; each is known by its id then."""
     store = RedisStore(own_redis.url, 5_000_000, Stats(), Health())
