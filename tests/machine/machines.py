@@ -159,27 +159,27 @@ class FailingMachine(Machine):
         self.idle = process not in self.alone
         if self.idle:
             return
-        owed = []
+        owed, since = [], self.now
         if lost:
             alone = self.alone[process]
             if lost == "reply" and len(alone.counters) > MOST_TOLD_AT_ONCE:
                 lost = "call"
             if self.world.find_in_vain(process, lost):
-                self.model.told(alone.counters, self.now)
+                self.model.told(alone.counters, self.now, self.now)
             if self.world.stood_still:
                 self.begin_anew()
                 return
             if self.world.lost(process):
-                owed.append(alone)
+                owed.append((alone, since))
                 stalls = self.world.stalls
                 self.leave_alone(process)
                 self.ask_then(then)
                 if self.world.stalls > stalls:
                     return
-        owed.append(self.alone.pop(process))
+        owed.append((self.alone.pop(process), self.now))
         self.world.find(process)
-        for each in owed:
-            self.model.told(each.counters, self.now)
+        for each, since in owed:
+            self.model.told(each.counters, self.now, since)
             self.model.latest = max(self.model.latest, each.latest, self.now)
         if self.world.stood_still:
             self.begin_anew()
@@ -289,29 +289,29 @@ class LosingMachine(Machine):
         if self.idle:
             return
         process, shard = sorted(self.away)[which % len(self.away)]
-        owed = []
+        owed, since = [], self.now
         if lost:
             alone = self.model.take_alone(process, shard)
             if lost == "reply" and len(alone) > MOST_TOLD_AT_ONCE:
                 lost = "call"
             if self.world.find_in_vain(process, shard, lost):
-                self.model.told(alone, self.now)
+                self.model.told(alone, self.now, self.now)
             if self.world.stood_still:
                 self.begin_anew()
                 return
             if self.world.lost(process, shard):
-                owed.append(alone)
+                owed.append((alone, since))
                 stalls = self.world.stalls
                 self.ask_then((then[0], then[1], process))
                 if self.world.stalls > stalls:
                     return
             else:
-                self.model.told(alone, self.now)
-        owed.append(self.model.take_alone(process, shard))
+                self.model.told(alone, self.now, self.now)
+        owed.append((self.model.take_alone(process, shard), self.now))
         self.away.remove((process, shard))
         self.world.find(process, shard)
-        for each in owed:
-            self.model.told(each, self.now)
+        for each, since in owed:
+            self.model.told(each, self.now, since)
         if self.world.stood_still:
             self.begin_anew()
         else:

@@ -72,11 +72,11 @@ class Model:
         """
         self.latest = max(self.latest, now)
         meant = self._meanings(descriptors, hits)
+        self.last = [name for one in meant for name in one.counters]
         for one in meant:
             if alone and one.shadow and one.terms:
                 one.uncounted = True
                 one.terms, one.counters, one.hits = [], [], []
-        self.last = [name for one in meant for name in one.counters]
         denied = self._settle(meant, now, lease)
         return self._answer(meant, denied, now)
 
@@ -166,20 +166,23 @@ class Model:
             del self.counters[name]
         return {name.name: each for name, each in found.items() if isinstance(name, Alone)}
 
-    def told(self, counters: Mapping[Identity, Counter], now: int) -> None:
+    def told(self, counters: Mapping[Identity, Counter], now: int, since: int) -> None:
         """Counts what a process has counted alone, "as far as it still counts".
 
+        What is told again is told as it was `since` it was first told, as long as any of it counts.
         "Windows and logs may be above their limit then, buckets and leases are full."
         """
         for name, alone in counters.items():
             alone.look(now)
+            if not alone.used(alone.terms, now):
+                continue  # nothing is told, so the counter is not looked at
             terms = replace(alone.terms, share=1)
             if name not in self.counters:
                 self.counters[name] = counter_of(terms)
             here = self.counters[name]
             here.terms = terms
             here.look(now)
-            used = alone.used(alone.terms, now).__ceil__()
+            used = alone.used(alone.terms, since).__ceil__()
             if isinstance(alone, Leases):
                 for entry in alone.counting(alone.terms, now):
                     if here.passes(terms, now, entry.hits):
