@@ -61,10 +61,6 @@ their callers hear something in time."""
 _PACE: Final = 30
 """So far, in percent, the allowance changes while callers wait, if visits are far from that."""
 
-_SELDOM: Final = 8
-"""To count a part of a visit costs more than to count all or nothing. So a part of few calls is
-counted in one of so many visits, in case that visits never come in time for all."""
-
 _LEAST_ALLOWED: Final = 256
 _MOST_ALLOWED: Final = 65_536
 """Bounds of the allowance, in bytes: about a call, and what is read at once."""
@@ -264,13 +260,13 @@ class Backlog:
         earned = self._earned_bytes + min(allowed, size)
         whole = since_us <= timely_us and size <= most
         newest = size if whole else size * min(late_us, timely_us) // since_us
-        needed = 0
-        if size <= most:
-            needed = size if whole else _SELDOM * size
+        needed = size if size <= most else 0  # to count a part of few calls costs as much as all
         if earned < needed:
             self._earned_bytes = earned
             return False, 0
         newest = min(newest, earned)
+        if not whole and newest < _LEAST_ALLOWED:
+            newest = 0
         self._earned_bytes = min(earned - max(newest, needed), allowed)
         return whole, newest
 
