@@ -238,7 +238,7 @@ def test_of_late_reads_all_or_the_newest_are_counted() -> None:
     """What is counted of a late read is saved up until all of it can be, if that is in time.
 
     Of many bytes the newest are counted, as many as are allowed. Of few that cannot all be answered
-    in time the newest are counted, if that is about a call or more.
+    in time the newest are counted; if that is less than a call, once in eight visits.
     """
     backlog = Backlog()
     backlog.fate(0, 0, ENVOYS_US)
@@ -249,6 +249,10 @@ def test_of_late_reads_all_or_the_newest_are_counted() -> None:
     backlog.fate(0, 0, ENVOYS_US)
     few = [backlog.chosen(0, 16_000, size, 8_192, None) for size in (1_024, 1_020, 2_048)]
     assert few == [(False, 256), (False, 0), (False, 512)]
+    backlog = Backlog()
+    backlog.fate(0, 0, ENVOYS_US)
+    fewer = [backlog.chosen(0, 16_000, 1_020, 8_192, None) for _ in range(15)]
+    assert fewer == [(False, 0)] * 7 + [(False, 255)] + [(False, 0)] * 7
 
     for visit in range(40):
         backlog.chosen(visit * 20_000, 40_000, 40_000, 8_192, None)

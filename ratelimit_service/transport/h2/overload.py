@@ -61,6 +61,10 @@ their callers hear something in time."""
 _PACE: Final = 30
 """So far, in percent, the allowance changes while callers wait, if visits are far from that."""
 
+_SELDOM: Final = 8
+"""A part of a visit that is less than a call is counted once in so many visits, in case that visits
+never come in time for all."""
+
 _LEAST_ALLOWED: Final = 256
 _MOST_ALLOWED: Final = 65_536
 """Bounds of the allowance, in bytes: about a call, and what is read at once."""
@@ -261,12 +265,12 @@ class Backlog:
         whole = since_us <= timely_us and size <= most
         newest = size if whole else size * min(late_us, timely_us) // since_us
         needed = size if size <= most else 0  # to count a part of few calls costs as much as all
+        if not whole and newest < _LEAST_ALLOWED:
+            needed *= _SELDOM
         if earned < needed:
             self._earned_bytes = earned
             return False, 0
         newest = min(newest, earned)
-        if not whole and newest < _LEAST_ALLOWED:
-            newest = 0
         self._earned_bytes = min(earned - max(newest, needed), allowed)
         return whole, newest
 
