@@ -360,7 +360,7 @@ async def flood(arguments: argparse.Namespace) -> dict[str, object]:
     """Runs the load and returns what became of it."""
     loop = asyncio.get_running_loop()
     size = batch_size(arguments.rate, arguments.connections)
-    calls = uniform(BLOCK_20MS)
+    calls = islice(uniform(BLOCK_20MS), arguments.skip, None)
     made = [Batch(list(islice(calls, size))) for _ in range(PREPARED // size)]
     batches, tally = cycle(made), Tally(arguments.seconds)
     lost: list[str] = []
@@ -422,6 +422,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, required=True, help="Calls a second.")
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--connections", type=int, default=4)
+    parser.add_argument("--skip", type=int, default=0, help="Begin behind so many calls.")
     parser.add_argument("--burst", type=float, default=1.0, help="Times the rate, for a while.")
     parser.add_argument("--burst-at", type=float, default=0.0)
     parser.add_argument("--burst-seconds", type=float, default=0.0)

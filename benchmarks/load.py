@@ -17,7 +17,7 @@ import random
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 
 import uvloop
@@ -315,7 +315,7 @@ async def keep_rate(callers: list[Caller], rate: float) -> None:
 
 async def measure(arguments: argparse.Namespace) -> dict[str, float]:
     """Runs the load and returns its figures."""
-    calls = SHAPES[arguments.shape]()
+    calls = islice(SHAPES[arguments.shape](), arguments.skip, None)
     first = next(calls)
     latencies = array("d")
     loop = asyncio.get_running_loop()
@@ -371,6 +371,7 @@ def main() -> None:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--count", type=int, default=0, help="So many calls, whatever they take.")
+    parser.add_argument("--skip", type=int, default=0, help="Begin behind so many calls.")
     parser.add_argument("--rate", type=float, default=0.0, help="Calls a second, open loop.")
     parser.add_argument("--connections", type=int, default=4)
     parser.add_argument("--in-flight", type=int, default=50, help="On each connection.")

@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from benchmarks.abuse.processes import ahead, stolen_seconds
 from benchmarks.flood import ANSWERS, LATE, SLICE_SECONDS
+from benchmarks.load import PREPARED, WARM_UP
 from benchmarks.run import (
     COMPILED,
     HERE,
@@ -192,12 +193,21 @@ class Case:
 
     def __init__(self, bench: Bench, process: subprocess.Popen[bytes], servers: Servers) -> None:
         self._bench, self._process, self._servers = bench, process, servers
+        self._asked = 0
+        """How many calls were made. Each load begins behind the one before: if all began with the
+        same calls, short loads would ask for few keys, which costs less."""
+
+    def warm_up(self, connections: int) -> None:
+        """Makes all calls once, since a key costs more when it is new."""
+        while self._asked < PREPARED:
+            self.capacity(connections)
 
     def capacity(self, connections: int) -> float:
         """Counted calls a second in a closed loop."""
         flags = ["--seconds", str(CAPACITY_SECONDS), "--connections", str(connections)]
-        flags += ["--in-flight", str(max(1, IN_FLIGHT // connections))]
+        flags += ["--in-flight", str(max(1, IN_FLIGHT // connections)), *self._skip()]
         found = self._bench.generate("uniform", *flags, by_policy=True)
+        self._asked += round(found["calls"] * (1 + WARM_UP))
         return found["calls_per_second"] * (1 - found["by_policy"] / found["calls"])
 
     def load(self, load: float, connections: int) -> tuple[float, Seen, str]:
@@ -229,7 +239,7 @@ class Case:
         """What became of a load; `meanwhile` is called when it has begun, with when that was."""
         command = [*GIVES_WAY, "taskset", "-c", LOAD_CORE, sys.executable, "-m", "benchmarks.flood"]
         command += [str(self._bench.port), "--rate", str(rate), "--seconds", str(seconds)]
-        command += ["--connections", str(connections), *flags]
+        command += ["--connections", str(connections), *self._skip(), *flags]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE.parent)
         assert process.stdout is not None
         started = process.stdout.readline().split()
@@ -239,7 +249,11 @@ class Case:
         if process.returncode:
             raise SystemExit(f"overload.py: the generator failed: {command}")
         found: dict[str, object] = json.loads(out)
+        self._asked += sum(slices(found)["sent"])
         return found
+
+    def _skip(self) -> list[str]:
+        return ["--skip", str(self._asked % PREPARED)]
 
     def hiccup(self, hiccup: Hiccup, capacity: float, connections: int) -> tuple[float, Seen]:
         """Seconds after the hiccup until enough is counted again, and all that was seen."""
@@ -417,6 +431,7 @@ def measure(chosen: argparse.Namespace, report: Report) -> None:
                 words = command(programs[build], bench, servers.url)
                 process = stack.enter_context(running(SERVER_CORE, words, bench.port))
                 case, name = Case(bench, process, servers), f"{build}, {store}"
+                case.warm_up(CONNECTIONS[0])
                 for connections in chosen.connections or CONNECTIONS:
                     for load in LOADS:
                         capacity, found, wrong = case.load(load, connections)
