@@ -98,7 +98,7 @@ def refund(
     """Takes up to `addend` hits off the current window's count, or the receipt's if that is it."""
     window = _Window(state, now_us, spec)
     given_back = min(window.count, addend)
-    if receipt and receipt.until_us != now_us + window.reset_us:
+    if receipt and not window.is_of(receipt, now_us):
         given_back = 0  # that window is over
     if given_back:
         window.count -= given_back
@@ -127,6 +127,16 @@ class _Window:
         if self.spec.anchor is Anchor.FIRST_HIT:
             return _FROM_FIRST.pack(_MARK, self.start_us, self.count)
         return (self.number & _NUMBERS - 1) << _COUNT_BITS | self.count
+
+    def is_of(self, receipt: Receipt, now_us: int) -> bool:
+        """Whether the receipt is of this window: it ends then, or it had begun when that counted.
+
+        Who was denied need not know when a window ends that began with another's hit.
+        """
+        if receipt.until_us == now_us + self.reset_us:
+            return True
+        since_us = receipt.at_us - self.start_us
+        return self.spec.anchor is Anchor.FIRST_HIT and 0 <= since_us < self.window_us
 
     def _read_from_first(self, state: State | None, now_us: int) -> None:
         """A window that nothing is counted in any more has not begun."""

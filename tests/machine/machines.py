@@ -218,6 +218,12 @@ class LosingMachine(Machine):
         missing = self.world.missing(number, one.hits)
         self.model.drop(self.now, descriptors, hits, missing, self.policy)
         self.note_keys(one)
+        for name, hit in zip(self.model.last, one.hits, strict=True):
+            # Hits without room are not told which window they are in. If the clock has stepped
+            # back, "the counter holds more rather than less" when they are given back.
+            counter = self.model.counters.get(name)
+            if hit.count_denied and counter and (counter.changed or 0) > self.now:
+                self.drop(name)
         self.start_anew(given_back=True)
 
     def drop(self, name: Identity) -> None:

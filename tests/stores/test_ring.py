@@ -13,7 +13,7 @@ import redis
 from ratelimit_service.algorithms import ALGORITHMS, DEFAULT
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health
-from ratelimit_service.model import CounterSpec, FailurePolicy, Hit, Mode
+from ratelimit_service.model import Anchor, CounterSpec, FailurePolicy, Hit, Mode
 from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.keys import CounterNames, partition_of
@@ -290,6 +290,39 @@ async def test_request_that_is_dropped_on_its_way_counts_nowhere(
 
     assert await answered == [[]]
     assert [ring.count(one) for one in hits] == [0, 0]
+
+
+@pytest.mark.parametrize("addend", [3, 9], ids=["could pass later", "never passes"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        CounterSpec(ALGORITHMS["fixed_window"], 5, MINUTE),
+        CounterSpec(ALGORITHMS["fixed_window"], 5, MINUTE, anchor=Anchor.FIRST_HIT),
+        CounterSpec(ALGORITHMS["sliding_window"], 5, MINUTE),
+        CounterSpec(ALGORITHMS["sliding_window"], 5, MINUTE, buckets=6),
+        CounterSpec(ALGORITHMS["sliding_log"], 5, MINUTE),
+    ],
+    ids=["fixed", "first hit", "two counters", "parts", "log"],
+)
+async def test_hits_without_room_of_a_dropped_request_count_nowhere(
+    ring: Ring, spec: CounterSpec, addend: int
+) -> None:
+    """Nor do those that have no room, and are told how long to wait for some."""
+    now_us = T
+    store = RedisStore(ring.url, 5_000_000, ring.stats, ring.health, lambda: now_us)
+    await started(store)
+    hits = [ring.hit(where, 4)._replace(spec=spec, count_denied=True) for where in ("east", "west")]
+    await charged(store, [[one] for one in hits])
+    now_us += 11 * SECOND
+    waited_for = iter([True, False])
+    answered: asyncio.Future[list[Outcomes]] = asyncio.get_running_loop().create_future()
+    asking = [one._replace(addend=addend) for one in hits]
+
+    store.charge([asking], hearing(answered.set_result), lambda _: next(waited_for))
+
+    assert await answered == [[]]
+    assert [await _left(store, one) for one in hits] == [1, 1]
+    await store.close()
 
 
 async def test_request_that_is_dropped_counts_nothing_here(ring: Ring, store: RedisStore) -> None:

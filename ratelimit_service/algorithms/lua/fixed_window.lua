@@ -116,10 +116,19 @@ function fixed_window.charge(state, now, addend, spec, force)
   }
 end
 
+-- Whether the receipt is of this window: it ends then, or it had begun when that counted.
+local function of_receipt(found, receipt, now)
+  if receipt.until_us == now + found.reset then
+    return true
+  end
+  local since = found.start and receipt.at_us - found.start
+  return since and since >= 0 and since < found.window
+end
+
 function fixed_window.refund(state, now, addend, spec, _, receipt)
   local found = read(state, now, spec)
   local given_back = math.min(found.count, addend)
-  if receipt and receipt.until_us ~= now + found.reset then
+  if receipt and not of_receipt(found, receipt, now) then
     given_back = 0
   end
   if given_back > 0 then

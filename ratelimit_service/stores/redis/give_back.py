@@ -74,8 +74,17 @@ def undoable(hit: Hit, outcome: Outcome | None, *, dropped: bool = False) -> boo
 
 
 def undo(hit: Hit, outcome: Outcome, at_us: int) -> Hit:
-    """The refund that takes back exactly this charge, which was counted at `at_us`."""
-    receipt = Receipt(at_us, at_us + outcome.reset_us)
+    """The refund that takes back exactly this charge, which was counted at `at_us`.
+
+    Hits that counted without room were told how long to wait for room, not when their window ends.
+    So their window is taken to be that of `at_us`. If the clock has stepped back it can be another
+    one, and the counter holds more rather than less.
+    """
+    reset_us = outcome.reset_us
+    if outcome.over:
+        charge = hit.spec.algorithm.charge
+        reset_us = charge(None, at_us, hit.addend, hit.spec, True, b"").reset_us
+    receipt = Receipt(at_us, at_us + reset_us)
     return hit._replace(refund=True, receipt=receipt, joined=False)
 
 
