@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from ratelimit_service.metrics.exporter import Push
 from ratelimit_service.metrics.reading import Reading
 from ratelimit_service.metrics.reference import RESPONSE_TIME, clean, totals
+from ratelimit_service.names import shared_names
 from ratelimit_service.observer import LATENCY_BOUNDS_US
 from ratelimit_service.settings import Settings, split_address
 from ratelimit_service.slices import slowly
@@ -24,6 +25,9 @@ log = logging.getLogger(__name__)
 
 _MOST_BYTES = 1_432
 """Of a datagram: what fits into one Ethernet frame on the way."""
+
+_NAME_SECONDS = 1.0
+"""How long to wait for the host's address. At the end of the service somebody waits for this."""
 
 _MOST_AT_ONCE = 32
 """Datagrams between two pauses for requests."""
@@ -61,10 +65,14 @@ class _Statsd:
 
     async def send(self, reading: Reading) -> None:
         """Sends what has grown since the last time; keeps it if the host has no address."""
-        loop = asyncio.get_running_loop()
         now, buckets = await totals(reading), list(reading.stats.latency.buckets)
+        names = shared_names()
         try:
-            found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_DGRAM)
+            async with asyncio.timeout(_NAME_SECONDS):
+                found = await names.addresses(self._host, self._port, socket.SOCK_DGRAM)
+        except TimeoutError:
+            self._fails(OSError("no resolver answers"))
+            return
         except OSError as error:
             self._fails(error)
             return

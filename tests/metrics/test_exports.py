@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -14,9 +15,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
+from ratelimit_service import names
 from ratelimit_service.health import Health
-from ratelimit_service.metrics import EXPORTERS, Page, Push, Sources
+from ratelimit_service.metrics import EXPORTERS, Page, Push, Sources, statsd
 from ratelimit_service.model import Entry
+from ratelimit_service.names import Addresses, Names
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.match import match
 from ratelimit_service.rules.schema import parse
@@ -318,3 +321,25 @@ def test_the_reference_s_environment(
     assert config.startswith("d.k: unit=YEAR requests_per_unit=2")
     assert others == [404] * 8
     assert "ratelimit.service.rate_limit.d.k.total_hits:3|c" in lines
+
+
+async def test_statsd_at_a_name_that_nobody_resolves(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where no resolver answers nobody waits for long, and numbers are kept for later."""
+    monkeypatch.setattr(statsd, "_NAME_SECONDS", 0.01)
+    answers = threading.Event()
+
+    def look_up(*_: object, **__: object) -> Addresses:
+        answers.wait()
+        return []
+
+    names._SHARED[:] = [Names(look_up)]
+    (push,) = statsd.exports(Settings(statsd="slow.example:8125"))
+    counted = Counted()
+    for _ in range(3):
+        await push.send(await counted.sources.read())
+    answers.set()
+
+    lost = [each.message for each in caplog.records if "statsd" in each.message]
+    assert lost == ["numbers for statsd at slow.example:8125 are lost: no resolver answers"]

@@ -27,6 +27,8 @@ class Proxy:
         self.delay_seconds = 0.0
         self.hold = False
         self.cut = False
+        self.trickle = False
+        """Whether replies come a byte at a time, with pauses."""
         self.lose: re.Pattern[bytes] | None = None
         """A reply in which this is found gets lost, with its connection and all new ones."""
         self.instead = b""
@@ -67,7 +69,7 @@ class Proxy:
         await asyncio.gather(*self._pumps, return_exceptions=True)
 
     def clear(self) -> None:
-        self.delay_seconds, self.hold, self.cut = 0.0, False, False
+        self.delay_seconds, self.hold, self.cut, self.trickle = 0.0, False, False, False
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
@@ -128,6 +130,10 @@ class Proxy:
                 if replies:
                     self.last_reply = data
                     data, self.surplus = self.surplus + data, b""
+                while replies and self.trickle and data:
+                    writer.write(data[:1])
+                    data = data[1:]
+                    await asyncio.sleep(0.01)
                 writer.write(data)
         finally:
             reading.cancel()

@@ -12,7 +12,7 @@ from ratelimit_service.health import Health
 from ratelimit_service.model import Hit
 from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Outcomes
-from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis import RedisStore, cluster
 from tests.conftest import need
 from tests.servers.cluster import RedisCluster, SlotMove
 from tests.servers.process import PATIENCE_SECONDS
@@ -68,6 +68,43 @@ async def test_one_seed_leads_to_all_nodes(connected: Fixture) -> None:
     for one in hits:
         assert cluster.client(cluster.owner(one.key)).get(one.key) is not None
     assert connected.health.faults == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("16383 h:65535", (16_383, "h", 65_535)),
+        ("1 ::1:7", (1, "::1", 7)),
+        ("1 :7", (1, "", 7)),
+        ("16384 h:1", None),
+        ("1 h:0", None),
+        ("1 h:65536", None),
+        ("9" * 5_000 + " h:1", None),
+        ("1 h:" + "9" * 5_000, None),
+        ("1", None),
+        ("", None),
+    ],
+)
+def test_where_a_slot_has_moved(text: str, place: tuple[int, str, int] | None) -> None:
+    """An error names a slot and a place, or it is followed nowhere."""
+    assert cluster._moved(text) == place
+
+
+async def test_more_nodes_than_a_cluster_has(
+    connected: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that sends calls to ever more places is not followed to all of them."""
+    topology = connected.store._first
+    monkeypatch.setattr(cluster, "_MOST_NODES", len(topology.shards))
+    shard = next(iter(topology.shards))
+    known = set(topology.shards)
+
+    for port in range(1, 50):
+        assert topology.follow(shard, f"MOVED 7 192.0.2.1:{port}") is None
+        assert topology.follow(shard, f"ASK 7 192.0.2.1:{port}") is None
+
+    assert set(topology.shards) == known
+    assert await connected.remaining(hit()) == [9]
 
 
 async def test_denied_in_one_slot_counts_in_none(connected: Fixture) -> None:

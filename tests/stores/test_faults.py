@@ -14,7 +14,7 @@ from ratelimit_service.health import Health
 from ratelimit_service.model import FailurePolicy, Hit, Outcome, Receipt
 from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Outcomes
-from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis import RedisStore, server
 from ratelimit_service.stores.redis.batch import Background
 from ratelimit_service.stores.redis.script import fits, read
 from tests.servers.process import PATIENCE_SECONDS
@@ -32,9 +32,9 @@ def hit(addend: int = 1, *, key: str = "a", limit: int = 1_000) -> Hit:
 class Fixture:
     """A store behind a proxy; a test's own clock decides how long it waits."""
 
-    def __init__(self, server: RedisServer) -> None:
-        self.server = server
-        self.proxy = Proxy(server.port)
+    def __init__(self, of: RedisServer) -> None:
+        self.server = of
+        self.proxy = Proxy(of.port)
         self.stats, self.health = Stats(), Health()
 
     async def start(self, timeout_us: int) -> None:
@@ -121,6 +121,27 @@ async def test_half_open_connection(fixture: Fixture) -> None:
     await fixture.until(answered)
     # A busy machine can be slower than the timeout once more, and is then well again.
     await fixture.until(lambda _: fixture.health.faults == {})
+
+
+async def test_replies_that_trickle(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection on which bytes come, but no reply becomes whole, is given up and made anew."""
+    monkeypatch.setattr(server, "_STALLED_SECONDS", 0.2)
+    await fixture.start(timeout_us=20_000)
+    await fixture.until(answered)
+    (shard,) = fixture.store.shards
+    fixture.proxy.surplus = b"$4000\r\n" + bytes(4_000)
+    fixture.proxy.trickle = True
+    await fixture.until(lambda _: not shard.available)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while "no whole reply for" not in fixture.health.faults["store"]:
+            await asyncio.sleep(0.01)
+
+    fixture.proxy.clear()
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not shard.available:
+            await asyncio.sleep(0.01)
+    await fixture.until(answered)
 
 
 async def test_reset_in_the_middle_of_a_reply(fixture: Fixture) -> None:

@@ -24,6 +24,8 @@ from ratelimit_service.stores.keys import CounterNames, partition_of, shared_key
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.overrides import KeptOverrides, OverridesInMemory
 from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis import overrides as in_redis
+from ratelimit_service.stores.redis.connection import Argument, Reply
 from ratelimit_service.stores.redis.overrides import OverridesInRedis
 from ratelimit_service.stores.redis.ring import owners
 from tests.servers.cluster import RedisCluster, SlotMove
@@ -332,6 +334,45 @@ async def test_there_are_so_many_at_most(redis_server: RedisServer, clock: Time)
             assert len(each.known) == MAX_OVERRIDES // 2
             await each.overrides.change([override(BAN), override(EXEMPT)], [], None)
             assert len(each.known) == MAX_OVERRIDES // 2 + 2
+
+
+class Endless(RedisStore):
+    """A store whose server never comes to an end with a scan."""
+
+    async def command(self, place: bytes, *command: Argument, at: str = "") -> Reply:
+        if command[0] == "HSCAN":
+            return [b"7", []]
+        return b"1"
+
+
+async def test_a_copy_without_end(clock: Time, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that goes on telling overrides for ever is left, and not waited for."""
+    monkeypatch.setattr(in_redis, "_MOST_LOOKS", 100)
+    store = Endless("redis://127.0.0.1:1/0", 1_000, Stats(), Health(), clock)
+    process = Process(OverridesInRedis(store), clock)
+
+    with pytest.raises(StoreError, match="does not come to an end with the overrides"):
+        await process.overrides.refresh()
+    await store.close()
+
+
+async def test_a_copy_that_nobody_of_ours_has_made(redis_server: RedisServer, clock: Time) -> None:
+    """More overrides than there may be, or a stamp that is none, are not taken over."""
+    redis_server.flush()
+    client = redis.Redis.from_url(redis_server.url)
+    stamp, kept = (
+        (b"rl:" + shared_key(*name)).decode() for name in (("overrides", "version"), ("overrides",))
+    )
+    async with AsyncExitStack() as stack:
+        process = await Processes(redis_server.url, clock, stack).start()
+        client.set(stamp, "9" * 5_000)
+        await process.overrides.refresh()
+        client.hset(kept, mapping={f"{number}": "{}" for number in range(MAX_OVERRIDES + 1)})
+        client.set(stamp, "9")
+
+        with pytest.raises(StoreError, match="Redis has more overrides than 10000"):
+            await process.overrides.refresh()
+        assert process.known == []
 
 
 async def test_last_known_overrides_hold(

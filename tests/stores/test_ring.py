@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -10,10 +12,12 @@ from pathlib import Path
 import pytest
 import redis
 
+from ratelimit_service import names
 from ratelimit_service.algorithms import ALGORITHMS, DEFAULT
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health
 from ratelimit_service.model import Anchor, CounterSpec, FailurePolicy, Hit, Mode
+from ratelimit_service.names import Addresses, Names
 from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.keys import CounterNames, partition_of
@@ -229,6 +233,38 @@ async def test_a_dead_shard_costs_only_its_own_keys(ring: Ring, store: RedisStor
 
     assert outcomes[0] is not None
     assert set(ring.health.faults) == {"store west"}
+
+
+async def test_a_name_that_nobody_resolves_costs_only_its_own_keys(own_redis: RedisServer) -> None:
+    """However long the name of one shard is looked up, another is connected to each time anew."""
+    asked: Counter[str] = Counter()
+    answers = threading.Event()
+
+    def look_up(host: str, *place: int, **kind: int) -> Addresses:
+        asked[host] += 1
+        if host == "slow.example":
+            answers.wait()
+        return [*socket.getaddrinfo(host, *place, **kind)]
+
+    names._SHARED[:] = [Names(look_up)]
+    url = f"redis+ring://slow.example:6379,localhost:{own_redis.port}"
+    store = RedisStore(url, 5_000_000, Stats(), Health())
+    await store.start()
+    slow, well = store.shards
+    for _ in range(8):
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not well.available:
+                await asyncio.sleep(0.005)
+        redis.Redis.from_url(own_redis.url).client_kill_filter(_type="normal")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while well.available:
+                await asyncio.sleep(0.001)
+
+    assert not slow.available
+    assert asked["slow.example"] == 1
+    assert asked["localhost"] >= 8
+    answers.set()
+    await store.close()
 
 
 @pytest.mark.parametrize(

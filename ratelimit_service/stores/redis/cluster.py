@@ -30,6 +30,12 @@ __all__ = ["ClusterOfNodes"]
 log = logging.getLogger(__name__)
 
 _MOST_PORT = 65_535
+_MOST_DIGITS = 5
+"""Of a slot or a port."""
+
+_MOST_NODES = 1_000
+"""Redis' own bound. Whoever names more is not followed: each would be a connection."""
+
 _QUICK_HOPS = 4
 _MOST_HOPS = 1_000
 """How often a call is sent elsewhere without a pause, and how often at all. Its deadline usually
@@ -86,6 +92,8 @@ class ClusterOfNodes:
             return None
         slot, host, port = moved
         target = self._node(host or _host_of(shard), port, start=True)
+        if target is None:
+            return None
         if word == "ASK":
             return target
         self._homes[slot] = target, slot
@@ -140,6 +148,8 @@ class ClusterOfNodes:
             return False
         slot, host, port = moved
         target = self._node(host or _host_of(node), port, start=True)
+        if target is None:
+            return False
         again = Redirected(batch, indexes, hops + 1)
         send = target.ask if word == "ASK" else target.charge
         if word == "MOVED":
@@ -157,9 +167,10 @@ class ClusterOfNodes:
         """Sends a batch to the node that has its slot."""
         self.find(batch.requests[0][0])[0].charge(batch)
 
-    def _node(self, host: str, port: int, *, start: bool = False) -> Shard:
+    def _node(self, host: str, port: int, *, start: bool = False) -> Shard | None:
+        """The node at this place, which may be new; None if there are too many already."""
         node = self._nodes.get((host, port))
-        if node is None:
+        if node is None and len(self._nodes) < _MOST_NODES:
             seed = self._cluster.seeds[0]
             address: Address = replace(seed, host=host, port=port)
             name = f"{host}:{port}"
@@ -198,11 +209,14 @@ class ClusterOfNodes:
     def _learn(self, reply: Reply, host: str) -> bool:
         """Takes the slots from a reply to CLUSTER SLOTS; `host` is the node that sent it."""
         ranges = _ranges(reply, host)
-        if not ranges:
+        if not ranges or len({endpoint for *_, endpoint in ranges}) > _MOST_NODES:
             return False
         masters = set()
         for first, last, endpoint in ranges:
             node = self._node(*endpoint, start=True)
+            if node is None:  # there will be room, once those without slots are gone
+                self._stale.set()
+                continue
             masters.add(node)
             for slot in range(first, last + 1):
                 if self._homes[slot][0] is not node:
@@ -236,9 +250,12 @@ def _moved(text: str) -> tuple[int, str, int] | None:
     """The slot, host and port that an error names; None if it names none."""
     slot, _, address = text.partition(" ")
     host, _, port = address.rpartition(":")
-    if not (slot.isdecimal() and port.isdecimal() and int(slot) < SLOTS):
+    for number in (slot, port):
+        if not (number.isdecimal() and len(number) <= _MOST_DIGITS):
+            return None
+    if int(slot) >= SLOTS or not 0 < int(port) <= _MOST_PORT:
         return None
-    return (int(slot), host, int(port)) if 0 < int(port) <= _MOST_PORT else None
+    return int(slot), host, int(port)
 
 
 def _ranges(reply: Reply, asked: str) -> list[tuple[int, int, tuple[str, int]]]:

@@ -9,6 +9,7 @@ retries, timeouts, what a reply means.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ import hiredis
 from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import StoreError
+from ratelimit_service.names import shared_names
 from ratelimit_service.stores.redis.address import Address, without
 from ratelimit_service.stores.redis.contexts import Contexts
 from ratelimit_service.text import reason
@@ -82,7 +84,8 @@ class RedisConnection(asyncio.Protocol):
         self._unread_bytes = 0
         """How many bytes have come since the last reply was whole."""
         self._transport: asyncio.WriteTransport | None = None
-        self._heard_at = 0.0
+        self._heard_at = self._replied_at = 0.0
+        """When bytes came last, and when a reply was whole last, or nothing was pending."""
         self._bugs = Bugs()
         self.password = ""
         """The password of this connection. An error of the server can contain it."""
@@ -96,13 +99,20 @@ class RedisConnection(asyncio.Protocol):
         return self._loop.time() - self._heard_at if self._calls else 0.0
 
     @property
+    def stalled(self) -> float:
+        """Seconds for which calls have been pending without a whole reply."""
+        return self._loop.time() - self._replied_at if self._calls else 0.0
+
+    @property
     def waiting_since_us(self) -> int | None:
         """When the oldest pending command left, by `elapsed_us`; None if none is pending."""
         return self._left[0] if self._left else None
 
     def forgive(self, seconds: float) -> None:
         """Takes time in which this process did not listen off the server's silence."""
-        self._heard_at = min(self._heard_at + seconds, self._loop.time())
+        now = self._loop.time()
+        self._heard_at = min(self._heard_at + seconds, now)
+        self._replied_at = min(self._replied_at + seconds, now)
 
     def send(self, commands: Sequence[Command], answered: Sequence[Answered]) -> None:
         """Sends commands in one write; each one's reply goes to its callback, in order.
@@ -115,7 +125,7 @@ class RedisConnection(asyncio.Protocol):
             return
         packed = b"".join(map(_packed, commands))  # before anything else, because it may raise
         if not self._calls:
-            self._heard_at = self._loop.time()
+            self._heard_at = self._replied_at = self._loop.time()
         self._calls.extend(answered)
         self._transport.write(packed)
         if not self._leaving:
@@ -189,6 +199,7 @@ class RedisConnection(asyncio.Protocol):
         try:
             while not self.lost.done() and (reply := self._reader.gets()) is not False:
                 self._unread_bytes = 0
+                self._replied_at = self._heard_at
                 self._take(reply)
             if self._unread_bytes > _MOST_REPLY_BYTES:
                 self.close("a reply without end")
@@ -282,10 +293,8 @@ async def open_connection(
         if address.path:
             _, connection = await loop.create_unix_connection(RedisConnection, address.path)
         else:
-            _, connection = await loop.create_connection(
-                RedisConnection, address.host, address.port, ssl=tls
-            )
-    except (OSError, ValueError) as error:  # a host name that cannot be encoded is a ValueError
+            connection = await _connected(address, tls)
+    except OSError as error:
         raise StoreError(f"cannot connect to Redis at {address}: {reason(error)}") from error
     connection.password = password
     commands: list[Command] = []
@@ -304,6 +313,24 @@ async def open_connection(
         connection.close()
         raise
     return connection
+
+
+async def _connected(address: Address, tls: ssl.SSLContext | None) -> RedisConnection:
+    """Connects to the first address of a host where somebody listens. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    name = address.host if tls else None
+    fault = OSError(f"{address.host} has no address")
+    for found in await shared_names().addresses(address.host, address.port):
+        end = found[-1]
+        try:
+            _, connection = await loop.create_connection(
+                RedisConnection, end[0], end[1], ssl=tls, server_hostname=name
+            )
+        except OSError as error:
+            fault = error
+        else:
+            return connection
+    raise fault
 
 
 def _expect(reply: Reply, command: Command, address: Address, connection: RedisConnection) -> None:

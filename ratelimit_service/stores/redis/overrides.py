@@ -25,6 +25,7 @@ from ratelimit_service.stores.keys import shared_key
 from ratelimit_service.stores.overrides import MOST_AUDITED, too_many
 from ratelimit_service.stores.redis.connection import Argument, Reply
 from ratelimit_service.stores.redis.store import RedisStore
+from ratelimit_service.text import printable
 
 __all__ = ["OverridesInRedis"]
 
@@ -40,6 +41,19 @@ _AT_ONCE: Final = 200
 """So many are read or copied in one command, so that Redis is not held up."""
 
 _CURSOR_AND_PAIRS: Final = 2
+
+_MOST_DIGITS: Final = 16
+"""Of a stamp: Lua counts to 2^53."""
+
+_MOST_TEXT_BYTES: Final = 1 << 19
+"""Of an override. The longest has 32 entries of 2,048 characters."""
+
+_MOST_LOOKS: Final = 10_000
+"""So many parts of a copy are asked for: a scan may bring fewer than `_AT_ONCE`, or none."""
+
+_PARSED_AT_ONCE: Final = 20
+_MOST_SHOWN: Final = 200
+"""Characters of what is wrong with one: it may repeat all of it."""
 
 _MOST_READS: Final = 3
 """So often they are read anew if they change meanwhile; what comes later is seen the next time."""
@@ -209,7 +223,8 @@ class OverridesInRedis:
         GET would say nothing where there is none, as a lost connection does.
         """
         reply = await self._ask(name, "GETRANGE", _STAMP, 0, -1)
-        return int(reply) if isinstance(reply, bytes) and reply.isdigit() else 0
+        fits = isinstance(reply, bytes) and reply.isdigit() and len(reply) <= _MOST_DIGITS
+        return int(reply) if fits and isinstance(reply, bytes) else 0
 
     async def _lines(self, name: str, most: int) -> list[str]:
         reply = await self._ask(name, "LRANGE", _AUDIT, 0, most - 1)
@@ -240,18 +255,35 @@ class OverridesInRedis:
         self._stamp, self._whole, self._read = before, stamp == before, found
 
     async def _found_at(self, name: str) -> dict[bytes, tuple[bytes, Override | None]]:
-        """All of a copy, a few at a time; those that are as they were are not parsed again."""
+        """All of a copy, a few at a time; those that are as they were are not parsed again.
+
+        Raises StoreError if it has no end, or more than we would ever put there.
+        """
         cursor, found = b"0", dict[bytes, tuple[bytes, Override | None]]()
-        while True:
+        for _ in range(_MOST_LOOKS):
             reply = await self._ask(name, "HSCAN", _OVERRIDES, cursor, "COUNT", _AT_ONCE)
-            if not isinstance(reply, list) or len(reply) != _CURSOR_AND_PAIRS:
-                raise StoreError("Redis does not tell the overrides")
-            cursor, pairs = reply
-            for id_, text in zip(pairs[::2], pairs[1::2], strict=True):
+            cursor, pairs = _part(reply)
+            for number, (id_, text) in enumerate(pairs):
+                if number % _PARSED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 known = self._read.get(id_)
                 found[id_] = known if known and known[0] == text else (text, _override(text))
+            if len(found) > MAX_OVERRIDES:
+                raise StoreError(f"Redis has more overrides than {MAX_OVERRIDES}")
             if cursor == b"0":
                 return found
+        raise StoreError("Redis does not come to an end with the overrides")
+
+
+def _part(reply: Reply) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    """The next cursor, and ids with their texts. Raises StoreError if this is something else."""
+    if isinstance(reply, list) and len(reply) == _CURSOR_AND_PAIRS:
+        cursor, texts = reply
+        if isinstance(cursor, bytes) and isinstance(texts, list) and len(texts) % 2 == 0:
+            pairs = list(zip(texts[::2], texts[1::2], strict=True))
+            if all(isinstance(each, bytes) for each in texts):
+                return cursor, pairs
+    raise StoreError("Redis does not tell the overrides")
 
 
 def _time_of(line: str) -> str:
@@ -264,11 +296,12 @@ def _time_of(line: str) -> str:
 
 def _override(text: bytes) -> Override | None:
     try:
-        fields = json.loads(text)
+        fields = json.loads(text) if len(text) <= _MOST_TEXT_BYTES else None
         if isinstance(fields, dict):
             return read_override(fields)
-        error: Exception = OverrideError("it is no JSON object")
+        error: Exception = OverrideError("it is no JSON object, or a very long one")
     except (ValueError, RecursionError, OverrideError) as cause:
         error = cause
-    log.warning("an override in Redis is not in force, because it cannot be read: %s", error)
+    why = printable(str(error)[:_MOST_SHOWN])
+    log.warning("an override in Redis is not in force, because it cannot be read: %s", why)
     return None

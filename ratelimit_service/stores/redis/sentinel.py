@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ratelimit_service.errors import StoreError
+from ratelimit_service.names import shared_names
 from ratelimit_service.stores.redis.address import Address, Sentinels, without
+from ratelimit_service.text import reason
 
 if TYPE_CHECKING:
     from redis.asyncio.sentinel import Sentinel
@@ -31,7 +33,7 @@ async def find(endpoint: Address | Sentinels) -> Address:
     """The address to connect to now. Raises StoreError if no Sentinel knows one."""
     if isinstance(endpoint, Address):
         return endpoint
-    async with _asking(endpoint) as sentinel:
+    async with _asking(endpoint, await _known(endpoint)) as sentinel:
         return await _master(sentinel, endpoint)
 
 
@@ -41,7 +43,7 @@ async def moved(sentinels: Sentinels, address: Address) -> None:
     The old master may serve for ten more seconds before Sentinel makes it a replica. What it counts
     until then is lost, so its connection should be left at once.
     """
-    async with _asking(sentinels) as sentinel:
+    async with _asking(sentinels, sentinels.endpoints) as sentinel:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             with contextlib.suppress(StoreError):  # a Sentinel that cannot be reached says nothing
@@ -50,7 +52,9 @@ async def moved(sentinels: Sentinels, address: Address) -> None:
 
 
 @asynccontextmanager
-async def _asking(sentinels: Sentinels) -> AsyncIterator[Sentinel]:
+async def _asking(
+    sentinels: Sentinels, endpoints: Sequence[tuple[str, int]]
+) -> AsyncIterator[Sentinel]:
     from redis.asyncio.retry import Retry  # noqa: PLC0415 -- six megabytes: only who needs it
     from redis.asyncio.sentinel import Sentinel  # noqa: PLC0415 -- as above
     from redis.backoff import NoBackoff  # noqa: PLC0415 -- as above
@@ -66,7 +70,7 @@ async def _asking(sentinels: Sentinels) -> AsyncIterator[Sentinel]:
     if sentinels.login.username:
         options["username"] = sentinels.login.username
     sentinel = Sentinel(  # type: ignore[no-untyped-call]
-        list(sentinels.endpoints),
+        list(endpoints),
         sentinel_kwargs={
             "socket_timeout": _ASK_SECONDS,
             "socket_connect_timeout": _ASK_SECONDS,
@@ -78,6 +82,29 @@ async def _asking(sentinels: Sentinels) -> AsyncIterator[Sentinel]:
     finally:
         for client in sentinel.sentinels:
             await client.aclose()
+
+
+async def _known(sentinels: Sentinels) -> list[tuple[str, int]]:
+    """The Sentinels whose names have addresses. Raises StoreError if none has.
+
+    redis-py has the event loop look names up, which has few threads for that (`names`).
+    """
+
+    async def known(host: str, port: int) -> str:
+        try:
+            async with asyncio.timeout(_ASK_SECONDS):
+                await shared_names().addresses(host, port)
+        except TimeoutError:
+            return f"{host}: no resolver answers"
+        except OSError as error:
+            return f"{host}: {reason(error)}"
+        return ""
+
+    faults = await asyncio.gather(*(known(*endpoint) for endpoint in sentinels.endpoints))
+    pairs = zip(sentinels.endpoints, faults, strict=True)
+    if found := [endpoint for endpoint, fault in pairs if not fault]:
+        return found
+    raise StoreError(f"no address for {sentinels}: {faults[0]}")
 
 
 async def _master(sentinel: Sentinel, sentinels: Sentinels) -> Address:

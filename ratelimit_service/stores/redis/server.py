@@ -48,6 +48,9 @@ _OPEN_SECONDS: Final = 1.0
 _HUNG_SECONDS: Final = 1.0
 """A connection is given up if calls are pending and the server is silent for so long."""
 
+_STALLED_SECONDS: Final = 5.0
+"""It is given up as well if no reply is whole for so long, though bytes of one trickle in."""
+
 _CALM_SECONDS: Final = 1.0
 """Replies are a recovery only after so long without a fault."""
 
@@ -357,11 +360,16 @@ class Server:
             connection.send([beat(self._process, key)], [heard])
 
     async def _give_up_if_hung(self, connection: RedisConnection) -> None:
-        """Closes a connection on which calls have been pending in silence for too long."""
-        if connection.silence > _HUNG_SECONDS:
+        """Closes a connection on which calls have been pending for too long.
+
+        That is in silence, or while no reply becomes whole.
+        """
+        if connection.silence > _HUNG_SECONDS or connection.stalled > _STALLED_SECONDS:
             await all_read()
         if connection.silence > _HUNG_SECONDS and not connection.lost.done():
             connection.close(f"no reply for {connection.silence:.1f} s")
+        elif connection.stalled > _STALLED_SECONDS and not connection.lost.done():
+            connection.close(f"no whole reply for {connection.stalled:.1f} s")
 
     async def _nurse(self, connection: RedisConnection) -> None:
         """Pings a sick server until it is well; gives a silent one up."""
