@@ -52,6 +52,16 @@ _KEEPALIVE_MS = 20_000
 _MAX_DETAIL = 1 << 20
 """Characters in a NACK, far more than anybody reads: a server takes messages of 4 MiB."""
 
+_MOST_SHOWN = 256
+"""Characters of a version or a type in logs and problems. Each resource names its version, so that
+a long one would be kept as often."""
+
+_MOST_NAME = 1_024
+"""Characters in the name of a resource. Every problem in it repeats that."""
+
+_SAY_AGAIN_US = 60_000_000
+"""How seldom a server is said to send what nobody has asked for."""
+
 _Call = aio.StreamStreamCall[bytes, bytes]
 
 
@@ -101,6 +111,8 @@ class _Client:
         self._heard = False
         """Whether something has come on this stream."""
         self._nacked_us = -_NACK_US
+        self._unasked_us = -_SAY_AGAIN_US
+        """When the log last said that something came that nobody has asked for."""
         self._why = "it has not answered yet"
         self._away: asyncio.TimerHandle | None = None
         self._told_early = False
@@ -181,8 +193,11 @@ class _Client:
                 raise _LostError(f"what it sends is no DiscoveryResponse: {error}") from error
             if response.type_url == TYPE_URL:
                 return response
-            text = f"{self._location} sends {response.type_url!r}, which nobody has asked for"
-            await self._log(logging.WARNING, text)
+            if elapsed_us() - self._unasked_us >= _SAY_AGAIN_US:
+                self._unasked_us = elapsed_us()
+                kind = response.type_url[:_MOST_SHOWN]
+                text = f"{self._location} sends {kind!r}, which nobody has asked for"
+                await self._log(logging.WARNING, text)
 
     async def _newer_in_time(self) -> bool:
         """Waits until a NACK may be sent; whether something newer has come before."""
@@ -314,20 +329,20 @@ class _Resources:
         if same:
             return [_head(kind="again", stamp=stamp)]
         parts: list[bytes] = []
-        unread = ""
+        unread, version = "", response.version[:_MOST_SHOWN]
         known = {}
         for number, resource in enumerate(response.resources, 1):
             try:
                 name, said = known[resource] = self._known.get(resource) or _decoded(*resource)
             except BadRequestError as error:
-                unread = unread or f"resource {number} of version {response.version}: {error}"
+                unread = unread or f"resource {number} of version {version}: {error}"
                 continue
-            parts += [name, resource_bytes(response.version, said)]
+            parts += [name, resource_bytes(version, said)]
         self._known = known
         head = _head(
             kind="snapshot",
             stamp=stamp,
-            version=response.version,
+            version=version,
             resources=len(parts) // 2,
             unread=unread,
         )
@@ -337,7 +352,11 @@ class _Resources:
 def _decoded(type_url: str, data: bytes) -> tuple[bytes, bytes]:
     """A resource's name, and what a rule file would say, in JSON. Raises BadRequestError."""
     name, values = decode_resource(type_url, data)
-    return (name or values["domain"]).encode(), json.dumps(values).encode()
+    name = name or values["domain"]
+    if len(name) > _MOST_NAME:
+        text = f"its name has {len(name):,} characters: at most {_MOST_NAME:,} are allowed"
+        raise BadRequestError("malformed", text)
+    return name.encode(), json.dumps(values).encode()
 
 
 def _head(**values: object) -> bytes:

@@ -25,6 +25,7 @@ from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.source import FileProblems, Found, Left, RuleSource
 from ratelimit_service.scratch import scratch
 from ratelimit_service.settings import Settings, split_address, split_pairs
+from ratelimit_service.slices import SLICE, pause
 from ratelimit_service.text import printable
 
 __all__ = ["FromXds"]
@@ -49,6 +50,11 @@ _START_SECONDS = 5.0
 
 _LOOK_SECONDS = 5.0
 """How often the overlay is looked at."""
+
+_MOST_TOLD = 150
+_MOST_CHARACTERS = 1_000
+"""So many problems are told to the server, and so much of each. The client reads them as a line of
+JSON, which has no more than 2 MiB; a character has up to twelve bytes there."""
 
 
 class FromXds(RuleSource):
@@ -163,8 +169,11 @@ class FromXds(RuleSource):
 
     def _told(self, client: IO[bytes], stamp: int, problems: list[Problem]) -> None:
         """In a thread, since they may be many, and the pipe full."""
+        told = [str(each)[:_MOST_CHARACTERS] for each in sorted(problems)[:_MOST_TOLD]]
+        if len(problems) > len(told):
+            told.append(f"{len(problems)} problems in all")
         try:
-            _say(client, {"stamp": stamp, "problems": [str(each) for each in sorted(problems)]})
+            _say(client, {"stamp": stamp, "problems": told})
         except (OSError, ValueError):  # it has ended, and its pipe may be closed
             log.debug("the client of %s is gone: another is started", self.location)
 
@@ -233,9 +242,11 @@ class FromXds(RuleSource):
         unread = self._received.unread if self._received else {}
         if head["kind"] == "snapshot":
             files, unread = {}, {}
-            for _ in range(head["resources"]):
+            for number in range(head["resources"]):
                 name = (await read_frame(stream)).decode()
                 files[f"{self.location}/{name}"] = await read_frame(stream)
+                if number % SLICE == 0:
+                    await pause()  # what has come already is read without waiting
             log.info(
                 "%s has sent version %s: resources %d",
                 self.location,

@@ -34,6 +34,9 @@ __all__ = ["Loaded", "ReloadDifference", "Rules"]
 log = logging.getLogger(__name__)
 
 _READ_SECONDS = 30.0
+_MOST_LOGGED = 1_000
+"""Problems that the log tells of one load: a management server may send as many at any time."""
+
 _REVISION_DIGITS = 8
 
 
@@ -302,6 +305,7 @@ class Rules:
         told = {name: file.data for name, file in self._files.items()}
         read = {version.name: version for version in versions}
         self._files = {}
+        new: list[Problem] = []
         self._missing = tuple(
             each for each in self._missing if each.source.file not in built.let_go
         )
@@ -312,8 +316,8 @@ class Rules:
             good = version.good if report.bad else version.newest
             self._files[report.name] = _File(version.newest, report, good, version.language)
             if told.get(report.name) != version.newest:
-                self._log(report.problems)
-        self._log(problem for problem in built.conflicts if problem not in self._conflicts)
+                new += report.problems
+        self._log([*new, *(each for each in built.conflicts if each not in self._conflicts)])
         self._conflicts = built.conflicts
         domains, unserved = self._served(built)
         self._sizes = {
@@ -379,8 +383,9 @@ class Rules:
         if self._needed:
             hold_without(self._health, self.snapshot)
 
-    def _log(self, problems: Iterable[Problem]) -> None:
-        for problem in problems:
+    def _log(self, problems: Sequence[Problem]) -> None:
+        """Says what is new of the problems; of very many only how many more there are."""
+        for problem in problems[:_MOST_LOGGED]:
             level = logging.ERROR if self._fatal(problem) else logging.WARNING
             fields = {
                 "file": problem.source.file,
@@ -390,6 +395,8 @@ class Rules:
             }
             level = logging.INFO if problem.hint else level
             log.log(level, "%s", problem, extra={"fields": fields})
+        if len(problems) > _MOST_LOGGED:
+            log.warning("%d more problems in the rules", len(problems) - _MOST_LOGGED)
 
     def problems(self) -> list[Problem]:
         """All that is wrong in the files, and hints, by their places."""

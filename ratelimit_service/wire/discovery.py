@@ -99,7 +99,7 @@ def decode_response(data: bytes) -> Response:
 def decode_resource(type_url: str, data: bytes) -> tuple[str, dict[str, Any]]:
     """The name of a domain's rules, and what a rule file would say. Raises BadRequestError."""
     if type_url != TYPE_URL:
-        raise BadRequestError("malformed", f"its type is {type_url!r}, not {TYPE_URL}")
+        raise BadRequestError("malformed", f"its type is {type_url[:256]!r}, not {TYPE_URL}")
     try:
         message = RateLimitConfig.FromString(data)
     except DecodeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,11 +19,13 @@ from ratelimit_service.client.xds import Pauses
 from ratelimit_service.errors import RulesError, SettingsError
 from ratelimit_service.health import Health, Phase
 from ratelimit_service.observer import Stats
+from ratelimit_service.pipes import framed
 from ratelimit_service.rules import from_xds
 from ratelimit_service.rules.load import Rules
 from ratelimit_service.rules.sources import source_of
 from ratelimit_service.rules.watch import watched
 from ratelimit_service.settings import Settings
+from ratelimit_service.slices import SLICE
 from tests.servers.management import ManagementServer, config
 from tests.servers.process import PATIENCE_SECONDS, free_port
 
@@ -267,6 +270,82 @@ async def test_server_that_speaks_of_something_else(server: ManagementServer) ->
         assert again is server.conversation()
         assert len(conversation.asked) == 1
         assert client.domains == {"one": ["b"]}
+
+
+async def test_server_that_goes_on_about_something_else(
+    server: ManagementServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Resources of other types are said once in a while, and however long their types are."""
+    async with following(server) as client:
+        conversation = await asyncio.to_thread(server.conversation)
+        for number in range(50):
+            conversation.send("1", type_url=f"{number}" + "x" * 100_000)
+        await client.send(server, "2", config("one", "b"))
+
+    said = [each.message for each in caplog.records if "nobody has asked" in each.message]
+    assert len(said) == 1
+    assert len(said[0]) < 500
+
+
+async def test_version_that_is_long(
+    server: ManagementServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A long version is acknowledged as it is, and neither kept with each resource nor logged."""
+    caplog.set_level("INFO")
+    version = "7" * 100_000
+    async with following(server) as client:
+        said = await client.send(server, version, *(config(f"d{at}", "a") for at in range(20)))
+        kept = client.rules.source.read().files
+
+        assert said.version_info == version
+        assert len(client.domains) == len(kept) == 20
+        assert max(map(len, kept.values())) < 500
+        assert max(len(each.message) for each in caplog.records) < 500
+
+
+async def test_name_that_is_long(server: ManagementServer) -> None:
+    """A resource whose name has more than 1,024 characters is refused, and others take effect."""
+    async with following(server) as client:
+        said = await client.send(server, "1", config("one", "a"), config("n" * 2_000, "a"))
+
+        assert client.domains == {"one": ["a"]}
+        assert "its name has 2,000 characters: at most 1,024" in said.error_detail.message
+
+
+async def test_more_problems_than_are_told(
+    server: ManagementServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However much is wrong, the server hears what, and the client lives on."""
+    async with following(server) as client:
+        bad = [config(f"{number}-" + "x" * 900, "") for number in range(2_500)]
+        said = await client.send(server, "1", *bad)
+        lines = said.error_detail.message.splitlines()
+
+        assert len(lines) == 151
+        assert lines[-1] == "2500 problems in all"
+        assert "1500 more problems in the rules" in caplog.text
+        assert len(server.conversations) == 1
+        said = await client.send(server, "2", config("one", "a"))
+        assert said.version_info == "2"
+
+
+async def test_many_resources_are_read_some_at_a_time() -> None:
+    """What the client has sent is taken in a few dozen resources at a time, though all is there."""
+    source = source_of(Settings(rules="xds://127.0.0.1:1"))
+    assert isinstance(source, from_xds.FromXds)
+    stream, rounds = asyncio.StreamReader(), 0
+    head = {"kind": "snapshot", "stamp": 1, "version": "1", "resources": 1_000, "unread": ""}
+    stream.feed_data(framed(json.dumps(head).encode()))
+    for number in range(1_000):
+        stream.feed_data(framed(b"%d" % number) + framed(b"{}"))
+    taking = asyncio.ensure_future(source._message(stream))
+    while not taking.done():
+        await asyncio.sleep(0)
+        rounds += 1
+
+    assert rounds >= 1_000 // SLICE
+    assert source._received is not None
+    assert len(source._received.files) == 1_000
 
 
 async def test_large_snapshot(server: ManagementServer) -> None:
