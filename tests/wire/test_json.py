@@ -14,6 +14,7 @@ from ratelimit_service.errors import BadRequestError
 from ratelimit_service.model import Code, Decision, Limit, Status, Unit
 from ratelimit_service.wire import encode_decision
 from ratelimit_service.wire.json import decision_to_json, requests_from_json
+from ratelimit_service.wire.json_steps import MOST_DEPTH, read_json
 from ratelimit_service.wire.messages import POOL, RateLimitRequest, RateLimitResponse
 from tests.wire.test_messages import A, one, read, result_of
 
@@ -71,10 +72,26 @@ def test_json_of_many_parts(text: bytes, monkeypatch: pytest.MonkeyPatch) -> Non
 
     Python would read them in one go, for tens of milliseconds.
     """
-    monkeypatch.setattr(json, "loads", None)  # whoever reads, fails
+    monkeypatch.setattr(json, "JSONDecoder", None)  # whoever reads, fails
 
     with pytest.raises(BadRequestError, match="it has more than 10,000 objects, lists, names"):
         read(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("[" + "1.5," * 9_000 + "1.5]", 9_002),
+        ("[" + '{"a":"b"},' * 3_000 + "{}]", 6_002),
+        ('{"domain":"d","descriptors":[' + "[{}]," * 4_000 + "{}]}", 8_004),
+    ],
+)
+def test_json_of_as_many_parts_as_are_read(text: str, values: int) -> None:
+    """What has many values is read 128 of them at a time, whatever these are."""
+    decoder = json.JSONDecoder()
+
+    assert len(list(read_json(text, decoder))) == values // 128
+    assert result_of(read_json(text, decoder)) == json.loads(text)
 
 
 @pytest.mark.parametrize(
@@ -189,3 +206,38 @@ def test_any_json(text: str) -> None:
     """Whatever JSON comes, it is a request or a refusal."""
     with suppress(BadRequestError):
         result_of(requests_from_json(text.encode("utf-8", "surrogatepass"), refunds=False))
+
+
+@given(
+    st.builds(json.dumps, _VALUES, indent=st.sampled_from([None, 1])),
+    st.integers(0, 200),
+    st.text('{}[]",:1.e-+ \n\tnul', max_size=3),
+)
+def test_json_in_steps_is_the_same(text: str, place: int, other: str) -> None:
+    """In steps a text says what it says in one go, or it is no JSON either way."""
+    place %= len(text) + 1
+    for said in (text, text[:place] + other + text[place:], text[:place] + other):
+        found, whole = (_said(said, in_steps) for in_steps in (True, False))
+        assert found == whole
+
+
+def _said(text: str, in_steps: bool) -> str:
+    decoder = json.JSONDecoder(object_pairs_hook=list)
+    try:
+        found = result_of(read_json(text, decoder)) if in_steps else decoder.decode(text)
+    except ValueError:
+        return "no JSON"
+    return repr(found)  # tells NaN, and 1 from True
+
+
+def test_json_in_steps_has_a_depth() -> None:
+    """Objects and lists lie in each other to a depth that no request has."""
+    decoder = json.JSONDecoder()
+
+    for depth in (MOST_DEPTH, MOST_DEPTH + 1):
+        text = "[" * depth + "]" * depth
+        if depth == MOST_DEPTH:
+            assert result_of(read_json(text, decoder)) == json.loads(text)
+        else:
+            with pytest.raises(ValueError, match="more than 16 objects and lists lie in each"):
+                result_of(read_json(text, decoder))
