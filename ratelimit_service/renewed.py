@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from ratelimit_service.bugs import Bugs
 from ratelimit_service.errors import RateLimitError
 from ratelimit_service.health import Health
 
@@ -52,6 +53,7 @@ class Renewed(Generic[_Value]):
         self._seen = self._tried = self._state()
         """How the files were at the last look, and when they were last read."""
         self._renewed: list[Callable[[_Value], Awaitable[None]]] = []
+        self._bugs = Bugs()
         self.value = read()
 
     def listen(self, renewed: Callable[[_Value], Awaitable[None]]) -> None:
@@ -62,7 +64,10 @@ class Renewed(Generic[_Value]):
         """Looks every second, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            await self.look()
+            try:
+                await self.look()
+            except Exception as error:  # the next change must be seen all the same
+                self._bugs.note(f"{self._component}: files could not be read anew", error)
 
     async def look(self) -> None:
         """Reads anew what has changed since it was read, and is not just changing.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from ratelimit_service import renewed
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health
 from ratelimit_service.renewed import Renewed
+from tests.servers.process import PATIENCE_SECONDS
 
 
 class Pair:
@@ -61,6 +64,30 @@ async def test_change(pair: Pair) -> None:
 
     assert (pair.renewed.value, pair.told) == ("second", ["second"])
     assert pair.reloads == {"success": 1}
+
+
+async def test_fault_while_reading(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A fault of ours with one change is logged, and the next change is seen all the same."""
+    monkeypatch.setattr(renewed, "_LOOK_SECONDS", 0)
+    faults = iter([ZeroDivisionError("a fault")])
+
+    async def fail(_: str) -> None:
+        for fault in faults:
+            raise fault
+
+    pair.renewed.listen(fail)
+    watching = asyncio.create_task(pair.renewed.watch())
+    for value in ("second", "third"):
+        pair.write(value, value)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while pair.told[-1:] != [value]:
+                await asyncio.sleep(0)
+    watching.cancel()
+
+    assert pair.told == ["second", "third"]
+    assert "pair: files could not be read anew: please report this" in caplog.text
 
 
 async def test_nothing_has_changed(pair: Pair) -> None:

@@ -319,7 +319,7 @@ CATALOGUE: tuple[Metric, ...] = (
         "refused_connections",
         "gRPC connections that were closed before they were served.",
         "reason",
-        ("handshake", "max_connections", "max_connections_per_peer", "no_files"),
+        ("handshake", "max_connections", "max_connections_per_peer", "no_files", "no_worker"),
         "refused_connections",
     ),
     _labelled(

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 
 from ratelimit_service import listening
 from ratelimit_service.admin import Content, Pages, rules_page
+from ratelimit_service.bugs import Bugs
 from ratelimit_service.errors import TransportError
 from ratelimit_service.metrics import EXPORTERS, OtlpMetrics, Page, Push, Sources
 from ratelimit_service.rules.tree import Snapshot
@@ -62,6 +63,7 @@ class Exporting:
             self._pushes.append(OtlpMetrics(settings, otlp.send_metrics))
         if settings.debug:
             self._pages["--debug", settings.debug]["/rlconfig"] = rules_page(snapshot)
+        self._bugs = Bugs()
         self._ports: list[Pages] = []
         self._open: dict[str, list[socket.socket]] = {}
         """What listens, by address: of the former program until `start`, then our own."""
@@ -103,7 +105,10 @@ class Exporting:
         await asyncio.gather(*tasks, return_exceptions=True)
         if tasks:
             for push in self._pushes:
-                await push.send(await self._sources.read())
+                try:
+                    await push.send(await self._sources.read())
+                except Exception as error:  # what else ends must not stop here
+                    self._bugs.note("the last numbers could not be sent", error)
         ports, self._ports = self._ports, []
         for port in ports:
             await port.close()
@@ -120,8 +125,11 @@ class Exporting:
     async def _keep_sending(self, push: Push) -> None:
         while True:
             await asyncio.sleep(push.every_us / 1_000_000)
-            await self._collect()
-            await push.send(await self._sources.read())
+            try:
+                await self._collect()
+                await push.send(await self._sources.read())
+            except Exception as error:  # the next numbers may be sent all the same
+                self._bugs.note("numbers could not be sent", error)
 
     def _content(self, page: Page) -> Content:
         async def parts() -> AsyncIterator[bytes]:

@@ -40,10 +40,14 @@ from ratelimit_service.runtime.stores import open_store
 from ratelimit_service.runtime.workers import Counts, Workers
 from ratelimit_service.settings import Settings
 from ratelimit_service.telemetry.otlp import Otlp
+from ratelimit_service.text import count
 
 __all__ = ["supervise"]
 
 _CHECK_SECONDS = 60.0
+_LOG_EVERY_SECONDS = 10.0
+"""The log tells at most so often of connections that no worker took."""
+
 _NOTICED_SECONDS = 0.02
 """How long the event loop may take to see a signal that has come."""
 
@@ -125,6 +129,8 @@ class _Supervisor:
             self._otlp,
         )
         self._acceptor: Acceptor | None = None
+        self._dropped, self._dropped_at = 0, -_LOG_EVERY_SECONDS
+        """Connections that were dropped since the log last said so, and when it did."""
         self._restarts = 0
         self._restarting = False
         self._restart_error = ""
@@ -259,7 +265,16 @@ class _Supervisor:
                 self._stats.refused_connections[refused] += 1
             elif not self._workers.give(connection, peer):
                 self._guests.leave(peer)
-                log.warning("a connection was dropped: no worker took it")
+                self._stats.refused_connections["no_worker"] += 1
+                self._say_dropped()
+
+    def _say_dropped(self) -> None:
+        """Logs a connection that no worker took, unless others have just been logged."""
+        self._dropped += 1
+        now = self._loop.time()
+        if now - self._dropped_at >= _LOG_EVERY_SECONDS:
+            log.warning("%s dropped: no worker took it", count(self._dropped, "connection"))
+            self._dropped, self._dropped_at = 0, now
 
     def _no_files(self) -> None:
         self._stats.refused_connections["no_files"] += 1

@@ -41,7 +41,7 @@ from ratelimit_service.runtime.process import collect, run, spare_the_old
 from ratelimit_service.service import CallOrigin, Refusal
 from ratelimit_service.service.questions import Deciding, answered
 from ratelimit_service.settings import Settings
-from ratelimit_service.slices import stand_in_line, stepwise
+from ratelimit_service.slices import pause, stand_in_line, stepwise
 from ratelimit_service.transport.h2 import H2Server
 from ratelimit_service.transport.tls import TLS
 
@@ -175,7 +175,8 @@ class _Worker:
             self._channel.send(MessageKind.READY)
             beating = [self._loop.create_task(self._beat()), self._loop.create_task(self._count())]
             phase, grace_us = await self._told
-            self._take_connections()  # connections that were handed over before we were told to end
+            while self._take_connections(ACCEPTED_AT_ONCE):  # those that were handed over before
+                await pause()
             self._loop.remove_reader(self._connections.fileno())
             self._connections.close()
             self._health.enter(phase)
@@ -241,13 +242,16 @@ class _Worker:
         if not self._told.done():
             self._told.set_result((phase, grace_us))
 
-    def _take_connections(self, most: int = sys.maxsize) -> None:
+    def _take_connections(self, most: int) -> int:
+        """Takes connections that were handed over; returns how many."""
         server = self._server
-        for connection in receive_connections(self._connections, most):
+        found = receive_connections(self._connections, most)
+        for connection in found:
             self._taken += 1
             if server is not None:
                 server.adopt(connection, partial(self._gone.append, self._taken))
         self._tell_soon()
+        return len(found)
 
     async def _take_rules(self) -> None:
         """Puts together the rules that the supervisor sends, a little at a time."""

@@ -24,6 +24,7 @@ from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
 from ratelimit_service.transport.h2 import H2Server, frames, server
 from ratelimit_service.transport.h2.frames import PREFACE, FrameType
+from ratelimit_service.transport.h2.life import Leaving
 from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.transport.tls import TLSFiles
 from tests.servers.process import PATIENCE_SECONDS
@@ -288,6 +289,24 @@ class Dear(handshakes.Sealed):
         while time.perf_counter() < until:
             pass
         return True
+
+
+async def test_many_are_told_to_leave(tmp_path: Path) -> None:
+    """However many connections there are, a round of the loop tells a few dozen of them to go."""
+    place = Place(tmp_path, given=True, tls=False, guests=None)
+    clients = [await place.client() for _ in range(200)]
+    await rounds()
+    stopping = asyncio.create_task(place.server.stop(600_000_000))
+    told = [0]
+    while told[-1] < len(clients):
+        await asyncio.sleep(0)
+        leaving = (each.connection._life.leaving for each in place.server._protocols)
+        told.append(sum(each is not Leaving.STAYING for each in leaving))
+
+    assert max(after - before for before, after in pairwise(told)) <= 33
+    for client in clients:
+        client.close()
+    await asyncio.wait_for(stopping, PATIENCE_SECONDS)
 
 
 async def test_many_ends_together(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from ratelimit_service.handshakes import Handshakes
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
 from ratelimit_service.service import Service
+from ratelimit_service.slices import slowly
 from ratelimit_service.text import count
 from ratelimit_service.transport.h2.account import Memory
 from ratelimit_service.transport.h2.calls import METHODS, METHODS_UNREFLECTED, ServiceCalls
@@ -43,6 +44,9 @@ _LOOKED_US = 1_000
 
 _FORGOTTEN_AT_ONCE = 32
 """So many connections that are gone are forgotten in one turn: some 30 us each with TLS."""
+
+_TOLD_AT_ONCE = 32
+"""So many connections are told to leave in one round of the loop: each is a write, some 20 us."""
 
 _LOG_EVERY_SECONDS = 10.0
 """The log tells at most so often of connections that were ended for their client's fault."""
@@ -143,7 +147,7 @@ class H2Server:
         for each in self._sockets:
             each.close()
         self._stopping = True
-        for protocol in list(self._protocols):
+        async for protocol in slowly(list(self._protocols), _TOLD_AT_ONCE):
             protocol.connection.shut_down()
             protocol.flush()
         if self.connections:
