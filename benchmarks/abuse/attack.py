@@ -38,6 +38,8 @@ class Attack(NamedTuple):
     """Whether a page of metrics is asked for."""
     lists: int = 0
     """How many lists of answers over HTTP it does not read."""
+    restarts: int = 0
+    """How often the service is told to restart meanwhile, one restart after the other."""
 
 
 ATTACKS: dict[str, Attack] = {}
@@ -54,11 +56,12 @@ def attack(
     ends: bool = False,
     page: bool = False,
     lists: int = 0,
+    restarts: int = 0,
 ) -> Callable[[Act], Act]:
     """Puts a function into the table."""
 
     def put(act: Act) -> Act:
-        ATTACKS[name] = Attack(act, seconds, flags, connections, kept, ends, page, lists)
+        ATTACKS[name] = Attack(act, seconds, flags, connections, kept, ends, page, lists, restarts)
         return act
 
     return put

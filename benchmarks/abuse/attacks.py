@@ -17,7 +17,7 @@ from pathlib import Path
 import uvloop
 
 # Each of these puts its attacks into the table.
-from benchmarks.abuse import on_grpc, on_grpc_tls, on_http, on_streams  # noqa: F401
+from benchmarks.abuse import at_once, on_grpc, on_grpc_tls, on_http, on_streams  # noqa: F401
 from benchmarks.abuse.attack import ATTACKS
 from benchmarks.abuse.wire import Aim, told_when
 

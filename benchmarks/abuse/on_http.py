@@ -89,6 +89,18 @@ async def many_objects(aim: Aim) -> None:
     aim.findings.append(f"{made:,} made")
 
 
+@attack("bodies for /json of 9,900 fractions, 20 a second", connections=0)
+async def fractions(aim: Aim) -> None:
+    content = b"[" + b"1.5," * 9_900 + b"1.5]"
+    made = 0
+    async for number in aim.due(20):
+        for _ in range(number):
+            wire = await aim.raw(http=True)
+            wire.write(post(len(content), content))
+            made += 1
+    aim.findings.append(f"{made:,} made")
+
+
 @attack("slow-loris: 300 connections, a header each second", seconds=20.0, connections=0, ends=True)
 async def slow_loris(aim: Aim) -> None:
     for _ in range(300):

@@ -61,6 +61,7 @@ class Service:
         if program.redis:
             command += ["--store", f"redis://127.0.0.1:{redis_port}/0", "--workers", "2"]
             command += ["--store-timeout", "1s"]
+        self._command, self._restarted = program.command, 0
         self._workers = 2 if program.redis else 0
         self.deciding = self._workers or 1
         """The processes that decide."""
@@ -135,11 +136,21 @@ class Service:
     def log_bytes(self) -> int:
         return self._log.stat().st_size
 
-    def lives(self) -> bool:
-        """Whether the processes are those of the start."""
+    def lives(self, restarts: int = 0) -> bool:
+        """Whether the processes are those of the start, or of so many restarts."""
         if self.process.poll() is not None:
             return False
-        return not self._workers or self.processes() == self.pids
+        if not restarts:
+            return not self._workers or self.processes() == self.pids
+        return self._restarted == restarts and len(self.processes()) == self._workers + 1
+
+    def restart(self, times: int) -> None:
+        """Tells it to restart so often, one restart after the other."""
+        command = [self._command, "restart", "--http", f"127.0.0.1:{self.http_port}"]
+        for _ in range(times):
+            done = subprocess.run(command, capture_output=True, check=False)
+            self._restarted += done.returncode == 0
+            self.pids = self.processes() or self.pids
 
     def stop(self) -> float:
         """Ends it; returns how long that took."""
