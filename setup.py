@@ -16,7 +16,8 @@ COMPILED = """
     model/network model/schedule
     algorithms/*
     rules/match rules/moment
-    stores/store stores/settled stores/keys stores/damage stores/memory
+    stores/store stores/settled stores/keys stores/damage
+    stores/memory_tables stores/memory
     stores/local stores/local_cache
     stores/redis/script stores/redis/batch stores/redis/charge stores/redis/cross_shard
     stores/redis/give_back stores/redis/debts
@@ -33,7 +34,7 @@ COMPILED = """
     transport/h2/account
     transport/h2/life transport/h2/open_streams transport/h2/runs transport/h2/sending
     transport/h2/control transport/h2/incoming transport/h2/connection
-    transport/h2/inbox transport/h2/drawing transport/h2/protocol
+    transport/h2/inbox transport/h2/drawing transport/h2/presence transport/h2/protocol
     transport/h2/gathered transport/h2/calls transport/h2/overload
     simulation/world
     replay/sketches replay/timeline replay/use replay/met replay/play

@@ -26,7 +26,8 @@ from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.rules.tree import Rule, Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
-from ratelimit_service.stores.memory import MemoryCounter, MemoryStore
+from ratelimit_service.stores.memory import MemoryStore
+from ratelimit_service.stores.memory_tables import MemoryCounter
 
 __all__ = ["Decided", "World"]
 

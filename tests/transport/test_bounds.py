@@ -218,9 +218,9 @@ async def test_client_that_reads_slowly() -> None:
     for turn in range(8):
         ends.look(turn * step)
         ends.receive(frames.window_update(1, 1))
-        ends.protocol._heard_at = ends.started + turn * step
+        ends.protocol.presence.heard_at = ends.started + turn * step
         assert not ends.wire.closed
-    ends.protocol._heard_at = ends.started + 9 * step
+    ends.protocol.presence.heard_at = ends.started + 9 * step
     ends.look(8 * step)
     assert not ends.wire.closed
     ends.look(8 * step + BLOCKED_SECONDS + 1)

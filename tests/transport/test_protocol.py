@@ -346,7 +346,7 @@ async def test_silent_client_that_is_there() -> None:
     for turn in range(1, 100):
         now = turn * (PING_SECONDS + 1)
         # A pong at the present moment makes the silence begin anew.
-        ends.protocol._heard_at = ends.started + now - PING_SECONDS - 1
+        ends.protocol.presence.heard_at = ends.started + now - PING_SECONDS - 1
 
         assert ends.look(now) == [FrameType.PING]
         ends.receive(frames.ping(b"are you?", ack=True))

@@ -1,7 +1,7 @@
 """One client's socket: moves bytes between asyncio and the connection, and keeps the time.
 
 What must not live here: what bytes say (`connection`), what becomes of calls (`calls`), how a late
-client's socket is read (`drawing`).
+client's socket is read (`drawing`), whether the client is still there (`presence`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,9 @@ from ratelimit_service.transport.h2.connection import Connection, Event, Methods
 from ratelimit_service.transport.h2.drawing import Drawing
 from ratelimit_service.transport.h2.frames import ErrorCode
 from ratelimit_service.transport.h2.inbox import PIECE_BYTES, Inbox
-from ratelimit_service.transport.h2.limits import (
-    BLOCKED_SECONDS,
-    GREETING_SECONDS,
-    INBOX_BYTES,
-    PING_SECONDS,
-)
+from ratelimit_service.transport.h2.limits import INBOX_BYTES
 from ratelimit_service.transport.h2.overload import FRESH_US, Allowance, Backlog, Haste
+from ratelimit_service.transport.h2.presence import Presence
 from ratelimit_service.turns import TURN_US, Turns
 
 __all__ = ["CallHandler", "Http2Protocol"]
@@ -137,13 +133,9 @@ class Http2Protocol(asyncio.Protocol):
         self._lost: asyncio.Transport | None = None
         """The transport of a connection that is gone, until `forget`."""
         self._flushing = self._writing_paused = self._reading_paused = False
-        self._opened_at = self._heard_at = self._loop.time()
-        self._blocked_since: float | None = None
-        self._delivered = 0
-        """How many bytes of answers the client had taken when this was last checked."""
-        self._pinged_at: float | None = None
         self._memory = memory or Memory()
         self.connection = Connection(methods, self._memory)
+        self.presence = Presence(self.connection, self._loop.time())
         self.made = False
         """Whether the connection was made; with TLS once both sides have agreed."""
 
@@ -185,8 +177,8 @@ class Http2Protocol(asyncio.Protocol):
 
     def _hear(self, now_us: int) -> int:
         """Notes that the client has said something; returns when what is read now has come."""
-        self._heard_at = self._loop.time()
-        self._pinged_at = None
+        presence = self.presence
+        presence.heard_at, presence.pinged_at = self._loop.time(), None
         # Bytes read after a pause may have come at its beginning.
         return self._unread_since_us or self._turns.came_us(now_us)
 
@@ -321,8 +313,8 @@ class Http2Protocol(asyncio.Protocol):
         """Reads what has come; returns whether anything has."""
         if not self.drawing.draw(now_us, self._inbox, self._calls.store_us(self)):
             return False
-        self._heard_at = self._loop.time()
-        self._pinged_at = None
+        presence = self.presence
+        presence.heard_at, presence.pinged_at = self._loop.time(), None
         return True
 
     def _handle_some(self, now_us: int, *, refusing: bool) -> bool:
@@ -484,33 +476,9 @@ class Http2Protocol(asyncio.Protocol):
 
     def look(self, now: float, max_age: float) -> None:
         """Ends what hangs or is too old, and pings who is silent; call it once a second."""
-        connection = self.connection
-        connection.tick()
+        self.connection.tick()
         self._most_before, self._most = self._most, self.undecided
-        if not connection.greeted:
-            if now - self._opened_at > GREETING_SECONDS:
-                connection.abandon(ErrorCode.PROTOCOL_ERROR, "nothing was said", "timeout")
-        elif self._is_stuck(now):
-            text = "answers cannot be delivered"
-            connection.abandon(ErrorCode.ENHANCE_YOUR_CALM, text, "stuck")
-            self.flush()
-            self.abort()
-        elif self._pinged_at is not None:
-            if now - self._pinged_at > PING_SECONDS:
-                self.abort()
-        elif now - self._heard_at > PING_SECONDS:
-            self._pinged_at = now
-            connection.ping()
-        if max_age and now - self._opened_at > max_age:
-            connection.shut_down()
+        gone = self.presence.look(now, max_age)
         self.flush()
-
-    def _is_stuck(self, now: float) -> bool:
-        if not self.connection.blocked:
-            self._blocked_since = None
-            return False
-        if self._blocked_since is None or self._delivered != self.connection.delivered:
-            # A client that takes its answers slowly, but does take them, is served.
-            self._blocked_since = now
-            self._delivered = self.connection.delivered
-        return now - self._blocked_since > BLOCKED_SECONDS
+        if gone:
+            self.abort()
