@@ -17,18 +17,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import heapq
 import logging
-import time
 from collections import deque
-from collections.abc import Callable, Coroutine
-from contextvars import Context
+from collections.abc import Callable
 from itertools import cycle, islice
-from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks import flood
+from benchmarks import flood, stepped_loop
 from benchmarks.flood import ANSWERS, LATE, PATIENCE, SLICE_SECONDS, Asking, Batch, Tally
 from benchmarks.load import TICK_SECONDS, uniform
 from benchmarks.overload import (
@@ -45,7 +41,7 @@ from benchmarks.overload import (
 from benchmarks.profile import RULES
 from benchmarks.run import told
 from benchmarks.steady import BLOCK_20MS
-from benchmarks.stepped_redis import Redis
+from benchmarks.stepped_loop import Loop, Socket
 from ratelimit_service import clock, turns
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
@@ -62,229 +58,12 @@ from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.transport.health import HealthService
 from ratelimit_service.turns import shared_turns
 
-READ_US, WRITE_US, EMPTY_US, ROUND_US, READY_US = 5.0, 5.0, 2.5, 4.0, 1.0
-BYTE_US = 0.0001
-"""What the system takes: a read, a write, a read of nothing, a round of the loop and each socket
-that is ready in it; and each byte."""
-
-IDLE_US = 10.0
-"""The time until somebody looks again, when there is nothing to do."""
-
-LOOP_READS = 256_000
-"""So many bytes uvloop reads at once."""
-
 SOCKET_BYTES = 3_000_000
 """So many bytes wait between a client and the service before the client cannot send."""
-
-PIECE_NS = 68_000
-"""How long the fixed piece of work takes on the machine that all times are those of."""
 
 STOPS = (0.1, 0.5, 2.0)
 
 CAPACITY_SECONDS, REQUESTS, TRIES = 0.25, 20_000, 4
-
-
-class Pace:
-    """The machine's pace: how long a piece of work takes that is always the same."""
-
-    def __init__(self) -> None:
-        self._messages = [bytes((number % 256,)) * 400 for number in range(3_000)]
-        self._at = 0
-        self._took = deque([self._piece() for _ in range(9)], maxlen=9)
-
-    def scale(self) -> float:
-        """What a nanosecond of now is worth."""
-        self._took.append(self._piece())
-        return PIECE_NS / median(self._took)
-
-    def _piece(self) -> int:
-        started = time.thread_time_ns()
-        kept: dict[bytes, bytes] = {}
-        for number in range(self._at, self._at + 300):
-            message = self._messages[number % 3_000]
-            kept[message] = message[3:60] + number.to_bytes(4, "big")
-        self._at += 300
-        return time.thread_time_ns() - started
-
-
-class Clock:
-    """Time that passes while the service works."""
-
-    def __init__(self) -> None:
-        self.ns = 10**15
-        self._pace = Pace()
-        self._scale, self._paced_ns = 1.0, 0
-        self._since: int | None = None
-
-    def now_ns(self) -> int:
-        if self._since is None:
-            return self.ns
-        return self.ns + int((time.thread_time_ns() - self._since) * self._scale)
-
-    def seconds(self) -> float:
-        return self.now_ns() / 1e9
-
-    def run(self, work: Callable[..., object], *arguments: object) -> None:
-        """Does work of the service."""
-        if self.ns >= self._paced_ns:
-            self._paced_ns, self._scale = self.ns + 2_000_000, self._pace.scale()
-        self._since = time.thread_time_ns()
-        try:
-            work(*arguments)
-        finally:
-            self.ns, self._since = self.now_ns(), None
-
-    def spend(self, us: float) -> None:
-        """The system works for the service."""
-        self.ns += int(us * 1_000)
-
-
-CLOCK = Clock()
-
-
-class Timer:
-    """A callback for later, as an event loop has it."""
-
-    def __init__(self, work: Callable[..., object], arguments: tuple[object, ...]) -> None:
-        self.work, self.arguments = work, arguments
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-
-class Loop:
-    """As much of an event loop as a service and its store need."""
-
-    def __init__(self) -> None:
-        self._ready: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
-        self._timers: list[tuple[float, int, Timer]] = []
-        self._number = 0
-        self.sockets: list[Socket] = []
-        """The service's ends of its clients' connections."""
-        self.servers: list[Redis] = []
-
-    def time(self) -> float:
-        return CLOCK.seconds()
-
-    def get_debug(self) -> bool:
-        return False
-
-    def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)  # type: ignore[arg-type]  # all of it that it needs
-
-    def create_task(self, work: Coroutine[Any, Any, Any], **_name: object) -> asyncio.Task[Any]:
-        return asyncio.Task(work, loop=self)  # type: ignore[arg-type]  # as above
-
-    def call_exception_handler(self, context: dict[str, Any]) -> None:
-        if "exception" in context:
-            raise context["exception"]
-
-    def call_soon(
-        self, work: Callable[..., object], *arguments: object, **_context: Context | None
-    ) -> None:
-        self._ready.append((work, arguments))
-
-    def call_later(self, seconds: float, work: Callable[..., object], *arguments: object) -> Timer:
-        return self.call_at(self.time() + seconds, work, *arguments)
-
-    def call_at(self, when: float, work: Callable[..., object], *arguments: object) -> Timer:
-        self._number += 1
-        timer = Timer(work, arguments)
-        heapq.heappush(self._timers, (when, self._number, timer))
-        return timer
-
-    async def create_connection(
-        self, made: Callable[[], Any], *_address: object, **_tls: object
-    ) -> tuple[Redis, Any]:
-        protocol = made()
-        server = Redis(protocol, CLOCK.now_ns, CHOSEN.slower)
-        protocol.connection_made(server)
-        self.servers.append(server)
-        return server, protocol
-
-    def complete(self, work: Coroutine[Any, Any, None]) -> None:
-        """Goes round until this is done."""
-        task = self.create_task(work)
-        while not task.done():
-            if not self.round():
-                CLOCK.spend(IDLE_US)
-        task.result()
-
-    def round(self) -> bool:
-        """One round; returns whether there was anything to do."""
-        while self._timers and self._timers[0][0] <= self.time():
-            timer = heapq.heappop(self._timers)[2]
-            if not timer.cancelled:
-                CLOCK.run(timer.work, *timer.arguments)
-        for _ in range(len(self._ready)):
-            work, arguments = self._ready.popleft()
-            CLOCK.run(work, *arguments)
-        self._write()
-        for server in self.servers:
-            server.move()
-        readable = [each for each in self._ways() if each.reading and each.unread]
-        if not readable and not self._ready:
-            return False
-        CLOCK.spend(ROUND_US + READY_US * len(readable))
-        for each in readable:
-            if each.reading:
-                data = each.recv(LOOP_READS)
-                CLOCK.run(each.protocol.data_received, data)
-        self._write()
-        return True
-
-    def _ways(self) -> list[Redis | Socket]:
-        return [*self.servers, *self.sockets]
-
-    def _write(self) -> None:
-        for each in self._ways():
-            if each.written:
-                data = b"".join(each.written)
-                each.written.clear()
-                CLOCK.spend(WRITE_US + BYTE_US * len(data))
-                each.take(data)
-
-
-class Socket:
-    """The service's end of a connection: what it reads from, and writes to."""
-
-    protocol: Http2Protocol
-
-    def __init__(self) -> None:
-        self.unread = bytearray()
-        self.written: list[bytes] = []
-        self.sent: list[bytes] = []
-        self.reading, self.closed = True, False
-
-    def recv(self, most: int) -> bytes:
-        if not self.unread:
-            CLOCK.spend(EMPTY_US)
-            raise BlockingIOError
-        data = bytes(self.unread[:most])
-        del self.unread[:most]
-        CLOCK.spend(READ_US + BYTE_US * len(data))
-        return data
-
-    def take(self, data: bytes) -> None:
-        self.sent.append(data)
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def write(self, data: bytes) -> None:
-        self.written.append(data)
-
-    def close(self) -> None:
-        self.closed = True
-
-    abort = close
 
 
 class Client:
@@ -345,7 +124,7 @@ class World:
     """A service and its clients."""
 
     def __init__(self, connections: int, size: int, seconds: float) -> None:
-        self.loop, self.tally = Loop(), Tally(seconds)
+        self.loop, self.tally = Loop(CHOSEN.slower), Tally(seconds)
         # It has all of a loop that they need.
         asyncio._set_running_loop(self.loop)  # type: ignore[arg-type]  # noqa: SLF001
         stats, health = Stats(), Health()
@@ -366,14 +145,14 @@ class World:
             protocol.draw_from(its_socket)
             its_socket.protocol = protocol
             self.loop.sockets.append(its_socket)
-            CLOCK.run(protocol.connection_made, its_socket)
+            stepped_loop.CLOCK.run(protocol.connection_made, its_socket)
             end: Any = Client(its_socket, Asking(batches, size, self.tally))
             end.asking.connection_made(end)
             self.clients.append(end)
         self._look()
         for _ in range(2):
             for client in self.clients:
-                client.asking.offer(CLOCK.seconds())
+                client.asking.offer(stepped_loop.CLOCK.seconds())
                 while client.asking.pending:
                     self.step()
                     client.move()
@@ -381,7 +160,7 @@ class World:
             client.move()
         gc.collect()
         self.tally.clear()
-        self.tally.start = CLOCK.seconds()
+        self.tally.start = stepped_loop.CLOCK.seconds()
 
     def _look(self) -> None:
         self._calls.look()
@@ -392,7 +171,7 @@ class World:
     def step(self) -> None:
         """Lets the service do something, or a moment pass."""
         if not self.loop.round():
-            CLOCK.spend(IDLE_US)
+            stepped_loop.CLOCK.spend(stepped_loop.IDLE_US)
 
     def lost(self) -> list[str]:
         """Why connections were ended."""
@@ -408,19 +187,21 @@ def capacity(connections: int) -> float:
     world = World(connections, 1, CAPACITY_SECONDS)
     each = max(1, IN_FLIGHT // connections)
     until = world.tally.start + CAPACITY_SECONDS
-    while CLOCK.seconds() < until:
+    while stepped_loop.CLOCK.seconds() < until:
         for client in world.clients:
             client.move()
             while client.asking.pending < each:
-                client.asking.offer(CLOCK.seconds())
+                client.asking.offer(stepped_loop.CLOCK.seconds())
         world.step()
     counts = world.tally.counts
-    return sum(counts["counted"] + counts["late_counted"]) / (CLOCK.seconds() - world.tally.start)
+    return sum(counts["counted"] + counts["late_counted"]) / (
+        stepped_loop.CLOCK.seconds() - world.tally.start
+    )
 
 
 def stand_still(seconds: float) -> None:
     """The service does nothing for so long."""
-    CLOCK.spend(seconds * 1e6)
+    stepped_loop.CLOCK.spend(seconds * 1e6)
 
 
 def flooded(
@@ -435,10 +216,10 @@ def flooded(
     world = World(connections, size, seconds)
     due = tick = world.tally.start
     turn = 0
-    while CLOCK.seconds() < world.tally.start + seconds:
-        while tick <= CLOCK.seconds():
+    while stepped_loop.CLOCK.seconds() < world.tally.start + seconds:
+        while tick <= stepped_loop.CLOCK.seconds():
             # Clients act when it is time, however long the service takes for what it does.
-            now_ns, CLOCK.ns = CLOCK.ns, int(tick * 1e9)
+            now_ns, stepped_loop.CLOCK.ns = stepped_loop.CLOCK.ns, int(tick * 1e9)
             for client in world.clients:
                 client.move()
                 client.asking.look(tick - TICK_SECONDS - PATIENCE)
@@ -446,9 +227,9 @@ def flooded(
                 world.clients[turn].asking.offer(due)
                 turn = (turn + 1) % connections
                 due += size / rate
-            CLOCK.ns = now_ns
+            stepped_loop.CLOCK.ns = now_ns
             tick += TICK_SECONDS
-        if stop and CLOCK.seconds() >= world.tally.start + HICCUP_AT:
+        if stop and stepped_loop.CLOCK.seconds() >= world.tally.start + HICCUP_AT:
             halt(stop)
             stop = 0.0
         world.step()
@@ -502,10 +283,11 @@ def main() -> None:
     parser.add_argument("--slower", type=float, default=1.0, help="How much slower Redis is.")
     chosen = parser.parse_args()
     CHOSEN.store, CHOSEN.slower = STORES[chosen.store], chosen.slower
-    stepped: Any = SimpleNamespace(monotonic_ns=CLOCK.now_ns, time_ns=CLOCK.now_ns)
+    now_ns = stepped_loop.CLOCK.now_ns
+    stepped: Any = SimpleNamespace(monotonic_ns=now_ns, time_ns=now_ns)
     clock.time = stepped  # type: ignore[attr-defined]  # the only place that asks for the time
-    turns.thread_time_ns = CLOCK.now_ns  # type: ignore[attr-defined]  # of the loop's own work
-    flood.time = SimpleNamespace(perf_counter=CLOCK.seconds)  # type: ignore[attr-defined,assignment]
+    turns.thread_time_ns = now_ns  # type: ignore[attr-defined]  # of the loop's own work
+    flood.time = SimpleNamespace(perf_counter=stepped_loop.CLOCK.seconds)  # type: ignore[attr-defined,assignment]
     logging.disable()  # that it is overloaded is no news
     gc.disable()
     print("| connections | can do, calls/s | load | counted | by policy ", end="")

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from ratelimit_service.cli.main import ratelimit
-from ratelimit_service.model import Code, Request
+from ratelimit_service.model import Code, Descriptor, Entry, Request
 from ratelimit_service.replay.play import Replay, Trace
 from ratelimit_service.replay.recorded import Block, RecordedRequest
 from ratelimit_service.replay.report import Report, report_of
 from ratelimit_service.replay.sources import rules_of
 from ratelimit_service.settings import Settings
+
+DAY = "unit: day, requests_per_unit: 1"
+"""A limit that the second request of a caller meets."""
 
 
 class Recorded(NamedTuple):
@@ -39,6 +43,16 @@ def block_of(
 def records_of(block: Block) -> list[Recorded]:
     """The records of a block."""
     return [Recorded(at_us, asked.request, code) for at_us, asked, code in zip(*block, strict=True)]
+
+
+def flat(blocks: Iterator[Block]) -> list[Recorded]:
+    """The records of all blocks."""
+    return list(chain.from_iterable(map(records_of, blocks)))
+
+
+def asked(domain: str, hits: int | None, *entries: tuple[str, str]) -> Request:
+    """A request of one descriptor."""
+    return Request(domain, (Descriptor(tuple(Entry(*e) for e in entries), hits_addend=hits),))
 
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import flood, load, stepped_redis
+from benchmarks import flood, load, stepped_loop, stepped_redis
 from benchmarks import overload_stepped as stepped
 from ratelimit_service import clock, compiled, turns
 from ratelimit_service.health import Health
@@ -31,7 +31,7 @@ BEARABLE, TOO_MANY = 1_000, 4_000
 """Calls a second: some that the service can count all of, and more than it can count."""
 
 
-class Work(stepped.Clock):
+class Work(stepped_loop.Clock):
     """Time that stands still but for what is spent."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Costly:
         deadline_us: int = NEVER,
         rank: int = 0,
     ) -> None:
-        stepped.CLOCK.spend(COUNT_US * len(requests))
+        stepped_loop.CLOCK.spend(COUNT_US * len(requests))
         self._store.charge(requests, done, wanted, deadline_us, rank)
 
 
@@ -83,7 +83,7 @@ class Slow(Costly):
         deadline_us: int = NEVER,
         rank: int = 0,
     ) -> None:
-        now, loop = stepped.CLOCK.seconds(), asyncio.get_running_loop()
+        now, loop = stepped_loop.CLOCK.seconds(), asyncio.get_running_loop()
         reply, patience = max(REPLY_SECONDS, self.back_at - now), deadline_us / 1e6 - now
         if reply > patience:
             unknown = [judge(hits, [None] * len(hits)) for hits in requests]
@@ -92,7 +92,7 @@ class Slow(Costly):
             loop.call_later(reply, partial(super().charge, requests, done, wanted))
 
     def stand_still(self, seconds: float) -> None:
-        self.back_at = stepped.CLOCK.seconds() + seconds
+        self.back_at = stepped_loop.CLOCK.seconds() + seconds
 
 
 class OnRedis(Costly):
@@ -105,7 +105,7 @@ class OnRedis(Costly):
 
     def stand_still(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
-        assert isinstance(loop, stepped.Loop)
+        assert isinstance(loop, stepped_loop.Loop)
         for server in loop.servers:
             server.stand_still(seconds)
 
@@ -118,9 +118,9 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
     monkeypatch.setattr(clock, "time", system)
     monkeypatch.setattr(turns, "thread_time_ns", work.now_ns)
     monkeypatch.setattr(flood, "time", SimpleNamespace(perf_counter=work.seconds))
-    monkeypatch.setattr(stepped, "CLOCK", work)
-    monkeypatch.setattr(stepped, "BYTE_US", BYTE_US)
-    monkeypatch.setattr(stepped, "IDLE_US", IDLE_US)
+    monkeypatch.setattr(stepped_loop, "CLOCK", work)
+    monkeypatch.setattr(stepped_loop, "BYTE_US", BYTE_US)
+    monkeypatch.setattr(stepped_loop, "IDLE_US", IDLE_US)
     monkeypatch.setattr(stepped, "REQUESTS", 500)
     monkeypatch.setattr(load, "PREPARED", 500)
     monkeypatch.setattr(stepped, "HICCUP_AT", STOP_AT)
@@ -209,10 +209,10 @@ def test_many_connections_are_counted_under_overload(
     """
     in_memory = stepped.in_memory
     monkeypatch.setattr(stepped.CHOSEN, "store", lambda *told: Costly(in_memory(*told)))
-    monkeypatch.setattr(stepped, "BYTE_US", 0.0)
-    monkeypatch.setattr(stepped, "READ_US", VISIT_US)
-    monkeypatch.setattr(stepped, "WRITE_US", VISIT_US)
-    monkeypatch.setattr(stepped, "EMPTY_US", VISIT_US / 2)
+    monkeypatch.setattr(stepped_loop, "BYTE_US", 0.0)
+    monkeypatch.setattr(stepped_loop, "READ_US", VISIT_US)
+    monkeypatch.setattr(stepped_loop, "WRITE_US", VISIT_US)
+    monkeypatch.setattr(stepped_loop, "EMPTY_US", VISIT_US / 2)
     bearable = 1e6 / (COUNT_US + 2 * VISIT_US)
 
     world = stepped.flooded(MANY, load * bearable, 1.1)
@@ -235,7 +235,7 @@ def test_a_slow_server_counts_what_it_can(monkeypatch: pytest.MonkeyPatch, load:
 
     What it would answer too late it is not asked: a failure policy decides, in time.
     """
-    monkeypatch.setattr(stepped, "BYTE_US", 0.0)
+    monkeypatch.setattr(stepped_loop, "BYTE_US", 0.0)
     monkeypatch.setattr(stepped.CHOSEN, "slower", SLOW)
     monkeypatch.setattr(stepped.CHOSEN, "store", stepped.on_redis)
     # In script calls of two milliseconds, each request being two hits.
