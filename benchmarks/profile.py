@@ -105,7 +105,8 @@ class Process:
 
             def answered(answers: list[Answer], stream_ids: list[int] = event.stream_ids) -> None:
                 marks.append(time.perf_counter())
-                for stream_id, answer in zip(stream_ids, answers, strict=True):
+                done = connection.answer_whole(stream_ids, answers)
+                for stream_id, answer in zip(stream_ids[done:], answers[done:], strict=True):
                     assert isinstance(answer, bytes)
                     connection.answer(stream_id, answer)
 

@@ -64,7 +64,8 @@ class Way(NamedTuple):
 
 WAYS = (
     Way("_whole_call", "hot", {(Connection, "_whole_call"): lambda *_: 0}),
-    Way("_answer_new", "hot", {(Connection, "_answer_new"): lambda *_: False}),
+    Way("_more_calls", "hot", {(Connection, "_more_calls"): lambda *given: (given[2], 0)}),
+    Way("answer_whole", "hot", {(Connection, "answer_whole"): lambda *_: 0}),
     Way("PlanTemplate.plan", "new", {(Planner, "template"): lambda *_: None}),
     Way(
         "plain_entries, plan_alone",

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratelimit_service import compiled
+from ratelimit_service.service import Answer
 from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.connection import Calls, Connection
 from ratelimit_service.transport.h2.frames import (
@@ -132,7 +133,9 @@ def life(
         at += size
         if not pauses[number % len(pauses)]:
             before, waiting = before + waiting, []
-        for each in before:
+        answers: list[Answer] = [bytes(each % 50) for each in before]
+        done = connection.answer_whole(before, answers)
+        for each in before[done:]:
             if connection.is_open(each):
                 connection.answer(each, bytes(each % 50))
     return events, connection.take_output()
@@ -150,8 +153,10 @@ def test_whole_calls_are_handled_alike(
     """Whatever a client says, both ways hand on the same and write the same."""
     short = life(said, reads, pauses)
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Connection, "_more_calls", lambda *given: (given[2], 0))
+        assert life(said, reads, pauses) == short
         patched.setattr(Connection, "_whole_call", lambda *_: 0)
-        patched.setattr(Connection, "_answer_new", lambda *_: False)
+        patched.setattr(Connection, "answer_whole", lambda *_: 0)
         assert life(said, reads, pauses) == short
 
 
@@ -159,20 +164,20 @@ def test_whole_calls_take_the_short_way() -> None:
     """Of calls that come whole none is handled frame by frame, and each is answered in one go."""
     client, taken = Client(), Counter[str]()
     client.settle()
-    handle, answer = Connection._handle, Connection._answer_new
+    handle, answer = Connection._handle, Connection.answer_whole
 
     def counted(connection: Connection, *given: object) -> None:
         taken["frames"] += 1
         handle(connection, *given)  # type: ignore[arg-type]
 
-    def answered(connection: Connection, stream_id: int, text: bytes) -> bool:
-        done = answer(connection, stream_id, text)
+    def answered(connection: Connection, stream_ids: list[int], answers: list[Answer]) -> int:
+        done = answer(connection, stream_ids, answers)
         taken["answers"] += done
         return done
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Connection, "_handle", counted)
-        patched.setattr(Connection, "_answer_new", answered)
+        patched.setattr(Connection, "answer_whole", answered)
         first = client.stream_id + 2
         calls = range(first, first + 20, 2)
         events = client.connection.receive(b"".join(whole(each, 0, 5) for each in calls))

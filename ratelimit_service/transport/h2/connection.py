@@ -244,7 +244,8 @@ class Connection(Incoming):
                 after = self._reset_run(data, start - 9, events)
             if after:
                 most -= (after - at) // RUN_BYTES
-                at = after
+                at, taken = self._more_calls(data, after, most, events)
+                most -= taken
                 continue
             spent, self._worked_us = self._spent_us, 0
             self._handle(kind, flags, stream_id & MAX_WINDOW, data[start:at], events)
@@ -327,6 +328,30 @@ class Connection(Incoming):
             caller = self._origin(block)
         self._call(head, stream_id, message, events, caller)
         return end
+
+    def _more_calls(self, data: bytes, at: int, most: int, events: list[Event]) -> tuple[int, int]:
+        """Takes usual calls that follow a whole one and have its headers, at most so many.
+
+        Returns where they end, and how many there were.
+        """
+        last = events[-1] if events else None
+        if not isinstance(last, Calls) or last.head is not self._usual_head:
+            return at, 0
+        origins = last.origins
+        if self.haste is not None or self.wants_origins is (origins is None):
+            return at, 0
+        block, most = self._usual_block, min(most, MAX_STREAMS - len(self._streams))
+        end, stream_ids, messages = runs.usual_calls(data, at, block, self._last_stream_id, most)
+        count = len(stream_ids)
+        if count:
+            self._last_stream_id = stream_ids[-1]
+            self._streams.update(dict.fromkeys(stream_ids))
+            self._consume(end - at - count * (18 + len(block)))
+            last.stream_ids.extend(stream_ids)
+            last.messages.extend(messages)
+            if origins is not None:
+                origins.extend([self._origin(block)] * count)
+        return end, count
 
     def _note_unusual(self, size: int) -> int:
         """Notes that a call has a large message; returns for how many frames more it counts."""
@@ -440,7 +465,11 @@ class Connection(Incoming):
         if not haste.concerns(head):
             return False
         ready = haste.answers.get(message)
-        if ready is None or not self._answer_new(stream_id, ready.message):
+        if ready is None:
+            return False
+        self._streams[stream_id] = None
+        if not self.answer_whole([stream_id], [ready.message]):
+            del self._streams[stream_id]
             return False
         ready.times += 1
         haste.given += 1

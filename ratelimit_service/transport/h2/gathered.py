@@ -9,13 +9,13 @@ counted, and when (`calls`, `overload`).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.service import NEVER, RANKS, Answer, CallOrigin, Service
-from ratelimit_service.transport.h2.connection import Calls, Connection
+from ratelimit_service.transport.h2.connection import Calls
 from ratelimit_service.transport.h2.protocol import Http2Protocol
 
 __all__ = ["Gathered", "Pending", "rank_of"]
@@ -107,7 +107,7 @@ class Gathered:
         self._pending.begin(self)
         if len(self._parts) == 1:
             protocol, stream_ids = self._parts[0]
-            wanted = partial(_wanted_on, protocol.connection, stream_ids)
+            wanted = partial(protocol.connection.awaits, stream_ids)
         else:
             wanted = partial(_wanted, self)
         try:
@@ -128,14 +128,16 @@ class Gathered:
         protocol, stream_ids = self._parts[part]
         return protocol.connection.is_open(stream_ids[place - self._starts[part]])
 
-    def answer(self, service: Service, answers: Sequence[Answer]) -> None:
+    def answer(self, service: Service, answers: list[Answer]) -> None:
         """Answers all calls."""
         self._pending.end(self)
         place = 0
         for at, (protocol, stream_ids) in enumerate(self._parts):
             protocol.undecided -= self._weights[at]
             connection = protocol.connection
-            for stream_id in stream_ids:
+            done = connection.answer_whole(stream_ids, answers, place)
+            place += done
+            for stream_id in stream_ids[done:]:
                 answer = answers[place]
                 place += 1
                 try:
@@ -152,10 +154,6 @@ class Gathered:
 
 
 # No closures: compiled, each would be a cycle, and the collector would have to find them.
-
-
-def _wanted_on(connection: Connection, stream_ids: list[int], place: int) -> bool:
-    return connection.is_open(stream_ids[place])
 
 
 def _wanted(gathered: Gathered, place: int) -> bool:

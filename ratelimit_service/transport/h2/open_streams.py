@@ -7,6 +7,7 @@ What must not live here: what a stream carries.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 from ratelimit_service.transport.h2 import frames
@@ -83,6 +84,10 @@ class OpenStreams(Account):
     def is_open(self, stream_id: int) -> bool:
         """Whether the client still waits for this answer."""
         return stream_id in self._streams and not self._life.closing
+
+    def awaits(self, stream_ids: Sequence[int], place: int) -> bool:
+        """The same of the stream at that place of these."""
+        return stream_ids[place] in self._streams and not self._life.closing
 
     def forget(self) -> None:
         """Ends the record of a connection that is gone: answers that still come are not kept."""

@@ -12,13 +12,10 @@ from itertools import islice
 from typing import Final
 from urllib.parse import quote
 
+from ratelimit_service.service import Answer
 from ratelimit_service.transport.h2 import frames, runs
 from ratelimit_service.transport.h2.account import ConnectionFaultError, Memory
-from ratelimit_service.transport.h2.costs import (
-    ANSWERED_US,
-    SAVED_US,
-    VISIT_US,
-)
+from ratelimit_service.transport.h2.costs import VISIT_US
 from ratelimit_service.transport.h2.frames import (
     END_HEADERS,
     END_STREAM,
@@ -91,44 +88,51 @@ class Sending(OpenStreams):
 
     def answer(self, stream_id: int, message: bytes) -> None:
         """Answers a unary call and ends it; does nothing for a call that is gone."""
-        if self._streams.get(stream_id, self) is None and self._answer_new(stream_id, message):
-            del self._streams[stream_id]
-        else:
+        if not self.answer_whole([stream_id], [message]):
             self.send(stream_id, message)
             self.finish(stream_id)
 
-    def _answer_new(self, stream_id: int, message: bytes) -> bool:
-        """Answers a whole call without a record in one go; False if that is not possible."""
-        length = len(message)
-        size = PREFIX_BYTES + length
-        window = self._send_window
-        if (
-            not self._life.steady
-            or size > window
-            or size > self._initial_send_window
-            or size > MAX_FRAME_SIZE
-        ):
-            return False
-        self._finished.append(stream_id)
-        self._send_window = window - size
-        if self._spent_us > -SAVED_US:
-            self._spent_us -= ANSWERED_US
-        pack = (_packers[length] if length < _MOST_PACKED else None) or _packer(length)
-        self._output.append(
-            pack(
-                _HEADERS_HEAD,
-                stream_id,
-                OK_HEADERS,
-                size,
-                stream_id,
-                length,
-                message,
-                _TRAILERS_HEAD,
-                stream_id,
-                _OK_TRAILERS,
+    def answer_whole(self, stream_ids: list[int], answers: list[Answer], place: int = 0) -> int:
+        """Answers whole calls without a record, each in one go, as long as windows allow.
+
+        `answers[place]` is the answer to the first one. Returns how many were answered. The next
+        one, if there is one, is to be answered by itself: it has a record, is too large or is gone,
+        or its answer is no message.
+        """
+        if not self._life.steady:
+            return 0
+        streams, window = self._streams, self._send_window
+        most = min(self._initial_send_window, MAX_FRAME_SIZE) - PREFIX_BYTES
+        written: list[bytes] = []
+        for stream_id in stream_ids:
+            message = answers[place + len(written)]
+            if not isinstance(message, bytes) or streams.get(stream_id, self) is not None:
+                break
+            length = len(message)
+            if length > most or length + PREFIX_BYTES > window:
+                break
+            pack = (_packers[length] if length < _MOST_PACKED else None) or _packer(length)
+            written.append(
+                pack(
+                    _HEADERS_HEAD,
+                    stream_id,
+                    OK_HEADERS,
+                    length + PREFIX_BYTES,
+                    stream_id,
+                    length,
+                    message,
+                    _TRAILERS_HEAD,
+                    stream_id,
+                    _OK_TRAILERS,
+                )
             )
-        )
-        return True
+            window -= length + PREFIX_BYTES
+            del streams[stream_id]
+        self._send_window = window
+        self._finished.extend(stream_ids[: len(written)])
+        self._output += written
+        self._credit(len(written))
+        return len(written)
 
     def refuse(self, stream_ids: Sequence[int]) -> None:
         """Refuses calls at once, because there is no time for them."""
