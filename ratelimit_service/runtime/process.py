@@ -7,6 +7,7 @@ import gc
 import resource
 from collections.abc import Coroutine
 from functools import partial
+from time import thread_time_ns
 from typing import Any, TypeVar
 
 from ratelimit_service.turns import shared_turns
@@ -20,14 +21,18 @@ __all__ = ["collect", "raise_file_limit", "run", "spare_the_old"]
 
 _COLLECT_SECONDS = 0.01
 
-_LOOK_EVERY = 2
 _MIDDLE_EVERY = 10
 _OLD_EVERY = 250
-"""After so many collections of young objects what has outlived one is counted, it is collected, and
-the oldest have their turn. To count many takes long as well: 27,000 three milliseconds."""
+"""After so many times ten milliseconds what has outlived a collection of young objects is
+collected, and the oldest have their turn."""
 
 _AT_ONCE = 4_500
 """The most objects looked at in a collection of others than the young: some three milliseconds."""
+
+_QUIET_NS = 500_000
+_QUIET_STEPS = 4
+"""A process that has used less of the processor since the last collection has made few objects. The
+next one comes later by so much: to wake up for it costs more than the collection."""
 
 _T = TypeVar("_T")
 
@@ -50,7 +55,7 @@ def spare_the_old() -> None:
     gc.disable()
 
 
-def collect(turn: int = 0) -> None:
+def collect() -> None:
     """Collects young objects now and every ten milliseconds, and older ones now and then.
 
     The hot path makes no cycles, foreign code makes some: most die young, those of a slow
@@ -60,32 +65,59 @@ def collect(turn: int = 0) -> None:
     a count of them costs little, and they go when they are dropped, as all that is in no cycle.
     Older objects are collected in a turn of their own, young ones at once if nobody waits.
     """
-    shared_turns().at_once(partial(_collect, turn))
+    _Collector().collect()
 
 
-def _collect(turn: int) -> None:
-    gc.collect(0)
-    # A collection of older ones may take as long as a turn has.
-    if turn % _OLD_EVERY == 0:
-        shared_turns().alone(partial(_collect_older, 2), 0)
-    elif turn % _MIDDLE_EVERY == 0:
-        shared_turns().alone(partial(_collect_older, 1), 0)
-    elif turn % _LOOK_EVERY == 0:
-        _are_few(1)
-    asyncio.get_running_loop().call_later(_COLLECT_SECONDS, collect, turn + 1)
+class _Collector:
+    """When which objects are collected. Time is counted in steps of ten milliseconds."""
 
+    def __init__(self) -> None:
+        self._step = self._middle_at = self._old_at = 0
+        self._counts = False
+        """Whether what has outlived one collection is counted at the next one. To count many takes
+        long as well: 27,000 three milliseconds."""
+        self._most_old = 0
+        """There are no more objects than this that have outlived two collections."""
+        self._used_ns = thread_time_ns()
 
-def _collect_older(generation: int) -> None:
-    if _are_few(2):
-        gc.collect(generation)
+    def collect(self) -> None:
+        shared_turns().at_once(self._collect)
 
+    def _collect(self) -> None:
+        gc.collect(0)
+        self._counts = not self._counts
+        # A collection of older ones may take as long as a turn has.
+        if self._step >= self._old_at:
+            self._old_at = self._step + _OLD_EVERY
+            self._middle_at = self._step + _MIDDLE_EVERY
+            shared_turns().alone(partial(self._collect_older, 2), 0)
+        elif self._step >= self._middle_at:
+            self._middle_at = self._step + _MIDDLE_EVERY
+            shared_turns().alone(partial(self._collect_older, 1), 0)
+        elif self._counts and _count(0, 1) > _AT_ONCE:
+            self._set_aside()
+        before_ns, self._used_ns = self._used_ns, thread_time_ns()
+        steps = _QUIET_STEPS if self._used_ns - before_ns < _QUIET_NS else 1
+        self._step += steps
+        asyncio.get_running_loop().call_later(steps * _COLLECT_SECONDS, self.collect)
 
-def _are_few(oldest: int) -> bool:
-    """Whether there are no more than `_AT_ONCE` objects up to a generation; else sets all aside."""
-    seen = sum(len(gc.get_objects(generation=each)) for each in range(oldest + 1))
-    if seen > _AT_ONCE:
+    def _collect_older(self, generation: int) -> None:
+        younger = _count(0, 1)
+        self._most_old += younger
+        if self._most_old > _AT_ONCE:  # of those before, some may be gone again
+            self._most_old = younger + _count(2)
+        if self._most_old > _AT_ONCE:
+            self._set_aside()
+        else:
+            gc.collect(generation)
+
+    def _set_aside(self) -> None:
         gc.freeze()
-    return seen <= _AT_ONCE
+        self._most_old = 0
+
+
+def _count(*generations: int) -> int:
+    return sum(len(gc.get_objects(generation=each)) for each in generations)
 
 
 def raise_file_limit() -> None:

@@ -25,6 +25,7 @@ class Knot:
 def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
     steps = Steps()
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: steps)
+    monkeypatch.setattr(process, "thread_time_ns", lambda: steps.used_ns)
     process.spare_the_old()
     gc.callbacks.append(steps.collecting)
     process.collect()
@@ -42,6 +43,13 @@ class Steps:
         self.largest = 0
         """The most objects that a collection of older generations had to look at."""
         self._soon: list[Callable[[], None]] = []
+        self.busy = True
+        """Whether the process has much to do between two collections."""
+        self.used_ns = 0
+        """What it has used of the processor."""
+        self.wait = 0.0
+        """Seconds until the next collection, and what that is."""
+        self._next: Callable[[], None] = process.collect
         self.generations: list[int] = []
         """What was collected."""
 
@@ -55,14 +63,19 @@ class Steps:
         for each in soon:
             each()
 
-    def call_later(self, seconds: float, callback: object, turn: int) -> None:
-        assert callback is process.collect
-        assert seconds == 0.01
-        self._turn = turn
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> None:
+        self.wait, self._next = seconds, callback
+
+    def look(self) -> None:
+        """Has the next collection begin."""
+        self.used_ns += 1_000_000 if self.busy else 100_000
+        self._next()
 
     def take(self, seconds: float) -> None:
-        for _ in range(round(seconds / 0.01)):
-            process.collect(self._turn)
+        passed = 0.0
+        while passed < seconds - 1e-9:
+            passed += self.wait
+            self.look()
             while self._soon:  # ten milliseconds are many rounds
                 self.turn()
 
@@ -74,9 +87,11 @@ class Steps:
             self.largest = max(self.largest, seen)
 
 
+@pytest.mark.parametrize("busy", [True, False], ids=["busy", "quiet"])
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 0.5, 20.0])
-def test_garbage_is_freed_whatever_its_age(steps: Steps, seconds: float) -> None:
+def test_garbage_is_freed_whatever_its_age(steps: Steps, seconds: float, busy: bool) -> None:
     """A cycle that has lived for a moment or for long is freed some seconds after its end."""
+    steps.busy = busy
     knots = [Knot() for _ in range(1_000)]
     living = weakref.WeakSet(knots)
     steps.take(seconds)
@@ -110,6 +125,37 @@ def test_no_collection_is_large(steps: Steps) -> None:
     steps.take(12.0)
 
     assert 0 < steps.largest <= process._AT_ONCE
+
+
+def test_quiet_process_is_left_alone(steps: Steps) -> None:
+    """Who does next to nothing is woken less often, until there is something to do again."""
+    waits = []
+    for busy in (True, False, False, True):
+        steps.busy = busy
+        steps.take(steps.wait)
+        waits.append(steps.wait)
+
+    assert waits == [0.01, 0.04, 0.04, 0.01]
+
+
+def test_old_objects_are_counted_seldom(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While few objects come to stay, those that stay are not counted again and again."""
+    get_objects, counted = gc.get_objects, []
+
+    def counting(generation: int) -> list[object]:
+        counted.append(generation)
+        return get_objects(generation=generation)
+
+    kept: list[list[object]] = [[] for _ in range(1_000)]
+    steps.take(3.0)
+    gc.callbacks.remove(steps.collecting)
+    with monkeypatch.context() as patched:
+        patched.setattr(gc, "get_objects", counting)
+        steps.take(3.0)
+    gc.callbacks.append(steps.collecting)
+
+    assert len(kept) == 1_000
+    assert counted.count(2) == 0
 
 
 def test_older_objects_have_a_turn(steps: Steps) -> None:
@@ -151,7 +197,7 @@ def test_collections_take_turns(steps: Steps) -> None:
     gone = weakref.ref(knot)
     del knot
     shared_turns().go_on(lambda: None)
-    process.collect()
+    steps.look()
     assert gone() is not None
 
     steps.turn()
