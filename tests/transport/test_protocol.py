@@ -21,7 +21,7 @@ from ratelimit_service.turns import TURN_US, Turns
 from tests.servers.process import PATIENCE_SECONDS
 from tests.service.asking import Asking
 from tests.transport.ends import TURN_SECONDS, Calls, Ends, Wire, held_back
-from tests.transport.h2_client import Client
+from tests.transport.h2_client import Client, messages
 from tests.transport.taken_turns import take_turn
 
 
@@ -98,6 +98,30 @@ async def test_a_read_of_little_work_is_handled_in_a_row(
         take_turn(turns)
 
     assert "".join(order[:4]) == ("aabb" if together else "abab")
+
+
+async def test_calls_in_bulk_are_one_piece() -> None:
+    """Many usual calls that a client sends at once, again and again, are handed on together.
+
+    After a message that is no usual one the next piece is small again.
+    """
+    ends, client, pieces = Ends(), Client(), list[int]()
+
+    class Noting(Calls):
+        def handle(self, protocol: Http2Protocol, events: list[Event]) -> None:
+            pieces.append(len(messages(events)))
+
+    ends.protocol._calls = Noting()
+    client.connection = ends.protocol.connection
+    client.settle()
+    found = []
+    for count, size in ((48, 100), (48, 100), (1, 200), (48, 100)):
+        data = many(client, count, size)
+        pieces.clear()
+        ends.receive(data)
+        found.append(len(pieces))
+
+    assert found == [3, 1, 1, 3]
 
 
 async def test_many_undecided_calls_are_known_for_a_while() -> None:

@@ -29,6 +29,11 @@ __all__ = ["CallHandler", "Http2Protocol"]
 _PIECE_CALLS: Final = 32
 """So many calls or frames are handled before it is another client's turn."""
 
+_BULK_CALLS: Final = 64
+_BULK_BYTES: Final = 16_384
+"""The same, and how many bytes, of a client that sends many usual calls at once, and is in time:
+what it has under way is one piece then. Each piece has costs of its own."""
+
 _HURRIED_BYTES: Final = 2_048
 """Of a client's late calls so many bytes, some six calls, are decided by policy in a visit at most:
 each takes nearly as long as a counted one."""
@@ -108,6 +113,8 @@ class Http2Protocol(asyncio.Protocol):
         self._handled = self._left = False
         """Whether pieces were handled in this turn whose answers are not written yet, and whether
         calls of the piece in hand are decided at its end."""
+        self._in_bulk = False
+        """Whether many usual calls came at once, and none since that is not usual."""
         self._unread_since_us = self._pauses = 0
         """Since when reading is paused, and how often it was: 0 once all that came during the pause
         is read. If it pauses again before, bytes of the first pause may be what is read next."""
@@ -331,15 +338,22 @@ class Http2Protocol(asyncio.Protocol):
         connection.haste = haste = None if fresh else self._calls.haste(self)
         if haste is not None and refusing:
             haste.refusing = True
+        in_bulk = self._in_bulk and not self.drawing.begun
         if not has_next:
             piece = b""  # the connection still has complete frames to handle
         elif haste is not None and haste.refusing:
             caught_up_us = min(self.backlog.caught_up_us(self.now_us), self.drawing.fresh_us)
             piece = inbox.take_before(caught_up_us)
+        elif haste is not None:
+            piece = inbox.take(_HURRIED_BYTES)
         else:
-            piece = inbox.take(PIECE_BYTES if haste is None else _HURRIED_BYTES)
+            piece = inbox.take(_BULK_BYTES if in_bulk else PIECE_BYTES)
         connection.wants_origins = self._calls.wants_origins
-        events = connection.receive(piece, _PIECE_CALLS)
+        events = connection.receive(piece, _BULK_CALLS if in_bulk else _PIECE_CALLS)
+        if connection.unusual:
+            self._in_bulk = False
+        elif len(piece) >= PIECE_BYTES // 2:
+            self._in_bulk = True
         if events:
             self._calls.handle(self, events)
         self._more = connection.has_more
