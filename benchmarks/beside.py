@@ -9,8 +9,9 @@ decision log's turns last until all lines are in a file. The process that makes 
 not counted. A worker only hands decisions on, one process also speaks with that process. Rows
 `served` ask two servers in turns, of which one writes the log: the time is that of all of a
 server's processes, so also of the one that makes and writes lines. Rows `serving` are of the same
-turns without that one: this is what callers wait for. Run it interpreted: nothing can be taken out
-of compiled code. docs/benchmarks.md has the rows.
+turns without that one, and rows `waited for` have how long callers waited for an answer, with a
+hundred calls at a time. Run it interpreted: nothing can be taken out of compiled code.
+docs/benchmarks.md has the rows.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from typing import NamedTuple
 
 import uvloop
 
-from benchmarks.cpu import GaveUpError, Load, processes, say, turn
+from benchmarks.cpu import GaveUpError, Load, Spent, processes, say, turn
 from benchmarks.load import BLOCK, SHAPES, Call, body, call
 from benchmarks.profile import RULES, Process
 from benchmarks.run import LOAD_CORE, RATELIMIT, SERVER_CORE, free_port, running
@@ -295,20 +296,23 @@ async def served(shapes: list[str], directory: Path) -> None:
             calls = SHAPES[shape]()
             found: tuple[list[float], list[float]] = [], []
             serving: tuple[list[float], list[float]] = [], []
+            waited: tuple[list[float], list[float]] = [], []
             for number in range(SERVED_PAIRS):
-                spent: list[list[float]] = [[], []]
+                spent: dict[int, Spent] = {}
                 try:
                     for at in (0, 1) if number % 2 else (1, 0):
                         spent[at] = await turn(*servers[at], calls, SERVED_LOAD)
                 except GaveUpError:
                     continue  # the machine stood still: this pair tells nothing
                 for at in (0, 1):
-                    found[at].append(sum(spent[at]))
-                    serving[at].append(spent[at][0])
+                    found[at].append(sum(spent[at].each))
+                    serving[at].append(spent[at].each[0])
+                    waited[at].append(spent[at].waited)
             if len(found[0]) < SERVED_PAIRS // 2:
                 raise SystemExit(f"beside.py: most pairs of {shape} were refused calls")
             say("decision log, served", f"over, {NAMES[shape]}", found)
             say("decision log, serving", f"over, {NAMES[shape]}", serving)
+            say("decision log, waited for", f"over, {NAMES[shape]}", waited)
 
 
 def chosen(name: str) -> bool:

@@ -15,9 +15,16 @@ from typing import NamedTuple
 
 from benchmarks.load import Call, Caller, keep_in_flight
 
-__all__ = ["GaveUpError", "Load", "cpu_seconds", "processes", "say", "turn"]
+__all__ = ["GaveUpError", "Load", "Spent", "cpu_seconds", "processes", "say", "turn"]
 
 _POLL_SECONDS = 0.005
+
+
+class Spent(NamedTuple):
+    """What a call took, in microseconds: of each process of a server, and for its caller."""
+
+    each: list[float]
+    waited: float
 
 
 class GaveUpError(SystemExit):
@@ -47,11 +54,12 @@ def processes(pid: int) -> list[int]:
     return [pid, *[each for child in started for each in processes(int(child))]]
 
 
-async def turn(port: int, pids: list[int], calls: Iterator[Call], load: Load) -> list[float]:
-    """Microseconds that each of these processes of a server takes for a call.
+async def turn(port: int, pids: list[int], calls: Iterator[Call], load: Load) -> Spent:
+    """What each of these processes of a server takes for a call, and how long its callers wait.
 
-    A quarter as many calls come before it begins. Raises SystemExit if an answer is no decision,
-    and GaveUpError if a call is refused, which happens where the machine stands still.
+    The latter is the median. A quarter as many calls come before it begins, with all that the
+    server does after these. Raises SystemExit if an answer is no decision, and GaveUpError if a
+    call is refused, which happens where the machine stands still.
     """
     loop = asyncio.get_running_loop()
     latencies = array("d")
@@ -69,27 +77,28 @@ async def turn(port: int, pids: list[int], calls: Iterator[Call], load: Load) ->
                 caller._transport.close()  # noqa: SLF001
             raise GaveUpError("cpu.py: the server gave up")
 
-    async def answered(most: int) -> None:
+    async def ask(number: int) -> None:
+        most = len(latencies) + number
+        keep_in_flight(callers, load.in_flight)
         while len(latencies) < most:
             await pause()
+        for caller in callers:
+            caller.answered = lambda _: None
+        while any(caller.in_flight for caller in callers):
+            await pause()
+        await asyncio.sleep(load.rest_seconds)
 
-    keep_in_flight(callers, load.in_flight)
-    await answered(load.calls // 4)
+    await ask(load.calls // 4)
     before, began = len(latencies), [cpu_seconds(pid) for pid in pids]
-    await answered(before + load.calls)
-    for caller in callers:
-        caller.answered = lambda _: None
-    while any(caller.in_flight for caller in callers):
-        await pause()
+    await ask(load.calls)
     made = len(latencies) - before
-    await asyncio.sleep(load.rest_seconds)
     spent = [cpu_seconds(pid) - since for pid, since in zip(pids, began, strict=True)]
     for caller in callers:
         if caller.ended - caller.messages or caller.by_policy:
             raise SystemExit("cpu.py: some answers are no decisions")
         caller._transport.close()  # noqa: SLF001
     await asyncio.sleep(load.rest_seconds)
-    return [seconds / made * 1e6 for seconds in spent]
+    return Spent([seconds / made * 1e6 for seconds in spent], median(latencies[before:]) * 1e6)
 
 
 def say(what: str, calls: str, found: tuple[list[float], list[float]]) -> None:

@@ -64,7 +64,7 @@ async def rows(programs: list[str], where: str, chosen: dict[str, Row]) -> None:
             found: tuple[list[float], list[float]] = [], []
             for number in range(PAIRS + 1):
                 for at in (0, 1) if number % 2 else (1, 0):
-                    spent = sum(await turn(*servers[at], calls, load))
+                    spent = sum((await turn(*servers[at], calls, load)).each)
                     if number:  # the first turn is for warming up
                         found[1 - at].append(spent)
             say(name, where, found)

@@ -8,6 +8,7 @@ makes lines of it (`decision_scribe`).
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -50,6 +51,13 @@ def _nowhere(_: Hit) -> str:
     return ""
 
 
+def _gap(share: float) -> float:
+    """How many stand between two of which such a share is taken by chance; infinity for none."""
+    if not 0 < share < 1:
+        return 0 if share else math.inf
+    return math.log(1 - random.random()) // math.log1p(-share)  # noqa: S311 -- no secret
+
+
 class DecisionFeed:
     """Listens to a service, and sends packets on."""
 
@@ -69,6 +77,8 @@ class DecisionFeed:
             settings.store.partition(":")[0],
             shard_of,
         )
+        self._passed_over = _gap(self._allowed)
+        """Decisions that allow, and are not written down before the next one that is."""
         self._waiting: deque[_Chosen] = deque()
         self._count = self._size = 0
         """Decisions that wait, and bytes of their requests."""
@@ -147,16 +157,27 @@ class DecisionFeed:
 
     def _chosen(self, decided: DecidedBatch) -> Sequence[int]:
         """The places of the decisions that are written down."""
+        size = len(decided.bodies)
         if self._denied == self._allowed == 1:
-            return range(len(decided.bodies))
-        if self._denied == 1 and not self._allowed:
-            return decided.denied_places()
-        # Most are allowed, and of these hardly any is written down.
-        return [
-            place
-            for place in range(len(decided.bodies))
-            if self._wants(self._denied if decided.denied(place) else self._allowed)
-        ]
+            return range(size)
+        denied = decided.denied_places()
+        wanted = denied
+        if self._denied != 1:
+            wanted = [place for place in denied if self._wants(self._denied)]
+        allowed = size - len(denied)
+        if allowed <= self._passed_over:
+            # Most are allowed, and of these hardly any is written down: so they are not looked at.
+            self._passed_over -= allowed
+            return wanted
+        others = set(range(size)).difference(denied)
+        chosen = set(wanted)
+        for place in sorted(others):
+            if self._passed_over:
+                self._passed_over -= 1
+            else:
+                chosen.add(place)
+                self._passed_over = _gap(self._allowed)
+        return sorted(chosen)
 
     def _some_of(self, records: Sequence[DecisionRecord]) -> list[DecisionRecord]:
         """The records that are written down, each for as many decisions as are."""

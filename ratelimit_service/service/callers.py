@@ -14,7 +14,7 @@ __all__ = ["CALLER_HEADERS", "REQUEST_ID", "CallOrigin", "Headers", "PackedOrigi
 Headers = Sequence[tuple[bytes, bytes]]
 """Those headers of a call that tell something of its caller: names in small letters, and values."""
 
-PackedOrigin = str | tuple[str, bytes] | tuple[str, list[tuple[bytes, bytes]]]
+PackedOrigin = str | tuple[str, bytes] | tuple[str, tuple[tuple[bytes, bytes], ...]]
 """Who made a call, in a few plain values: the address at the other end, and with it the header
 block or the headers, if any tell something."""
 
@@ -60,7 +60,7 @@ class CallOrigin:
         """The same for another process, which can read the block by itself."""
         if self._read is not None:
             return self.peer, self._block
-        return (self.peer, list(self._headers)) if self._headers else self.peer
+        return (self.peer, tuple(self._headers)) if self._headers else self.peer
 
     @property
     def headers(self) -> Headers:

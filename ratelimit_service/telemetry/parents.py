@@ -6,12 +6,20 @@ https://www.w3.org/TR/trace-context/ and https://github.com/openzipkin/b3-propag
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ratelimit_service.service import REQUEST_ID, Headers
 
-__all__ = ["Parent", "parent_of", "request_id_of", "trace_id_of"]
+__all__ = [
+    "TRACEPARENT",
+    "TRACESTATE",
+    "Parent",
+    "parent_of",
+    "request_id_of",
+    "usual_request_ids",
+    "usual_trace_ids",
+]
 
 
 class Parent(NamedTuple):
@@ -26,12 +34,14 @@ class Parent(NamedTuple):
     state: str = ""
 
 
+TRACEPARENT: Final = b"traceparent"
+TRACESTATE: Final = b"tracestate"
+
 _UNKNOWN: Final = Parent()
 
-_TRACEPARENT: Final = b"traceparent"
 _W3C: Final = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _USUAL_W3C: Final = re.compile(
-    rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+    rb"^(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$", re.MULTILINE
 )
 _B3: Final = re.compile(
     r"([0-9a-f]{16}|[0-9a-f]{32})-([0-9a-f]{16})(?:-([01d])(?:-[0-9a-f]{16})?)?"
@@ -45,6 +55,8 @@ _MOST_STATE: Final = 512
 _MOST_REQUEST_ID: Final = 128
 """Characters of a request's id that are kept."""
 
+_USUAL_REQUEST_ID: Final = re.compile(rb"^[!#-\[\]-~]{1,128}$", re.MULTILINE)
+
 
 def parent_of(headers: Headers) -> Parent:
     """The caller's span; one without ids if there is none, or none that can be read."""
@@ -56,12 +68,27 @@ def parent_of(headers: Headers) -> Parent:
     return _by_w3c(told) or _by_b3(told) or _by_many_b3(told)
 
 
-def trace_id_of(headers: Headers) -> str:
-    """The id of the caller's trace alone, as `parent_of` has it."""
-    said = [value for name, value in headers if name == _TRACEPARENT]
-    if len(said) == 1 and (found := _USUAL_W3C.fullmatch(said[0])) is not None:
-        return found[1].decode()
-    return parent_of(headers).trace_id
+def usual_trace_ids(traceparents: Sequence[bytes]) -> list[bytes] | None:
+    """The ids of traces as `parent_of` has them, of as many `traceparent`s; at least one.
+
+    None unless all of these are usual.
+    """
+    return _found_in_each(_USUAL_W3C, traceparents)
+
+
+def usual_request_ids(values: Sequence[bytes]) -> list[bytes] | None:
+    """The ids of requests as `request_id_of` has them, of as many values; at least one.
+
+    None unless each can be written between quotes as it is.
+    """
+    return _found_in_each(_USUAL_REQUEST_ID, values)
+
+
+def _found_in_each(pattern: re.Pattern[bytes], values: Sequence[bytes]) -> list[bytes] | None:
+    """What a pattern of whole lines finds, if each value is one line of it."""
+    lines = b"\n".join(values)
+    found = pattern.findall(lines)
+    return found if len(found) == len(values) == lines.count(b"\n") + 1 else None
 
 
 def request_id_of(headers: Headers) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,23 @@ async def test_sample(tmp_path: Path) -> None:
     denied = [line for line in feeding.lines if line["code"] == "OVER_LIMIT"]
     assert 50 < len(denied) < 150
     assert {line["sample"] for line in denied} == {0.5}
+
+
+@pytest.mark.parametrize("denied", [1, 0.5])
+async def test_a_sample_of_what_is_allowed(tmp_path: Path, denied: float) -> None:
+    """Of decisions that allow a share is written down by chance, whatever batches they are in."""
+    random.seed(7)
+    rules = RULES.replace("requests_per_unit: 1", "requests_per_unit: 1000")
+    feeding = Feeding(tmp_path, rules, decision_log_sample=f"denied={denied},allowed=0.1")
+    wanted = [0, 0]
+    for size in (1, 3, 50, 400) * 5:
+        body = wire.encode_request(Request("edge", (descriptor("user=bob"),)))
+        await feeding.asking.service.decide([body] * size)
+    for line in feeding.lines:
+        wanted[line["code"] == "OVER_LIMIT"] += 1
+        assert line.get("sample") == (0.1 if line["code"] == "OK" else None if denied == 1 else 0.5)
+    assert 60 < wanted[0] < 140  # of 1,000
+    assert wanted[1] == 1_270 if denied == 1 else 500 < wanted[1] < 770
 
 
 async def test_values_are_hashed(tmp_path: Path) -> None:

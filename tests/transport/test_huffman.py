@@ -94,28 +94,53 @@ def test_whatever_comes_changes_no_other() -> None:
 
 
 @pytest.mark.parametrize("spoil", [lambda block: block, lambda block: block[:-3] + b"\xff\xff\xff"])
-def test_headers_of_many_blocks_are_those_of_each(spoil: Callable[[bytes], bytes]) -> None:
+@pytest.mark.parametrize("spoiled", [5, 28])
+def test_headers_of_many_blocks_are_those_of_each(
+    spoiled: int, spoil: Callable[[bytes], bytes]
+) -> None:
     """What many blocks tell of their callers is what each tells alone."""
     client = Client()
     client.settle()
     blocks = []
-    for number in range(30):
-        extra = [("traceparent", f"00-{number:032x}-{number:016x}-01")] if number % 7 else []
-        extra.append(("x-request-id", f"{{{number}}}" if number > 20 else f"id-{number}"))
+    for number in range(60):
+        extra = [("traceparent", f"00-{number:032x}-{number:016x}-01")] if number > 9 else []
+        extra.append(("x-request-id", f"{{{number}}}" if 40 < number < 45 else f"id-{number}"))
         blocks.append(
             client.encoder.encode(
                 [(":method", "POST"), (":scheme", "http"), (":path", "/a"), *extra]
             )
         )
-    blocks[5] = spoil(blocks[5])
+    blocks[spoiled] = spoil(blocks[spoiled])
     together, alone = reader(), reader()
-    told = [
-        headers
-        for at in range(0, 30, 10)
-        for headers in together.callers_headers(blocks[at : at + 10])
-    ]
-    assert told == [alone.callers_headers([block])[0] for block in blocks]
+    told: list[list[tuple[bytes, bytes]]] = []
+    in_columns = 0
+    for at in range(0, 60, 10):
+        some = blocks[at : at + 10]
+        columns = together.callers_columns(some)
+        if columns is None:
+            told += [list(together.read_caller(block)) for block in some]
+        else:
+            in_columns += 1
+            rows = zip(*columns.values(), strict=True)
+            told += [list(zip(columns, row, strict=True)) for row in rows]
+    assert told == [list(alone.read_caller(block)) for block in blocks]
     assert [value for name, value in told[9] if name == b"x-request-id"] == [b"id-9"]
+    assert in_columns > 1
+
+
+def test_columns_take_short_values_as_they_are() -> None:
+    """Values that are not Huffman-coded stand beside those that are; cut blocks tell nothing."""
+    path = b"\x20\x83\x86\x04\x02/a"
+    blocks = [
+        path + b"\x00\x0cx-request-id" + written + b"\x00\x01a\x01b"
+        for written in (b"\x01a", b"\x83" + coded(b"id-7"), b"\x05other", b"\x00")
+    ]
+    made = reader()
+    for block in blocks[:2]:
+        made.read_caller(block)
+    assert made.callers_columns(blocks) == {b"x-request-id": [b"a", b"id-7", b"other", b""]}
+    for bad in (b"", path, blocks[0][:-1], blocks[0] + b"\x82", blocks[0].replace(b"/a", b"/b")):
+        assert made.callers_columns([*blocks, bad]) is None
 
 
 def reader() -> HeaderReader:

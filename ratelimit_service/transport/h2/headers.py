@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import ClassVar, Final
 
 from ratelimit_service.service import CALLER_HEADERS, Headers
@@ -103,6 +104,32 @@ class _Likeness:
         except IndexError:
             return None
         return values if block[at:] == last else None
+
+    def columns_of(self, blocks: Sequence[bytes]) -> list[list[bytes]] | None:
+        """The same of many blocks, value by value; None unless all of them are alike."""
+        if not self._pieces:
+            return None
+        *pieces, last = self._pieces
+        columns: list[list[bytes]] = []
+        ats = [0] * len(blocks)
+        try:
+            for piece in pieces:
+                if not all(map(bytes.startswith, blocks, repeat(piece), ats)):
+                    return None
+                size = len(piece)
+                lengths = [block[at + size] & 0x7F for block, at in zip(blocks, ats, strict=True)]
+                if 0x7F in lengths:
+                    return None
+                column = [
+                    block[at + size : at + size + 1 + length]
+                    for block, at, length in zip(blocks, ats, lengths, strict=True)
+                ]
+                columns.append(column)
+                ats = [at + size + 1 + length for at, length in zip(ats, lengths, strict=True)]
+        except IndexError:
+            return None
+        rests = [block[at:] for block, at in zip(blocks, ats, strict=True)]
+        return columns if rests.count(last) == len(rests) else None
 
     def head_of(self, block: bytes) -> Head | None:
         """The head of a block that differs from the last only where earlier blocks did."""
@@ -224,39 +251,38 @@ class HeaderReader:
                 if values is not None:
                     likeness.told = _places(found, likeness.names)
                 return found
-            return _headers(likeness.told, values, {})
+            return [
+                (name, value if at < 0 else _value(values[at])) for name, value, at in likeness.told
+            ]
         except BlockError:
             return ()
 
-    def callers_headers(self, blocks: Sequence[bytes]) -> list[Headers]:
-        """The same of blocks that nobody has read yet, if blocks depend on no other.
+    def callers_columns(self, blocks: Sequence[bytes]) -> Mapping[bytes, list[bytes]] | None:
+        """The same of blocks that nobody has read: each header by its name, value by value.
 
-        What blocks that are alike tell is decoded together. A block that cannot be read tells
-        nothing.
+        None if they are not known to be alike, or a value cannot be decoded with the others.
         """
-        likeness, told = self._likeness, self._likeness.told or ()
-        said = [likeness.values_of(block) if told else None for block in blocks]
-        places = [at for _, _, at in told if at >= 0]
-        written = [
-            values[at]
-            for values in said
-            if values is not None
-            for at in places
-            if values[at][0] & 0x80
-        ]
-        texts = unhuffed_together([each[1:] for each in written])
-        known = dict(zip(written, texts or (), strict=False))
-        found: list[Headers] = []
-        for block, values in zip(blocks, said, strict=True):
-            try:
-                if values is not None:
-                    found.append(_headers(told, values, known))
-                else:
-                    self.read(block)
-                    found.append(self.caller_headers(block))
-            except BlockError:
-                found.append(())
+        likeness = self._likeness
+        if likeness.told is None:
+            return None
+        columns = likeness.columns_of(blocks)
+        if columns is None:
+            return None
+        found: dict[bytes, list[bytes]] = {}
+        for name, value, at in likeness.told:
+            values = [value] * len(blocks) if at < 0 else _values(columns[at])
+            if values is None:
+                return None
+            found[name] = values
         return found
+
+    def read_caller(self, block: bytes) -> Headers:
+        """The same of one block that nobody has read; nothing if it cannot be read."""
+        try:
+            self.read(block)
+        except BlockError:
+            return ()
+        return self.caller_headers(block)
 
     def _caller_headers(self, block: bytes) -> Headers:
         """Reads them field by field. Raises BlockError."""
@@ -322,17 +348,16 @@ def _places(headers: Headers, names: Sequence[bytes]) -> list[tuple[bytes, bytes
     return [(name, value, names.index(name) if name in names else -1) for name, value in headers]
 
 
-def _headers(
-    told: Sequence[tuple[bytes, bytes, int]], values: Sequence[bytes], known: Mapping[bytes, bytes]
-) -> Headers:
-    """What a block tells whose varying values these are; `known` are some that are decoded.
-
-    Raises BlockError.
-    """
-    return [
-        (name, value if at < 0 else known.get(values[at]) or _value(values[at]))
-        for name, value, at in told
-    ]
+def _values(written: Sequence[bytes]) -> list[bytes] | None:
+    """Short values as they are written; None if some are not decoded together."""
+    coded = [each[1:] for each in written if each[0] & 0x80]
+    if not coded:
+        return [each[1:] for each in written]
+    texts = unhuffed_together(coded)
+    if texts is None or len(texts) == len(written):
+        return texts
+    decoded = iter(texts)
+    return [next(decoded) if each[0] & 0x80 else each[1:] for each in written]
 
 
 def _value(written: bytes) -> bytes:
