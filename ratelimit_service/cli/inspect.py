@@ -23,6 +23,9 @@ __all__ = ["inspect"]
 _MOST_LINES = 20
 """Leases or hits of a counter that are shown, the newest."""
 
+_SET_ASIDE = {"ban": "denies every hit", "exempt": "lets every hit pass, and none is counted"}
+"""What overrides do that let no limit decide."""
+
 
 @click.command()
 @click.argument("domain", type=utf8)
@@ -35,8 +38,9 @@ def inspect(domain: str, descriptor: str, as_json: bool, admin: AdminClient) -> 
     A descriptor is written key=value,key=value; a comma, an equals sign or a backslash in a key
     or value stands behind a backslash. Shown is each limit of the rule that it meets: how many
     hits its counter holds in the store, how many remain and until when; of concurrency its leases,
-    of a sliding_log its hits, and what is left of grants. Overrides that take the descriptor are
-    listed below: numbers are those of the rule.
+    of a sliding_log its hits, and what is left of grants. Numbers are those that hold now: where an
+    override sets or sets aside a limit of the rule, that is said. Overrides that take the
+    descriptor are listed below.
 
     Example: ratelimit inspect demo user=alice
     """
@@ -69,6 +73,7 @@ def _lines(told: Any) -> Iterator[str]:
         yield f"{name}{counter['limit']}: {counter['count']} used{over}{until}"
         where = f" in {counter['shard']}" if counter["shard"] else ""
         yield f"  counter {counter['key']}{where}"
+        yield from _steered(counter)
         yield from _one_by_one(counter)
         for grant in counter.get("grants", ()):
             remaining = grant.get("remaining", "an unknown number")
@@ -76,6 +81,16 @@ def _lines(told: Any) -> Iterator[str]:
                 f"  grant {grant['id']}: {remaining} of {count(grant['hits'], 'hit')} left, "
                 f"until {grant['ends']}"
             )
+
+
+def _steered(counter: Any) -> Iterator[str]:
+    """Which overrides decide in the place of the rule's limit."""
+    for each in counter.get("by_override", ()):
+        named = f"{each['kind']} {each['id']}"
+        if each["kind"] in _SET_ASIDE:
+            yield f"  set aside: {named} {_SET_ASIDE[each['kind']]}"
+        else:
+            yield f"  set by {named}; the rule has {counter['rule_limit']}"
 
 
 def _one_by_one(counter: Any) -> Iterator[str]:

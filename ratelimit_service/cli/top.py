@@ -119,7 +119,7 @@ def top(
 def watch(ask: Callable[[str, str], Any], told: Any, screen: Screen, seconds: float) -> None:
     """Shows the page until `q` is pressed; a service that is away for a moment is said to be."""
     order, window = told["order"], told["window"]
-    lines = page(told)
+    lines = _with_note(told)
     try:
         while True:
             now = f"{datetime.now(UTC):%H:%M:%S}"
@@ -131,11 +131,16 @@ def watch(ask: Callable[[str, str], Any], told: Any, screen: Screen, seconds: fl
             if key == "m":
                 window = "hour" if window == "minute" else "minute"
             try:
-                lines = page(ask(order, window))
+                lines = _with_note(ask(order, window))
             except RateLimitError as error:
                 lines = [str(error), *lines[1:]]
     except KeyboardInterrupt:
         return
+
+
+def _with_note(told: Any) -> list[str]:
+    """The page, and below it what whoever asks should know."""
+    return [*page(told), *([f"note: {told['note']}"] if "note" in told else [])]
 
 
 def page(told: Any) -> list[str]:

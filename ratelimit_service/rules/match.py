@@ -7,11 +7,12 @@ last entry's node must hold the rule.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ratelimit_service.model import Entry, new_tuple
 from ratelimit_service.observer import MAX_VALUE_BYTES, OTHER
+from ratelimit_service.rules.matchers.pattern import Pattern
 from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.tree import (
     DETAILED,
@@ -25,7 +26,7 @@ from ratelimit_service.rules.tree import (
 )
 from ratelimit_service.spread import PLACES
 
-__all__ = ["Match", "find", "match", "match_any_value", "meet"]
+__all__ = ["Match", "find", "match", "match_any_value", "may_meet", "meet"]
 
 
 class Match(NamedTuple):
@@ -118,6 +119,25 @@ def match_any_value(domain: Domain, entries: Sequence[Entry], minute: int = 0) -
             return None
         level = met.children
     return None if met is None or met.heed & (NO_RULE | DETAILED) else met
+
+
+def may_meet(level: Level, entries: Sequence[Entry]) -> Iterator[Rule | None]:
+    """The rules that descriptors can meet of which these are the entries, with a `*` for any text.
+
+    Perhaps some more: what a matcher takes is not compared with a `*`. None stands for each node
+    without such a rule, so that whoever walks many of them can pause there.
+    """
+    (key, text), *rest = entries
+    pattern = Pattern.of(text) if "*" in text else None
+    for node in level.nodes:
+        taken = node.key == key and (
+            node.matcher is not None
+            or node.value in {"", text}
+            or (pattern is not None and pattern.matches(node.value))
+        )
+        yield node.rule if taken and not rest else None
+        if taken and rest and node.children is not None:
+            yield from may_meet(node.children, rest)
 
 
 def _special(way: Sequence[MetNode], entries: Sequence[Entry]) -> Match:

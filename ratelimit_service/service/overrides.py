@@ -6,6 +6,7 @@ What must not live here: what overrides do (`steering`), and where they are kept
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -17,6 +18,7 @@ from ratelimit_service.errors import StoreError
 from ratelimit_service.model import SECOND_US, Override
 from ratelimit_service.observer import Stats
 from ratelimit_service.service.steering import Steering
+from ratelimit_service.slices import slowly
 from ratelimit_service.stores.overrides import KeptOverrides
 
 __all__ = ["Overrides", "age"]
@@ -26,6 +28,9 @@ _LOOK_SECONDS: Final = 0.4
 
 _AT_ONCE: Final = 50
 """So many are put in force between batches of requests."""
+
+_COMPARED_AT_ONCE: Final = 500
+"""So many are compared with what is in force between batches of requests."""
 
 _KEPT_US: Final = 60 * SECOND_US
 """For so long ended ones are kept, for clocks that are not as far."""
@@ -52,17 +57,19 @@ class Overrides:
         """All that are kept, ended ones too."""
         self._steered: dict[str, Override] = {}
         """Those that are in force."""
-        self._in_order: list[Override] | None = None
-        """The same, the oldest first, once somebody wants to know."""
+        self._in_order: list[Override] = []
+        """The same, the oldest first."""
+        self._kinds: Counter[str] = Counter()
+        self.patterns = 0
+        """How many of them have a `*`."""
         self._next_end_us = _NEVER_US
+        """None ends before."""
         self._turn = asyncio.Lock()
         self._bugs = Bugs()
 
     def in_force(self) -> list[Override]:
         """Those that hold now, the oldest first."""
         now = self.clock()
-        if self._in_order is None:
-            self._in_order = sorted(self._steered.values(), key=age)
         return [each for each in self._in_order if each.holds(now)]
 
     @asynccontextmanager
@@ -101,45 +108,52 @@ class Overrides:
     async def _take(self, found: Mapping[str, Override]) -> None:
         """Makes what is in force what is kept, some at a time; first what is new."""
         now = self.clock()
-        new = [
-            each
-            for name, each in found.items()
-            if self._steered.get(name) != each and each.holds(now)
-        ]
-        for start in range(0, len(new), _AT_ONCE):
-            some = new[start : start + _AT_ONCE]
-            for each in some:
-                if each.id in self._steered:
-                    self._steering.remove([self._steered.pop(each.id)])
-                self._steered[each.id] = each
-            self._steering.add(some)
-            self._in_order = None
-            await asyncio.sleep(0)
-        gone = [each for name, each in self._steered.items() if name not in found]
-        for start in range(0, len(gone), _AT_ONCE):
-            some = gone[start : start + _AT_ONCE]
-            for each in some:
-                del self._steered[each.id]
-            self._steering.remove(some)
-            await asyncio.sleep(0)
-        self._note()
+        steered = self._steered
+        new: list[Override] = []
+        async for each in slowly(found.values(), _COMPARED_AT_ONCE):
+            known = steered.get(each.id)
+            # Nearly all are the very same, and to compare them takes longer.
+            if known is not each and known != each and each.holds(now):
+                new.append(each)
+        async for each in slowly(new, _AT_ONCE):
+            if each.id in steered:
+                self._drop(steered[each.id])
+            self._put(each)
+        old = slowly(list(steered.values()), _COMPARED_AT_ONCE)
+        gone = [each async for each in old if each.id not in found]
+        async for each in slowly(gone, _AT_ONCE):
+            self._drop(each)
+
+    def _put(self, override: Override) -> None:
+        """Puts one in force."""
+        self._steered[override.id] = override
+        self._steering.add([override])
+        insort(self._in_order, override, key=age)
+        self.patterns += not override.exact
+        if override.until_us is not None:
+            self._next_end_us = min(self._next_end_us, override.until_us)
+        self._note(override, 1)
+
+    def _drop(self, override: Override) -> None:
+        """Takes one out of force."""
+        del self._steered[override.id]
+        self._steering.remove([override])
+        del self._in_order[bisect_left(self._in_order, age(override), key=age)]
+        self.patterns -= not override.exact
+        self._note(override, -1)
+
+    def _note(self, override: Override, change: int) -> None:
+        """Notes how many there are of each kind."""
+        self._kinds[str(override.kind)] += change
+        self._stats.overrides = {kind: count for kind, count in self._kinds.items() if count}
 
     def _end(self) -> None:
         """Forgets those that have ended, so that nobody pays for them."""
         now = self.clock()
         if now < self._next_end_us:
             return
-        ended = [each for each in self._steered.values() if not each.holds(now)]
-        for each in ended:
-            del self._steered[each.id]
-        self._steering.remove(ended)
-        self._note()
-
-    def _note(self) -> None:
-        """Notes that there are others, how many, and when the next one ends."""
-        self._in_order = None
-        kinds = Counter([str(each.kind) for each in self._steered.values()])
-        self._stats.overrides = dict(kinds)
+        for each in [each for each in self._steered.values() if not each.holds(now)]:
+            self._drop(each)
         ends = [each.until_us for each in self._steered.values() if each.until_us is not None]
         self._next_end_us = min(ends, default=_NEVER_US)
 

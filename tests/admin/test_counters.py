@@ -58,6 +58,22 @@ async def test_counters(admin: AdminSite) -> None:
     assert await callers(admin, "?rule=none") == []
 
 
+async def test_counters_of_a_rule_that_is_none(start_site: StartSite) -> None:
+    """Whoever misspells a rule is told which there are, and not that nobody is limited there."""
+    many = "".join(f"- {{key: k{n}, rate_limit: {{unlimited: true}}}}\n" for n in range(12))
+    site = await start_site(Settings(), f"domain: edge\ndescriptors:\n{many}")
+
+    ten = ", ".join(f"k{n}" for n in range(10))
+    for query, note in (
+        ("rule=k", f"there is no rule 'k': there are {ten} and 2 more"),
+        ("rule=k&domain=edge", f"there is no rule 'k' in edge: there are {ten} and 2 more"),
+        ("rule=k&domain=egde", "there is no domain 'egde': there are edge"),
+        ("rule=k11", None),
+    ):
+        told: Any = await site.told(f"/counters?{query}")
+        assert (told["callers"], told.get("note")) == ([], note)
+
+
 async def callers(admin: AdminSite, query: str) -> Any:
     told: Any = await admin.told(f"/counters{query}")
     assert (told["here"], told["elsewhere"], told["left_out"]) == (1, 0, 0)

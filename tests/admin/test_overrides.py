@@ -114,6 +114,29 @@ async def test_a_grant_for_one_caller_ends_with_its_window(operator: Operator) -
     assert (await operator.told("overrides"))["overrides"] == []
 
 
+async def test_a_grant_for_a_pattern_ends_with_the_last_window(operator: Operator) -> None:
+    """Its hits are gone with the windows of the limits that it can take, and so is the grant."""
+    asking = operator.admin.asking
+    asking.now_us = 1767225600 * SECOND_US + 1  # 2026-01-01
+    ends = {
+        ("user=*", ""): "2026-01-02T00:00:00.000000Z",
+        ("plan=a*", "short"): "2026-01-01T00:01:00.000000Z",
+        ("plan=a*", "long"): "2026-01-02T00:00:00.000001Z",
+        ("plan=*", ""): "2026-01-02T00:00:00.000001Z",
+        ("nobody=*", ""): None,
+    }
+    for (descriptor, name), until in ends.items():
+        words = ("--limit", name) if name else ()
+        told = await operator.told("grant", "edge", descriptor, "--hits", "3", *words)
+        assert told["override"].get("until") == until, (descriptor, name)
+    sooner = ("grant", "edge", "user=b*", "--hits", "3", "--for", "1s")
+    assert (await operator.told(*sooner))["override"]["until"] == "2026-01-01T00:00:01.000001Z"
+
+    asking.now_us += 86_400 * SECOND_US
+    (left,) = (await operator.told("overrides"))["overrides"]
+    assert left["entries"] == [["nobody", "*"]]
+
+
 async def test_an_override_that_nothing_can_meet_is_told(operator: Operator) -> None:
     """A misspelt domain or key is told, also of a ban and of a pattern, which hold all the same."""
     for domain, descriptor in (("egde", "user=bob"), ("edge", "usr=bob"), ("egde", "user=*")):

@@ -212,23 +212,55 @@ async def test_inspect_shows_counters(ratelimit: Inside, site: AdminSite) -> Non
     assert (none.code, "rule" in none.out) == (0, True)
 
 
-async def test_inspect_lists_overrides(ratelimit: Inside, site: AdminSite) -> None:
-    """Whoever is steered is shown so: the numbers are the rule's, and overrides stand below."""
-    await ask(ratelimit, site, "limit", "edge", "user=ann", "--requests", "2", "--reason", "spam")
-    await ask(ratelimit, site, "ban", "edge", "user=b*")
+async def test_inspect_shows_the_numbers_that_hold(ratelimit: Inside, site: AdminSite) -> None:
+    """Where an override sets another number that one is shown, with the override and the rule's."""
+    await site.asking.ask("user=ann", hits=3)
+    said = await ask(
+        ratelimit, site, "limit", "edge", "user=ann", "--requests", 5, "--reason", "spam", "--json"
+    )
+    name = json.loads(said.out)["override"]["id"]
+    await ask(ratelimit, site, "limit", "edge", "user=cy", "--requests", "2")
+    await site.asking.ask("user=cy", hits=2)
+    await ask(ratelimit, site, "grant", "edge", "job=x", "--hits", "2")
 
     ann = await ask(ratelimit, site, "inspect", "edge", "user=ann")
-    bob = await ask(ratelimit, site, "inspect", "edge", "user=bob", "--json")
     cy = await ask(ratelimit, site, "inspect", "edge", "user=cy")
+    job = await ask(ratelimit, site, "inspect", "edge", "job=x")
+    dan = await ask(ratelimit, site, "inspect", "edge", "user=dan")
+    told = json.loads((await ask(ratelimit, site, "inspect", "edge", "user=ann", "--json")).out)
 
     lines = ann.out.splitlines()
-    assert lines[1] == "10 per day: 0 used, 10 left"
-    assert lines[-1].startswith("override: limit ")
-    assert ": edge user=ann, 2 requests, " in lines[-1]
+    assert lines[1].startswith("5 per day: 3 used, 2 left; ends in ")
+    assert lines[3] == f"  set by limit {name}; the rule has 10 per day"
+    assert lines[-1].startswith(f"override: limit {name}: edge user=ann, 5 requests, ")
     assert lines[-1].endswith(": spam")
-    (ban,) = json.loads(bob.out)["overrides"]
+    assert "\n2 per day: 2 used, none left; ends in " in cy.out
+    assert "\n5 at a time" in job.out
+    assert "\n  set by grant " in job.out
+    assert "; the rule has 3 at a time" in job.out
+    assert "\n10 per day: 0 used, 10 left\n" in dan.out
+    assert "set by" not in dan.out
+    assert "\noverride: " not in dan.out
+    (counter,) = told["counters"]
+    assert (counter["capacity"], counter["remaining"], counter["over"]) == (5, 2, False)
+    assert counter["by_override"] == [{"kind": "limit", "id": name}]
+    assert counter["rule_limit"] == "10 per day"
+
+
+async def test_inspect_shows_what_is_set_aside(ratelimit: Inside, site: AdminSite) -> None:
+    """Whoever is banned or exempt is shown so: no limit decides, whatever its counter holds."""
+    await ask(ratelimit, site, "ban", "edge", "user=b*")
+    await ask(ratelimit, site, "exempt", "edge", "user=eve")
+    bob = await ask(ratelimit, site, "inspect", "edge", "user=bob")
+    eve = await ask(ratelimit, site, "inspect", "edge", "user=eve")
+    told = json.loads((await ask(ratelimit, site, "inspect", "edge", "user=bob", "--json")).out)
+
+    (ban,) = told["overrides"]
     assert (ban["kind"], ban["entries"]) == ("ban", [["user", "b*"]])
-    assert "\noverride: " not in cy.out
+    assert f"\n  set aside: ban {ban['id']} denies every hit\n" in bob.out
+    assert "\n  set aside: exempt " in eve.out
+    assert " lets every hit pass, and none is counted\n" in eve.out
+    assert told["counters"][0]["by_override"] == [{"kind": "ban", "id": ban["id"]}]
 
 
 async def test_inspect_tells_what_is_left_of_grants(ratelimit: Inside, site: AdminSite) -> None:
@@ -256,6 +288,16 @@ async def test_top_of_a_domain_that_is_none(ratelimit: Inside, site: AdminSite) 
     assert (await ask(ratelimit, site, "top", "--domain", "edge")).err == ""
 
 
+async def test_top_of_a_rule_that_is_none(ratelimit: Inside, site: AdminSite) -> None:
+    """The same of a rule: there it is said which there are."""
+    said = await ask(ratelimit, site, "top", "--once", "--rule", "usr")
+    assert said.err == "note: there is no rule 'usr': there are user, job, log\n"
+    assert (await ask(ratelimit, site, "top", "--rule", "user")).err == ""
+    screen = Keyboard("q")
+    watch(lambda *_: told(), {**told(), "note": "there is no rule 'usr'"}, screen, 2)
+    assert screen.pages[0][2] == "note: there is no rule 'usr'"
+
+
 FORGING = "bob\nban 5d1f02ab31: edge carol"
 
 
@@ -266,7 +308,7 @@ async def test_a_caller_writes_no_line_of_its_own(ratelimit: Inside, site: Admin
     await ask(ratelimit, site, "exempt", "edge", f"user={FORGING}", "--reason", "a\nb")
     for words, lines in (
         (("top", "--once"), 3),
-        (("inspect", "edge", f"user={FORGING}"), 4),
+        (("inspect", "edge", f"user={FORGING}"), 5),
         (("overrides",), 1),
     ):
         said = await ask(ratelimit, site, *words)

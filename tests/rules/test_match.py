@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ratelimit_service.model import Entry
 from ratelimit_service.observer import MAX_VALUE_BYTES, OTHER
-from ratelimit_service.rules.match import Match, find, match
+from ratelimit_service.rules.match import Match, find, match, may_meet
 from ratelimit_service.rules.matchers.pattern import Pattern
 from ratelimit_service.rules.paths import path_text
 from ratelimit_service.rules.schema import parse
@@ -191,6 +191,28 @@ ENTRY = st.tuples(
 def test_paths_are_unique(one: list[tuple[str, str]], other: list[tuple[str, str]]) -> None:
     """Two nodes never read the same, so that a rule has its own metrics."""
     assert (path_text(one) == path_text(other)) == (one == other)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "paths"),
+    [
+        ("a=*", ["a", "a=b", "a=w*d", "a=w*", "a=w**", "a=deep"]),
+        ("a=z*", ["a", "a=w*d", "a=w*", "a=w**"]),
+        ("a=d*,c=*", ["a=deep > c"]),
+        ("a=d*,e=*", []),
+        ("p=*,q=x", ["p=* > q"]),
+        ("a=x*,c=*", []),
+        ("c=*", []),
+    ],
+)
+def test_what_a_pattern_may_meet(pattern: str, paths: list[str]) -> None:
+    """It is what its descriptors meet, whatever stands for its `*`, and no rule of other keys."""
+    tree = domain(TREE)
+    found = [rule.path for rule in may_meet(tree.root, descriptor(pattern).entries) if rule]
+    assert found == paths
+    for text in ("b", "deep", "white", "wind", "z", ""):
+        rule = met(tree, pattern.replace("*", text))
+        assert rule is None or rule in found
 
 
 def test_no_entries() -> None:

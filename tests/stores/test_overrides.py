@@ -100,6 +100,37 @@ async def test_all_processes_know_all_overrides(processes: Processes) -> None:
     assert await one.overrides.kept.audited(9) == ['{"change": 2}', '{"change": 1}']
 
 
+async def test_own_changes_are_not_read_again(redis_server: RedisServer, clock: Time) -> None:
+    """Whoever makes many changes reads none of the others' again for them; the others read them."""
+    redis_server.flush()
+    client = redis.Redis(port=redis_server.port)
+
+    def reads() -> int:
+        return int(client.info("commandstats").get("cmdstat_hscan", {}).get("calls", 0))
+
+    async with AsyncExitStack() as stack:
+        processes = Processes(redis_server.url, clock, stack)
+        one, other = await processes.start(), await processes.start()
+        made = [override(BAN, f"user={number}", made_us=T + number) for number in range(9)]
+        await one.overrides.change(made[:1], [], None)
+        before = reads()
+        for each in made[1:]:
+            await one.overrides.change([each], [], None)
+        await one.overrides.change([], [made[4].id, "unknown"], None)
+        assert reads() == before
+        await other.overrides.refresh()
+        assert reads() > before
+        left = [*made[:4], *made[5:]]
+        assert one.known == other.known == left
+
+        ban = override(BAN, "user=*", made_us=T + 10)
+        await other.overrides.change([ban], [], None)
+        await one.overrides.change([], [made[0].id], None)  # beside a change that it has not seen
+        await other.overrides.refresh()
+        assert one.known == other.known == [*left[1:], ban]
+    client.close()
+
+
 async def test_changes_are_in_force_within_a_second(processes: Processes) -> None:
     """A process that follows changes has them by itself."""
     one, other = await processes.start(), await processes.start()
@@ -107,6 +138,37 @@ async def test_changes_are_in_force_within_a_second(processes: Processes) -> Non
         await one.overrides.change([override(BAN)], [], None)
         while not other.steering.active:
             await asyncio.sleep(0.01)
+
+
+async def test_a_change_among_many_holds_nothing_up(
+    clock: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With thousands in force one more is put in force bit by bit, and no old one is compared."""
+    process = Process(OverridesInMemory(), clock)
+    many = [override(BAN, f"user={number}", made_us=T + number % 7) for number in range(3_000)]
+    await process.overrides.change(many, [], None)
+    assert process.known == sorted(many, key=lambda each: (each.made_us, each.id))
+    compared = turns = 0
+    equal = Override.__eq__
+
+    def counted(one: Override, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return equal(one, other)
+
+    monkeypatch.setattr(Override, "__eq__", counted)
+    ban = override(BAN, "user=*", made_us=T + 3)
+    change = asyncio.create_task(process.overrides.change([ban], [many[5].id], None))
+    while not change.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert compared == 1  # the new one, with nothing
+    assert turns >= 10
+    monkeypatch.undo()
+
+    left = sorted([*many[:5], *many[6:], ban], key=lambda each: (each.made_us, each.id))
+    assert process.known == left
+    assert process.overrides.patterns == 1
 
 
 async def test_reset_lets_counters_start_anew(processes: Processes, clock: Time) -> None:

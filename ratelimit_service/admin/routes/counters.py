@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any, Final
 
 from ratelimit_service.admin.route import AdminRequest, Operating, Route
@@ -15,6 +16,9 @@ from ratelimit_service.slices import slowly
 __all__ = ["callers", "routes"]
 
 _ROWS: Final = 20
+_MOST_NAMED: Final = 10
+"""Rules that are named to whoever asks for one that is none."""
+
 _MOST_DIGITS: Final = 10
 _MAY_BE_ASKED: Final = frozenset({"domain", "rule", "order", "limit", "window"})
 
@@ -31,9 +35,8 @@ def routes(operating: Operating) -> Iterator[Route]:
         window = _chosen(query, "window", tuple(WINDOWS))
         only = {"domain": query.get("domain", ""), "rule": query.get("rule", "")}
         told = await callers(operating, order, window, _number(query), only)
-        domains = operating.snapshot().domains
-        if only["domain"] not in {"", *domains} and not told["callers"]:
-            told["note"] = no_domain(only["domain"], domains)
+        if not told["callers"] and (note := await _misspelt(operating, **only)):
+            told["note"] = note
         return told
 
     async def inspect(request: AdminRequest) -> object:
@@ -79,6 +82,25 @@ async def callers(
         "left_out": found.left_out,
         "callers": rows_of(found, CallerOrder(order), most),
     }
+
+
+async def _misspelt(operating: Operating, domain: str, rule: str) -> str:
+    """Says that there is no such domain or rule; "" if there is."""
+    domains = operating.snapshot().domains
+    if domain not in {"", *domains}:
+        return no_domain(domain, domains)
+    if not rule:
+        return ""
+    asked = [domains[domain]] if domain else list(domains.values())
+    known: dict[str, None] = {}
+    async for each in slowly(chain.from_iterable(one.rules for one in asked)):
+        if each.path == rule:
+            return ""
+        known[each.path] = None
+    named = ", ".join(list(known)[:_MOST_NAMED]) or "none"
+    more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
+    where = f" in {domain}" if domain else ""
+    return f"there is no rule {rule!r}{where}: there are {named}{more}"
 
 
 async def _hear(answer: Any, found: Stretch, processes: list[str]) -> None:

@@ -12,8 +12,8 @@ from typing import Final
 
 from ratelimit_service.clock import now_us
 from ratelimit_service.errors import StatusCode
-from ratelimit_service.limiter import Plan, Planner, grant_end, steer
-from ratelimit_service.limiter.compiled import CompiledLimit
+from ratelimit_service.limiter import Plan, Planner, SteeredPlans, grant_end, ruling_of, steer
+from ratelimit_service.limiter.compiled import CompiledLimit, Kind
 from ratelimit_service.model import (
     MAX_ADDEND,
     SECOND_US,
@@ -22,6 +22,7 @@ from ratelimit_service.model import (
     Hit,
     Limit,
     Override,
+    OverrideKind,
     Request,
 )
 from ratelimit_service.rules.explain import explain
@@ -71,21 +72,26 @@ async def _told(deciding: Deciding, about: About) -> object:
     planned = counters_of(deciding, domain, descriptor)
     declared = planned.declared
     explained = explain(at_moment(deciding.snapshot(), now_us()), domain, descriptor)
-    limits = planned.rule.limits
-    # A limit so high that nothing reaches it: then hits beyond the rule's own are told, too.
+    now = deciding.overrides.clock()
+    meeting = deciding.service.steering.meeting(domain, descriptor.entries, now)
+    steered = steer([planned], [meeting], now, deciding.settings)
+    limits = _in_force(planned, steered)
+    # A limit so high that nothing reaches it: then hits beyond the limit's own are told, too.
     peeks = [
         Hit(hit.key, limit.spec.with_numbers(MAX_ADDEND, limit.spec.rate), 0)
         for limit, hit in zip(limits, planned.hits, strict=True)
     ]
-    now = deciding.overrides.clock()
-    meeting = deciding.service.steering.meeting(domain, descriptor.entries, now)
-    grants = _grants(deciding, planned, meeting)
+    grants = _grants(planned, meeting, steered)
     each_grant = [(grant, hit) for granted in grants for grant, hit in granted]
     found = await deciding.look_at([*peeks, *[hit for _, hit in each_grant]])
     looks, grants_looks = found[: len(peeks)], iter(found[len(peeks) :])
     counters = []
-    for limit, peek, look, granted in zip(limits, peeks, looks, grants, strict=True):
+    all_told = zip(planned.rule.limits, limits, peeks, looks, grants, strict=True)
+    for of_rule, limit, peek, look, granted in all_told:
         counter = _counter(limit, peek, look, deciding.shard_of(peek))
+        if deciders := _deciders(steered, meeting, of_rule):
+            counter["rule_limit"] = limit_text(of_rule.limit)
+            counter["by_override"] = [{"kind": each.kind, "id": each.id} for each in deciders]
         if granted:
             counter["grants"] = [
                 _granted(grant, limit.limit, next(grants_looks)) for grant, _ in granted
@@ -106,11 +112,35 @@ async def _told(deciding: Deciding, about: About) -> object:
     }
 
 
+def _in_force(planned: Plan, steered: SteeredPlans) -> list[CompiledLimit]:
+    """Each limit of a rule as overrides leave it; the rule's own if they let nothing be counted."""
+    (plan,) = steered.plans
+    known = {hit.key: limit for limit, hit in zip(plan.rule.limits, plan.hits, strict=True)}
+    return [
+        known.get(hit.key, limit)
+        for limit, hit in zip(planned.rule.limits, planned.hits, strict=True)
+    ]
+
+
+def _deciders(
+    steered: SteeredPlans, meeting: Sequence[Override], limit: CompiledLimit
+) -> list[Override]:
+    """The overrides that decide in a limit's place; grants do so only where they raise it."""
+    (plan,) = steered.plans
+    if plan.rule.kind is Kind.BANNED:
+        return list(plan.rule.overrides)
+    raising = limit.spec.algorithm.leases
+    return [
+        each
+        for each in ruling_of(meeting, limit.limit.name).applied
+        if each in plan.rule.overrides and (raising or each.kind is not OverrideKind.GRANT)
+    ]
+
+
 def _grants(
-    deciding: Deciding, planned: Plan, meeting: Sequence[Override]
+    planned: Plan, meeting: Sequence[Override], steered: SteeredPlans
 ) -> list[list[tuple[Override, Hit]]]:
     """The grants of each limit that holds now, with what looks at their counters."""
-    steered = steer([planned], [meeting], deciding.overrides.clock(), deciding.settings)
     known = {hit.key: hit for granted in steered.grants for hit in granted}
     return [
         [

@@ -18,8 +18,9 @@ from __future__ import annotations
 import json
 import logging
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from os import urandom
 from typing import Any, Final
 
@@ -39,10 +40,12 @@ from ratelimit_service.model import (
     time_text,
 )
 from ratelimit_service.rules.explain import explain
+from ratelimit_service.rules.match import may_meet
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.service.overrides import age
 from ratelimit_service.service.questions.inspection import counters_of, descriptor_of
 from ratelimit_service.service.questions.question import About, Deciding, Question, QuestionError
+from ratelimit_service.slices import slowly
 from ratelimit_service.text import in_seconds, printable
 
 __all__ = ["MOST_LISTED", "QUESTIONS"]
@@ -84,20 +87,18 @@ async def _listed(deciding: Deciding, about: About) -> object:
 
 
 async def _add(deciding: Deciding, about: About) -> object:
-    override = _made(deciding, about)
+    override = await _ending(deciding, _made(deciding, about))
     in_force = deciding.overrides.in_force()
-    if not override.exact and sum(not each.exact for each in in_force) >= _MOST_PATTERNS:
+    if not override.exact and deciding.overrides.patterns >= _MOST_PATTERNS:
         raise QuestionError(
             f"there are {_MOST_PATTERNS} overrides with a * in them, which is the most: "
             "remove some (ratelimit overrides remove ID)"
         )
     notes = _notes(deciding, override)
-    override = _ending(deciding, override)
     # Hits of several grants add up; of anything else the new one takes the place of the old one.
+    place = _place(override) if override.kind is not OverrideKind.GRANT else None
     replaced = [
-        each
-        for each in in_force
-        if _place(each) == _place(override) and override.kind is not OverrideKind.GRANT
+        each for each in in_force if each.entries == override.entries and _place(each) == place
     ]
     audit = _audit(deciding, about, "override", replaced, [override])
     await _change(deciding, [override], [each.id for each in replaced], audit)
@@ -176,16 +177,26 @@ def _unlimited(deciding: Deciding, override: Override) -> str:
     return f"nothing limits it now: {why}"
 
 
-def _ending(deciding: Deciding, override: Override) -> Override:
-    """The same; a grant for one descriptor with the end of the last window that it is spent in."""
-    if override.kind is not OverrideKind.GRANT or not override.exact:
+async def _ending(deciding: Deciding, override: Override) -> Override:
+    """The same; a grant with the end of the last window that it can be spent in."""
+    if override.kind is not OverrideKind.GRANT:
         return override
-    ends = [
-        grant_end(each, override)
-        for each in _limits(deciding, override)
-        if override.limit in {"", each.name}
-    ]
+    limits: Iterable[Limit] = (
+        _limits(deciding, override) if override.exact else await _limits_of_all(deciding, override)
+    )
+    ends = [grant_end(each, override) for each in limits if override.limit in {"", each.name}]
     return replace(override, until_us=max(ends)) if ends else override
+
+
+async def _limits_of_all(deciding: Deciding, override: Override) -> set[Limit]:
+    """The limits that the descriptors of a pattern can meet."""
+    domain = deciding.snapshot().domains.get(override.domain)
+    found: set[Limit] = set()
+    if domain is not None:
+        async for rule in slowly(may_meet(domain.root, override.entries)):
+            if rule is not None:
+                found.update(rule.limits)
+    return found
 
 
 def _notes_of_pattern(deciding: Deciding, override: Override) -> list[str]:
@@ -197,14 +208,14 @@ def _notes_of_pattern(deciding: Deciding, override: Override) -> list[str]:
         return [_unlimited(deciding, override)]
     alone = DomainOverrides()
     alone.add(override)
-    exact = [
+    exact = (
         each
         for each in deciding.overrides.in_force()
-        if each.exact and each.domain == override.domain
-    ]
+        if each.domain == override.domain and each.exact
+    )
     beaten = [
         f"{each.kind} {each.id}"
-        for each in exact[:_MOST_LOOKED_AT]
+        for each in islice(exact, _MOST_LOOKED_AT)
         if alone.meeting(each.entries, override.made_us)
     ]
     if not beaten:

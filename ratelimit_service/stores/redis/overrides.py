@@ -71,7 +71,7 @@ _OLD: Final = -2
 _CHANGE: Final = """\
 -- KEYS: the overrides, the stamp, the audit. ARGV: the time, the newest stamp that is known, the
 -- most overrides, the most that is audited, what is to be audited ("" for nothing), how many ids
--- are removed, these; then an id and an override each.
+-- are removed, these; then an id and an override each. Returns the stamp before and the new one.
 local stamp = tonumber(redis.call("GET", KEYS[2]) or "0") or 0
 if stamp < tonumber(ARGV[2]) then
   return -2
@@ -90,12 +90,13 @@ end
 for place = 7 + removed, #ARGV, 2 do
   redis.call("HSET", KEYS[1], ARGV[place], ARGV[place + 1])
 end
-redis.call("SET", KEYS[2], string.format("%.0f", math.max(stamp + 1, tonumber(ARGV[1]))))
+local changed = string.format("%.0f", math.max(stamp + 1, tonumber(ARGV[1])))
+redis.call("SET", KEYS[2], changed)
 if ARGV[5] ~= "" then
   redis.call("LPUSH", KEYS[3], ARGV[5])
   redis.call("LTRIM", KEYS[3], 0, ARGV[4] - 1)
 end
-return 1
+return string.format("%.0f ", stamp) .. changed
 """
 
 _BEGIN: Final = """\
@@ -151,8 +152,8 @@ class OverridesInRedis:
         """As `KeptOverrides`, by one script, in a server that has the newest copy."""
         keys = [self._store.key(key) for key in (_OVERRIDES, _STAMP, _AUDIT)]
         rest: list[Argument] = [MAX_OVERRIDES, MOST_AUDITED, audit or "", len(removed), *removed]
-        for each in added:
-            rest += [each.id, json.dumps(each.fields())]
+        texts = {each.id.encode(): json.dumps(each.fields()).encode() for each in added}
+        rest += chain.from_iterable(texts.items())
         async with self._turn:
             for _ in range(_MOST_ATTEMPTS):
                 await self._look()
@@ -160,10 +161,23 @@ class OverridesInRedis:
                 reply = await self._store.command(_OVERRIDES, *command)
                 if reply == _TOO_MANY:
                     raise too_many()
-                if reply != _OLD:
+                if isinstance(reply, bytes):
+                    before, stamp = map(int, reply.split())
+                    if before == self._stamp and self._whole:
+                        self._know(stamp, texts, removed)
                     return
+                if reply != _OLD:
+                    raise StoreError("Redis does not say whether the overrides were changed")
                 await asyncio.sleep(_AGAIN_SECONDS)
         raise StoreError("Redis has only an old copy of the overrides: try again")
+
+    def _know(self, stamp: int, added: Mapping[bytes, bytes], removed: Sequence[str]) -> None:
+        """Takes over a change that was made to what was read last: so that is not read again."""
+        for name in removed:
+            self._read.pop(name.encode(), None)
+        for id_, text in added.items():
+            self._read[id_] = text, _override(text)
+        self._stamp = stamp
 
     async def audited(self, most: int) -> Sequence[str]:
         """As `KeptOverrides`. Each change stands in the server that was asked to make it."""
