@@ -68,7 +68,8 @@ class Handshakes:
     def __init__(self, turns: Turns) -> None:
         self.used_us = 0
         """How much time the handshakes have taken, for `turns` to compare."""
-        self.dear = self.brought_calls = False
+        self.dear = self.brought_calls = self.late = False
+        self.little_pieces = 0
         self._turns = turns
         self._line: deque[Sealed | _Beginning] = deque()
         self._waiting = False

@@ -11,6 +11,10 @@ a turn ask for is decided together at its end (`Turns.later`), since many small 
 times what a large one does. Pieces that bring no calls, such as steps of handshakes, gain nothing
 by that. They get half a millisecond of a turn, so that calls which a store has answered wait less.
 
+Half of a turn is for those who have asked little for a while, however much time they have used in
+all. Else a client of many small calls would wait for the first pieces of hundreds of others that
+come together and have used nothing yet.
+
 What takes long to decide is done in steps, each in a turn of its own (`Turns.alone`). Every other
 turn is one for pieces, so small calls wait for one step at most. A store's replies are steps as
 well, of work that has begun (`Turns.at_once`). So a round of the loop has one turn, and hands on no
@@ -40,6 +44,13 @@ _WITHOUT_CALLS_US: Final = TURN_US // 4
 of one turn are decided together. And so much a client is taken to use who brought none last: of
 many such clients none comes before calls that cost little."""
 
+_ASKS_LITTLE: Final = 16
+"""A client asks little if so many of its pieces in a row took little."""
+
+_LITTLE_US: Final = TURN_US // 4
+_LITTLE_CALLS: Final = 8
+"""A piece that took little has brought no more calls, and took no longer."""
+
 _AT_ONCE_US: Final = TURN_US // 2
 """So much of that time may go to what is handled as soon as it is read."""
 
@@ -61,6 +72,12 @@ class Waiting(Protocol):
 
     used_us: int
     """How much time it has used; connections are compared by this."""
+
+    late: bool
+    """Whether there was no time for its last calls."""
+
+    little_pieces: int
+    """How many of its pieces in a row took little, and were in time; counted here."""
 
     dear: bool
     """Whether its next piece may take long by itself, as a large message does once it is whole."""
@@ -87,8 +104,12 @@ class Turns:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self._waiting: list[tuple[int, int, Waiting]] = []
+        self._others: list[tuple[int, int, Waiting]] = []
         """A heap by the time used. A number keeps the order of those that have used the same."""
+        self._asking_little: list[tuple[int, int, Waiting]] = []
+        """The same of those who ask little, and brought calls last."""
+        self._was_dear = False
+        """Whether the last turn for pieces had one that may take long."""
         self._resting: list[tuple[int, int, Waiting]] = []
         """A heap of those that wait from some time on, by that time."""
         self._alarm: asyncio.TimerHandle | None = None
@@ -139,7 +160,12 @@ class Turns:
     @property
     def busy(self) -> bool:
         """Whether any connection waits for its turn, or rests before it."""
-        return bool(self._waiting) or bool(self._resting)
+        return self._waiting or bool(self._resting)
+
+    @property
+    def _waiting(self) -> bool:
+        """Whether any connection waits for its turn."""
+        return bool(self._others) or bool(self._asking_little)
 
     def rest(self, waiting: Waiting, until_us: int) -> None:
         """Takes in a connection whose next turn is not before this time, by `elapsed_us`."""
@@ -275,6 +301,7 @@ class Turns:
             more = waiting.handle_piece(now_us)
         except Exception as error:
             waiting.fail(error)
+        _count_little(waiting, self._later_calls + self._step_calls)
         self._finish_turn([waiting])
         self._ended_us = elapsed_us()
         took_us = self._ended_us - now_us
@@ -284,12 +311,14 @@ class Turns:
 
     def _push(self, waiting: Waiting) -> None:
         self._number += 1
-        used_us = waiting.used_us
+        used_us, line = waiting.used_us, self._others
         if waiting.dear:
             used_us += _DEAR_US
         elif not waiting.brought_calls:
             used_us += _WITHOUT_CALLS_US
-        heapq.heappush(self._waiting, (used_us, self._number, waiting))
+        elif waiting.little_pieces >= _ASKS_LITTLE:
+            line = self._asking_little
+        heapq.heappush(line, (used_us, self._number, waiting))
 
     def _turn(self) -> None:
         started = elapsed_us()
@@ -307,7 +336,7 @@ class Turns:
             # What comes in this round of the loop is not handled at once.
             if self._lately_us < _MOST_LATELY_US:
                 self._lately_us += self._ended_us - started
-            self._scheduled = self._may_step or bool(self._waiting)
+            self._scheduled = self._may_step or self._waiting
             if self._scheduled:
                 self._ask()
             elif self._resting:
@@ -338,13 +367,17 @@ class Turns:
 
     def _handle_pieces(self, now: int) -> None:
         """Handles pieces for as long as a turn may take."""
-        waiting, until = self._waiting, now + TURN_US
-        rest_us = _WITHOUT_CALLS_US
+        until, rest_us = now + TURN_US, _WITHOUT_CALLS_US
+        since_us, since_ns = now, thread_time_ns()
         handled: list[Waiting] = []
-        while waiting and rest_us > 0 and not (handled and waiting[0][2].dear):
-            if now + self._later_calls * self._call_us >= until:
+        while self._waiting and rest_us > 0:
+            planned_us = now + self._later_calls * self._call_us
+            line = self._next_line(until - planned_us, begun=bool(handled))
+            if planned_us >= until or (handled and line[0][2].dear):
                 break
-            first = heapq.heappop(waiting)[2]
+            if not handled:
+                self._was_dear = line[0][2].dear
+            first = heapq.heappop(line)[2]
             self._least_us = max(self._least_us, first.used_us)
             handled.append(first)
             more, before = False, self._later_calls + self._step_calls
@@ -356,10 +389,30 @@ class Turns:
             if not first.brought_calls:
                 rest_us -= now - started
             left_calls = self._later_calls + self._step_calls - before
-            first.used_us += min(now - started, _MOST_USED_US) + left_calls * self._call_us
+            took_us = min(now - started, _MOST_USED_US)
+            first.used_us += took_us + left_calls * self._call_us
+            if took_us > _LITTLE_US:  # if the machine stood still, that is no fault of the client
+                before_us, before_ns = started - since_us, since_ns
+                since_us, since_ns = now, thread_time_ns()
+                took_us = min(took_us, (since_ns - before_ns) // 1_000 - before_us)
+            _count_little(first, left_calls, took_us)
             if more:
                 self._push(first)
         self._finish_turn(handled)
+
+    def _next_line(self, rest_us: int, *, begun: bool) -> list[tuple[int, int, Waiting]]:
+        """The heap whose first is next, with so much of the turn left.
+
+        In the first half of a turn that is who asks little, unless a piece that may take long is
+        due and had no turn the last time. In the second half it is who has used the least.
+        """
+        some, little = self._others, self._asking_little
+        if not (some and little):
+            return some or little
+        fair = some if some[0] < little[0] else little
+        if 2 * rest_us <= TURN_US or (fair[0][2].dear and not begun and not self._was_dear):
+            return fair
+        return little
 
     def _finish_turn(self, handled: Sequence[Waiting]) -> None:
         """Does what was left for the end of the turn, and writes."""
@@ -376,6 +429,14 @@ class Turns:
                 each.end_turn()
             except Exception as error:
                 each.fail(error)
+
+
+def _count_little(client: Waiting, calls: int, took_us: int = 0) -> None:
+    """Notes that a piece has left so many calls for the end of the turn, and how long it took."""
+    if 0 < calls <= _LITTLE_CALLS and took_us <= _LITTLE_US and not client.late:
+        client.little_pieces += 1
+    else:
+        client.little_pieces = 0
 
 
 _SHARED: Final[list[Turns]] = []

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 
-from ratelimit_service.turns import TURN_US
+import pytest
+
+from ratelimit_service import compiled, turns
+from ratelimit_service.turns import _ASKS_LITTLE, TURN_US, Turns
 from tests.transport.ends import held_back
 from tests.transport.taken_turns import take_turn
 
@@ -12,13 +15,12 @@ from tests.transport.taken_turns import take_turn
 class Client:
     """Handles pieces without end, the first of which may take long."""
 
-    dear = False
-
     def __init__(
         self, seconds: float = 0.0, later: float = 0.0, *, brought_calls: bool = True
     ) -> None:
-        self.used_us = 0
-        self.pieces = 0
+        self.used_us = self.pieces = 0
+        self.little_pieces = 0
+        self.dear = self.late = False
         self.brought_calls = brought_calls
         self._seconds, self._later = seconds, later
 
@@ -80,3 +82,105 @@ async def test_calls_come_before_pieces_without_calls() -> None:
     take_turn(turns)
 
     assert caller.pieces >= 1
+
+
+class Time:
+    """A clock that only moves while somebody works."""
+
+    def __init__(self) -> None:
+        self.us = 1_000_000
+
+    def elapsed_us(self) -> int:
+        return self.us
+
+    def thread_time_ns(self) -> int:
+        return self.us * 1_000
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
+    if compiled():
+        pytest.skip("compiled code has bound the clock")
+    clock = Time()
+    monkeypatch.setattr(turns, "elapsed_us", clock.elapsed_us)
+    monkeypatch.setattr(turns, "thread_time_ns", clock.thread_time_ns)
+    return clock
+
+
+class Working(Client):
+    """A client each of whose pieces takes so many microseconds, and leaves so many calls."""
+
+    def __init__(self, clock: Time, held: Turns, us: int, calls: int = 1) -> None:
+        super().__init__()
+        self._clock, self._held, self._us, self._calls = clock, held, us, calls
+
+    def handle_piece(self, now_us: int) -> bool:
+        self.pieces += 1
+        self._clock.us += self._us
+        self._held.later(lambda: None, self._calls)
+        return True
+
+
+def asking(clock: Time, held: Turns) -> Working:
+    """A client that has asked little for a while, and has used much time."""
+    client = Working(clock, held, TURN_US // 20)
+    client.little_pieces = _ASKS_LITTLE
+    client.used_us = 100 * TURN_US
+    held.add(client, clock.us)
+    return client
+
+
+@pytest.mark.parametrize(("us", "calls"), [(TURN_US // 2, 1), (TURN_US // 20, 20)])
+async def test_who_asks_little_has_half_of_each_turn(clock: Time, us: int, calls: int) -> None:
+    """Small calls do not wait for many clients that come together, whatever each has used."""
+    held = held_back()
+    busy = [Working(clock, held, us, calls) for _ in range(100)]
+    for each in busy:
+        held.add(each, clock.us)
+    caller = asking(clock, held)
+
+    for number in range(1, 21):
+        before = sum(each.pieces for each in busy)
+        held._turn()
+        assert caller.pieces >= 9 * number
+        assert sum(each.pieces for each in busy) > before
+
+
+async def test_a_dear_piece_beside_who_asks_little(clock: Time) -> None:
+    """Pieces that may take long have every other turn, and small calls have the others."""
+    held = held_back()
+    large = [Working(clock, held, TURN_US) for _ in range(20)]
+    for each in large:
+        each.dear = True
+        held.add(each, clock.us)
+    caller = asking(clock, held)
+
+    had = []
+    for _ in range(20):
+        pieces, others = caller.pieces, sum(each.pieces for each in large)
+        held._turn()
+        had.append((caller.pieces > pieces, sum(each.pieces for each in large) - others))
+
+    assert had == [(False, 1), (True, 0)] * 10
+
+
+@pytest.mark.parametrize(
+    ("us", "calls", "late", "little"),
+    [
+        (100, 1, False, 3),
+        (500, 8, False, 3),
+        (501, 1, False, 0),
+        (100, 9, False, 0),
+        (100, 1, True, 0),
+    ],
+)
+async def test_who_asks_little(clock: Time, us: int, calls: int, late: bool, little: int) -> None:
+    """Pieces take little that have few calls and no long work, for which there was time."""
+    held = held_back()
+    client = Working(clock, held, us, calls)
+    client.late = late
+    held.add(client, clock.us)
+    while client.pieces < 3:
+        held._turn()
+
+    assert client.little_pieces == (little and client.pieces)

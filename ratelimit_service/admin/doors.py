@@ -61,7 +61,7 @@ class Doors:
     """What follows a piece, in aiohttp's tasks, takes longer than to hand it on: so `turns` hands
     on one in each turn, after the pieces of clients that ask little."""
 
-    brought_calls = False
+    brought_calls = late = False
 
     def __init__(self, make: Callable[[], asyncio.Protocol], closed: Counter[str]) -> None:
         """`make` gives each connection its protocol; `closed` counts those ended here, by reason.
@@ -75,7 +75,7 @@ class Doors:
         self._changed = asyncio.Event()
         """Set whenever one has its answer, or is gone."""
         self._turns = shared_turns()
-        self.used_us = 0
+        self.used_us = self.little_pieces = 0
         """How much time all of them have taken, for `turns` to compare: a microsecond a byte, with
         what the tasks take."""
         self._line: deque[_Door | asyncio.Future[None]] = deque()

@@ -82,7 +82,7 @@ class Endless:
 
     def __init__(self, port: int, path: str) -> None:
         self.used_us = 0
-        self.dear, self.brought_calls = False, True
+        self.dear, self.brought_calls, self.late, self.little_pieces = False, True, False, 0
         self.turns = 0
         self.answer = b""
         self.answered = asyncio.Event()

@@ -53,7 +53,7 @@ class Bytes:
     """A client that has sent so many pieces, each of which takes a turn."""
 
     used_us = 0
-    dear, brought_calls = False, True
+    dear, brought_calls, late, little_pieces = False, True, False, 0
 
     def __init__(self, pieces: int, take: Callable[[], None] = take_a_turn) -> None:
         self._pieces, self._take, self.handled = pieces, take, 0

@@ -73,7 +73,7 @@ async def test_late_clients_are_read_from_when_it_is_their_turn(tmp_path: Path) 
 class Rested:
     """Somebody who rests between turns."""
 
-    used_us, dear, brought_calls = 0, False, True
+    used_us, dear, brought_calls, late, little_pieces = 0, False, True, False, 0
 
     def __init__(self) -> None:
         self.turns = 0

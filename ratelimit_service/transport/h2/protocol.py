@@ -130,9 +130,9 @@ class Http2Protocol(asyncio.Protocol):
         """How much time the client's bytes have taken, for `turns` to compare. How many usual calls
         those are worth that are to be decided, and are not yet; the most that there were since the
         last look, and in the second before."""
-        self.dear, self.brought_calls = False, True
+        self.dear, self.brought_calls, self.late, self.little_pieces = False, True, False, 0
         """For `turns`: whether the next piece may take long; whether calls were begun in the last
-        one, or may follow the greeting in it."""
+        one, or may follow the greeting in it; whether there was no time for them; see there."""
         self._sealed: Sealed | None = None
         """What is read and not opened yet, if the client speaks TLS."""
         self._reading: Pausable | None = None
@@ -219,6 +219,7 @@ class Http2Protocol(asyncio.Protocol):
             self._more = False
         self.dear = connection.may_be_dear
         self.brought_calls = connection.latest_stream > latest or not greeted
+        self.late = late or self.drawing.begun
         may_be = not (self._writing_paused or self._steps)
         self._waiting = self._has_bytes and may_be
         if self._waiting:
