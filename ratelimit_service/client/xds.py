@@ -48,6 +48,9 @@ _JITTER = 0.2
 _EARLY_SECONDS = 1.0
 """A server that has not answered for so long after the start is spoken of."""
 
+_NICENESS = 10
+"""Decisions come first, however fast a server sends rules."""
+
 _KEEPALIVE_MS = 20_000
 _MAX_DETAIL = 1 << 20
 """Characters in a NACK, far more than anybody reads: a server takes messages of 4 MiB."""
@@ -389,6 +392,7 @@ async def _main() -> None:
 
 def main() -> None:
     """The process: its task is the first line that it is told, verdicts are the others."""
+    os.nice(_NICENESS)
     asyncio.run(_main())
     sys.stdout.flush()
     os._exit(0)  # at once: a thread may still write to a parent that is gone
