@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from ratelimit_service import wire
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Health
@@ -30,6 +32,19 @@ def late_for_long() -> Backlog:
     backlog = Backlog()
     backlog.late_us = elapsed_us()
     return backlog
+
+
+@pytest.mark.parametrize("timeout_us", [0, 1, 7])
+def test_callers_that_do_not_wait_at_all(timeout_us: int) -> None:
+    """A client whose callers wait for nothing, as they say, is visited like any other."""
+    backlog = late_for_long()
+    now_us = elapsed_us()
+    fate = backlog.fate(now_us, 4_000, timeout_us)
+    chosen, fresh_bytes = backlog.chosen(now_us, 8_000, 4_000, 8_192, None)
+
+    assert fate is Fate.REFUSED
+    assert (chosen, fresh_bytes) == (False, 0)
+    assert backlog.rest_us(8_000, 4_000, late=True) <= 8_000
 
 
 def test_calls_are_counted_until_they_have_waited_for_long() -> None:

@@ -139,6 +139,7 @@ class Allowance:
 
     def visited(self, now_us: int, since_us: int, patience_us: int) -> int:
         """How many bytes may be counted now of a late client, who was visited `since_us` ago."""
+        patience_us = max(patience_us, 1)  # a caller may say that it does not wait at all
         passed = min(1.0, (now_us - self._changed_us) / patience_us)
         self._changed_us = now_us
         ahead = max(-1.0, 1 - 100 * since_us / (patience_us * _AIM))
