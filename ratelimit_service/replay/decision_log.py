@@ -35,7 +35,7 @@ class DecisionLogReader:
     def __init__(self, known: Known[AskedText] | None = None) -> None:
         """`known` is shared with other logs that are replayed together."""
         self.sampled = False
-        """Whether decisions were remaining out of the log."""
+        """Whether decisions were left out of the log."""
         self.hashed = False
         """Whether values are not those that callers sent."""
         self.refused = 0

@@ -109,7 +109,7 @@ def _contents(report: Report) -> Iterator[str]:
     compared = report.denied_before is not None
     head = [
         "Rule",
-        "RecordedRequest",
+        "Asked",
         "Denied",
         *(["Denied before"] if compared else []),
         "Findings",

@@ -55,6 +55,30 @@ def test_never_overwrites(ratelimit: Inside) -> None:
     assert Path("mine.yaml").read_text() == Path(".schema.json").read_text() == "mine"
 
 
+def test_beside_other_rules(ratelimit: Inside) -> None:
+    """A new file gets a domain that no rule file beside it has, and says so: nothing contradicts.
+
+    What is no rule file does not matter.
+    """
+    Path("rules/x.yaml").mkdir(parents=True)
+    Path("rules/gone.yaml").symlink_to("nowhere")
+    Path("rules/api.test.yaml").write_text("domain: api-2\n")
+    Path("rules/text.yaml").write_text("- just\n- text: [\n")
+
+    said = [ratelimit("init", f"rules/{name}.yaml").out for name in ("one", "two", "three")]
+    for name in ("api.test.yaml", "gone.yaml", "text.yaml"):
+        Path("rules", name).unlink()
+
+    assert "domain" not in said[0]
+    assert "\nits domain is api-2, since rules/one.yaml has api already\n" in said[1]
+    assert "\nits domain is api-3, since rules/one.yaml has api already\n" in said[2]
+    assert lint([Path("rules")]).problems == ()
+    told = ratelimit("explain", "--rules", "rules", "api-3", "user=alice")
+    assert "60 per minute" in told.out
+    for command in ("explain --rules rules/three.yaml api-3 user=alice", "hit api-3 user=alice"):
+        assert f"#   ratelimit {command}" in Path("rules/three.yaml").read_text()
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [

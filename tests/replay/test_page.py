@@ -103,6 +103,15 @@ def test_page_can_be_read_without_seeing_it(report: Report) -> None:
         assert (link["href"] or "")[1:] in names
 
 
+def test_table_of_rules_has_words_for_heads(report: Report) -> None:
+    """The columns of the table of rules have words for heads."""
+    text = page_of(report)
+    (first,) = re.findall('<nav aria-label="Rules">.*?<thead>(.*?)</thead>', text, re.DOTALL)
+    heads = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', first)
+
+    assert heads == ["Rule", "Asked", "Denied", "Denied before", "Findings"]
+
+
 def test_page_says_what_the_text_says(report: Report) -> None:
     """The page has the report's numbers, findings, changes and names."""
     said = " ".join("".join(Page(page_of(report)).words).split())
