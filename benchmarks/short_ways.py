@@ -25,7 +25,7 @@ import redis
 
 from benchmarks.profile import RULES, Process
 from ratelimit_service import compiled, limiter, wire
-from ratelimit_service.algorithms import DEFAULT, sliding_window
+from ratelimit_service.algorithms import ALGORITHMS, DEFAULT
 from ratelimit_service.limiter import Planner, compiler
 from ratelimit_service.model import SECOND_US, CounterSpec, Hit
 from ratelimit_service.service import answering
@@ -78,7 +78,7 @@ WAYS = (
     Way(
         "sliding_window.passing",
         "hot",
-        {(sliding_window, "passing"): lambda *_: (b"", -1, 0)},
+        {(ALGORITHMS["sliding_window"], "paired"): False},
         algorithm="sliding_window",
     ),
     Way("encode_within, tally_within", "hot", {(answering, "_WITHIN"): None}),

@@ -29,17 +29,23 @@ from ratelimit_service.model import (
     step,
 )
 
-__all__ = ["ALGORITHM", "charge", "charge_any", "passing", "refund"]
+__all__ = ["ALGORITHM", "charge", "charge_any", "packed", "passing", "refund", "unpacked"]
 
 
 def charge(
     state: State | None, now_us: int, addend: int, spec: CounterSpec, force: bool, _lease: bytes
 ) -> Step:
     """Counts `addend` hits if all of them fit below the limit, or in any case with `force`."""
-    if not spec.buckets:
-        packed, remaining, reset_us = passing(state, now_us, addend, spec)
-        if remaining >= 0:
-            return step((True, packed if addend else state, remaining, reset_us, 0, addend, False))
+    if spec.paired:
+        number, before, count = unpacked(state)
+        if number >= 0 or state is None:
+            number, before, count, remaining, reset_us = passing(
+                number, before, count, now_us, addend, spec
+            )
+            if remaining >= 0:
+                if addend:
+                    state = packed(number, before, count)
+                return step((True, state, remaining, reset_us, 0, addend, False))
     return charge_any(state, now_us, addend, spec, force)
 
 
@@ -60,36 +66,43 @@ def charge_any(
 
 
 def passing(
-    state: State | None, now_us: int, addend: int, spec: CounterSpec
-) -> tuple[bytes, int, int]:
+    number: int, before: int, count: int, now_us: int, addend: int, spec: CounterSpec
+) -> tuple[int, int, int, int, int]:
     """The next state, the remaining hits and the reset, as `charge` with two counters has them.
 
-    If there is no room the remaining hits are below 0, and so they are where the state is not of
-    this window or the one before; `charge_any` tells more.
+    A state is the window's number, which is below 0 of a new counter, and the counts before and
+    now. If there is no room the remaining hits are below 0, and the state is not to be used. If
+    the state is ahead of the clock, the reset is 0 as well, and `charge_any` tells all.
     """
     window_us, ticks = spec.window_us, spec.window_ticks
-    number = now_us // window_us
+    current = now_us // window_us
     since_us = now_us % window_us
-    before = now = weighed = 0
-    if state is not None:
-        if not isinstance(state, bytes) or len(state) != _TWO.size or state[0] != _TWO_MARK:
-            return b"", -1, 0
-        found: tuple[bytes, float, int, int] = _TWO.unpack(state)
-        ahead = int(found[1]) - number
-        if ahead == 0:
-            before, now = found[2], found[3]
-        elif ahead == -1:
-            before = found[3]
-        else:
-            return b"", -1, 0
-        weighed = before * (ticks - since_us // spec.tick_us) // ticks
-    remaining = spec.limit - weighed - now - addend
-    if remaining < 0:
-        return b"", -1, 0
-    if not (weighed or now):
+    ahead = number - current
+    if ahead:
+        if ahead > 0:
+            return number, before, count, -1, 0
+        before = count if ahead == -1 and number >= 0 else 0
+        count = 0
+    weighed = before * (ticks - since_us // spec.tick_us) // ticks if before else 0
+    if not (weighed or count):
         before = 0  # what weighs nothing is as good as gone
-    packed = _TWO.pack(_TWO_LETTER, number, before, now + addend)
-    return packed, remaining, window_us - since_us
+    count += addend
+    return current, before, count, spec.limit - weighed - count, window_us - since_us
+
+
+def packed(number: int, before: int, count: int) -> bytes:
+    """A state of two counters as `charge` has it."""
+    return _TWO.pack(_TWO_LETTER, number, before, count)
+
+
+def unpacked(state: State | None) -> tuple[int, int, int]:
+    """The number and the counts of such a state; the number is below 0 if it is none."""
+    if not isinstance(state, bytes) or len(state) != _TWO.size or state[0] != _TWO_MARK:
+        return -1, 0, 0
+    found: tuple[bytes, float, int, int] = _TWO.unpack(state)
+    if not 0 <= found[1] < _MOST_NUMBER:
+        return -1, 0, 0
+    return int(found[1]), found[2], found[3]
 
 
 def refund(
@@ -293,6 +306,7 @@ def _window(state: State | None, now_us: int, spec: CounterSpec) -> _TwoCounters
 _TWO: Final = struct.Struct(">cdII")
 _TWO_LETTER: Final = b"w"
 _TWO_MARK: Final = ord("w")
+_MOST_NUMBER: Final = 1 << 53
 _FORMS: Final = {1: "B", 2: "H", 4: "I"}
 _HEAD: Final = 8
 
@@ -333,4 +347,5 @@ ALGORITHM: Final = Algorithm(
     key=_key,
     weight=_weight,
     ticks=True,
+    paired=True,
 )

@@ -95,6 +95,7 @@ class Algorithm:
         refills: bool = False,
         ticks: bool = False,
         adds: bool = False,
+        paired: bool = False,
     ) -> None:
         self.name: Final = name
         """As rules, the Lua file, metrics and documents have it."""
@@ -137,6 +138,8 @@ class Algorithm:
         """Whether it multiplies hits with time, which takes ticks to be exact."""
         self.adds: Final = adds
         """Whether in windows of the clock a state is an integer to which hits add their number."""
+        self.paired: Final = paired
+        """Whether without sub-counters a state is a window's number and a pair of counts."""
 
     def __repr__(self) -> str:
         return self.name
@@ -182,6 +185,7 @@ class CounterSpec:
         "buckets",
         "limit",
         "own",
+        "paired",
         "queue",
         "rate",
         "reserved",
@@ -219,6 +223,8 @@ class CounterSpec:
         self.reserved: Final = reserved
         self.adds: Final = algorithm.adds and anchor is Anchor.CLOCK
         """Whether hits add their number to the state: then stores have a short way."""
+        self.paired: Final = algorithm.paired and not buckets
+        """Whether a state is a pair of counts: then the memory store has a short way."""
         self.tick_us: Final = TICKS_US[tick]
         """A tick in microseconds."""
         self.window_ticks: Final = -(-window_us // TICKS_US[tick])

@@ -12,7 +12,7 @@ from ratelimit_service.model import Hit, Mode, Request
 from ratelimit_service.replay.sketches import place_of
 from ratelimit_service.replay.use import Caller, RuleUse
 from ratelimit_service.rules.paths import path_text
-from ratelimit_service.stores.memory_tables import MemoryCounter
+from ratelimit_service.stores.memory_counter import MemoryCounter
 
 __all__ = ["Met", "Prepared", "alone_of"]
 

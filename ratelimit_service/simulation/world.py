@@ -27,7 +27,7 @@ from ratelimit_service.rules.tree import Rule, Snapshot
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores import Settled, Verdict
 from ratelimit_service.stores.memory import MemoryStore
-from ratelimit_service.stores.memory_tables import MemoryCounter
+from ratelimit_service.stores.memory_counter import MemoryCounter
 
 __all__ = ["Decided", "World"]
 

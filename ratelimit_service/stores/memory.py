@@ -1,7 +1,7 @@
 """Counters in this process: the embedded default. Bounded, and exact for one process.
 
-What must not live here: how hits are judged (`algorithms`), how keys look (`keys`), and which
-counter goes where there is no room (`memory_tables`).
+What must not live here: how hits are judged (`algorithms`), how keys look (`keys`), what a counter
+is (`memory_counter`), and which one goes where there is no room (`memory_tables`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from ratelimit_service.algorithms import sliding_window
 from ratelimit_service.algorithms.fixed_window import passing
 from ratelimit_service.algorithms.settle import settle
 from ratelimit_service.bugs import Bugs
@@ -28,12 +29,8 @@ from ratelimit_service.stores import (
     always,
 )
 from ratelimit_service.stores.damage import Damage
-from ratelimit_service.stores.memory_tables import (
-    CounterTable,
-    CounterTables,
-    MemoryCounter,
-    bulk_of,
-)
+from ratelimit_service.stores.memory_counter import MemoryCounter, bulk_of
+from ratelimit_service.stores.memory_tables import CounterTable, CounterTables
 
 __all__ = ["UNSETTLED", "MemoryStore"]
 
@@ -120,26 +117,47 @@ class MemoryStore(CounterTables):
         counter = held
         if counter is None or not counter.kept():
             counter = self._table(key).get(key)
-        if counter is None:
-            number = -1
-            if self._size + self._bulk >= self._max_counters:
-                return UNSETTLED
-        else:
-            number = counter.number
-        if not (spec.adds and addend and (number >= 0 or counter is None)):
+        if counter is None and self._size + self._bulk >= self._max_counters:
+            return UNSETTLED
+        if not addend:
             return self._charge_any(key, spec, addend, counter, now)
-        number, remaining, reset_us = passing(number, now, addend, spec.limit, spec.window_us)
-        if remaining < 0:
-            return -1 - max(0, remaining + addend) if reset_us else UNSETTLED
-        if counter is not None:
+        number = -1 if counter is None else counter.number
+        if spec.adds and (number >= 0 or counter is None):
+            number, remaining, reset_us = passing(number, now, addend, spec.limit, spec.window_us)
+            if remaining < 0:
+                return -1 - max(0, remaining + addend) if reset_us else UNSETTLED
+            if counter is None:
+                counter = self._new(key, spec, now)
             counter.number = number
-            counter.spec = spec
+        elif spec.paired and (counter is None or counter.pair >= 0):
+            remaining, reset_us = self._pair(key, spec, addend, counter, now)
+            if remaining < 0:
+                return -1 - max(0, remaining + addend) if reset_us else UNSETTLED
+            return remaining
         else:
-            table = self._table(key)
-            self._sweep(table, now)
-            table[key] = MemoryCounter(number, spec)
-            self._size += 1
+            return self._charge_any(key, spec, addend, counter, now)
+        counter.spec = spec
         return remaining
+
+    def _pair(
+        self, key: bytes, spec: CounterSpec, addend: int, counter: MemoryCounter | None, now: int
+    ) -> tuple[int, int]:
+        """Charges a pair of counts: the hits that remain, and the reset, as `passing` has them.
+
+        If there is no room nothing is changed.
+        """
+        number, before, count = -1, 0, 0
+        if counter is not None:
+            number, before, count = counter.get_pair()
+        number, before, count, remaining, reset_us = sliding_window.passing(
+            number, before, count, now, addend, spec
+        )
+        if remaining >= 0:
+            if counter is None:
+                counter = self._new(key, spec, now)
+            counter.set_pair(number, before, count)
+            counter.spec = spec
+        return remaining, reset_us
 
     def _charge_any(
         self, key: bytes, spec: CounterSpec, addend: int, counter: MemoryCounter | None, now: int
@@ -160,10 +178,7 @@ class MemoryStore(CounterTables):
             counter.spec = spec
             self._bulk += bulk_of(state) - bulk_of(before)
         elif state is not None:
-            table = self._table(key)
-            self._sweep(table, now)
-            table[key] = MemoryCounter(state, spec)
-            self._size += 1
+            self._new(key, spec, now).set(state)
             self._bulk += bulk_of(state)
         if self._size + self._bulk > self._max_counters:
             self._make_room(now)
@@ -189,9 +204,9 @@ class MemoryStore(CounterTables):
         outcomes: Outcomes = []
         undo: list[tuple[MemoryCounter, State | None]] = []
         new: list[tuple[CounterTable, bytes]] = []
-        state: State | None
         try:
-            for key, spec, addend, _, _, refund, lease, _, _, _ in hits:
+            for hit in hits:
+                key, spec, addend, _, _, refund, _, _, _, _ = hit
                 table = tables[hash(key) & mask]
                 counter = table.get(key)
                 if counter is None and self._size + self._bulk >= self._max_counters:
@@ -215,27 +230,54 @@ class MemoryStore(CounterTables):
                         counter.spec = spec
                     outcomes.append(Outcome(False, remaining, reset_us, addend))
                     continue
-                before = counter.get() if counter is not None else None
-                passed, state, remaining, reset_us, _, counted, damaged = spec.algorithm.charge(
-                    before, now, addend, spec, False, lease
-                )
-                if refund or not passed or damaged:
+                outcome = self._charge_other(hit, table, counter, now, undo, new, len(hits) == 1)
+                if outcome is None:
                     return self._settle_anew(hits, now, undo, new)
-                if counter is not None:
-                    undo.append((counter, before))
-                    counter.set(state)
-                    counter.spec = spec
-                    self._bulk += bulk_of(state) - bulk_of(before)
-                elif state is not None:
-                    self._sweep(table, now)
-                    table[key] = MemoryCounter(state, spec)
-                    self._size += 1
-                    new.append((table, key))
-                outcomes.append(Outcome(False, remaining, reset_us, counted))
+                outcomes.append(outcome)
         except Exception:
             self._take_back(undo, new)
             raise
         return Settled(outcomes, _WITHIN)
+
+    def _charge_other(
+        self,
+        hit: Hit,
+        table: CounterTable,
+        counter: MemoryCounter | None,
+        now: int,
+        undo: list[tuple[MemoryCounter, State | None]],
+        new: list[tuple[CounterTable, bytes]],
+        alone: bool,
+    ) -> Outcome | None:
+        """Charges a hit by any algorithm; None if it does not just pass.
+
+        What a later hit would have to undo is noted, unless it is `alone` in its request.
+        """
+        key, spec, addend, _, _, refund, lease, _, _, _ = hit
+        if spec.paired and addend and not refund and (counter is None or counter.pair >= 0):
+            if counter is not None and not alone:
+                undo.append((counter, counter.get()))
+            remaining, reset_us = self._pair(key, spec, addend, counter, now)
+            if remaining < 0:
+                return None
+            if counter is None:
+                new.append((table, key))
+            return Outcome(False, remaining, reset_us, addend)
+        before = None if counter is None else counter.get()
+        passed, state, remaining, reset_us, _, counted, damaged = spec.algorithm.charge(
+            before, now, addend, spec, False, lease
+        )
+        if refund or not passed or damaged:
+            return None
+        if counter is not None:
+            undo.append((counter, before))
+            counter.set(state)
+            counter.spec = spec
+            self._bulk += bulk_of(state) - bulk_of(before)
+        elif state is not None:
+            self._new(key, spec, now).set(state)
+            new.append((table, key))
+        return Outcome(False, remaining, reset_us, counted)
 
     def _settle_anew(
         self,
@@ -254,7 +296,7 @@ class MemoryStore(CounterTables):
         """Undoes the charges of a request. A second call does nothing."""
         for changed, earlier in reversed(undo):
             if changed.kept():  # else it was swept away meanwhile
-                self._bulk += bulk_of(earlier) - bulk_of(changed.get())
+                self._bulk += bulk_of(earlier) - bulk_of(changed.packed)
                 changed.set(earlier)
         for table, key in new:
             table.pop(key).set(None)
@@ -291,7 +333,7 @@ class MemoryStore(CounterTables):
             table = self._table(key)
             counter = table.get(key)
             if counter is not None:
-                self._bulk += bulk_of(step.state) - bulk_of(counter.get())
+                self._bulk += bulk_of(step.state) - bulk_of(counter.packed)
                 counter.set(step.state)
                 counter.spec = hit.spec
                 continue

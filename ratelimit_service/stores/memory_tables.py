@@ -1,6 +1,7 @@
 """Tables of counters in this process, of bounded size: which counter goes where there is no room.
 
-What must not live here: how hits are settled (`memory`, `algorithms`).
+What must not live here: what one counter is (`memory_counter`), and how hits are settled (`memory`,
+`algorithms`).
 """
 
 from __future__ import annotations
@@ -8,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Final
 
-from ratelimit_service.algorithms.fixed_window import passing
 from ratelimit_service.health import Health
 from ratelimit_service.model import CounterSpec, State
 from ratelimit_service.observer import Stats
+from ratelimit_service.stores.memory_counter import MemoryCounter, bulk_of
 
-__all__ = ["CounterTable", "CounterTables", "MemoryCounter", "bulk_of"]
+__all__ = ["CounterTable", "CounterTables"]
 
 _SAMPLE: Final = 6
 """A full store looks at so many old counters to find the one to put out."""
@@ -29,52 +30,14 @@ _COUNTERS_PER_TABLE: Final = 512
 
 _MAX_TABLES: Final = 4_096
 
-_BULK_BYTES: Final = 256
-"""In a longer state each further piece of so many bytes counts as another counter."""
-
 _SLACK_US: Final = 1_000_000
 """A counter whose time is over is kept so much longer, for clocks that step back; as in Redis."""
 
 _NO_SHARE: Final = 2.0
 """More than any share that a counter can have used."""
 
-_LEAST_SHARE: Final = 2.0**-64
-"""Less than the share of any single hit in its limit, but more than nothing."""
-
 _CROWDED_US: Final = 60_000_000
 """For so long health reports that a live counter was put out."""
-
-
-class MemoryCounter:
-    """A state with what is needed to judge, without its rule, how much it matters.
-
-    The state is `number`, which lies in the object itself where it is compiled, or `packed` where
-    that is below 0. It has none if the store has dropped it, so that who holds it knows.
-    """
-
-    __slots__ = ("number", "packed", "spec")
-
-    def __init__(self, state: State | None, spec: CounterSpec) -> None:
-        self.number = -1
-        self.packed: bytes | None = None
-        self.set(state)
-        self.spec = spec
-
-    def get(self) -> State | None:
-        """The state."""
-        return self.number if self.number >= 0 else self.packed
-
-    def kept(self) -> bool:
-        """Whether it is in the store."""
-        return self.number >= 0 or self.packed is not None
-
-    def set(self, state: State | None) -> None:
-        """Sets another state; none where the store drops it."""
-        if isinstance(state, int):
-            self.number, self.packed = state, None
-        else:
-            self.number, self.packed = -1, state
-
 
 CounterTable = dict[bytes, MemoryCounter]
 
@@ -118,6 +81,14 @@ class CounterTables:
     def _table(self, key: bytes) -> CounterTable:
         return self._tables[hash(key) & len(self._tables) - 1]
 
+    def _new(self, key: bytes, spec: CounterSpec, now: int) -> MemoryCounter:
+        """Adds a counter, of which the state is set next."""
+        table = self._table(key)
+        self._sweep(table, now)
+        counter = table[key] = MemoryCounter(None, spec)
+        self._size += 1
+        return counter
+
     def _evict(self, now: int, spared: Container[bytes]) -> bool:
         """Puts out one of a few old counters; False if all counters are to be spared."""
         if self._alike and self._evict_alike(now, spared):
@@ -133,7 +104,7 @@ class CounterTables:
                 seen.append(key)
                 if key in spared:
                     continue
-                used = _share_used(counter, now)
+                used = counter.share_used(now)
                 if used < least:
                     victim, least = key, used
                     alike.clear()
@@ -163,7 +134,7 @@ class CounterTables:
             found = table.get(key)
             # Meanwhile the counter may have been used more, or replaced by another.
             if found is not None and key not in spared:
-                used = _share_used(found, now)
+                used = found.share_used(now)
                 if used <= share:
                     self._put_out(table, key, now, live=used > 0)
                     return True
@@ -187,17 +158,9 @@ class CounterTables:
         """
         then = now - _SLACK_US
         for key, counter in table.items():
-            spec = counter.spec
-            if spec.adds and counter.number >= 0:
-                _, remaining, _ = passing(counter.number, then, 0, spec.limit, spec.window_us)
-                counts = remaining < spec.limit
-            else:
-                if spec.rate > 1:
-                    spec = spec.with_numbers(spec.limit, 1)  # the slowest that its rule may have
-                peek = spec.algorithm.charge(counter.get(), then, 0, spec, False, b"")
-                counts = peek.remaining < spec.limit or not peek.passed or peek.damaged
+            matters = counter.matters(then)
             del table[key]
-            if counts:
+            if matters:
                 table[key] = counter
             else:
                 self._dropped(counter)
@@ -206,28 +169,5 @@ class CounterTables:
     def _dropped(self, counter: MemoryCounter) -> None:
         """Notes that a counter is in no table any more."""
         self._size -= 1
-        self._bulk -= bulk_of(counter.get())
+        self._bulk -= bulk_of(counter.packed)
         counter.set(None)
-
-
-def bulk_of(state: State | None) -> int:
-    """How many further counters a state counts for, beside one."""
-    return len(state) // _BULK_BYTES if isinstance(state, bytes) else 0
-
-
-def _share_used(counter: MemoryCounter, now: int) -> float:
-    """How much of its limit a counter has used up, 0 to 1; 0 is as good as no counter at all.
-
-    A state from so far in the future that it counts for nothing now is neither: it will count
-    again if the clock goes back to where it was.
-    """
-    spec, number = counter.spec, counter.number
-    limit = spec.limit
-    if number >= 0 and limit and spec.adds:
-        _, remaining, _ = passing(number, now, 0, limit, spec.window_us)
-        if remaining >= 0:
-            return (limit - remaining) / limit
-    peek = spec.algorithm.charge(counter.get(), now, 0, spec, False, b"")
-    if peek.damaged:
-        return _LEAST_SHARE
-    return (limit - peek.remaining) / limit if peek.passed and limit else float(not peek.passed)

@@ -14,7 +14,7 @@ from ratelimit_service.model import Anchor, Hit, Limit, Mode, Unit
 from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Settled, Verdict
 from ratelimit_service.stores.memory import UNSETTLED, MemoryStore
-from ratelimit_service.stores.memory_tables import MemoryCounter
+from ratelimit_service.stores.memory_counter import MemoryCounter
 from tests.stores.cases import T
 
 SPECS = [
