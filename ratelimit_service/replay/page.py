@@ -58,12 +58,23 @@ svg { display: block; width: 100%; height: auto; } svg text { fill: var(--soft);
 .key.a { background: var(--asked); margin-left: 0; } .key.d { background: var(--denied); }
 figure { margin: .75rem 0; } figcaption { color: var(--soft); font-size: .9rem; }
 a { color: inherit; } a:focus-visible { outline: 3px solid var(--asked); }
+@media (max-width: 40rem) { svg text { font-size: 22px; } tbody th { min-width: 8rem; } }
 """
 
 _WIDTH: Final = 720
 _HEIGHT: Final = 120
-_TICKS: Final = 18
-"""Of the plots, in SVG's units; the last is the room below for words."""
+_TICKS: Final = 26
+"""Of the plots, in SVG's units; the last is the room for words, which are larger on a phone."""
+
+_WORDS: Final = _HEIGHT + 20
+"""Where the words below a plot stand."""
+
+_FINDINGS: Final = {
+    "few": "few callers make most denials",
+    "harmless": "a shadow that would deny nobody",
+    "tight": "nearly reached",
+}
+"""Kinds of findings whose names say too little by themselves."""
 
 
 def page_of(report: Report) -> str:
@@ -121,7 +132,7 @@ def _contents(report: Report) -> Iterator[str]:
             f"{rule.asked:,}",
             part(rule.denied, rule.asked),
             *([f"{rule.denied_before or 0:,}"] if compared else []),
-            _text(", ".join(each.kind.replace("_", " ") for each in rule.findings)),
+            _text(", ".join(_finding(each.kind) for each in rule.findings)),
         ]
         for number, rule in enumerate(report.rules)
     ]
@@ -129,6 +140,10 @@ def _contents(report: Report) -> Iterator[str]:
     yield '<nav aria-label="Rules">'
     yield from _table("The rules that were met, those that deny most first", head, rows, numeric)
     yield "</nav>"
+
+
+def _finding(kind: str) -> str:
+    return _FINDINGS.get(kind) or kind.replace("_", " ")
 
 
 def _changes(change: ChangeReport | None, what: str) -> Iterator[str]:
@@ -194,7 +209,7 @@ def _limit(limit: LimitReport) -> Iterator[str]:
 
 def _demand(limit: LimitReport) -> Iterator[str]:
     """Callers by the most they asked, against the limit."""
-    names = [f"to {bound:g}" for bound in DEMAND_BOUNDS] + [f"over {DEMAND_BOUNDS[-1]:g}"]
+    names = [f"≤{bound:g}" for bound in DEMAND_BOUNDS] + [f">{DEMAND_BOUNDS[-1]:g}"]
     most = max(limit.demand)
     within = sum(limit.demand[: DEMAND_BOUNDS.index(1.0) + 1])
     whole = sum(limit.demand)
@@ -210,10 +225,10 @@ def _demand(limit: LimitReport) -> Iterator[str]:
         kind = "asked" if place <= DEMAND_BOUNDS.index(1.0) else "denied"
         bars.append(
             f'<rect class="{kind}" x="{start}" y="{top}" width="{round(width - 8, 1)}" '
-            f'height="{height}"><title>{name} limits: {count:,} callers</title></rect>'
+            f'height="{height}"><title>{_text(name)} limits: {count:,} callers</title></rect>'
         )
         middle = round(place * width + width / 2, 1)
-        bars.append(f'<text x="{middle}" y="{_HEIGHT + 14}" text-anchor="middle">{name}</text>')
+        bars.append(f'<text x="{middle}" y="{_WORDS}" text-anchor="middle">{_text(name)}</text>')
         if count:
             bars.append(f'<text x="{middle}" y="{top - 4}" text-anchor="middle">{count:,}</text>')
     yield from _figure(bars, told, _text(told))
@@ -240,10 +255,8 @@ def _timeline(plot: Plot, name: str) -> Iterator[str]:
                     f'width="{wide}" height="{height}"/>'
                 )
     last = spans[-1]
-    bars.append(f'<text x="0" y="{_HEIGHT + 14}">{moment(spans[0].start_us)}</text>')
-    bars.append(
-        f'<text x="{_WIDTH}" y="{_HEIGHT + 14}" text-anchor="end">{moment(last.start_us)}</text>'
-    )
+    bars.append(f'<text x="0" y="{_WORDS}">{moment(spans[0].start_us)}</text>')
+    bars.append(f'<text x="{_WIDTH}" y="{_WORDS}" text-anchor="end">{moment(last.start_us)}</text>')
     asked, denied = sum(span.asked for span in spans), sum(span.denied for span in spans)
     told = (
         f"{name} over time: {asked:,} asked, {denied:,} over the limit; at most {most:,} in "
@@ -266,7 +279,7 @@ def _seconds(seconds: int) -> str:
 def _figure(shapes: Sequence[str], told: str, shown: str) -> Iterator[str]:
     """A plot; who cannot see it is `told` what it says."""
     yield "<figure>"
-    box = f"0 -14 {_WIDTH} {_HEIGHT + _TICKS + 14}"
+    box = f"0 -{_TICKS} {_WIDTH} {_HEIGHT + 2 * _TICKS}"
     yield f'<svg viewBox="{box}" role="img" aria-label="{_text(told)}">'
     yield f'<line class="axis" x1="0" y1="{_HEIGHT}" x2="{_WIDTH}" y2="{_HEIGHT}"/>'
     yield from shapes

@@ -112,6 +112,19 @@ def test_table_of_rules_has_words_for_heads(report: Report) -> None:
     assert heads == ["Rule", "Asked", "Denied", "Denied before", "Findings"]
 
 
+def test_findings_have_words_in_the_table_of_rules(tmp_path: Path) -> None:
+    """The table of rules says in words what was found of each, not by the kinds that JSON has."""
+    records = [record(START_US + place, "mad") for place in range(30)]
+    records += [record(START_US + place, f"u{user}") for user in range(9) for place in range(4)]
+    found = played(records, limited(tmp_path, "unit: day, requests_per_unit: 3"))
+    (row,) = re.findall(
+        "<tbody>\n(.*?)\n?</tbody>", page_of(found).partition("</nav>")[0], re.DOTALL
+    )
+
+    assert {"few"} < {each.kind for each in found.rules[0].findings}
+    assert "few callers make most denials" in row
+
+
 def test_page_says_what_the_text_says(report: Report) -> None:
     """The page has the report's numbers, findings, changes and names."""
     said = " ".join("".join(Page(page_of(report)).words).split())
