@@ -56,17 +56,16 @@ class MemoryCounter:
 
     def set(self, state: State | None) -> None:
         """Sets another state; none where the store drops it."""
-        self.number, self.pair, self.packed = -1, -1, None
         if isinstance(state, int):
-            self.number = state
-        elif state is not None:
-            number, before, count = -1, 0, 0
-            if self.spec.paired:
-                number, before, count = sliding_window.unpacked(state)
-            if number < 0:
-                self.packed = state
-            else:
+            self.number, self.pair, self.packed = state, -1, None
+            return
+        if state is not None and self.spec.paired:
+            number, before, count = sliding_window.unpacked(state)
+            if number >= 0:
+                self.packed = None
                 self.set_pair(number, before, count)
+                return
+        self.number, self.pair, self.packed = -1, -1, state
 
     def get_pair(self) -> tuple[int, int, int]:
         """The window's number and the counts before and now of a state that is a pair."""
