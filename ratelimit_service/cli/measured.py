@@ -41,7 +41,7 @@ class Measured(NamedTuple):
 
 _TABLE: Final = """
 fixed_window      184    240    278  1.00  1.00   6.6
-sliding_window    213    240    310  0.77  0.91   9.8
+sliding_window    213    240    277  0.77  0.91   9.8
 sliding_log     2_217  2_900  2_867  0.73  0.82  10.4
 token_bucket      213    240    310  0.69  0.98   9.0
 leaky_bucket      213    240    311  0.75  0.95   9.3
