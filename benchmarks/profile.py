@@ -47,6 +47,9 @@ class MarkedStore:
         self._memory = MemoryStore(3_000_000, stats, health)
         self.marks: list[float] = []
 
+    def wait_us(self, rank: int) -> int:  # noqa: ARG002 -- for all the same
+        return 0
+
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...

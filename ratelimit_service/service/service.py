@@ -76,8 +76,9 @@ class Service:
         self._clock = clock
         self._store = store
         self._stats = stats
-        self.waits = store.waits
-        """Whether decisions wait for somebody else to count."""
+        self.waits, self.wait_us = store.waits, store.wait_us
+        """Whether decisions wait for somebody else to count, and for how long new ones of a rank
+        would."""
         self._faults = Faults(stats)
         rare_log = RareLog()
         self._planning = Planning(settings, stats, self._faults, rare_log)

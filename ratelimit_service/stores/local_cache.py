@@ -79,6 +79,10 @@ class LocalCache:
         """As the store behind it."""
         return self._store.waits
 
+    def wait_us(self, rank: int) -> int:
+        """As in the store behind it."""
+        return self._store.wait_us(rank)
+
     async def start(self) -> None:
         """As the store behind it."""
         await self._store.start()

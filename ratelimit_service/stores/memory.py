@@ -63,6 +63,10 @@ class MemoryStore(CounterTables):
         """Never, because the counters lie in this process."""
         return False
 
+    def wait_us(self, rank: int) -> int:  # noqa: ARG002 -- for all the same
+        """Nothing waits here."""
+        return 0
+
     async def start(self) -> None:
         """Nothing to try: memory is always there."""
 

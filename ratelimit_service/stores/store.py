@@ -91,6 +91,9 @@ class Store(Protocol):
     def waits(self) -> bool:
         """Whether it must wait for another process to count. With `AT_ONCE` it never waits."""
 
+    def wait_us(self, rank: int) -> int:
+        """How long a new request of this rank would wait for its outcomes, as far as is known."""
+
     async def start(self) -> None:
         """Tries the store once, in bounded time, and keeps it connected from then on.
 

@@ -197,6 +197,9 @@ class Noting:
         self.kept: list[Callable[[], None]] | None = None
         """Where there is a list, large batches wait in it until they are called."""
 
+    def wait_us(self, rank: int) -> int:
+        return 0
+
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...

@@ -94,6 +94,9 @@ class Recorder:
     def waits(self) -> bool:
         return self.store.waits
 
+    def wait_us(self, rank: int) -> int:
+        return self.store.wait_us(rank)
+
     async def start(self) -> None:
         await self.store.start()
 

@@ -23,6 +23,9 @@ class Away:
 
     waits = True
 
+    def wait_us(self, rank: int) -> int:
+        return 0
+
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...

@@ -51,6 +51,9 @@ class Noting:
         self.turns = Turns()
         self.charged: list[tuple[int, int]] = []
 
+    def wait_us(self, rank: int) -> int:
+        return 0
+
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...

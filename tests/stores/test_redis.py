@@ -125,6 +125,32 @@ async def test_batches_are_cut_by_what_they_take(
     assert calls == [3, 5, 1]
 
 
+async def test_how_long_a_request_waits_follows_from_what_stands_before_it(
+    own_redis: RedisServer,
+) -> None:
+    """As long as for the last reply, and as long again for each two script calls before it.
+
+    What is of a higher rank does not stand before it.
+    """
+    fixture = Fixture(own_redis.url, timeout_us=60_000_000)
+    await started(fixture.store)
+    await fixture.hit()
+    reply_us = fixture.store.wait_us(0)
+    own_redis.stop()
+
+    for _ in range(125):
+        requests = [[hit(key=f"{number}")] for number in range(16)]
+        fixture.store.charge(requests, lambda _: None, rank=7)
+    while fixture.store.shard_states()[0].under_way < 2:
+        await asyncio.sleep(0)
+
+    assert reply_us > 0
+    assert fixture.store.wait_us(0) == reply_us
+    assert fixture.store.wait_us(7) == reply_us + reply_us * (125 * 16 - 256) // 256
+    own_redis.cont()
+    await fixture.store.close()
+
+
 async def test_who_has_much_under_way_comes_after_others(own_redis: RedisServer) -> None:
     """Before 2,000 requests of a higher rank that wait, one of the lowest is sent at once."""
     fixture = Fixture(own_redis.url, timeout_us=60_000_000)

@@ -93,14 +93,14 @@ def test_callers_that_say_nothing_are_always_answered() -> None:
 
 
 def test_only_some_are_decided_by_policy() -> None:
-    """For eight calls that are counted one may be decided by policy, and a burst of some more."""
+    """For sixteen calls that are counted one may be decided by policy, and a burst of some more."""
     overload = Overload(Stats(), Health())
     hurried = 0
     while overload.may_hurry:
         overload.hurried(1)
         hurried += 1
 
-    overload.counted(8)
+    overload.counted(16)
     assert hurried == 500
     assert overload.may_hurry
     overload.hurried(1)

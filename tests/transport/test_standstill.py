@@ -56,6 +56,9 @@ class Costly:
 
     async def close(self) -> None: ...
 
+    def wait_us(self, rank: int) -> int:
+        return self._store.wait_us(rank)
+
     def charge(
         self,
         requests: Sequence[Sequence[Hit]],
@@ -251,3 +254,27 @@ def test_a_slow_server_counts_what_it_can(monkeypatch: pytest.MonkeyPatch, load:
         assert not by_policy
     else:
         assert counted(world, 0.1, 0.3) >= 0.8 * bearable * 0.3
+
+
+NEARLY_AS_SLOW = 20.0
+"""So many times longer than usual the server takes: then it counts not much faster than the service
+can ask it to."""
+
+
+@pytest.mark.usefixtures("work")
+def test_no_more_is_planned_than_a_server_can_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that would wait in vain behind others are refused before they are planned.
+
+    To plan a call is most of its work. So for ten calls that are counted one at most is planned,
+    and decided by policy as the server has not counted it in time.
+    """
+    monkeypatch.setattr(stepped_loop, "BYTE_US", 0.0)
+    monkeypatch.setattr(stepped.CHOSEN, "slower", NEARLY_AS_SLOW)
+    monkeypatch.setattr(stepped.CHOSEN, "store", lambda *told: OnRedis(stepped.on_redis(*told)))
+    bearable = 1e6 / COUNT_US
+
+    world = stepped.flooded(CONNECTIONS, 2 * bearable, 1.1)
+
+    assert not world.lost()
+    assert counted(world, 0.5, 0.5) >= 0.8 * bearable * 0.5
+    assert 10 * sum(world.tally.counts["by_policy"][5:10]) <= counted(world, 0.5, 0.5)

@@ -46,6 +46,9 @@ _MAX_IN_FLIGHT: Final = 2
 """Script calls under way at a time; meanwhile the next one fills up. Those of higher ranks do not
 count: nothing of a lower rank waits for them."""
 
+_FIRST_FULL: Final = 32
+"""So many requests are taken to fit into a call before one was full."""
+
 _MAX_HELD: Final = 10_000
 """The most give-backs that wait for a server that is away; beyond that the oldest are lost."""
 
@@ -105,6 +108,8 @@ class Batches:
         """How long calls took lately, from when they were made until their reply was handed on.
         What has less time left is not sent: it would be counted in vain, and keep others waiting.
         """
+        self._full = _FIRST_FULL
+        """How many requests went out together last, when there were more than fitted."""
 
     @property
     def idle(self) -> bool:
@@ -120,6 +125,14 @@ class Batches:
     def waiting(self) -> int:
         """How many batches are not sent yet, also for want of a server."""
         return sum(map(len, self._queues)) + len(self._held)
+
+    def wait_us(self, rank: int) -> int:
+        """How long a new request of this rank would wait for its reply, going by the last ones."""
+        waiting = 0
+        for queue in self._queues[: rank + 1]:
+            for batch in queue:
+                waiting += len(batch.requests) - batch.sent
+        return self._reply_us + self._reply_us * waiting // (self._full * _MAX_IN_FLIGHT)
 
     def charge(self, batch: Batch) -> None:
         """Queues a batch for the next script calls.
@@ -241,6 +254,8 @@ class Batches:
                     full = True
                     break
                 queue.popleft()
+        if calls and full:
+            self._full = sum([len(call.requests) for call in calls.values()])
         if dropped and not calls and not self.under_way:
             # If nothing were sent, nothing would show that replies come sooner again.
             self._reply_us //= 2

@@ -113,6 +113,10 @@ class Shard:
         """Settles hits in this process alone, on its share of their limits."""
         return self._debts.charge_here(hits, at_us)
 
+    def wait_us(self, rank: int) -> int:
+        """How long a new request of this rank would wait for its reply."""
+        return self._batches.wait_us(rank)
+
     def ask(self, batch: Batch) -> None:
         """Sends a batch at once to a node that is about to get its slot."""
         self._batches.ask(batch)

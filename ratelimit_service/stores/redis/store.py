@@ -222,6 +222,10 @@ class RedisStore:
         """Tries every server once, in bounded time, and keeps trying in the background."""
         await asyncio.gather(*(topology.start() for topology in self._topologies))
 
+    def wait_us(self, rank: int) -> int:
+        """How long a new request of this rank would wait where that is longest."""
+        return max([shard.wait_us(rank) for shard in self.shards if shard.available], default=0)
+
     async def close(self) -> None:
         """Disconnects for good."""
         await asyncio.gather(*(topology.close() for topology in self._topologies))

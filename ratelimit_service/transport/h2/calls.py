@@ -138,10 +138,15 @@ class ServiceCalls:
         return fate
 
     def store_us(self, protocol: Http2Protocol) -> int | None:
-        """For how long the oldest call in the store has waited that a new one would wait behind."""
-        if not self._service.waits:
+        """How long a new call would wait in the store, as far as is known.
+
+        That is as long as the oldest one before it has waited, or longer, if so many wait.
+        """
+        service = self._service
+        if not service.waits:
             return None
-        return self._pending.oldest_us(protocol.now_us, rank_of(protocol.most_undecided()))
+        rank = rank_of(protocol.most_undecided())
+        return max(self._pending.oldest_us(protocol.now_us, rank), service.wait_us(rank))
 
     def look(self) -> None:
         """Counts what connections have done in haste; to be called about once a second."""

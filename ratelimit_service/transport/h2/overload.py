@@ -99,8 +99,8 @@ _GONE: Final = 85
 """The same share for calls that a refusal cannot reach in time either. These are not answered:
 their callers take them back. Who has not done so after a second is refused then."""
 
-_HURRIED_COST: Final = 8
-_MOST_SAVED: Final = 4_000
+_HURRIED_COST: Final = 16
+_MOST_SAVED: Final = 8_000
 """For each call that is decided by policy so many others must have been counted, and so many may be
 saved up for a burst. So answers by policy take a twentieth of the time at most."""
 

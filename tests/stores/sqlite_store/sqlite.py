@@ -41,6 +41,10 @@ class SqliteStore:
         self._bugs = Bugs()
         self._file: sqlite3.Connection | None = None
 
+    def wait_us(self, rank: int) -> int:
+        """Nothing waits here."""
+        return 0
+
     async def start(self) -> None:
         """Opens the file. If that fails, health says so, and each charge tries again."""
         self._settled([])
