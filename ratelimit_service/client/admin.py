@@ -77,7 +77,7 @@ class AdminClient:
                 answer = connection.getresponse()
                 status, text = answer.status, answer.read(_MOST_BYTES)
         except (OSError, HTTPException, UnicodeError) as error:  # of a host that is none
-            raise TransportError(_why_not(address, error)) from error
+            raise TransportError(_why_not(self.place, error)) from error
         if len(text) == _MOST_BYTES:
             raise TransportError(f"{address} answers more than {_MOST_BYTES} bytes")
         try:
@@ -141,7 +141,33 @@ class _UnixConnection(HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _why_not(address: str, error: OSError | HTTPException | UnicodeError) -> str:
+def _is_unwelcome(error: OSError | HTTPException | UnicodeError) -> bool:
+    """Whether the other end of a TLS connection may have ended it for the client's certificate.
+
+    With TLS 1.3 it does so once the client has finished its handshake.
+    """
+    if isinstance(error, ssl.SSLError):
+        return "ALERT" in (error.reason or "")
+    return isinstance(error, ConnectionResetError | BrokenPipeError)
+
+
+def _why_not(place: AdminPlace, error: OSError | HTTPException | UnicodeError) -> str:
+    address = place.address
+    if isinstance(error, TimeoutError):
+        return (
+            f"{address} has not answered within {_SECONDS:.0f} s; what was asked may be done all "
+            "the same, so look before you ask again"
+        )
+    if place.tls_ca and _is_unwelcome(error):
+        asked = (
+            "does not take this client certificate: give another"
+            if place.tls_cert
+            else ("asks for a client certificate: give one")
+        )
+        return (
+            f"the admin listener at {address} has ended the connection after the handshake, so it "
+            f"{asked} with --admin-tls-cert FILE"
+        )
     if isinstance(error, ssl.SSLError):
         return (
             f"no TLS with the admin listener at {address}: {error.reason or error}; its "

@@ -113,8 +113,8 @@ async def test_certificates(start_site: StartSite, tmp_path: Path) -> None:
     health = await asyncio.to_thread(AdminClient(place).get, "/health")
 
     assert health == {"serving": True, "phase": "serving", "faults": {}}
-    assert await failed(place._replace(tls_cert=""))
-    assert await failed(place._replace(tls_cert=paths["other"]))
+    assert "give one with --admin-tls-cert" in await failed(place._replace(tls_cert=""))
+    assert "give another" in await failed(place._replace(tls_cert=paths["other"]))
     assert "--admin-tls-ca" in await failed(place._replace(tls_ca="", tls_cert=""))
 
 
