@@ -28,6 +28,12 @@ SHARDS = [
     ["main", "connected", "closed", "900 µs", "0", "0", "3"],
 ]
 NEWER = "!document.querySelector('#newer').hidden"
+PLOTS = """(dispatchEvent(new Event("resize")),
+    [...document.querySelectorAll("svg.chart")].map(
+        (svg) => svg.viewBox.baseVal.width - svg.clientWidth))"""
+"""How much wider plots are than their places, just after the window has another size. They must be
+as wide, so that text keeps its size."""
+
 CELLS = """[...document.querySelectorAll("#shard-rows tr")].map((row) =>
     [...row.children].map((cell) => cell.firstChild.textContent))"""
 
@@ -137,6 +143,7 @@ async def test_in_chromium(
     images = await asyncio.to_thread(chromium.run, "document.images.length")
     who = await asyncio.to_thread(chromium.run, text_of("#who"))
     await asyncio.to_thread(chromium.resize, 360, 800, dark=True)
+    turned = await asyncio.to_thread(chromium.run, PLOTS)
     await goes_on(chromium, site, start_site)
     width = await asyncio.to_thread(chromium.run, "document.documentElement.scrollWidth")
 
@@ -152,6 +159,6 @@ async def test_in_chromium(
     assert f"user={TYPED}" in callers
     assert (shards, store) == (SHARDS, RING)
     assert (images, who, newer) == (0, "alice", False)
-    assert width <= 360
+    assert (width <= 360, turned) == (True, [0, 0])
     expected = ("401", "ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE")
     assert [each for each in chromium.faults if not any(one in each for one in expected)] == []

@@ -22,6 +22,7 @@ export class Chart {
     });
     this.lines = classes.map((name) => draw("polyline", { class: `line ${name}` }));
     svg.append(...this.lines);
+    addEventListener("resize", () => this.show()); // else text is of the old width until news come
   }
 
   add(values) {
