@@ -98,7 +98,7 @@ class FailingMachine(Machine):
         if one.hits:
             self.world.lose(process)
             self.world.asked([one])
-            lease = next((hit.lease.hex() for hit in one.hits if not hit.refund), "")
+            lease = next((hit.lease.hex() for hit in one.hits if hit.lease and not hit.refund), "")
             self.model.decide(self.now, descriptors, hits, lease)
             self.leave_alone(process)
         else:
@@ -264,7 +264,7 @@ class LosingMachine(Machine):
         if self.world.lost(process, shard):
             self.away.add((process, shard))
             self.world.lose(process, shard)
-            lease = next((hit.lease.hex() for hit in one.hits if not hit.refund), "")
+            lease = next((hit.lease.hex() for hit in one.hits if hit.lease and not hit.refund), "")
             self.model.decide(self.now, [asked], 0, lease)
             self.note_keys(one)
         self.world.asked([one])

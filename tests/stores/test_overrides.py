@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from ratelimit_service import compiled
 from ratelimit_service.algorithms import ALGORITHMS, spec_of
 from ratelimit_service.errors import OverrideError, SettingsError, StoreError
 from ratelimit_service.health import Health
@@ -407,6 +408,7 @@ class Endless(RedisStore):
         return b"1"
 
 
+@pytest.mark.skipif(compiled(), reason="no class can be made of the store's then")
 async def test_a_copy_without_end(clock: Time, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that goes on telling overrides for ever is left, and not waited for."""
     monkeypatch.setattr(in_redis, "_MOST_LOOKS", 100)
