@@ -147,6 +147,11 @@ async def test_how_long_a_request_waits_follows_from_what_stands_before_it(
     assert reply_us > 0
     assert fixture.store.wait_us(0) == reply_us
     assert fixture.store.wait_us(7) == reply_us + reply_us * (125 * 16 - 256) // 256
+    fixture.store.charge([[hit(key="other")]], lambda _: None)
+    while fixture.store.shard_states()[0].under_way < 3:
+        await asyncio.sleep(0)
+    # A call of few, before which those of a higher rank stand back, tells not how many fit.
+    assert fixture.store.wait_us(7) == reply_us + reply_us * (125 * 16 - 256) // 256
     own_redis.cont()
     await fixture.store.close()
 

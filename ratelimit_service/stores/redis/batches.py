@@ -230,7 +230,7 @@ class Batches:
         """
         calls: dict[int, _Call] = {}
         now, size, full, lowest = elapsed_us(), 0, False, RANKS - 1
-        dropped = False
+        cut = dropped = False
         for rank, queue in enumerate(self._queues):
             full = full or rank >= below
             while queue:
@@ -251,10 +251,10 @@ class Batches:
                 if calls:
                     lowest = min(lowest, rank)
                 if batch.sent < len(batch.requests) and not batch.finished:
-                    full = True
+                    full = cut = True
                     break
                 queue.popleft()
-        if calls and full:
+        if cut:
             self._full = sum([len(call.requests) for call in calls.values()])
         if dropped and not calls and not self.under_way:
             # If nothing were sent, nothing would show that replies come sooner again.
