@@ -338,7 +338,9 @@ class Connection(Incoming):
         if not isinstance(last, Calls) or last.head is not self._usual_head:
             return at, 0
         origins = last.origins
-        if self.haste is not None or self.wants_origins is (origins is None):
+        if not self._life.steady or self.haste is not None:
+            return at, 0
+        if self.wants_origins is (origins is None):
             return at, 0
         block, most = self._usual_block, min(most, MAX_STREAMS - len(self._streams))
         end, stream_ids, messages = runs.usual_calls(data, at, block, self._last_stream_id, most)
