@@ -19,6 +19,17 @@ def post(size: int, content: bytes) -> bytes:
     ) + content
 
 
+async def keep_posting(aim: Aim, content: bytes) -> None:
+    """The same body on 20 new connections a second."""
+    made = 0
+    async for number in aim.due(20):
+        for _ in range(number):
+            wire = await aim.raw(http=True)
+            wire.write(post(len(content), content))
+            made += 1
+    aim.findings.append(f"{made:,} made")
+
+
 @attack("POST /json of 1 MiB, 10 a second", connections=0)
 async def large_json(aim: Aim) -> None:
     entry = b'{"entries":[{"key":"route","value":"checkout"}]},'
@@ -79,26 +90,12 @@ async def tiny_chunks(aim: Aim) -> None:
 
 @attack("bodies for /json of 43,000 empty objects, 20 a second", connections=0)
 async def many_objects(aim: Aim) -> None:
-    content = b"[" + b"{}," * 43_000 + b"{}]"
-    made = 0
-    async for number in aim.due(20):
-        for _ in range(number):
-            wire = await aim.raw(http=True)
-            wire.write(post(len(content), content))
-            made += 1
-    aim.findings.append(f"{made:,} made")
+    await keep_posting(aim, b"[" + b"{}," * 43_000 + b"{}]")
 
 
 @attack("bodies for /json of 9,900 fractions, 20 a second", connections=0)
 async def fractions(aim: Aim) -> None:
-    content = b"[" + b"1.5," * 9_900 + b"1.5]"
-    made = 0
-    async for number in aim.due(20):
-        for _ in range(number):
-            wire = await aim.raw(http=True)
-            wire.write(post(len(content), content))
-            made += 1
-    aim.findings.append(f"{made:,} made")
+    await keep_posting(aim, b"[" + b"1.5," * 9_900 + b"1.5]")
 
 
 @attack("slow-loris: 300 connections, a header each second", seconds=20.0, connections=0, ends=True)
