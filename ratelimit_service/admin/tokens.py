@@ -7,12 +7,12 @@ those that begin with # are none. What must not live here: what a role may do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from ratelimit_service.admin.route import Role
 from ratelimit_service.admin.session import same
 from ratelimit_service.errors import SettingsError
+from ratelimit_service.whole_file import read_whole
 
 __all__ = ["Token", "read_tokens", "token_of"]
 
@@ -30,7 +30,7 @@ class Token(NamedTuple):
 def read_tokens(path: str) -> tuple[Token, ...]:
     """The tokens in a file. Raises SettingsError, which names no token."""
     try:
-        lines = Path(path).read_text("utf-8").splitlines()
+        lines = read_whole(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise SettingsError(f"--admin-token-file {path} cannot be read: {why}") from error

@@ -8,11 +8,11 @@ import ssl
 from collections.abc import Mapping
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlencode
 
 from ratelimit_service.errors import RateLimitError, SettingsError, TransportError
+from ratelimit_service.pem import client_context
 from ratelimit_service.settings import split_address, unix_path
 from ratelimit_service.text import reason
 
@@ -115,16 +115,12 @@ class AdminClient:
 
     def _context(self) -> ssl.SSLContext:
         place = self.place
-        for path in filter(None, (place.tls_ca, place.tls_cert, place.tls_key)):
-            if not Path(path).is_file():
-                raise RateLimitError(f"{path} is no file")
         try:
-            context = ssl.create_default_context(cafile=place.tls_ca)
-            if place.tls_cert:
-                context.load_cert_chain(place.tls_cert, place.tls_key or None)
+            return client_context(place.tls_ca, place.tls_cert, place.tls_key)
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.filename:
+                raise RateLimitError(f"{error.filename} cannot be read: {reason(error)}") from error
             raise RateLimitError(f"the TLS files cannot be used: {error}") from error
-        return context
 
 
 class _UnixConnection(HTTPConnection):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -10,6 +9,7 @@ import grpc
 
 from ratelimit_service.errors import TransportError
 from ratelimit_service.model import Decision, Request
+from ratelimit_service.whole_file import read_whole
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 
 __all__ = ["Client", "ClientTLS"]
@@ -32,7 +32,7 @@ class ClientTLS(NamedTuple):
 
 
 def _content(path: str | None) -> bytes | None:
-    return Path(path).read_bytes() if path else None
+    return read_whole(path) if path else None
 
 
 class Client:

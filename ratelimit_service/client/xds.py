@@ -16,7 +16,6 @@ import random
 import ssl
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import BadRequestError
 from ratelimit_service.pipes import framed
 from ratelimit_service.rules.resource import resource_bytes
+from ratelimit_service.whole_file import read_whole
 from ratelimit_service.wire.discovery import (
     METHOD,
     TYPE_URL,
@@ -247,8 +247,7 @@ class _Client:
             options.append(("grpc.ssl_target_name_override", tls["name"]))
         authorities = tls["ca"] or ssl.get_default_verify_paths().cafile
         content = [
-            Path(name).read_bytes() if name else None
-            for name in (authorities, tls["key"], tls["cert"])
+            read_whole(name) if name else None for name in (authorities, tls["key"], tls["cert"])
         ]
         credentials = grpc.ssl_channel_credentials(*content)
         return aio.secure_channel(self._task["address"], credentials, options)

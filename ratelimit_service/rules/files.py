@@ -1,7 +1,7 @@
 """Rule files on disk: which there are, and their bytes.
 
-Only regular files of a bounded size are read, so that nothing that lies in a rules directory (a
-pipe, a device, gigabytes) can hold up who reads it. What files say is not known here.
+Only regular files of a bounded size are read (`whole_file`), so that nothing that lies in a rules
+directory can hold up who reads it. What files say is not known here.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from pathlib import Path
 
 from ratelimit_service.errors import RulesError
 from ratelimit_service.rules.source import Found
+from ratelimit_service.whole_file import read_whole
 
-__all__ = ["MAX_FILE_BYTES", "TESTS", "NoRulesError", "read_rule_files"]
+__all__ = ["TESTS", "NoRulesError", "read_rule_files"]
 
 TESTS = ".test.yaml"
 """How the names of tests of rules end, which `ratelimit test` runs."""
@@ -24,9 +25,6 @@ _NO_RULES = {
     "~": "it is an editor's copy",
 }
 """Names of files in a rules directory that are no rule files end so."""
-
-MAX_FILE_BYTES = 1 << 24
-"""The largest rule file: 16 MiB, some hundred thousand rules."""
 
 
 class NoRulesError(RulesError):
@@ -53,16 +51,10 @@ def read_rule_files(path: Path) -> Found:
     files = {}
     for name in paths:
         try:
-            files[name] = _read(name)
+            files[name] = read_whole(name)
         except OSError as error:
             unread[name] = error.strerror or str(error)
-        except _NoRuleFileError as error:
-            unread[name] = str(error)
     return Found(files, unread, skipped=skipped)
-
-
-class _NoRuleFileError(Exception):
-    """Something else than a rule file; the text says what."""
 
 
 def _walk(directory: Path, unread: dict[str, str], skipped: dict[str, str]) -> list[str]:
@@ -84,23 +76,3 @@ def _walk(directory: Path, unread: dict[str, str], skipped: dict[str, str]) -> l
             elif not name.startswith("."):
                 found.append(Path(parent, name))
     return [str(each) for each in sorted(found)]
-
-
-def _read(name: str) -> bytes:
-    if not stat.S_ISREG(Path(name).stat().st_mode):  # opening a device can do something
-        raise _NoRuleFileError("it is no regular file")
-    descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode):  # it was swapped meanwhile
-            raise _NoRuleFileError("it is no regular file")
-        if about.st_size > MAX_FILE_BYTES:
-            data = None
-        else:
-            with os.fdopen(descriptor, "rb", closefd=False) as file:
-                data = file.read(MAX_FILE_BYTES + 1)
-    finally:
-        os.close(descriptor)
-    if data is None or len(data) > MAX_FILE_BYTES:
-        raise _NoRuleFileError(f"it has more than {MAX_FILE_BYTES >> 20} MiB")
-    return data

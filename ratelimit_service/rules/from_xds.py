@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -26,7 +25,8 @@ from ratelimit_service.rules.source import FileProblems, Found, Left, RuleSource
 from ratelimit_service.scratch import scratch
 from ratelimit_service.settings import Settings, split_address, split_pairs
 from ratelimit_service.slices import SLICE, pause
-from ratelimit_service.text import printable
+from ratelimit_service.text import printable, reason
+from ratelimit_service.whole_file import read_whole
 
 __all__ = ["FromXds"]
 
@@ -275,8 +275,13 @@ def _task(settings: Settings, address: str) -> dict[str, Any]:
     """What the client is to do, as JSON has it. Raises SettingsError for files of no use."""
     files = {"ca": settings.xds_tls_ca, "cert": settings.xds_tls_cert, "key": settings.xds_tls_key}
     for name, file in files.items():
-        if file and not os.access(file, os.R_OK):
-            raise SettingsError(f"--xds-tls-{name} {file} cannot be read")
+        try:
+            if file:
+                read_whole(file)  # the client reads it: whoever names it wrongly is told at once
+        except OSError as error:
+            raise SettingsError(
+                f"--xds-tls-{name} {file} cannot be read: {reason(error)}"
+            ) from error
     if bool(settings.xds_tls_cert) != bool(settings.xds_tls_key):
         raise SettingsError("a client certificate takes --xds-tls-cert FILE and --xds-tls-key FILE")
     if "/" in settings.xds_tls_name:

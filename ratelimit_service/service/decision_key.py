@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Final
 
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.service.decision_line import HashValue, hashed_value
+from ratelimit_service.whole_file import read_whole
 
 __all__ = ["hash_of", "read_key"]
 
@@ -22,7 +22,7 @@ def read_key(path: str) -> bytes | None:
     if not path:
         return None
     try:
-        key = Path(path).read_bytes().strip()
+        key = read_whole(path).strip()
     except OSError as error:
         raise SettingsError(f"the key file {path} cannot be read: {error.strerror}") from error
     if len(key) < _LEAST_KEY:

@@ -16,6 +16,8 @@ from typing import Final, Protocol
 
 from ratelimit_service.errors import OverrideError, SettingsError, StoreError
 from ratelimit_service.model import MAX_OVERRIDES, Override, read_override
+from ratelimit_service.text import reason
+from ratelimit_service.whole_file import MOST_BYTES, read_whole
 
 __all__ = ["MOST_AUDITED", "KeptOverrides", "OverridesInMemory", "too_many"]
 
@@ -81,6 +83,11 @@ class OverridesInMemory:
             raise too_many()
         if self._path is not None and (added or removed):
             text = await asyncio.to_thread(_text, overrides.values())
+            if len(text) > MOST_BYTES:  # JSON as written here is ASCII
+                raise OverrideError(
+                    f"the overrides file {self._path} would have more than {MOST_BYTES >> 20} MiB, "
+                    "and could not be read again: remove some (ratelimit overrides remove ID)"
+                )
             await asyncio.to_thread(_replace, self._path, text)
         self._overrides, self._changed = overrides, True
         if audit is not None:
@@ -118,13 +125,13 @@ def _replace(path: Path, text: str) -> None:
 
 def _read(path: Path) -> dict[str, Override]:
     try:
-        text = path.read_text()
+        text = read_whole(path).decode()
     except FileNotFoundError:
         if path.parent.is_dir():
             return {}
         raise SettingsError(f"--overrides-file {path}: there is no such directory") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"--overrides-file {path} cannot be read: {error}") from error
+        raise SettingsError(f"--overrides-file {path} cannot be read: {reason(error)}") from error
     try:
         said = json.loads(text)
         if said["v"] != _FILE_VERSION:

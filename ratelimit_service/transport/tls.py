@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ssl
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -13,15 +11,14 @@ from pathlib import Path
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
+from ratelimit_service.pem import load_pair
 from ratelimit_service.renewed import Renewed
-from ratelimit_service.scratch import scratch
 from ratelimit_service.settings import Settings
+from ratelimit_service.text import reason
+from ratelimit_service.whole_file import read_whole
 
 __all__ = ["TLS", "TLSFiles"]
 
-
-_OPEN_FILES = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
-"""Where this process's open files have paths; containers may be without the second."""
 
 _OF_SERVERS = ssl.PROTOCOL_TLS_SERVER
 
@@ -46,8 +43,7 @@ class TLS:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self.protocols:
             context.set_alpn_protocols(self.protocols)
-        with _as_file(self.cert) as cert, _as_file(self.key) as key:
-            context.load_cert_chain(cert, key, _no_password)
+        load_pair(context, self.cert, self.key)
         if self.client_ca is not None:
             context.load_verify_locations(cadata=self.client_ca.decode("ascii", "ignore"))
             context.verify_mode = ssl.CERT_REQUIRED
@@ -115,41 +111,36 @@ class TLSFiles:
 
     def read(self) -> TLS:
         """What the files say now. Raises SettingsError if it cannot be used."""
+        cert, key = self._content("-cert", self.cert), self._content("-key", self.key)
         pair = f"{self.flags}-cert {self.cert} and {self.flags}-key {self.key}"
         try:
-            cert, key = self.cert.read_bytes(), self.key.read_bytes()
             tls = TLS(cert, key, None, self.client_san, self.protocols)
             tls.context()  # otherwise grpcio would find out later, and tell only the client
         except (OSError, ValueError) as error:
             raise SettingsError(f"{pair} cannot be used: {error}") from error
         if self.client_ca is None:
             return tls
+        authorities = self._content("-client-ca", self.client_ca)
         try:
-            tls = TLS(cert, key, self.client_ca.read_bytes(), self.client_san, self.protocols)
+            tls = TLS(cert, key, authorities, self.client_san, self.protocols)
             tls.context()
         except (OSError, ValueError) as error:
-            authorities = f"{self.flags}-client-ca {self.client_ca}"
-            raise SettingsError(f"{authorities} cannot be used: {error}") from error
+            named = f"{self.flags}-client-ca {self.client_ca}"
+            raise SettingsError(f"{named} cannot be used: {error}") from error
         return tls
+
+    def _content(self, flag: str, file: Path) -> bytes:
+        try:
+            return read_whole(file)
+        except OSError as error:
+            raise SettingsError(
+                f"{self.flags}{flag} {file} cannot be read: {reason(error)}"
+            ) from error
 
     def renewed(self, component: str, health: Health, stats: Stats) -> Renewed[TLS]:
         """What they say, now and whenever they change. Raises SettingsError as `read`."""
         files = [file for file in (self.cert, self.key, self.client_ca) if file is not None]
         return Renewed(component, files, self.read, health, stats.tls_reloads)
-
-
-@contextmanager
-def _as_file(content: bytes) -> Iterator[str]:
-    """A path under which bytes can be read for a moment: ssl reads certificates from files only."""
-    with scratch() as file:
-        file.write(content)
-        file.flush()
-        yield f"{_OPEN_FILES}/{file.fileno()}"
-
-
-def _no_password() -> str:
-    """Asked for where a key is encrypted; without this OpenSSL would ask the terminal."""
-    raise ValueError("the key is encrypted: give one without a password")
 
 
 class _Narrowed(ssl.SSLContext):

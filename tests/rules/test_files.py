@@ -13,6 +13,7 @@ import pytest
 from ratelimit_service.errors import RulesError
 from ratelimit_service.rules import files, from_files, watch
 from ratelimit_service.rules.lint import lint
+from ratelimit_service.whole_file import read_whole
 from tests.rules.test_load import Directory, file_of
 from tests.servers.process import PATIENCE_SECONDS
 
@@ -44,8 +45,8 @@ def link_to_itself(path: Path) -> None:
 
 
 ODD = [
-    (pipe, "it is no regular file"),
-    (device, "it is no regular file"),
+    (pipe, "it is no regular file but a pipe"),
+    (device, "it is no regular file but a device"),
     (huge, "it has more than 16 MiB"),
     (link_to_nothing, "No such file or directory"),
     (link_to_itself, "Too many levels of symbolic links"),
@@ -113,7 +114,7 @@ def test_file_that_is_swapped_while_it_is_opened(
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
     assert found.files == {}
-    assert found.unread == {str(path): "it is no regular file"}
+    assert found.unread[str(path)].startswith("it is no regular file but a ")
 
 
 @pytest.fixture
@@ -202,13 +203,12 @@ async def test_reading_that_takes_for_ever(
     """A file system that does not answer degrades health; the look after its return goes on."""
     directory.write(a=file_of("one", "x")).load()
     pipes = os.pipe()
-    read = files._read
 
     def waiting(name: str) -> bytes:
         os.read(pipes[0], 1)
-        return read(name)
+        return read_whole(name)
 
-    monkeypatch.setattr(files, "_read", waiting)
+    monkeypatch.setattr(files, "read_whole", waiting)
     monkeypatch.setattr("ratelimit_service.rules.load._READ_SECONDS", 0.01)
     for _ in range(2):
         await directory.reload(a=file_of("one", "y"))
@@ -228,14 +228,13 @@ async def test_reading_that_took_too_long(
     """What a read brings that took too long is not used: files may have changed meanwhile."""
     directory.write(a=file_of("one", "x")).load()
     pipes = os.pipe()
-    read = files._read
 
     def slow(name: str) -> bytes:
-        data = read(name)
+        data = read_whole(name)
         os.read(pipes[0], 1)
         return data
 
-    monkeypatch.setattr(files, "_read", slow)
+    monkeypatch.setattr(files, "read_whole", slow)
     monkeypatch.setattr("ratelimit_service.rules.load._READ_SECONDS", 0.01)
     while not directory.health.faults:
         await directory.reload(a=file_of("one", "y"))

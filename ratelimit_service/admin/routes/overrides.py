@@ -117,8 +117,9 @@ def _number(name: str, text: str) -> int:
 
 
 def _append(path: str, line: str) -> None:
-    """Adds a line in one piece."""
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    """Adds a line in one piece. A pipe that nobody reads is an error: nobody waits for it."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    file = os.open(path, flags, 0o640)
     try:
         os.write(file, f"{line}\n".encode())
     finally:

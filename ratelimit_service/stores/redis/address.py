@@ -10,11 +10,12 @@ import re
 import ssl
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ratelimit_service.errors import SettingsError, StoreError
+from ratelimit_service.pem import client_context
 from ratelimit_service.text import reason
+from ratelimit_service.whole_file import read_whole
 
 __all__ = [
     "Address",
@@ -69,7 +70,7 @@ class Login:
         if not self.password_file:
             return self.password
         try:
-            return Path(self.password_file).read_text().rstrip("\r\n")
+            return read_whole(self.password_file).decode().rstrip("\r\n")
         except (OSError, ValueError) as error:
             raise StoreError(f"the password file cannot be read: {reason(error)}") from error
 
@@ -89,11 +90,9 @@ class RedisTLSFiles:
     def context(self) -> ssl.SSLContext:
         """The files as they are now. Raises StoreError if they cannot be used."""
         try:
-            context = ssl.create_default_context(cafile=self.ca or None)
+            context = client_context(self.ca, self.cert, self.key)
             context.check_hostname = self.check_hostname
-            if self.cert:
-                context.load_cert_chain(self.cert, self.key or None)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             files = zip(_TLS_FILES, (self.ca, self.cert, self.key), strict=True)
             names = ", ".join(f"{name}={path}" for name, path in files if path)
             raise StoreError(

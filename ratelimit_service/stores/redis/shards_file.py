@@ -13,6 +13,8 @@ import yaml
 
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.stores.redis.address import Cluster, Member, Ring
+from ratelimit_service.text import reason
+from ratelimit_service.whole_file import read_whole
 
 __all__ = ["read_shards"]
 
@@ -26,11 +28,9 @@ def read_shards(path: Path, parse: Callable[[str], Ring | Cluster]) -> Ring:
     Raises SettingsError with all problems of the file, a line each.
     """
     try:
-        node = yaml.compose(path.read_text(), yaml.SafeLoader)
-    except OSError as error:
-        raise SettingsError(f"the shards file {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"the shards file {path} cannot be read: {error}") from error
+        node = yaml.compose(read_whole(path).decode(), yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"the shards file {path} cannot be read: {reason(error)}") from error
     except yaml.YAMLError as error:
         raise SettingsError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     reader = _Reader(path, parse)

@@ -1,0 +1,59 @@
+"""Files that somebody names, read whole: regular ones of a bounded size, and nothing else.
+
+Who opens a pipe waits until somebody writes to it, a device may have no end, and a large file takes
+the memory. Whatever the service is told to read is read here, so that no name can hold it up. What
+must not live here: what files say.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+__all__ = ["MOST_BYTES", "read_whole"]
+
+MOST_BYTES: Final = 1 << 24
+"""The largest file: 16 MiB, some hundred thousand rules."""
+
+_KINDS: Final = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a directory",
+}
+
+
+def read_whole(path: str | Path) -> bytes:
+    """All that is in a file, through links. Never waits for what is no regular file.
+
+    Raises OSError, whose `strerror` says in words what is wrong with the file.
+    """
+    name = str(path)
+    _check(os.stat(name), name)  # noqa: PTH116 -- before it is open: opening can do something
+    descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _check(os.fstat(descriptor), name)  # it may have been swapped meanwhile
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            data = file.read(MOST_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > MOST_BYTES:  # it grows, or has not told its size
+        raise _too_large(name)
+    return data
+
+
+def _check(found: os.stat_result, name: str) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+        why = f"it is no regular file but {kind}"
+        raise OSError(errno.EINVAL, why, name)
+    if found.st_size > MOST_BYTES:
+        raise _too_large(name)
+
+
+def _too_large(name: str) -> OSError:
+    return OSError(errno.EFBIG, f"it has more than {MOST_BYTES >> 20} MiB", name)
