@@ -4,8 +4,8 @@ And how long `ratelimit test` takes for 1,000 steps.
 
     .venv/bin/python -m benchmarks.replay
 
-Prints a table; docs/benchmarks.md tells the method. The time is that of the processor. `REQUESTS`
-in the environment is how many there are in each log.
+Prints a table; docs/benchmarks/rules.md tells the method. The time is that of the processor.
+`REQUESTS` in the environment is how many there are in each log.
 """
 
 from __future__ import annotations

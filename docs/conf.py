@@ -62,7 +62,16 @@ NAVIGATION = {
         "redis",
         "traces",
     ],
-    "Inside": ["architecture", "benchmarks", "real-clients", "changelog"],
+    "Measured": [
+        "benchmarks",
+        "benchmarks/speed",
+        "benchmarks/overload",
+        "benchmarks/abuse",
+        "benchmarks/stalls",
+        "benchmarks/rules",
+        "benchmarks/watching",
+    ],
+    "Inside": ["architecture", "real-clients", "changelog"],
 }
 """The pages of each part, in the order in which they are read. Others stand under `More`."""
 

@@ -3,8 +3,8 @@
     .venv/bin/python -m benchmarks.abuse [--seconds S] [--only TEXT ...] [--on TEXT] [--runs N]
                                          [--part N/M]
 
-docs/benchmarks.md tells the method. Ends with 1 if a bound is broken, and with 2 if none is, but
-some attacks could not be measured.
+docs/benchmarks/abuse.md tells the method. Ends with 1 if a bound is broken, and with 2 if none is,
+but some attacks could not be measured.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 __all__ = ["BY_ALGORITHM", "CALLS_A_CORE", "CLIENTS_BYTES", "SOURCE", "WORKER_BYTES", "Measured"]
 
 SOURCE: Final = "docs/benchmarks.md"
-"""The tables `requests, closed loop`, `bytes of a counter` and `a million keys` there."""
+"""Its parts on speed and on memory of counters."""
 
 CALLS_A_CORE: Final = MappingProxyType(
     {
