@@ -112,7 +112,7 @@ async def test_overrides_are_written_only_as_they_can_be_read(
     monkeypatch.setattr("ratelimit_service.stores.overrides.MOST_BYTES", 100)
 
     with pytest.raises(OverrideError, match="could not be read again"):
-        await kept.change([override(BAN)], [], None)
+        await kept.change([override(BAN)], [])
 
     assert not path.exists()
     assert await kept.changed() == {}

@@ -22,6 +22,7 @@ from ratelimit_service.cli.init import init
 from ratelimit_service.cli.inspect import inspect
 from ratelimit_service.cli.lint import lint
 from ratelimit_service.cli.man import man
+from ratelimit_service.cli.overrides import overrides
 from ratelimit_service.cli.queue import queue
 from ratelimit_service.cli.replay import replay
 from ratelimit_service.cli.restart import restart
@@ -29,7 +30,7 @@ from ratelimit_service.cli.say import fail, mistake
 from ratelimit_service.cli.schema import schema
 from ratelimit_service.cli.serve import STANDS_IN, serve
 from ratelimit_service.cli.size import size
-from ratelimit_service.cli.steer import ban, exempt, grant, limit, overrides, reset, unban
+from ratelimit_service.cli.steer import ban, exempt, grant, limit, reset, unban
 from ratelimit_service.cli.test import test
 from ratelimit_service.cli.top import top
 from ratelimit_service.cli.why import why

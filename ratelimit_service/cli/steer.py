@@ -20,14 +20,18 @@ if TYPE_CHECKING:
     from ratelimit_service.client.admin import AdminClient
 
 __all__ = [
+    "AS_JSON",
+    "REASON",
     "ban",
     "exempt",
     "grant",
     "limit",
-    "overrides",
     "overrides_taking",
     "reset",
+    "say_removed",
+    "told_by",
     "unban",
+    "warn",
 ]
 
 
@@ -63,10 +67,10 @@ _UNTIL = click.option(
     callback=_until,
     help="It ends then, in UTC: monday, 2026-01-31 or 2026-01-31T14:03Z.",
 )
-_REASON = click.option(
+REASON = click.option(
     "--reason", type=utf8, metavar="TEXT", help="Why, for whoever reads it later."
 )
-_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
 def _about(domain: str, descriptor: str, **said: object) -> dict[str, object]:
@@ -78,23 +82,24 @@ def _about(domain: str, descriptor: str, **said: object) -> dict[str, object]:
 
 def _added(admin: AdminClient, about: dict[str, object], *, as_json: bool) -> int:
     """Adds an override, and says so."""
-    told = _told(admin.post("/overrides", about))
+    told = told_by(admin.post("/overrides", about))
     if as_json:
         say_line(json.dumps(told))
         return 0
     say_line(override_text(told["override"]))
     for each in told["replaced"]:
         say_line(f"instead of {override_text(each)}")
-    _warn(told)
+    warn(told)
     return 0
 
 
-def _warn(told: dict[str, Any]) -> None:
+def warn(told: dict[str, Any]) -> None:
+    """Says what whoever changed something should know."""
     for note in [*told.get("notes", ()), *([told["warning"]] if "warning" in told else [])]:
         say_line(f"note: {note}", err=True)
 
 
-def _told(answer: object) -> dict[str, Any]:
+def told_by(answer: object) -> dict[str, Any]:
     """An answer of the admin listener. Raises TransportError if it is none."""
     if not isinstance(answer, dict):
         raise TransportError("the admin listener answers something else: is it another version?")
@@ -104,7 +109,7 @@ def _told(answer: object) -> dict[str, Any]:
 def overrides_taking(admin: AdminClient, domain: str, text: str) -> list[dict[str, Any]]:
     """The overrides that take a descriptor, the first one first. Raises TransportError."""
     asked = {"domain": domain, "descriptor": text}
-    found: list[dict[str, Any]] = _told(admin.get("/overrides", asked))["overrides"]
+    found: list[dict[str, Any]] = told_by(admin.get("/overrides", asked))["overrides"]
     return found
 
 
@@ -121,7 +126,7 @@ def _of_descriptor(*options: _Option) -> _Option:
     ]
 
     def given(command: _Command) -> _Command:
-        asking: _Command = _JSON(asks_admin(command))
+        asking: _Command = AS_JSON(asks_admin(command))
         for each in reversed(every):
             asking = each(asking)
         return asking
@@ -133,7 +138,7 @@ def _adds(*options: _Option) -> Callable[[Callable[[], None]], click.Command]:
     """A command that adds an override of the kind that is its name; the function only tells it."""
 
     def made(described: Callable[[], None]) -> click.Command:
-        @_of_descriptor(*options, _NAME, _FOR, _UNTIL, _REASON)
+        @_of_descriptor(*options, _NAME, _FOR, _UNTIL, REASON)
         def command(
             admin: AdminClient, domain: str, descriptor: str, as_json: bool, **said: object
         ) -> int:
@@ -195,29 +200,30 @@ def grant() -> None:
 
 
 @click.command()
-@_of_descriptor(_NAME, _REASON)
+@_of_descriptor(_NAME, REASON)
 def unban(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **said: object) -> int:
     """End the bans of a descriptor, written as they were.
 
     Example: ratelimit unban api user=eve
     """
     about = {**_about(domain, descriptor, **said), "kind": "ban"}
-    return _removed(admin.post("/overrides/remove", about), as_json=as_json)
+    return say_removed(admin.post("/overrides/remove", about), as_json=as_json)
 
 
-def _removed(answer: object, *, as_json: bool) -> int:
-    told = _told(answer)
+def say_removed(answer: object, *, as_json: bool) -> int:
+    """Says which overrides were ended."""
+    told = told_by(answer)
     if as_json:
         say_line(json.dumps(told))
         return 0
     for each in told["removed"]:
         say_line(f"removed {override_text(each)}")
-    _warn(told)
+    warn(told)
     return 0
 
 
 @click.command()
-@_of_descriptor(_NAME, _REASON)
+@_of_descriptor(_NAME, REASON)
 def reset(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **said: object) -> int:
     """Let the counters of a descriptor start again.
 
@@ -225,7 +231,7 @@ def reset(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **sai
 
     Example: ratelimit reset api user=alice
     """
-    told = _told(admin.post("/reset", _about(domain, descriptor, **said)))
+    told = told_by(admin.post("/reset", _about(domain, descriptor, **said)))
     if as_json:
         say_line(json.dumps(told))
         return 0
@@ -233,38 +239,5 @@ def reset(admin: AdminClient, domain: str, descriptor: str, as_json: bool, **sai
         name = f"limit {each['limit']}" if each["limit"] else "the counter"
         count = "" if each["count"] is None else f", it had counted {each['count']}"
         say_line(f"{name} starts again{count}")
-    _warn(told)
-    return 0
-
-
-@click.command()
-@click.argument("action", type=click.Choice(["remove"]), required=False)
-@click.argument("identity", type=utf8, metavar="[ID]", required=False)
-@_REASON
-@_JSON
-@asks_admin
-def overrides(
-    admin: AdminClient,
-    action: str | None,
-    identity: str | None,
-    reason: str | None,
-    as_json: bool,
-) -> int:
-    """List the overrides that are in force, or end one by its ID, as the list has it.
-
-    Example: ratelimit overrides remove 5d1f02ab31
-    """
-    if action is not None:
-        if identity is None:
-            raise click.UsageError("write which one: ratelimit overrides remove ID")
-        about = {"id": identity} if reason is None else {"id": identity, "reason": reason}
-        return _removed(admin.post("/overrides/remove", about), as_json=as_json)
-    told = _told(admin.get("/overrides"))
-    if as_json:
-        say_line(json.dumps(told))
-        return 0
-    for each in told["overrides"]:
-        say_line(override_text(each))
-    if not told["overrides"]:
-        say_line("no override is in force", err=True)
+    warn(told)
     return 0

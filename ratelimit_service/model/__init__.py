@@ -15,11 +15,14 @@ from ratelimit_service.model.limit import MAX_ADDEND, MAX_EXACT, FailurePolicy, 
 from ratelimit_service.model.network import Grouping, IPAddress, Network, address_of
 from ratelimit_service.model.override import (
     MAX_OVERRIDES,
+    MAX_PATTERNS,
     Override,
     OverrideKind,
     moment_of,
     read_override,
     time_text,
+    too_many_overrides,
+    too_many_patterns,
 )
 from ratelimit_service.model.parameter import Contradiction, Parameter, Takes
 from ratelimit_service.model.request import Descriptor, Entry, Request
@@ -33,6 +36,7 @@ __all__ = [
     "MAX_ADDEND",
     "MAX_EXACT",
     "MAX_OVERRIDES",
+    "MAX_PATTERNS",
     "MINUTE_US",
     "PLACEHOLDERS",
     "SECOND_US",
@@ -79,6 +83,8 @@ __all__ = [
     "read_override",
     "step",
     "time_text",
+    "too_many_overrides",
+    "too_many_patterns",
     "unknown_placeholder",
     "whole_seconds",
 ]

@@ -20,15 +20,21 @@ from ratelimit_service.model.unit import SECOND_US
 __all__ = [
     "FORMAT",
     "MAX_OVERRIDES",
+    "MAX_PATTERNS",
     "Override",
     "OverrideKind",
     "moment_of",
     "read_override",
     "time_text",
+    "too_many_overrides",
+    "too_many_patterns",
 ]
 
 MAX_OVERRIDES: Final = 10_000
 """How many there may be at a time."""
+
+MAX_PATTERNS: Final = 1_000
+"""How many of them may have a `*`."""
 
 FORMAT: Final = 1
 """The version of what `Override.fields` says."""
@@ -80,6 +86,15 @@ class Override:
     def exact(self) -> bool:
         """Whether it takes one descriptor only."""
         return not any("*" in entry.value for entry in self.entries)
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """What there is one override of at most: a new one takes the place of the old one.
+
+        Only hits of grants add up, so each grant has a place of its own.
+        """
+        own = self.id if self.kind is OverrideKind.GRANT else ""
+        return self.kind, self.domain, self.entries, self.limit, own
 
     def holds(self, now_us: int) -> bool:
         """Whether it has not ended."""
@@ -179,6 +194,22 @@ def time_text(at_us: int) -> str:
     """A moment as `moment_of` reads it: RFC 3339, in UTC, to the microsecond."""
     moment = _EPOCH + datetime.timedelta(microseconds=at_us)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def too_many_overrides() -> OverrideError:
+    """What is said where there is room for no other override."""
+    return OverrideError(
+        f"there are {MAX_OVERRIDES} overrides, which is the most: "
+        "remove some (ratelimit overrides remove ID), or let one pattern take many callers"
+    )
+
+
+def too_many_patterns() -> OverrideError:
+    """What is said where there is room for no other one with a pattern."""
+    return OverrideError(
+        f"there are {MAX_PATTERNS} overrides with a * in them, which is the most: "
+        "remove some (ratelimit overrides remove ID)"
+    )
 
 
 def _text(fields: Mapping[str, object], name: str, most: int = _MOST_CHARACTERS) -> str:

@@ -15,7 +15,7 @@ from typing import Final
 from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import Clock, now_us
 from ratelimit_service.errors import StoreError
-from ratelimit_service.model import SECOND_US, Override
+from ratelimit_service.model import SECOND_US, Entry, Override
 from ratelimit_service.observer import Stats
 from ratelimit_service.service.steering import Steering
 from ratelimit_service.slices import slowly
@@ -59,6 +59,8 @@ class Overrides:
         """Those that are in force."""
         self._in_order: list[Override] = []
         """The same, the oldest first."""
+        self._alike: dict[tuple[str, tuple[Entry, ...]], list[Override]] = {}
+        """The same by domain and entries."""
         self._kinds: Counter[str] = Counter()
         self.patterns = 0
         """How many of them have a `*`."""
@@ -71,6 +73,17 @@ class Overrides:
         """Those that hold now, the oldest first."""
         now = self.clock()
         return [each for each in self._in_order if each.holds(now)]
+
+    def find(self, name: str) -> Override | None:
+        """The one with this id, if it holds now."""
+        found = self._steered.get(name)
+        return found if found is not None and found.holds(self.clock()) else None
+
+    def alike(self, domain: str, entries: tuple[Entry, ...]) -> list[Override]:
+        """Those that hold now and are written with just these entries, the oldest first."""
+        now = self.clock()
+        found = [each for each in self._alike.get((domain, entries), ()) if each.holds(now)]
+        return sorted(found, key=age)
 
     @asynccontextmanager
     async def followed(self) -> AsyncIterator[None]:
@@ -93,16 +106,14 @@ class Overrides:
                 await self._take(found)
             self._end()
 
-    async def change(
-        self, added: Sequence[Override], removed: Sequence[str], audit: str | None
-    ) -> None:
+    async def change(self, added: Sequence[Override], removed: Sequence[str], *audit: str) -> None:
         """Adds and removes overrides for all processes; here they are in force at once.
 
         Raises StoreError and OverrideError.
         """
         before_us = self.clock() - _KEPT_US
         ended = [name for name, each in self._known.items() if not each.holds(before_us)]
-        await self.kept.change(added, [*removed, *ended], audit)
+        await self.kept.change(added, [*removed, *ended], *audit)
         await self.refresh()
 
     async def _take(self, found: Mapping[str, Override]) -> None:
@@ -127,6 +138,7 @@ class Overrides:
     def _put(self, override: Override) -> None:
         """Puts one in force."""
         self._steered[override.id] = override
+        self._alike.setdefault((override.domain, override.entries), []).append(override)
         self._steering.add([override])
         insort(self._in_order, override, key=age)
         self.patterns += not override.exact
@@ -137,6 +149,10 @@ class Overrides:
     def _drop(self, override: Override) -> None:
         """Takes one out of force."""
         del self._steered[override.id]
+        alike = self._alike[override.domain, override.entries]
+        alike.remove(override)
+        if not alike:
+            del self._alike[override.domain, override.entries]
         self._steering.remove([override])
         del self._in_order[bisect_left(self._in_order, age(override), key=age)]
         self.patterns -= not override.exact

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from ratelimit_service.errors import OverrideError, SettingsError, StoreError
-from ratelimit_service.model import MAX_OVERRIDES, Override, read_override
+from ratelimit_service.model import MAX_OVERRIDES, Override, read_override, too_many_overrides
 from ratelimit_service.text import reason
 from ratelimit_service.whole_file import MOST_BYTES, read_whole
 
-__all__ = ["MOST_AUDITED", "KeptOverrides", "OverridesInMemory", "too_many"]
+__all__ = ["MOST_AUDITED", "KeptOverrides", "OverridesInMemory"]
 
 MOST_AUDITED: Final = 10_000
 """So many changes are kept, the newest."""
@@ -36,10 +36,8 @@ class KeptOverrides(Protocol):
         Raises StoreError if nobody can say.
         """
 
-    async def change(
-        self, added: Sequence[Override], removed: Sequence[str], audit: str | None
-    ) -> None:
-        """Adds and removes overrides, and keeps what is to be audited; all of it or nothing.
+    async def change(self, added: Sequence[Override], removed: Sequence[str], *audit: str) -> None:
+        """Adds and removes overrides, and keeps these lines of it; all of it or nothing.
 
         What is to be removed and is not there is no error. Raises StoreError, then nobody knows
         whether it was done; and OverrideError if there are too many.
@@ -47,14 +45,6 @@ class KeptOverrides(Protocol):
 
     async def audited(self, most: int) -> Sequence[str]:
         """The last changes, the newest first. Raises StoreError."""
-
-
-def too_many() -> OverrideError:
-    """What is said where there is room for no other override."""
-    return OverrideError(
-        f"there are {MAX_OVERRIDES} overrides, which is the most: "
-        "remove some (ratelimit overrides remove ID), or let one pattern take many callers"
-    )
 
 
 class OverridesInMemory:
@@ -72,15 +62,13 @@ class OverridesInMemory:
         changed, self._changed = self._changed, False
         return self._overrides if changed else None
 
-    async def change(
-        self, added: Sequence[Override], removed: Sequence[str], audit: str | None
-    ) -> None:
+    async def change(self, added: Sequence[Override], removed: Sequence[str], *audit: str) -> None:
         """As `KeptOverrides`. The file is replaced by another one."""
         gone = set(removed)
         overrides = {name: each for name, each in self._overrides.items() if name not in gone}
         overrides |= {each.id: each for each in added}
         if len(overrides) > MAX_OVERRIDES:
-            raise too_many()
+            raise too_many_overrides()
         if self._path is not None and (added or removed):
             text = await asyncio.to_thread(_text, overrides.values())
             if len(text) > MOST_BYTES:  # JSON as written here is ASCII
@@ -90,8 +78,7 @@ class OverridesInMemory:
                 )
             await asyncio.to_thread(_replace, self._path, text)
         self._overrides, self._changed = overrides, True
-        if audit is not None:
-            self._audited.appendleft(audit)
+        self._audited.extendleft(audit)
 
     async def audited(self, most: int) -> Sequence[str]:
         """As `KeptOverrides`. Only changes of this process are kept here."""

@@ -148,7 +148,7 @@ async def test_who_does_not_read_is_let_go(
     path = tmp_path / "admin.sock"
     site = await start_site(at=f"unix:{path}")
     bans = [replace(override(BAN, f"user={n}"), reason="x" * 500) for n in range(500)]
-    await site.overrides.change(bans, [], None)
+    await site.overrides.change(bans, [])
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
         client.send(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -113,11 +113,11 @@ async def test_own_changes_are_not_read_again(redis_server: RedisServer, clock: 
         processes = Processes(redis_server.url, clock, stack)
         one, other = await processes.start(), await processes.start()
         made = [override(BAN, f"user={number}", made_us=T + number) for number in range(9)]
-        await one.overrides.change(made[:1], [], None)
+        await one.overrides.change(made[:1], [])
         before = reads()
         for each in made[1:]:
-            await one.overrides.change([each], [], None)
-        await one.overrides.change([], [made[4].id, "unknown"], None)
+            await one.overrides.change([each], [])
+        await one.overrides.change([], [made[4].id, "unknown"])
         assert reads() == before
         await other.overrides.refresh()
         assert reads() > before
@@ -125,8 +125,8 @@ async def test_own_changes_are_not_read_again(redis_server: RedisServer, clock: 
         assert one.known == other.known == left
 
         ban = override(BAN, "user=*", made_us=T + 10)
-        await other.overrides.change([ban], [], None)
-        await one.overrides.change([], [made[0].id], None)  # beside a change that it has not seen
+        await other.overrides.change([ban], [])
+        await one.overrides.change([], [made[0].id])  # beside a change that it has not seen
         await other.overrides.refresh()
         assert one.known == other.known == [*left[1:], ban]
     client.close()
@@ -136,7 +136,7 @@ async def test_changes_are_in_force_within_a_second(processes: Processes) -> Non
     """A process that follows changes has them by itself."""
     one, other = await processes.start(), await processes.start()
     async with other.overrides.followed():
-        await one.overrides.change([override(BAN)], [], None)
+        await one.overrides.change([override(BAN)], [])
         while not other.steering.active:
             await asyncio.sleep(0.01)
 
@@ -147,7 +147,7 @@ async def test_a_change_among_many_holds_nothing_up(
     """With thousands in force one more is put in force bit by bit, and no old one is compared."""
     process = Process(OverridesInMemory(), clock)
     many = [override(BAN, f"user={number}", made_us=T + number % 7) for number in range(3_000)]
-    await process.overrides.change(many, [], None)
+    await process.overrides.change(many, [])
     assert process.known == sorted(many, key=lambda each: (each.made_us, each.id))
     compared = turns = 0
     equal = Override.__eq__
@@ -159,7 +159,7 @@ async def test_a_change_among_many_holds_nothing_up(
 
     monkeypatch.setattr(Override, "__eq__", counted)
     ban = override(BAN, "user=*", made_us=T + 3)
-    change = asyncio.create_task(process.overrides.change([ban], [many[5].id], None))
+    change = asyncio.create_task(process.overrides.change([ban], [many[5].id]))
     while not change.done():
         turns += 1
         await asyncio.sleep(0)
@@ -232,10 +232,10 @@ async def test_overrides_hold_while_redis_is_away(
     """A ban stays in force while its server is down; if it was lost there, the log says so."""
     async with AsyncExitStack() as stack:
         process, ban = await Processes(own_redis.url, clock, stack).start(), override(BAN)
-        await process.overrides.change([ban], [], None)
+        await process.overrides.change([ban], [])
         own_redis.kill()
         with pytest.raises(StoreError):
-            await process.overrides.change([override(EXEMPT)], [ban.id], None)
+            await process.overrides.change([override(EXEMPT)], [ban.id])
         with pytest.raises(StoreError):
             await process.overrides.refresh()
         assert process.known == [ban]
@@ -246,7 +246,7 @@ async def test_overrides_hold_while_redis_is_away(
                 await process.overrides.refresh()  # this server has lost all it had
             await asyncio.sleep(0.01)
         assert "Redis has lost the overrides that were in force (1)" in caplog.text
-        await process.overrides.change([ban], [], None)
+        await process.overrides.change([ban], [])
         assert process.known == [ban]
 
 
@@ -328,7 +328,7 @@ async def test_a_shard_that_lost_its_copy_gets_another(
     many = [override(BAN, f"user={number}") for number in range(450)]
     async with AsyncExitStack() as stack:
         process = await Processes(url, clock, stack).start()
-        await process.overrides.change(many, [], None)
+        await process.overrides.change(many, [])
         for number in range(3):
             with redis.Redis(port=redis_server.port, db=number) as client:
                 client.flushdb()
@@ -386,16 +386,16 @@ async def test_there_are_so_many_at_most(redis_server: RedisServer, clock: Time)
                 for number in range(MAX_OVERRIDES)
             ]
             clock.now_us = T
-            await each.overrides.change(many, [], None)
+            await each.overrides.change(many, [])
             with pytest.raises(OverrideError, match="overrides remove ID"):
-                await each.overrides.change([override(BAN)], [], None)
-            await each.overrides.change([override(BAN)], [many[0].id], None)
+                await each.overrides.change([override(BAN)], [])
+            await each.overrides.change([override(BAN)], [many[0].id])
             assert len(each.known) == MAX_OVERRIDES
 
             clock.now_us = T + 120_000_000
             await each.overrides.refresh()
             assert len(each.known) == MAX_OVERRIDES // 2
-            await each.overrides.change([override(BAN), override(EXEMPT)], [], None)
+            await each.overrides.change([override(BAN), override(EXEMPT)], [])
             assert len(each.known) == MAX_OVERRIDES // 2 + 2
 
 
@@ -447,7 +447,7 @@ async def test_last_known_overrides_hold(
     async with AsyncExitStack() as stack:
         processes = Processes(redis_server.url, clock, stack)
         process, ban = await processes.start(), override(BAN)
-        await process.overrides.change([ban], [], None)
+        await process.overrides.change([ban], [])
         with redis.Redis(port=redis_server.port) as client:
             (name,) = client.keys("rl:*!overrides")
             assert not client.keys("{*!*")
@@ -463,7 +463,7 @@ async def test_last_known_overrides_hold(
         with pytest.raises(StoreError, match="WRONGTYPE"):
             await process.overrides.refresh()
         with pytest.raises(StoreError):
-            await process.overrides.change([override(EXEMPT)], [], None)
+            await process.overrides.change([override(EXEMPT)], [])
         assert process.known == [ban]
 
 
@@ -472,12 +472,12 @@ async def test_overrides_are_kept_in_a_file(tmp_path: Path, clock: Time) -> None
     path = tmp_path / "overrides.json"
     process, ban = Process(OverridesInMemory(str(path)), clock), override(BAN)
     limit = override(LIMIT, "user=*", 7, until_us=T + 5)
-    await process.overrides.change([ban, limit], [], None)
+    await process.overrides.change([ban, limit], [])
 
     again = Process(OverridesInMemory(str(path)), clock)
     await again.overrides.refresh()
     assert again.known == [ban, limit]
-    await again.overrides.change([], [ban.id], None)
+    await again.overrides.change([], [ban.id])
     assert [each["id"] for each in json.loads(path.read_text())["overrides"]] == [limit.id]
     assert files(tmp_path) == ["overrides.json"]
 
@@ -515,5 +515,5 @@ async def test_a_file_that_cannot_be_written(tmp_path: Path, clock: Time) -> Non
     directory.rmdir()
 
     with pytest.raises(StoreError, match="nothing was changed"):
-        await process.overrides.change([override(BAN)], [], None)
+        await process.overrides.change([override(BAN)], [])
     assert process.known == []

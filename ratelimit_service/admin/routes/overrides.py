@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 _MOST_DIGITS: Final = 10
 _ABOUT: Final = ("domain", "descriptor", "limit", "reason")
 _OF_OVERRIDE: Final = (*_ABOUT, "kind", "requests", "hits", "for_seconds", "until")
+_OF_IMPORT: Final = ("overrides", "check")
 _OF_REMOVAL: Final = (*_ABOUT, "kind", "id")
 
 
@@ -69,6 +70,9 @@ class _Steering:
     async def add(self, request: AdminRequest) -> object:
         return await self._change("override", request, _OF_OVERRIDE)
 
+    async def import_some(self, request: AdminRequest) -> object:
+        return await self._change("import_overrides", request, _OF_IMPORT)
+
     async def remove(self, request: AdminRequest) -> object:
         return await self._change("remove_override", request, _OF_REMOVAL)
 
@@ -96,14 +100,16 @@ class _Steering:
         if not isinstance(told, Mapping):
             raise TypeError(told)
         found = dict(told)
-        line = found.pop("audit")
+        audit = found.pop("audit", [])
+        lines = [audit] if isinstance(audit, str) else audit
         path = self._operating.settings.audit_log
-        if path and isinstance(line, str):
+        if path and isinstance(lines, list) and lines:
+            text = "\n".join(map(str, lines))
             try:
-                await asyncio.to_thread(_append, path, line)
+                await asyncio.to_thread(_append, path, text)
             except OSError as error:
                 log.warning(
-                    "the audit log %s cannot be written: %s: %s", path, error.strerror, line
+                    "the audit log %s cannot be written: %s: %s", path, error.strerror, text
                 )
                 found["warning"] = f"the audit log cannot be written: {error.strerror}"
         return found
@@ -116,12 +122,12 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-def _append(path: str, line: str) -> None:
-    """Adds a line in one piece. A pipe that nobody reads is an error: nobody waits for it."""
+def _append(path: str, lines: str) -> None:
+    """Adds lines in one piece. A pipe that nobody reads is an error: nobody waits for it."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     file = os.open(path, flags, 0o640)
     try:
-        os.write(file, f"{line}\n".encode())
+        os.write(file, f"{lines}\n".encode())
     finally:
         os.close(file)
 
@@ -139,6 +145,8 @@ def routes(operating: Operating) -> Iterator[Route]:
         "add one: kind, domain, descriptor, requests or hits, limit, for_seconds or until, reason"
     )
     yield Route("POST", "/overrides", does, steering.add)
+    does = "add the overrides of a list, all or none (check: only say what would be done)"
+    yield Route("POST", "/overrides/import", does, steering.import_some)
     does = "end those of a kind for a domain and a descriptor, or one by its id"
     yield Route("POST", "/overrides/remove", does, steering.remove)
     yield Route("DELETE", "/overrides/{id}", "end one", steering.remove_one)

@@ -7,6 +7,7 @@ from typing import Final
 from ratelimit_service.service.questions import (
     callers,
     denials,
+    importing,
     inspection,
     process,
     queues,
@@ -21,6 +22,7 @@ QUESTIONS: Final[dict[str, Question]] = {
     for each in (
         callers.QUESTION,
         denials.QUESTION,
+        importing.QUESTION,
         inspection.QUESTION,
         process.QUESTION,
         queues.QUESTION,

@@ -16,48 +16,45 @@ have changed and, as `audit`, with the line that was kept of it.
 from __future__ import annotations
 
 import json
-import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from os import urandom
-from typing import Any, Final
+from typing import Final
 
-from ratelimit_service.descriptor_text import format_descriptor, override_text
 from ratelimit_service.errors import OverrideError, StatusCode
 from ratelimit_service.limiter import DomainOverrides, Plan, grant_end
 from ratelimit_service.model import (
     MAX_ADDEND,
+    MAX_PATTERNS,
     SECOND_US,
     Descriptor,
-    Entry,
     Hit,
     Limit,
     Override,
     OverrideKind,
     read_override,
     time_text,
+    too_many_patterns,
 )
+from ratelimit_service.model.override import FORMAT
 from ratelimit_service.rules.explain import explain
 from ratelimit_service.rules.match import may_meet
 from ratelimit_service.rules.moment import at_moment
 from ratelimit_service.service.overrides import age
+from ratelimit_service.service.questions.changing import audit_line, change
 from ratelimit_service.service.questions.inspection import counters_of, descriptor_of
 from ratelimit_service.service.questions.question import About, Deciding, Question, QuestionError
 from ratelimit_service.slices import slowly
-from ratelimit_service.text import in_seconds, printable
+from ratelimit_service.text import in_seconds
 
-__all__ = ["MOST_LISTED", "QUESTIONS"]
-
-log = logging.getLogger(__name__)
+__all__ = ["MOST_LISTED", "QUESTIONS", "ending_of", "new_override_id", "notes_of"]
 
 MOST_LISTED: Final = 100
 """So many overrides are told at a time, so that nobody has to wait for it."""
 
-_AUDIT_VERSION: Final = 1
 _MOST_AUDITED: Final = 1_000
-_MOST_PATTERNS: Final = 1_000
 _MOST_LOOKED_AT: Final = 1_000
 _MOST_NAMED: Final = 5
 _ID_BYTES: Final = 5
@@ -87,21 +84,14 @@ async def _listed(deciding: Deciding, about: About) -> object:
 
 
 async def _add(deciding: Deciding, about: About) -> object:
-    override = await _ending(deciding, _made(deciding, about))
-    in_force = deciding.overrides.in_force()
-    if not override.exact and deciding.overrides.patterns >= _MOST_PATTERNS:
-        raise QuestionError(
-            f"there are {_MOST_PATTERNS} overrides with a * in them, which is the most: "
-            "remove some (ratelimit overrides remove ID)"
-        )
-    notes = _notes(deciding, override)
-    # Hits of several grants add up; of anything else the new one takes the place of the old one.
-    place = _place(override) if override.kind is not OverrideKind.GRANT else None
-    replaced = [
-        each for each in in_force if each.entries == override.entries and _place(each) == place
-    ]
-    audit = _audit(deciding, about, "override", replaced, [override])
-    await _change(deciding, [override], [each.id for each in replaced], audit)
+    override = await ending_of(deciding, _made(deciding, about))
+    if not override.exact and deciding.overrides.patterns >= MAX_PATTERNS:
+        raise too_many_patterns()
+    notes = notes_of(deciding, override)
+    alike = deciding.overrides.alike(override.domain, override.entries)
+    replaced = [each for each in alike if each.place == override.place]
+    audit = audit_line(deciding, about, "override", replaced, [override])
+    await change(deciding, [override], [each.id for each in replaced], audit)
     return {
         "override": override.fields(),
         "replaced": [each.fields() for each in replaced],
@@ -110,16 +100,17 @@ async def _add(deciding: Deciding, about: About) -> object:
     }
 
 
-def _place(override: Override) -> tuple[object, ...]:
-    return override.kind, override.domain, override.entries, override.limit
+def new_override_id() -> str:
+    """An id that no other override has."""
+    return urandom(_ID_BYTES).hex()
 
 
 def _made(deciding: Deciding, about: About) -> Override:
     domain, descriptor = descriptor_of(about)
     now_us = deciding.overrides.clock()
     fields: dict[str, object] = {
-        "v": 1,
-        "id": urandom(_ID_BYTES).hex(),
+        "v": FORMAT,
+        "id": new_override_id(),
         "kind": about.get("kind"),
         "domain": domain,
         "entries": [list(entry) for entry in descriptor.entries],
@@ -144,7 +135,7 @@ def _made(deciding: Deciding, about: About) -> Override:
     return override
 
 
-def _notes(deciding: Deciding, override: Override) -> list[str]:
+def notes_of(deciding: Deciding, override: Override) -> list[str]:
     """What who adds an override should know. Raises QuestionError if it could do nothing."""
     if not override.exact:
         return _notes_of_pattern(deciding, override)
@@ -177,7 +168,7 @@ def _unlimited(deciding: Deciding, override: Override) -> str:
     return f"nothing limits it now: {why}"
 
 
-async def _ending(deciding: Deciding, override: Override) -> Override:
+async def ending_of(deciding: Deciding, override: Override) -> Override:
     """The same; a grant with the end of the last window that it can be spent in."""
     if override.kind is not OverrideKind.GRANT:
         return override
@@ -227,16 +218,17 @@ def _notes_of_pattern(deciding: Deciding, override: Override) -> list[str]:
 async def _remove(deciding: Deciding, about: About) -> object:
     name = about.get("id")
     if name is not None:
-        removed = [each for each in deciding.overrides.in_force() if each.id == name]
-        if not removed:
+        found = deciding.overrides.find(str(name))
+        if found is None:
             raise QuestionError(
                 f"there is no override {name!r}: `ratelimit overrides` lists them",
                 StatusCode.NOT_FOUND,
             )
+        removed = [found]
     else:
         removed = _alike(deciding, about)
-    audit = _audit(deciding, about, "remove", removed, [])
-    await _change(deciding, [], [each.id for each in removed], audit)
+    audit = audit_line(deciding, about, "remove", removed, [])
+    await change(deciding, [], [each.id for each in removed], audit)
     return {"removed": [each.fields() for each in removed], "audit": audit}
 
 
@@ -245,10 +237,8 @@ def _alike(deciding: Deciding, about: About) -> list[Override]:
     kind, limit = about.get("kind"), about.get("limit")
     found = [
         each
-        for each in deciding.overrides.in_force()
-        if (each.domain, each.entries) == (domain, descriptor.entries)
-        and kind in (None, each.kind)
-        and limit in (None, each.limit)
+        for each in deciding.overrides.alike(domain, descriptor.entries)
+        if kind in (None, each.kind) and limit in (None, each.limit)
     ]
     if not found:
         raise QuestionError(
@@ -275,9 +265,9 @@ async def _reset(deciding: Deciding, about: About) -> object:
         which = f"no limit there is called {name!r}" if planned.hits else "nothing counts it"
         raise QuestionError(f"{which}: {why}", StatusCode.NOT_FOUND)
     before = await _counts(deciding, planned, hits)
-    audit = _audit(deciding, about, "reset", before, [])
+    audit = audit_line(deciding, about, "reset", before, [])
     await deciding.forget(hits)
-    await _change(deciding, [], [], audit)
+    await change(deciding, [], [], audit)
     told: dict[str, object] = {"reset": before, "audit": audit}
     if any("*" in entry.value for entry in descriptor.entries):
         told["notes"] = ["a * stands for itself here: one caller is reset, and no pattern"]
@@ -323,53 +313,6 @@ async def _audited(deciding: Deciding, about: About) -> object:
         except ValueError:
             continue
     return {"audit": found}
-
-
-def _audit(
-    deciding: Deciding,
-    about: About,
-    action: str,
-    before: Sequence[Override | Mapping[str, object]],
-    after: Sequence[Override],
-) -> str:
-    """The line that is kept of a change: who, from where, what, why, before and after."""
-    told: dict[str, object] = {
-        "v": _AUDIT_VERSION,
-        "time": time_text(deciding.overrides.clock()),
-        "action": action,
-        "who": str(about.get("who", "")),
-        "from": str(about.get("from", "")),
-    }
-    for name in ("domain", "descriptor", "limit", "reason", "id"):
-        if name in about:
-            told[name] = about[name]
-    told["before"] = [each.fields() if isinstance(each, Override) else each for each in before]
-    told["after"] = [each.fields() for each in after]
-    return json.dumps(told)
-
-
-async def _change(
-    deciding: Deciding, added: Sequence[Override], removed: Sequence[str], audit: str
-) -> None:
-    """Makes a change, and says so in the log once it is made."""
-    await deciding.overrides.change(added, removed, audit)
-    log.info("%s", _sentence(json.loads(audit)))
-
-
-def _sentence(audit: Mapping[str, Any]) -> str:
-    """A change in words, as its line of the audit has it."""
-    who = audit["who"] + (f" from {audit['from']}" if audit["from"] else "")
-    before = audit["before"]
-    if audit["action"] == "reset":
-        counts = [str(each["count"]) for each in before if each["count"] is not None]
-        had = f", which had counted {' and '.join(counts)}" if counts else ""
-        entries = tuple(Entry(key, value) for key, value in audit["descriptor"])
-        whom = printable(f"{audit['domain']} {format_descriptor(Descriptor(entries))}")
-        return f"{who} has reset the counters of {whom}{had}"
-    if audit["action"] == "remove":
-        return f"{who} has removed {'; '.join(map(override_text, before))}"
-    instead = f", instead of {'; '.join(map(override_text, before))}" if before else ""
-    return f"{who} has added {'; '.join(map(override_text, audit['after']))}{instead}"
 
 
 QUESTIONS: Final = (

@@ -20,9 +20,9 @@ from typing import Final
 
 from ratelimit_service.clock import now_us
 from ratelimit_service.errors import OverrideError, StoreError
-from ratelimit_service.model import MAX_OVERRIDES, Override, read_override
+from ratelimit_service.model import MAX_OVERRIDES, Override, read_override, too_many_overrides
 from ratelimit_service.stores.keys import shared_key
-from ratelimit_service.stores.overrides import MOST_AUDITED, too_many
+from ratelimit_service.stores.overrides import MOST_AUDITED
 from ratelimit_service.stores.redis.connection import Argument, Reply
 from ratelimit_service.stores.redis.store import RedisStore
 from ratelimit_service.text import printable
@@ -70,32 +70,33 @@ _OLD: Final = -2
 
 _CHANGE: Final = """\
 -- KEYS: the overrides, the stamp, the audit. ARGV: the time, the newest stamp that is known, the
--- most overrides, the most that is audited, what is to be audited ("" for nothing), how many ids
--- are removed, these; then an id and an override each. Returns the stamp before and the new one.
+-- most overrides, the most that is audited, how many lines are audited, these, how many ids are
+-- removed, these; then an id and an override each. Returns the stamp before and the new one.
 local stamp = tonumber(redis.call("GET", KEYS[2]) or "0") or 0
 if stamp < tonumber(ARGV[2]) then
   return -2
 end
-local removed = tonumber(ARGV[6])
+local audited = 5 + tonumber(ARGV[5])
+local removed = audited + 1 + tonumber(ARGV[audited + 1])
 local count = redis.call("HLEN", KEYS[1])
-for place = 7, 6 + removed do
+for place = audited + 2, removed do
   count = count - redis.call("HEXISTS", KEYS[1], ARGV[place])
 end
-if count + (#ARGV - 6 - removed) / 2 > tonumber(ARGV[3]) then
+if count + (#ARGV - removed) / 2 > tonumber(ARGV[3]) then
   return -1
 end
-for place = 7, 6 + removed do
+for place = audited + 2, removed do
   redis.call("HDEL", KEYS[1], ARGV[place])
 end
-for place = 7 + removed, #ARGV, 2 do
+for place = removed + 1, #ARGV, 2 do
   redis.call("HSET", KEYS[1], ARGV[place], ARGV[place + 1])
 end
 local changed = string.format("%.0f", math.max(stamp + 1, tonumber(ARGV[1])))
 redis.call("SET", KEYS[2], changed)
-if ARGV[5] ~= "" then
-  redis.call("LPUSH", KEYS[3], ARGV[5])
-  redis.call("LTRIM", KEYS[3], 0, ARGV[4] - 1)
+for place = 6, audited do
+  redis.call("LPUSH", KEYS[3], ARGV[place])
 end
+redis.call("LTRIM", KEYS[3], 0, ARGV[4] - 1)
 return string.format("%.0f ", stamp) .. changed
 """
 
@@ -146,12 +147,11 @@ class OverridesInRedis:
             found = [override for _, override in self._read.values() if override is not None]
             return {override.id: override for override in found}
 
-    async def change(
-        self, added: Sequence[Override], removed: Sequence[str], audit: str | None
-    ) -> None:
+    async def change(self, added: Sequence[Override], removed: Sequence[str], *audit: str) -> None:
         """As `KeptOverrides`, by one script, in a server that has the newest copy."""
         keys = [self._store.key(key) for key in (_OVERRIDES, _STAMP, _AUDIT)]
-        rest: list[Argument] = [MAX_OVERRIDES, MOST_AUDITED, audit or "", len(removed), *removed]
+        rest: list[Argument] = [MAX_OVERRIDES, MOST_AUDITED]
+        rest += [len(audit), *audit, len(removed), *removed]
         texts = {each.id.encode(): json.dumps(each.fields()).encode() for each in added}
         rest += chain.from_iterable(texts.items())
         async with self._turn:
@@ -160,7 +160,7 @@ class OverridesInRedis:
                 command = ("EVAL", _CHANGE, len(keys), *keys, now_us(), self._stamp, *rest)
                 reply = await self._store.command(_OVERRIDES, *command)
                 if reply == _TOO_MANY:
-                    raise too_many()
+                    raise too_many_overrides()
                 if isinstance(reply, bytes):
                     before, stamp = map(int, reply.split())
                     if before == self._stamp and self._whole:

@@ -1,0 +1,221 @@
+"""`ratelimit overrides`: lists overrides, ends one, and takes all of them elsewhere and back."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from hashlib import blake2s
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import click
+
+from ratelimit_service.cli.admin import asks_admin
+from ratelimit_service.cli.say import say_line
+from ratelimit_service.cli.steer import AS_JSON, REASON, say_removed, told_by, warn
+from ratelimit_service.cli.words import utf8
+from ratelimit_service.clock import now_us
+from ratelimit_service.descriptor_text import override_text
+from ratelimit_service.errors import OverrideError, RateLimitError
+from ratelimit_service.model import (
+    MAX_OVERRIDES,
+    MAX_PATTERNS,
+    read_override,
+    time_text,
+    too_many_patterns,
+)
+from ratelimit_service.model.override import FORMAT
+from ratelimit_service.text import count
+
+if TYPE_CHECKING:
+    from ratelimit_service.client.admin import AdminClient
+
+__all__ = ["overrides"]
+
+_ROUTE: Final = "/overrides/import"
+_AT_ONCE: Final = 100
+_BYTES_AT_ONCE: Final = 48_000
+"""So many, and about so large, are made by one change: the listener takes no more."""
+
+_MOST_NOTES: Final = 5
+_COUNTED: Final = ("added", "replaced", "unchanged", "ended")
+
+_Fields = dict[str, Any]
+
+
+@click.command()
+@click.argument(
+    "action", type=click.Choice(["remove", "import", "export"]), metavar="[ACTION]", required=False
+)
+@click.argument("what", type=utf8, metavar="[ID|FILE]", required=False)
+@click.option("--check", is_flag=True, help="Of import: change nothing, say what would be done.")
+@REASON
+@AS_JSON
+@asks_admin
+def overrides(
+    admin: AdminClient,
+    action: str | None,
+    what: str | None,
+    check: bool,
+    reason: str | None,
+    as_json: bool,
+) -> int:
+    """List the overrides that are in force, end one, or take all of them elsewhere.
+
+    remove ID ends one, by its id as the list has it. export prints all of them, as a line of JSON
+    each. import FILE adds those of a file, or of standard input with -, as export and --json print
+    them. If one of them cannot be added none is. They are added by 100 at a time; if the store goes
+    away in between, import the same file again.
+
+    Example: ratelimit overrides remove 5d1f02ab31
+    """
+    if action != "import" and check:
+        raise click.UsageError("--check belongs to import")
+    if action != "remove" and reason is not None:
+        raise click.UsageError("--reason belongs to remove: an override in a list has its own")
+    if action == "remove":
+        if what is None:
+            raise click.UsageError("write which one: ratelimit overrides remove ID")
+        about = {"id": what} if reason is None else {"id": what, "reason": reason}
+        return say_removed(admin.post("/overrides/remove", about), as_json=as_json)
+    if action == "import":
+        if what is None:
+            raise click.UsageError("write what: ratelimit overrides import FILE, or - for stdin")
+        with click.open_file(what, encoding="utf-8", errors="strict") as file:
+            lines = _read(file)
+        return _import(admin, lines, check=check, as_json=as_json)
+    if what is not None:
+        raise click.UsageError(f"{what!r} is too much: export prints, so write > FILE")
+    told = told_by(admin.get("/overrides"))
+    found: list[_Fields] = told["overrides"]
+    if action is None and as_json:
+        say_line(json.dumps(told))
+        return 0
+    for each in found:
+        say_line(json.dumps(each) if action == "export" else override_text(each))
+    if not found:
+        say_line("no override is in force", err=True)
+    return 0
+
+
+def _read(file: IO[str]) -> list[_Fields]:
+    """The overrides of a file, each as JSON has it. Raises RateLimitError, which names the line."""
+    try:
+        text = file.read()
+    except UnicodeDecodeError as error:
+        raise RateLimitError("this is no UTF-8, so it is no list of overrides") from error
+    found: list[_Fields] = []
+    places: dict[object, int] = {}
+    for number, fields in enumerate(_listed(text), 1):
+        where = f"override {number}"
+        if not isinstance(fields, dict):
+            raise RateLimitError(f"{where} is no JSON object")
+        try:
+            named = {"id": _name_of(fields), **fields}
+            override = read_override({"v": FORMAT, "made": time_text(now_us()), **named})
+        except OverrideError as error:
+            raise RateLimitError(f"{where} cannot be read: {error}") from error
+        for same in (override.id, override.place):
+            if same in places:
+                raise RateLimitError(f"{where} is about the same as override {places[same]}")
+            places[same] = number
+        found.append(named)
+    return found
+
+
+def _name_of(fields: _Fields) -> str:
+    """An id for one that has none: the same one whenever the same list is imported."""
+    return blake2s(json.dumps(fields, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def _listed(text: str) -> list[object]:
+    """What is listed: lines of JSON, or one object that has them as `overrides`."""
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError):
+        return [_line(number, line) for number, line in enumerate(text.splitlines(), 1) if line]
+    if isinstance(whole, dict) and isinstance(whole.get("overrides"), list):
+        listed: list[object] = whole["overrides"]
+        return listed
+    return [whole]
+
+
+def _line(number: int, line: str) -> object:
+    try:
+        said: object = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise RateLimitError(f"line {number} is no JSON: {error}") from error
+    return said
+
+
+def _import(admin: AdminClient, found: Sequence[_Fields], *, check: bool, as_json: bool) -> int:
+    """Has all of them looked at, then all of them added."""
+    asked = ({"overrides": part, "check": True} for part in _parts(found))
+    told = [told_by(admin.post(_ROUTE, each)) for each in asked]
+    _fits(told)
+    if not check:
+        told = _added(admin, found)
+    sums: Counter[str] = Counter()
+    for each in told:
+        sums.update({name: each[name] for name in _COUNTED})
+    notes = [note for each in told for note in each["notes"]]
+    warnings = list(dict.fromkeys(each["warning"] for each in told if "warning" in each))
+    if as_json:
+        counted = {name: sums[name] for name in _COUNTED}
+        say_line(json.dumps({**counted, "notes": notes, "warnings": warnings}))
+        return 0
+    would = "would be " if check else ""
+    parts = [f"{sums[name]} {would}{name}" for name in ("added", "replaced") if sums[name]]
+    parts += [f"{sums['unchanged']} there already"] if sums["unchanged"] else []
+    parts += [f"{sums['ended']} had ended"] if sums["ended"] else []
+    say_line(f"{count(len(found), 'override')}: {', '.join(parts) or 'nothing to do'}")
+    more = len(notes) - _MOST_NOTES
+    warn({"notes": [*notes[:_MOST_NOTES], *([f"and {more} more"] if more > 0 else []), *warnings]})
+    return 0
+
+
+def _fits(told: Sequence[_Fields]) -> None:
+    """Raises OverrideError if there would be too many."""
+    if not told:
+        return
+    there = told[-1]["in_force"]
+    more = {name: sum(each["more"][name] for each in told) for name in there}
+    if more["overrides"] > 0 and there["overrides"] + more["overrides"] > MAX_OVERRIDES:
+        raise OverrideError(
+            f"there are {there['overrides']} overrides, these are {more['overrides']} more, and "
+            f"{MAX_OVERRIDES} is the most; nothing was added: remove some "
+            "(ratelimit overrides remove ID), or let one pattern take many callers"
+        )
+    if more["patterns"] > 0 and there["patterns"] + more["patterns"] > MAX_PATTERNS:
+        raise too_many_patterns()
+
+
+def _added(admin: AdminClient, found: Sequence[_Fields]) -> list[_Fields]:
+    """Has all of them added. Raises RateLimitError, which says how far it came."""
+    told: list[_Fields] = []
+    done = 0
+    for part in _parts(found):
+        try:
+            told.append(told_by(admin.post(_ROUTE, {"overrides": part})))
+        except RateLimitError as error:
+            raise RateLimitError(
+                f"{error}; {done} of {count(len(found), 'override')} are in force: import the same "
+                "file again, what is there already stays"
+            ) from error
+        done += len(part)
+    return told
+
+
+def _parts(found: Sequence[_Fields]) -> Iterator[list[_Fields]]:
+    """As many at a time as one change takes."""
+    part: list[_Fields] = []
+    size = 0
+    for each in found:
+        length = len(json.dumps(each))
+        if part and (len(part) == _AT_ONCE or size + length > _BYTES_AT_ONCE):
+            yield part
+            part, size = [], 0
+        part.append(each)
+        size += length
+    if part:
+        yield part
