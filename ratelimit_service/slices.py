@@ -57,6 +57,7 @@ class _Line:
             self.loop.call_soon(self._next_round)
             await asyncio.sleep(0)
         self._began_us = elapsed_us()
+        self.loop.call_soon(self._end_turn)
 
     def _rest(self) -> None:
         self._taken = True
@@ -64,8 +65,12 @@ class _Line:
         self.rested_us += rest_us
         self.loop.call_later(rest_us / 1_000_000, self._next_round)
 
+    def _end_turn(self) -> None:
+        """Whoever went on has paused or ended: the time from now on is not theirs."""
+        self._began_us = 0
+
     def _next_round(self) -> None:
-        self._taken, self._began_us = False, 0
+        self._taken = False
         if self._waiting and self._worked_us >= _WORK_US:
             self._rest()
         while self._waiting and not self._taken:

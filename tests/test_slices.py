@@ -113,3 +113,23 @@ async def test_long_work_has_half_of_the_time(monkeypatch: pytest.MonkeyPatch, t
 
     worked_us = tasks * count * slice_us
     assert worked_us - 3_000 <= slices._LINE[0].rested_us <= worked_us
+
+
+@pytest.mark.parametrize("others", [0, 3])
+async def test_time_without_work_is_no_work(monkeypatch: pytest.MonkeyPatch, others: int) -> None:
+    """Whoever comes after a while does not rest for it, whoever was the last one before."""
+    now = SimpleNamespace(us=10**9)
+    monkeypatch.setattr(slices, "elapsed_us", lambda: now.us)
+
+    async def work() -> None:
+        stand_in_line()
+        await pause()
+        now.us += 10  # and ends without another pause
+
+    for _ in range(4):
+        await asyncio.gather(*(asyncio.create_task(work()) for _ in range(1 + others)))
+        await asyncio.sleep(0)  # the round in which the last one has ended is over
+        await asyncio.sleep(0)
+        now.us += 30_000_000
+
+    assert slices._LINE[0].rested_us == 0
