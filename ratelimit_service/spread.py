@@ -14,7 +14,7 @@ from typing import Final, Generic, TypeVar, overload
 __all__ = [
     "IN_PART",
     "LARGE",
-    "PLACES",
+    "PARTS",
     "SpreadList",
     "SpreadTable",
     "SpreadTuple",
@@ -30,8 +30,12 @@ LARGE: Final = 1_000
 IN_PART: Final = 500
 """Items of one part of a tuple: they may be made and dropped with it, which takes longer."""
 
-PLACES: Final = 255
-"""A key is in the part `parts[hash(key) & PLACES]` of a table, for who cannot afford a call."""
+PARTS: Final = 61
+"""A key is in the part `parts[hash(key) % PARTS]` of a table, for who cannot afford a call.
+
+An odd number: a dict places keys by the low bits of their hashes, so these must not be alike in all
+of a part. Among more parts more of a look-up has to come from memory.
+"""
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -43,7 +47,7 @@ class SpreadTable(Generic[_K, _V]):
     __slots__ = ("parts",)
 
     def __init__(self, items: Iterable[tuple[_K, _V]] = ()) -> None:
-        self.parts: list[dict[_K, _V]] = [{} for _ in range(PLACES + 1)]
+        self.parts: list[dict[_K, _V]] = [{} for _ in range(PARTS)]
         """Together they are the table."""
         for key, value in items:
             self.setdefault(key, value)
@@ -52,16 +56,16 @@ class SpreadTable(Generic[_K, _V]):
         return sum(map(len, self.parts))
 
     def __contains__(self, key: _K) -> bool:
-        return key in self.parts[hash(key) & PLACES]
+        return key in self.parts[hash(key) % PARTS]
 
     def __iter__(self) -> Iterator[_K]:
         return chain.from_iterable(self.parts)
 
     def __getitem__(self, key: _K) -> _V:
-        return self.parts[hash(key) & PLACES][key]
+        return self.parts[hash(key) % PARTS][key]
 
     def __setitem__(self, key: _K, value: _V) -> None:
-        self.parts[hash(key) & PLACES][key] = value
+        self.parts[hash(key) % PARTS][key] = value
 
     def values(self) -> Iterator[_V]:
         """All values."""
@@ -69,15 +73,15 @@ class SpreadTable(Generic[_K, _V]):
 
     def get(self, key: _K) -> _V | None:
         """The value of a key; None if it has none."""
-        return self.parts[hash(key) & PLACES].get(key)
+        return self.parts[hash(key) % PARTS].get(key)
 
     def setdefault(self, key: _K, value: _V) -> _V:
         """The value of a key, which is this one if it had none."""
-        return self.parts[hash(key) & PLACES].setdefault(key, value)
+        return self.parts[hash(key) % PARTS].setdefault(key, value)
 
     def pop(self, key: _K) -> _V | None:
         """Takes out a key; the value that it had."""
-        return self.parts[hash(key) & PLACES].pop(key, None)
+        return self.parts[hash(key) % PARTS].pop(key, None)
 
     def emptying(self) -> Generator[None, None, None]:
         """Takes everything out, a part in each step."""

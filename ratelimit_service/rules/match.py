@@ -24,7 +24,7 @@ from ratelimit_service.rules.tree import (
     Node,
     Rule,
 )
-from ratelimit_service.spread import PLACES
+from ratelimit_service.spread import PARTS
 
 __all__ = ["Match", "find", "match", "match_any_value", "may_meet", "meet"]
 
@@ -66,7 +66,7 @@ def meet(level: Level, entry: Entry, minute: int = 0) -> MetNode | None:
         if isinstance(by_value, dict):
             met = by_value.get(value)
         else:
-            met = by_value.parts[hash(value) & PLACES].get(value)
+            met = by_value.parts[hash(value) % PARTS].get(value)
         if met is not None:
             return met
     asked = level.matching.get(key)
