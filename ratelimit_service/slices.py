@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from ratelimit_service.clock import elapsed_us
 
-__all__ = ["SLICE", "pause", "slowly", "stand_in_line", "stepwise"]
+__all__ = ["SLICE", "at_once", "pause", "slowly", "stand_in_line", "stepwise"]
 
 SLICE = 50
 """Rules that are looked at, written out or freed at once: a millisecond's worth or less."""
@@ -100,12 +100,22 @@ async def pause() -> None:
     await _LINE[0].pause()
 
 
-async def slowly(items: Iterable[_T], at_once: int = SLICE) -> AsyncIterator[_T]:
+async def slowly(items: Iterable[_T], some: int = SLICE) -> AsyncIterator[_T]:
     """The items, with a pause for requests after each few."""
     for number, item in enumerate(items):
         yield item
-        if number % at_once == 0:
+        if number % some == 0:
             await pause()
+
+
+def at_once(work: Generator[None, None, _T]) -> _T:
+    """What a generator returns, without a pause: where no request can wait."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            result: _T = done.value
+            return result
 
 
 async def stepwise(work: Generator[None, None, _T]) -> _T:

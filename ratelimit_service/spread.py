@@ -84,10 +84,11 @@ class SpreadTable(Generic[_K, _V]):
         return self.parts[hash(key) % PARTS].pop(key, None)
 
     def emptying(self) -> Generator[None, None, None]:
-        """Takes everything out, a part in each step."""
+        """Takes everything out, a part in each step; empty ones take none."""
         for part in self.parts:
-            part.clear()
-            yield
+            if part:
+                part.clear()
+                yield
 
 
 class SpreadList(Sequence[_V]):

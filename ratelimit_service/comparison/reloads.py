@@ -30,7 +30,7 @@ async def difference(old: Mapping[str, Domain], new: Mapping[str, Domain]) -> Re
     """What is another in meaning, in numbers, with the first changes in words."""
     added = removed = changed = 0
     examples: list[str] = []
-    for name in sorted(old.keys() | new.keys()):
+    for name in (*new, *(each for each in old if each not in new)):
         if old.get(name) is new.get(name):
             continue
         before: SpreadTable[str, PlacedRule] = SpreadTable()

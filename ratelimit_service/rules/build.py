@@ -36,6 +36,8 @@ __all__ = ["MOST_TOLD", "Built", "FileReport", "Former", "Language", "Version", 
 MOST_TOLD = 100
 """So many problems of a file are told, and then how many more there are."""
 
+_REVISION_DIGITS = 8
+
 Language = Literal["yaml", "resource", "overlay"]
 """What a file is: rules in YAML, rules as `resource` keeps them, or an `overlay` for the latter."""
 
@@ -78,6 +80,8 @@ class Built(NamedTuple):
     conflicts: tuple[Problem, ...]
     rules: dict[str, int]
     """How many rules each of the domains has."""
+    revision: str
+    """What names the files in force, by their content alone: hosts and paths do not matter."""
     let_go: frozenset[str] = frozenset()
     """Vanished files whose rules others have now, as after a renaming."""
 
@@ -216,6 +220,7 @@ def build(
         frozenset(contradicting),
         tuple(conflicts),
         {name: each.rules for name, each in merged.items()},
+        _revision(reports),
         frozenset(let_go),
     )
 
@@ -275,6 +280,11 @@ def _told(name: str, problems: Sequence[Problem], *, strict: bool) -> tuple[Prob
         all(each.hint for each in rest),
     )
     return (*kept, more)
+
+
+def _revision(files: Iterable[FileReport]) -> str:
+    digests = sorted(each.digest for each in files if each.digest)
+    return hashlib.sha256("".join(digests).encode()).hexdigest()[:_REVISION_DIGITS]
 
 
 def _digest(version: Version, *, bad: bool) -> str:

@@ -14,7 +14,7 @@ import os
 import pickle
 import sys
 from asyncio import ReadTransport
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ratelimit_service.errors import RulesError
 from ratelimit_service.observer import Tallies
@@ -26,7 +26,7 @@ from ratelimit_service.pipes import (
     read_frame_at_once,
     start,
 )
-from ratelimit_service.rules.build import Built, Former, Version, build
+from ratelimit_service.rules.build import Built, FileReport, Former, Version, build
 from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.tree import Domain, Level, TalliesOf
 from ratelimit_service.slices import stepwise
@@ -36,6 +36,9 @@ __all__ = ["Builder", "build_in_child", "main"]
 _MAX_SECONDS = 120.0
 _NICENESS = 10
 """The child's niceness: requests matter more than rules."""
+
+_REPORTS = 100
+"""What is to be said of so many files is read at once; a problem is like a file."""
 
 _COLLECTS = 16
 """After so many builds a child that stays looks for garbage: there is hardly any."""
@@ -147,8 +150,12 @@ class _Child:
         while part := await read_frame(self._stream):
             await stepwise(assembly.adding(part))
             await asyncio.sleep(0)  # reading returns at once if enough has come
+        files: list[FileReport] = []
+        while part := await read_frame(self._stream):
+            files += pickle.loads(part)  # noqa: S301 -- our child's
+            await asyncio.sleep(0)
         rest: Built = pickle.loads(await read_frame(self._stream))  # noqa: S301 -- our child's
-        return rest._replace(domains=assembly.domains)
+        return rest._replace(files=tuple(files), domains=assembly.domains)
 
     def _last_words(self) -> str:
         assert self._process.stderr is not None  # noqa: S101 -- it is a pipe
@@ -158,7 +165,8 @@ class _Child:
 def main() -> None:
     """The child: takes tasks from standard input, and ends with it.
 
-    For each it writes trees, an empty frame, and the rest.
+    For each it writes trees, what is to be said of files, both with an empty frame behind them, and
+    the rest.
     """
     os.nice(_NICENESS)
     gc.disable()  # it makes next to no garbage
@@ -171,12 +179,32 @@ def main() -> None:
         rest = build(versions, Tallies, strict=strict, former=former, root=Level.listed)
         built = rest.domains
         for part in packed(built.values(), before):
-            sys.stdout.buffer.write(framed(part))
-        end_of_trees = framed(b"")
-        rest = rest._replace(domains={})
-        sys.stdout.buffer.write(end_of_trees + framed(pickle.dumps(rest, pickle.HIGHEST_PROTOCOL)))
+            _write(part)
+        _write(b"")
+        for some in _few(rest.files):
+            _write(pickle.dumps(some, pickle.HIGHEST_PROTOCOL))
+        _write(b"")
+        rest = rest._replace(files=(), domains={})
+        _write(pickle.dumps(rest, pickle.HIGHEST_PROTOCOL))
         sys.stdout.buffer.flush()
         del versions, before, rest, task
         number += 1
         if number % _COLLECTS == 0:
             gc.collect()
+
+
+def _few(files: Sequence[FileReport]) -> Iterator[list[FileReport]]:
+    some: list[FileReport] = []
+    weight = 0
+    for each in files:
+        some.append(each)
+        weight += 1 + len(each.problems)
+        if weight >= _REPORTS:
+            yield some
+            some, weight = [], 0
+    if some:
+        yield some
+
+
+def _write(part: bytes) -> None:
+    sys.stdout.buffer.write(framed(part))

@@ -8,10 +8,10 @@ each other keeps its last good whole. What files say is `build`'s business, and 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.rulebook import Rulebook, hold_without
 from ratelimit_service.rules.source import FileProblems, Found, Left, RuleSource
 from ratelimit_service.rules.tree import Domain, Snapshot
+from ratelimit_service.slices import at_once, stepwise
 from ratelimit_service.text import count, printable
 
 __all__ = ["Loaded", "ReloadDifference", "Rules"]
@@ -34,10 +35,14 @@ __all__ = ["Loaded", "ReloadDifference", "Rules"]
 log = logging.getLogger(__name__)
 
 _READ_SECONDS = 30.0
+_FILES = 100
+"""Files that are looked at in a step: a management server may send thousands at a time."""
+
+_LINES = 10
+"""Problems that are logged in a step."""
+
 _MOST_LOGGED = 1_000
 """Problems that the log tells of one load: a management server may send as many at any time."""
-
-_REVISION_DIGITS = 8
 
 
 class ReloadDifference(NamedTuple):
@@ -117,6 +122,10 @@ class Rules:
         self._loaded = Loaded(0, "")
         self._accepted: dict[str, tuple[str, bytes]] = {}
         """Of a source that leaves it: the domain and bytes of each file that is in force."""
+        self._verdict: FileProblems = {}
+        """Why files are not used; under "" what is of no file."""
+        self._wrong = 0
+        """How many problems there are, hints apart."""
         self._lock = asyncio.Lock()
         self._known = False
         self._begun = asyncio.Event()
@@ -162,11 +171,12 @@ class Rules:
             return
         for name, why in found.unread.items():
             raise RulesError(f"{printable(name)} cannot be read: {why}")
-        versions, _ = self._versions(found, keep_vanished=False)
-        self._take_over(build(versions, self.book.tallies_of, strict=self._strict), versions)
+        versions, _ = at_once(self._versions(found, keep_vanished=False))
+        built = build(versions, self.book.tallies_of, strict=self._strict)
+        at_once(self._take_over(built, versions))
         self._begun.set()
-        self._source.judged(found, self._verdict())
-        problems = self._fatal_problems()
+        self._source.judged(found, self._verdict)
+        problems = sorted(chain.from_iterable(self._verdict.values()))
         if self._strict and problems:
             lines = "\n".join(f"  {problem}" for problem in problems)
             told = count(len(problems), "problem")
@@ -182,23 +192,25 @@ class Rules:
         async with self._lock:
             try:
                 found = await self._read_in_time()
-                versions, missing = self._versions(found, keep_vanished=keep_vanished)
-                self._note_missing(missing)
-                changed = self._changed(versions)
+                versions, missing = await stepwise(
+                    self._versions(found, keep_vanished=keep_vanished)
+                )
+                await stepwise(self._note_missing(missing))
+                changed = await stepwise(self._changed(versions))
                 if changed or not (self.begun or missing):
                     built = await self._builder.build(
                         versions, self.book.tallies_of, strict=self._strict
                     )
                     # No name for the old snapshot here, or it would outlive its last slice.
-                    old = [self._take_over(built, versions)]
+                    old = [await stepwise(self._take_over(built, versions))]
                     if self._reloaded is not None:
                         await self._reloaded()
                     await self._log_reload(old[0].domains)
                     await self.book.let_go(old.pop())
                     self._begun.set()
                 else:
-                    self._tell_health()
-                self._source.judged(found, self._verdict())
+                    await stepwise(self._judge())
+                self._source.judged(found, self._verdict)
             except RulesError as error:
                 self._stats.rule_loads["error"] += 1
                 self._health.degrade("rules", f"{error}; the last good rules stay")
@@ -245,19 +257,23 @@ class Rules:
 
     def _versions(
         self, found: Found, *, keep_vanished: bool
-    ) -> tuple[list[Version], list[Problem]]:
+    ) -> Generator[None, None, tuple[list[Version], list[Problem]]]:
         """The versions to build, and what is missing: such files keep their last version."""
         versions = []
         missing = [
             Problem(Source(name), "", f"this cannot be read: {why}; what was good stays", "unread")
             for name, why in found.unread.items()
         ]
-        for name, data in found.files.items():
+        for number, (name, data) in enumerate(found.files.items()):
+            if number % _FILES == 0:
+                yield
             known = self._files.get(name)
             language = found.languages.get(name, "yaml")
             good = known.good if known else None
             versions.append(Version(name, data, good, language=language))
-        for name, file in self._files.items():
+        for number, (name, file) in enumerate(self._files.items()):
+            if number % _FILES == 0:
+                yield
             if name in found.files:
                 continue
             unread = found.unread_above(name)
@@ -268,22 +284,27 @@ class Rules:
                 missing.append(Problem(Source(name), "", message, "vanished"))
         return versions, missing
 
-    def _note_missing(self, missing: Sequence[Problem]) -> None:
-        if new := [problem for problem in missing if problem not in self._missing]:
+    def _note_missing(self, missing: Sequence[Problem]) -> Generator[None, None, None]:
+        known = set(self._missing)
+        if new := [problem for problem in missing if problem not in known]:
             self._stats.rule_loads["error"] += 1
-            self._log(new)
+            yield from _log(new, strict=self._strict)
         self._missing = tuple(missing)
 
-    def _changed(self, versions: Sequence[Version]) -> int:
-        """How many files have come, gone or changed."""
-        now = {version.name: version.newest for version in versions}
-        before = {name: file.data for name, file in self._files.items()}
-        return sum(now.get(name) != before.get(name) for name in now.keys() | before.keys())
+    def _changed(self, versions: Sequence[Version]) -> Generator[None, None, bool]:
+        """Whether files have come, gone or changed."""
+        for number, version in enumerate(versions):
+            if number % _FILES == 0:
+                yield
+            known = self._files.get(version.name)
+            if known is None or known.data != version.newest:
+                return True
+        return len(versions) != len(self._files)
 
     async def _log_reload(self, before: Mapping[str, Domain]) -> None:
         """Says what has been loaded; `before` are the domains that held until now."""
         rules, domains = sum(self._sizes.values()), len(self._sizes)
-        problems = sum(not problem.hint for problem in self.problems())
+        problems = self._wrong
         revision = self._loaded.revision
         fields: dict[str, object] = {"rules": rules, "domains": domains, "problems": problems}
         told = [f"{count(rules, 'rule')} in {count(domains, 'domain')}"]
@@ -297,83 +318,120 @@ class Rules:
         told.append(f"revision {revision}")
         log.info("rules reloaded: %s", ", ".join(told), extra={"fields": fields})
 
-    def _take_over(self, built: Built, versions: Sequence[Version]) -> Snapshot:
+    def _take_over(
+        self, built: Built, versions: Sequence[Version]
+    ) -> Generator[None, None, Snapshot]:
         """Lets what was built hold from now on, and says what is new of its problems.
 
-        Returns what held before.
+        Returns what held before. All of it comes into force in one step.
         """
-        told = {name: file.data for name, file in self._files.items()}
+        before = self._files
         read = {version.name: version for version in versions}
-        self._files = {}
+        files: dict[str, _File] = {}
         new: list[Problem] = []
-        self._missing = tuple(
-            each for each in self._missing if each.source.file not in built.let_go
-        )
-        for report in built.files:
+        for number, report in enumerate(built.files):
+            if number % _FILES == 0:
+                yield
             if report.name in built.let_go:
                 continue
             version = read[report.name]
             good = version.good if report.bad else version.newest
-            self._files[report.name] = _File(version.newest, report, good, version.language)
-            if told.get(report.name) != version.newest:
+            files[report.name] = _File(version.newest, report, good, version.language)
+            known = before.get(report.name)
+            if known is None or known.data != version.newest:
                 new += report.problems
-        self._log([*new, *(each for each in built.conflicts if each not in self._conflicts)])
-        self._conflicts = built.conflicts
-        domains, unserved = self._served(built)
-        self._sizes = {
-            name: (built.rules if domain is built.domains.get(name) else self._sizes)[name]
-            for name, domain in domains.items()
-        }
-        rules = [file for file in self._files.values() if file.language != "overlay"]
-        emptied = not (rules or self._missing)
+        known_conflicts = set(self._conflicts)
+        new += [each for each in built.conflicts if each not in known_conflicts]
+        yield from _log(new, strict=self._strict)
+        domains, sizes, unserved = yield from self._served(built)
+        accepted = yield from self._now_accepted(built, files, domains)
+        missing = tuple(each for each in self._missing if each.source.file not in built.let_go)
+        emptied = not missing and all(file.language == "overlay" for file in files.values())
+        self._files, self._conflicts, self._missing = files, built.conflicts, missing
+        self._sizes, self._accepted, self._known = sizes, accepted, True
         old = self.book.swap(domains, unserved, emptied=emptied)
-        self._accepted = self._now_accepted(built)
-        self._known = True
+        yield from self._judge()
         at_us = self._loaded.at_us
-        if self._fatal_problems():
+        if self._verdict:
             self._stats.rule_loads["error"] += 1
         else:
             self._stats.rule_loads["success"] += 1
             at_us = now_us()
-        self._loaded = Loaded(at_us, _revision(built.files))
-        self._tell_health()
+        self._loaded = Loaded(at_us, built.revision)
+        while before:  # to free all of it at once would take long
+            for _ in range(min(_FILES, len(before))):
+                before.popitem()
+            yield
         return old
 
-    def _now_accepted(self, built: Built) -> dict[str, tuple[str, bytes]]:
+    def _now_accepted(
+        self, built: Built, files: Mapping[str, _File], domains: Mapping[str, Domain]
+    ) -> Generator[None, None, dict[str, tuple[str, bytes]]]:
         """Where files contradict each other, those that held before are still in force."""
         if not self._source.leaves:
             return {}
-        kept = {
+        accepted = {
             name: file
             for name, file in self._accepted.items()
-            if file[0] in built.contradicting and file[0] in self.snapshot.domains
+            if file[0] in built.contradicting and file[0] in domains
         }
-        return kept | {
-            name: (domain, file.good)
-            for name, file in self._files.items()
-            if file.good is not None
-            and file.language == "resource"
-            and (domain := file.report.domain) not in built.contradicting
-        }
+        for number, (name, file) in enumerate(files.items()):
+            if number % _FILES == 0:
+                yield
+            domain = file.report.domain
+            if (
+                file.good is not None
+                and file.language == "resource"
+                and domain not in built.contradicting
+            ):
+                accepted[name] = domain, file.good
+        return accepted
 
-    def _served(self, built: Built) -> tuple[dict[str, Domain], frozenset[str]]:
-        """The domains that hold now; where there is nothing good, those that held before."""
+    def _served(
+        self, built: Built
+    ) -> Generator[None, None, tuple[dict[str, Domain], dict[str, int], frozenset[str]]]:
+        """The domains that hold now, how many rules these have, and those that are not served.
+
+        Where there is nothing good, those hold that held before.
+        """
         served = self.snapshot.domains
-        domains, unserved = {}, set()
+        domains, sizes, unserved = {}, {}, set()
         named = [*built.domains, *sorted(built.contradicting), *sorted(built.never_good)]
-        for name in dict.fromkeys(named):
+        for number, name in enumerate(dict.fromkeys(named)):
+            if number % _FILES == 0:
+                yield
             if name in built.domains and (name not in built.never_good or name in served):
-                domains[name] = built.domains[name]
+                domains[name], sizes[name] = built.domains[name], built.rules[name]
             elif name in served:
-                domains[name] = served[name]
+                domains[name], sizes[name] = served[name], self._sizes[name]
             else:
                 unserved.add(name)
-        return domains, frozenset(unserved)
+        return domains, sizes, frozenset(unserved)
 
-    def _tell_health(self) -> None:
-        if fatal := self._fatal_problems():
-            more = f" (and {len(fatal) - 1} more)" if len(fatal) > 1 else ""
-            self._health.degrade("rules", f"{fatal[0]}{more}")
+    def _judge(self) -> Generator[None, None, None]:
+        """Finds out why files are not used, and lets health tell it."""
+        loose = (*self._conflicts, *self._missing)
+        verdict: dict[str, list[Problem]] = {}
+        first: Problem | None = None
+        wrong = 0
+        of_files = ((name, each.report.problems) for name, each in self._files.items())
+        every = chain(of_files, [("", loose)])
+        looked = 0
+        for name, problems in every:
+            looked += 1 + len(problems)
+            if looked >= _FILES:
+                looked = 0
+                yield
+            if problems:
+                wrong += sum(not each.hint for each in problems)
+                if fatal := [each for each in problems if each.fatal(strict=self._strict)]:
+                    verdict[name] = fatal
+                    first = min(fatal if first is None else [first, *fatal])
+        self._verdict, self._wrong = verdict, wrong
+        if first is not None:
+            number = sum(map(len, verdict.values()))
+            more = f" (and {number - 1} more)" if number > 1 else ""
+            self._health.degrade("rules", f"{first}{more}")
         else:
             self._health.recover("rules")
         self._hold()
@@ -383,38 +441,28 @@ class Rules:
         if self._needed:
             hold_without(self._health, self.snapshot)
 
-    def _log(self, problems: Sequence[Problem]) -> None:
-        """Says what is new of the problems; of very many only how many more there are."""
-        for problem in problems[:_MOST_LOGGED]:
-            level = logging.ERROR if self._fatal(problem) else logging.WARNING
-            fields = {
-                "file": problem.source.file,
-                "line": problem.source.line,
-                "rule": problem.path,
-                "kind": problem.kind,
-            }
-            level = logging.INFO if problem.hint else level
-            log.log(level, "%s", problem, extra={"fields": fields})
-        if len(problems) > _MOST_LOGGED:
-            log.warning("%d more problems in the rules", len(problems) - _MOST_LOGGED)
-
     def problems(self) -> list[Problem]:
         """All that is wrong in the files, and hints, by their places."""
         of_files = [problem for file in self._files.values() for problem in file.report.problems]
         return sorted([*of_files, *self._conflicts, *self._missing])
 
-    def _verdict(self) -> FileProblems:
-        """Why files are not used."""
-        every = {name: file.report.problems for name, file in self._files.items()}
-        every[""] = (*self._conflicts, *self._missing)
-        fatal = {name: [each for each in of if self._fatal(each)] for name, of in every.items()}
-        return {name: problems for name, problems in fatal.items() if problems}
 
-    def _fatal_problems(self) -> list[Problem]:
-        return [problem for problem in self.problems() if self._fatal(problem)]
-
-    def _fatal(self, problem: Problem) -> bool:
-        return problem.fatal(strict=self._strict)
+def _log(problems: Sequence[Problem], *, strict: bool) -> Generator[None, None, None]:
+    """Says what is new of the problems; of very many only how many more there are."""
+    for number, problem in enumerate(problems[:_MOST_LOGGED], 1):
+        level = logging.ERROR if problem.fatal(strict=strict) else logging.WARNING
+        fields = {
+            "file": problem.source.file,
+            "line": problem.source.line,
+            "rule": problem.path,
+            "kind": problem.kind,
+        }
+        level = logging.INFO if problem.hint else level
+        log.log(level, "%s", problem, extra={"fields": fields})
+        if number % _LINES == 0:
+            yield
+    if len(problems) > _MOST_LOGGED:
+        log.warning("%d more problems in the rules", len(problems) - _MOST_LOGGED)
 
 
 def _in_words(found: ReloadDifference) -> list[str]:
@@ -429,9 +477,3 @@ def _in_words(found: ReloadDifference) -> list[str]:
     if found.removed:
         told.append(f"{found.removed} removed")
     return told or ["nothing changed in meaning"]
-
-
-def _revision(files: Iterable[FileReport]) -> str:
-    """What names the files in force, by their content alone: hosts and paths do not matter."""
-    digests = sorted(each.digest for each in files if each.digest)
-    return hashlib.sha256("".join(digests).encode()).hexdigest()[:_REVISION_DIGITS]

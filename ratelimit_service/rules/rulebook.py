@@ -94,8 +94,9 @@ class Rulebook:
         """
         now = self._snapshot.domains
         kept: SpreadTable[_Place, None] = SpreadTable()
-        for place in ((name, path) for name in now for path in (OVERRIDES, UNMATCHED)):
-            kept[place] = None
+        async for name in slowly(now):
+            for path in (OVERRIDES, UNMATCHED):
+                kept[name, path] = None
         new = (node for domain in now.values() for node in domain.root.nodes)
         async for node in slowly(walk(new)):
             if node.rule:
@@ -108,6 +109,7 @@ class Rulebook:
         remains: deque[object] = deque()
         for name, domain in old.domains.items():
             if now.get(name) is not domain:
+                remains.append(domain)
                 await stepwise(_collecting(domain.root, remains))
             del domain
         del old, new
@@ -141,6 +143,8 @@ def _in_parts(level: Level) -> Iterator[object]:
 
 def _weight(part: object) -> int:
     """How long it takes to drop a part, where a node with one tally takes 1."""
+    if isinstance(part, Domain):
+        return 1
     if not isinstance(part, Node):
         return SLICE
     rule = part.rule
