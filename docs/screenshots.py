@@ -1,13 +1,15 @@
-"""Takes the pictures of docs/console.md anew, of a real service in a real Chromium.
+"""Takes the pictures of docs/console.md and docs/replay.md anew, in a real Chromium.
 
-    .venv/bin/python -m docs.screenshots
+    .venv/bin/python -m docs.screenshots [console] [replay]
 
-It takes a minute, and needs Chromium and redis-server. The service has two workers, and counters in
-a ring of two servers. What callers ask for is drawn by chance, so no two pictures are alike.
+It needs Chromium. Those of the console take a minute, and redis-server too: the service has two
+workers, and counters in a ring of two servers. What callers ask for there is drawn by chance, so no
+two pictures are alike. Those of a replay are always of the same log.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import subprocess
 import sys
@@ -44,6 +46,17 @@ USERS = ("alice", "bob", "carol", "dave", "<b>eve</b>")
 CALLERS, SECONDS = 4, 60
 AT_ONCE = "{behavior: 'instant'}"
 WIDE, NARROW = (1200, 1240), (390, 844)
+REPLAYED = """\
+domain: api
+descriptors:
+- key: user
+  rate_limit: {{unit: hour, requests_per_unit: {most}}}
+  descriptors:
+  - {{key: path, value: /login, rate_limit: {{unit: hour, requests_per_unit: 40}}}}
+"""
+OLD, NEW = 30, 15
+RECORDED, USERS_RECORDED = 60_000, 900
+REPLAY_WIDE, REPLAY_NARROW = (1000, 1450), (390, 1150)
 
 
 def ask(client: Client) -> None:
@@ -73,7 +86,49 @@ def steer(port: int, *words: str) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def main() -> None:
+def recorded() -> str:
+    """A day's requests as CSV: more by day than by night, most of them of few callers."""
+    chance = random.Random(1)
+    users = [f"user-{number}" for number in range(USERS_RECORDED)]
+    users[3:3], users[6:6] = ["crawler-7"], ["batch-2"]
+    weights = [1 / (rank + 3) for rank in range(len(users))]
+    busy = [1.2 + math.sin((minute - 480) / 720 * math.pi) for minute in range(24 * 60)]
+    minutes = sorted(chance.choices(range(24 * 60), busy, k=RECORDED))
+    rows = ["time,domain,user,path"]
+    for minute, user in zip(minutes, chance.choices(users, weights, k=RECORDED), strict=True):
+        path = "/login" if chance.random() < 0.04 else ""
+        rows.append(f"2026-01-01T{minute // 60:02}:{minute % 60:02}:00Z,api,{user},{path}")
+    return "\n".join(rows)
+
+
+def take_replay() -> None:
+    """The pictures of a replay's report."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        for file, most in (("old.yaml", OLD), ("new.yaml", NEW)):
+            (directory / file).write_text(REPLAYED.format(most=most))
+        (directory / "requests.csv").write_text(recorded())
+        command = [str(BIN / "ratelimit"), "replay", "--rules", "new.yaml", "--against", "old.yaml"]
+        command += ["--html", "report.html", "requests.csv"]
+        # It tells by its exit status that something changes.
+        subprocess.run(command, cwd=directory, stdout=subprocess.DEVNULL, check=False)
+        browser = Chromium(directory)
+        try:
+            browser.picture(IMAGES / "replay.png")  # from now on there are no scroll bars
+            browser.open(directory / "report.html", *REPLAY_NARROW, dark=True)
+            browser.picture(IMAGES / "replay-phone.png")
+            for image, size, dark in (
+                ("replay.png", REPLAY_WIDE, False),
+                ("replay-phone.png", REPLAY_NARROW, True),
+            ):
+                browser.open(directory / "report.html", *size, dark=dark)
+                for _ in range(2):  # the first one hides the scroll bars
+                    browser.picture(IMAGES / image)
+        finally:
+            browser.close()
+
+
+def take_console() -> None:
     """Starts everything, asks for a while with the page open, and takes the pictures."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -133,6 +188,13 @@ def take(directory: Path, grpc_port: int, admin_port: int) -> None:
             if caller.ident is not None:
                 caller.join()
         browser.close()
+
+
+def main() -> None:
+    """Those that are named, else all."""
+    for name, taken in (("console", take_console), ("replay", take_replay)):
+        if name in sys.argv[1:] or not sys.argv[1:]:
+            taken()
 
 
 if __name__ == "__main__":

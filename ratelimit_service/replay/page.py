@@ -58,7 +58,8 @@ svg { display: block; width: 100%; height: auto; } svg text { fill: var(--soft);
 .key.a { background: var(--asked); margin-left: 0; } .key.d { background: var(--denied); }
 figure { margin: .75rem 0; } figcaption { color: var(--soft); font-size: .9rem; }
 a { color: inherit; } a:focus-visible { outline: 3px solid var(--asked); }
-@media (max-width: 40rem) { svg text { font-size: 22px; } tbody th { min-width: 8rem; } }
+@media (max-width: 40rem) { svg text { font-size: 22px; } tbody th { min-width: 8rem; }
+  td:not(.number) { min-width: 16rem; } }
 """
 
 _WIDTH: Final = 720
