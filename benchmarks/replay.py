@@ -66,9 +66,9 @@ def times(count: int) -> Iterator[str]:
         yield f"2026-01-31T{clock}.{part * 1_000_000 // A_SECOND:06}Z"
 
 
-def decisions(count: int, seed: int = 1) -> str:
+def decisions(count: int, seed: int = 1) -> bytes:
     """A decision log as `serve` writes it."""
-    return "".join(
+    text = "".join(
         f'{{"v":1,"time":"{at}","domain":"api","descriptors":[{{"entries":[["user","{caller}"]]}}],'
         '"code":"OK","by":"store","descriptor":0,"rule":"user","source":"api.yaml:3:3",'
         '"limit":{"requests_per_unit":100,"unit":"minute"},"used":1,"remaining":99,'
@@ -76,21 +76,23 @@ def decisions(count: int, seed: int = 1) -> str:
         '"caller":"10.0.0.7:41234"}\n'
         for at, caller in zip(times(count), callers(count, seed), strict=True)
     )
+    return text.encode()
 
 
-def rows(count: int, seed: int = 1) -> str:
+def rows(count: int, seed: int = 1) -> bytes:
     """The same as CSV."""
     lines = zip(times(count), callers(count, seed), strict=True)
-    return "time,domain,user\n" + "".join(f"{at},api,{caller}\n" for at, caller in lines)
+    text = "time,domain,user\n" + "".join(f"{at},api,{caller}\n" for at, caller in lines)
+    return text.encode()
 
 
 MAPPED = Mapped("$start_time", "api", ((("user", "$user"),),), flags="$response_flags")
 
 
-def accesses(count: int, seed: int = 1) -> str:
+def accesses(count: int, seed: int = 1) -> bytes:
     """The same as Envoy's access log: fields that its documents show, and the caller."""
     lines = zip(times(count), callers(count, seed), strict=True)
-    return "".join(
+    text = "".join(
         f'{{"start_time":"{at[:23]}Z","method":"GET","path":"/v1/orders?page=2","protocol":"HTTP/2",'
         f'"response_code":200,"response_flags":"-","bytes_received":0,"bytes_sent":1843,'
         f'"duration":12,"upstream_host":"10.0.3.17:8080","x_forwarded_for":"203.0.113.9",'
@@ -98,26 +100,27 @@ def accesses(count: int, seed: int = 1) -> str:
         f'"user":"{caller}"}}\n'
         for number, (at, caller) in enumerate(lines)
     )
+    return text.encode()
 
 
-def blocks(text: str, known: Known[AskedText] | None = None) -> Iterator[Block]:
+def blocks(log: bytes, known: Known[AskedText] | None = None) -> Iterator[Block]:
     """What stands in such a log."""
-    lines = Lines("log", io.BytesIO(text.encode()))
+    lines = Lines("log", io.BytesIO(log))
     reader: LogReader = DecisionLogReader(known)
-    if text.startswith('{"start_time"'):
+    if log.startswith(b'{"start_time"'):
         reader = EnvoyLog(MAPPED)
-    elif not text.startswith("{"):
+    elif not log.startswith(b"{"):
         reader = CsvLog("log", lines.first)
     return reader.blocks(lines)
 
 
-def row(what: str, logs: Sequence[str], new: Snapshot, old: Snapshot | None = None) -> None:
+def row(what: str, logs: Sequence[bytes], new: Snapshot, old: Snapshot | None = None) -> None:
     """Measures one replay."""
     settings = Settings()
     played = Replay(Trace(new, settings), Trace(old, settings) if old else None)
     known = Known[AskedText]()
     started = time.process_time()
-    for block in merged([blocks(text, known) for text in logs]):
+    for block in merged([blocks(log, known) for log in logs]):
         played.play(block)
     seconds = time.process_time() - started
     print(

@@ -53,15 +53,20 @@ class CsvLog:
         rows = csv.reader(map("{}\n".format, lines))
         next(rows)
         while (taken := lines.take()) is not None:
-            block = self._at_once(taken)
-            if block is None:
+            texts = texts_of(taken)
+            block = self._at_once(taken, texts)
+            if block is not None:
+                lines.passed(len(texts))
+            else:
                 lines.give_back(taken)
-                block = self._one_by_one(rows, lines, lines.number + taken.count(b"\n") + 1)
+                block = self._one_by_one(rows, lines, lines.number + len(texts))
             yield block
 
-    def _at_once(self, taken: bytes) -> Block | None:
-        """The requests of lines that are a sound row each; None if one might not be."""
-        texts = texts_of(taken)
+    def _at_once(self, taken: bytes, texts: Sequence[str]) -> Block | None:
+        """The requests of lines that are a sound row each; None if one might not be.
+
+        `taken` are the same lines as bytes.
+        """
         try:
             if self._time == 0 and b'"' not in taken and b"\r" not in taken:
                 times, requests = self._split(texts)

@@ -50,9 +50,9 @@ class DecisionLogReader:
         self._lines = lines
         return by_parts(lines, self._at_once, self._one_by_one)
 
-    def _at_once(self, taken: bytes, lines: int) -> Block | None:
+    def _at_once(self, lines: Sequence[bytes]) -> Block | None:
         """The requests of lines that all are of the usual form; None if one might not be."""
-        found = decisions(taken, lines)
+        found = decisions(lines)
         if found is None:
             return None
         try:
@@ -60,7 +60,7 @@ class DecisionLogReader:
         except ValueError:
             return None
         domains, hits = found.domains, found.hits
-        if not any(hits) and domains.count(domains[0]) == lines:
+        if not any(hits) and domains.count(domains[0]) == len(lines):
             behind = _behind(domains[0], 0)
             asked = [descriptors + behind for descriptors in found.descriptors]
         else:

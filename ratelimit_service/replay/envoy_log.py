@@ -118,9 +118,9 @@ class EnvoyLog:
         self._lines = lines
         return by_parts(lines, self._at_once, self._one_by_one)
 
-    def _at_once(self, taken: bytes, lines: int) -> Block | None:
+    def _at_once(self, lines: Sequence[bytes]) -> Block | None:
         """The requests of lines that all are of the usual form; None if one might not be."""
-        columns = self._reader.read(taken, lines)
+        columns = self._reader.read(lines)
         if not columns:
             return None
         try:

@@ -22,16 +22,12 @@ Value = str | int | None
 """A field of an access log, as it nearly always is."""
 
 
-def _objects(decoder: msgspec.json.Decoder[_T], taken: bytes, lines: int) -> list[_T]:
+def _objects(decoder: msgspec.json.Decoder[_T], lines: Sequence[bytes]) -> list[_T]:
     """The objects of lines that are one each; none if a line might be anything else."""
-    if not (taken.startswith(b"{") and taken.endswith(b"}")):
-        return []
     try:
-        found = decoder.decode_lines(taken)
+        return list(map(decoder.decode, lines))
     except (ValueError, RecursionError):
         return []
-    # Where `}` ends a line and `{` begins the next one, an object ends and another one begins.
-    return found if len(found) == lines == taken.count(b"}\n{") + 1 else []
 
 
 class _Decision(msgspec.Struct, gc=False):
@@ -71,19 +67,19 @@ _sample: Final = attrgetter("sample")
 _hashed: Final = attrgetter("hashed")
 
 
-def decisions(taken: bytes, lines: int) -> Decisions | None:
-    """So many lines of a decision log, if each is one request of the usual form; else None."""
-    found = _objects(_decision_lines, taken, lines)
+def decisions(lines: Sequence[bytes]) -> Decisions | None:
+    """Lines of a decision log, if each is one request of the usual form; else None."""
+    found = _objects(_decision_lines, lines)
     if not found:
         return None
     return Decisions(
         list(map(_time, found)),
         list(map(_domain, found)),
-        list(map(bytes, map(_descriptors, found))),
+        b"\n".join(map(_descriptors, found)).split(b"\n"),  # which makes bytes of all at once
         list(map(_hits, found)),
         list(map(_code, found)),
-        sampled=list(map(_sample, found)).count(msgspec.UNSET) < lines,
-        hashed=list(map(_hashed, found)).count(msgspec.UNSET) < lines,
+        sampled=list(map(_sample, found)).count(msgspec.UNSET) < len(lines),
+        hashed=list(map(_hashed, found)).count(msgspec.UNSET) < len(lines),
     )
 
 
@@ -126,11 +122,11 @@ class FieldsReader:
         self._decoder = msgspec.json.Decoder(made)
         self._fields = [attrgetter(places[name]) for name in names]
 
-    def read(self, taken: bytes, lines: int) -> list[list[Value]]:
-        """For each field what so many lines say, None where it is missing.
+    def read(self, lines: Sequence[bytes]) -> list[list[Value]]:
+        """For each field what lines say, None where it is missing.
 
         Nothing if a line might not be an object, or a field is of another kind.
         """
-        if self._decoder is None or not (found := _objects(self._decoder, taken, lines)):
+        if self._decoder is None or not (found := _objects(self._decoder, lines)):
             return []
         return [list(map(field, found)) for field in self._fields]

@@ -99,7 +99,8 @@ class Lines:
     def take(self) -> bytes | None:
         """The next lines, as many as were read at once (`texts_of`); None at the end.
 
-        Between two of them is a line feed.
+        Between two of them is a line feed. Who takes them says then how many have `passed`, or
+        gives them back.
         """
         if not self._more():
             return None
@@ -108,13 +109,15 @@ class Lines:
         else:
             taken = "\n".join(self._texts[self._at :]).encode()
             self._at = len(self._texts)
-        self.number += taken.count(b"\n") + 1
         return taken
+
+    def passed(self, lines: int) -> None:
+        """So many lines were taken, which count as handed out now."""
+        self.number += lines
 
     def give_back(self, taken: bytes) -> None:
         """Hands out the lines that were taken last again."""
         self._whole = taken
-        self.number -= taken.count(b"\n") + 1
 
     def _more(self) -> bool:
         """Whether a line is left; one that is too long is told."""
@@ -190,31 +193,30 @@ _PART: Final = 16
 
 def by_parts(
     lines: Lines,
-    at_once: Callable[[bytes, int], Block | None],
+    at_once: Callable[[Sequence[bytes]], Block | None],
     one_by_one: Callable[[Sequence[str], int], Iterator[Block]],
 ) -> Iterator[Block]:
     """The requests of lines that are read together where that can be, else one by one.
 
-    `at_once` is told how many there are, and gives None if one of them is not as usual. Then they
-    are read in parts of a few lines, so that such a line costs only its neighbours. `one_by_one` is
-    told the number of the first line.
+    `at_once` gives None if one of the lines is not as usual. Then they are read in parts of a few
+    lines, so that such a line costs only its neighbours. `one_by_one` is told the number of the
+    first line.
     """
-    before = lines.number
     while (taken := lines.take()) is not None:
-        block = at_once(taken, lines.number - before)
-        number, before = before + 1, lines.number
+        each = taken.split(b"\n")
+        first = lines.number + 1
+        lines.passed(len(each))
+        block = at_once(each)
         if block is not None:
             yield block
             continue
-        each = taken.split(b"\n")
         for start in range(0, len(each), _PART):
             few = each[start : start + _PART]
-            part = b"\n".join(few)
-            block = at_once(part, len(few))
+            block = at_once(few)
             if block is not None:
                 yield block
             else:
-                yield from one_by_one(texts_of(part), number + start)
+                yield from one_by_one(texts_of(b"\n".join(few)), first + start)
 
 
 class Log:
