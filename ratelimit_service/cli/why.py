@@ -58,7 +58,6 @@ def why(
     from ratelimit_service.replay.denials import (  # noqa: PLC0415
         decisions_about,
         denial_of,
-        in_log,
         sentence,
     )
     from ratelimit_service.service.decision_key import hash_of, read_key  # noqa: PLC0415
@@ -75,9 +74,7 @@ def why(
         told = {**denial.decision.fields, "further_denials": denial.further}
         click.echo(json.dumps(told))
     else:
-        is_hashed = "hashed" in denial.decision.fields
-        entries = in_log(asked.entries, hashed if is_hashed else None)
-        say_line(sentence(denial, entries, now_us()))
+        say_line(sentence(denial, asked.entries, now_us(), hashed))
     return 0
 
 

@@ -252,13 +252,16 @@ def _reset_us(decision: LoggedDecision) -> int:
     return round(reset * SECOND_US)
 
 
-def sentence(denial: Denial, entries: Sequence[Entry], now_us: int) -> str:
+def sentence(
+    denial: Denial, asked: Sequence[Entry], now_us: int, hashed: HashValue | None = None
+) -> str:
     """The denial in words. Times are UTC; of another day than today the day is told.
 
-    `entries` are those that were asked about, as the log has them (`in_log`).
+    `asked` are the entries that were asked about. `hashed` finds their values in a hashed log.
     """
     decision, further, last_us = denial
     fields = decision.fields
+    entries = in_log(asked, hashed if "hashed" in fields else None)
     at = _clock(decision.at_us, now_us)
     if decision.code != "OVER_LIMIT":
         said = f"answered {decision.code} at {at}: {_WHY.get(str(fields.get('by')), 'refused')}"
@@ -266,7 +269,11 @@ def sentence(denial: Denial, entries: Sequence[Entry], now_us: int) -> str:
         why = _overridden(fields) or _WHY.get(str(fields.get("by")), "no limit decided")
         said = f"denied at {at}: {why}"
     else:
-        said = f"denied at {at} by {_rule(decision, entries)}: {_count(decision)}"
+        rule = _rule(decision, entries)
+        for known, found in zip(asked, entries, strict=True):
+            if found.value != known.value:  # whoever knows a value need not read its hash
+                rule = rule.replace(found.value, printable(known.value))
+        said = f"denied at {at} by {rule}: {_count(decision)}"
         if overridden := _overridden(fields):
             said += f", {overridden}"
     if further:

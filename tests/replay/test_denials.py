@@ -179,6 +179,21 @@ def test_hashed_log(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert said.startswith(f"denied at 14:03:07 on {DAY} by `user`")
 
 
+def test_hashed_rules_are_told_in_the_words_of_who_asks(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Values that were asked about are told as they are; those of others stay hashed."""
+    (tmp_path / "key").write_text("0123456789abcdef")
+    alice, other = (hashed_value(b"0123456789abcdef", value) for value in ("alice", "/other"))
+    lines = [
+        line("14:03:07", "OVER_LIMIT", alice, hashed=True, rule=f"user={alice} > path={other}")
+    ]
+
+    _, said = why(capsys, log, lines, "--key-file", str(tmp_path / "key"))
+
+    assert f"by `user=alice > path={other}` (rules/api.yaml:8)" in said
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [
