@@ -334,7 +334,7 @@ class MatcherNodes:
         place = self._search.first(value)
         if place < 0:
             return None
-        met = self._nodes[place]
+        met = self._nodes.parts[place // LARGE][place % LARGE]
         if met.lasts(minute):
             return met
         for other in self._search.all(value):

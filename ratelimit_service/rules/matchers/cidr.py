@@ -44,14 +44,26 @@ class _Family:
         """The first address of each stretch, or its lower half where there are upper ones."""
         self._highs = array("Q")
         """Its upper half, if addresses have more than 64 bits."""
-        self._smallest = array("l")
+        self._smallest = array("i")
         """For each stretch its smallest network, by the order of their first addresses; or -1."""
-        self._places = array("l")
+        self._first = array("i")
+        """For each stretch the place of that network's matcher, or -1."""
+        self._places = array("i")
         """For each network its matcher's place."""
-        self._around = array("l")
+        self._around = array("i")
         """For each network the smallest one around it, or -1."""
         self._begun = 0
         """The first address of the last stretch."""
+        self._base = 1 << bits
+        """The first address of the second stretch: here spans begin."""
+        self._shift = 0
+        """How many bits an address in a span has."""
+        self._before = array("i")
+        """How many stretches begin before each span, and at last how many there are.
+
+        There are about as many spans as stretches. If these are not all in one corner, few are left
+        to search in a span.
+        """
 
     def arranging(self, runs: list[list[_Placed]]) -> Iterator[None]:
         """Takes networks in sorted runs, with a step after each few."""
@@ -71,10 +83,30 @@ class _Family:
                 self._close(open_ones)
             self._around.append(open_ones[-1][1] if open_ones else -1)
             open_ones.append((first + (1 << self._bits - length), len(self._places)))
-            self._mark(first, len(self._places))
             self._places.append(place)
+            self._mark(first, len(self._places) - 1)
         while open_ones:
             self._close(open_ones)
+        yield from self._spanning()
+
+    def _spanning(self) -> Iterator[None]:
+        """Cuts the addresses from the second stretch to the last into spans of one size."""
+        count = len(self._lows)
+        if count == 1:
+            return
+        self._base = self._start(1)
+        self._shift = max(0, (self._begun - self._base).bit_length() - count.bit_length())
+        for at in range(1, count):
+            if at % _AT_ONCE == 0:
+                yield
+            span = self._start(at) - self._base >> self._shift
+            self._before.extend(array("i", [at]) * (span + 1 - len(self._before)))
+        self._before.append(count)
+
+    def _start(self, stretch: int) -> int:
+        """Its first address."""
+        low = self._lows[stretch]
+        return low if self._bits <= _HALF else self._highs[stretch] << _HALF | low
 
     def _close(self, open_ones: list[tuple[int, int]]) -> None:
         end, _ = open_ones.pop()
@@ -84,28 +116,36 @@ class _Family:
         """From this address on all go to another network."""
         if start >> self._bits:
             return  # there is no address behind the last one
+        place = self._places[smallest] if smallest >= 0 else -1
         if self._smallest and self._begun == start:
             self._smallest[-1] = smallest
+            self._first[-1] = place
             return
         self._begun = start
         if self._bits > _HALF:
             self._highs.append(start >> _HALF)
         self._lows.append(start & _LOW)
         self._smallest.append(smallest)
+        self._first.append(place)
 
     def _stretch(self, number: int) -> int:
         """The place of the stretch that an address is in."""
-        if self._bits <= _HALF:
-            return bisect_right(self._lows, number) - 1
-        high = number >> _HALF
-        begin = bisect_left(self._highs, high)
-        end = bisect_right(self._highs, high, begin)
-        return bisect_right(self._lows, number & _LOW, begin, end) - 1
+        if number < self._base:
+            return 0
+        if number >= self._begun:
+            return len(self._lows) - 1
+        span = number - self._base >> self._shift
+        begin, end = self._before[span], self._before[span + 1]
+        if self._bits > _HALF:
+            high = number >> _HALF
+            begin = bisect_left(self._highs, high, begin, end)
+            end = bisect_right(self._highs, high, begin, end)
+            number &= _LOW
+        return bisect_right(self._lows, number, begin, end) - 1
 
     def first(self, number: int) -> int:
         """The place of the smallest network that an address is in, or -1."""
-        smallest = self._smallest[self._stretch(number)]
-        return self._places[smallest] if smallest >= 0 else -1
+        return self._first[self._stretch(number)]
 
     def all(self, number: int) -> Iterator[int]:
         """The places of all that it is in, the smallest first."""
@@ -116,7 +156,7 @@ class _Family:
 
 
 class _ByAddress(Index):
-    """Networks by their first addresses: one search by halves, however long their prefixes are."""
+    """Networks by the stretches of addresses that go to them, however long their prefixes are."""
 
     def __init__(self) -> None:
         self._families = {4: _Family(IPAddress.bits_of(4)), 6: _Family(IPAddress.bits_of(6))}
