@@ -1,7 +1,10 @@
 """Overrides in Redis: under keys that lie together in one server, of a ring in all of them.
 
-A hash has the overrides by their ids, a list the changes, and a third key a stamp, which grows with
-each change: so one command finds out that nothing has changed. Changes are made in the server that
+A hash has the overrides by their ids, a list what is audited, and a third key a stamp, which grows
+with each change: so one command finds out that nothing has changed. A second list says of the last
+changes between which stamps each lies, and which ids it was about. So who knows an older stamp
+reads only these, unless the list does not reach back, or somebody else has changed something
+without a word in it: then all is read. Changes are made in the server that
 owns these keys. In a ring another shard owns them when shards are added or removed. So each shard
 keeps a copy, the newest one counts, and whoever sees an older one replaces it. What must not live
 here: which overrides are in force.
@@ -35,6 +38,7 @@ _NAME: Final = "overrides"
 _OVERRIDES: Final = shared_key(_NAME)
 _STAMP: Final = shared_key(_NAME, "version")
 _AUDIT: Final = shared_key(_NAME, "audit")
+_CHANGES: Final = shared_key(_NAME, "changes")
 _COPIER: Final = shared_key(_NAME, "copier")
 
 _AT_ONCE: Final = 200
@@ -62,6 +66,10 @@ _MOST_ATTEMPTS: Final = 30
 _AGAIN_SECONDS: Final = 0.1
 """So often a change is tried while its server has no newest copy, and the pause."""
 
+_MOST_CHANGES: Final = 32
+_MOST_CHANGED: Final = 400
+"""So many changes are listed, the newest, if each is about so many overrides at most."""
+
 _COPY_MS: Final = 3_000
 """For so long nobody else replaces a shard's copy."""
 
@@ -69,14 +77,15 @@ _TOO_MANY: Final = -1
 _OLD: Final = -2
 
 _CHANGE: Final = """\
--- KEYS: the overrides, the stamp, the audit. ARGV: the time, the newest stamp that is known, the
--- most overrides, the most that is audited, how many lines are audited, these, how many ids are
--- removed, these; then an id and an override each. Returns the stamp before and the new one.
+-- KEYS: the overrides, the stamp, the audit, the changes. ARGV: the time, the newest stamp that is
+-- known, the most overrides, the most that is audited, how many changes are listed and how large
+-- they may be, how many lines are audited, these, how many ids are removed, these; then an id and
+-- an override each. Returns the stamp before and the new one.
 local stamp = tonumber(redis.call("GET", KEYS[2]) or "0") or 0
 if stamp < tonumber(ARGV[2]) then
   return -2
 end
-local audited = 5 + tonumber(ARGV[5])
+local audited = 7 + tonumber(ARGV[7])
 local removed = audited + 1 + tonumber(ARGV[audited + 1])
 local count = redis.call("HLEN", KEYS[1])
 for place = audited + 2, removed do
@@ -93,7 +102,20 @@ for place = removed + 1, #ARGV, 2 do
 end
 local changed = string.format("%.0f", math.max(stamp + 1, tonumber(ARGV[1])))
 redis.call("SET", KEYS[2], changed)
-for place = 6, audited do
+local change = {string.format("%.0f", stamp), changed}
+for place = audited + 2, removed do
+  change[#change + 1] = ARGV[place]
+end
+for place = removed + 1, #ARGV, 2 do
+  change[#change + 1] = ARGV[place]
+end
+if #change - 2 > tonumber(ARGV[6]) then
+  redis.call("DEL", KEYS[4])
+else
+  redis.call("LPUSH", KEYS[4], cjson.encode(change))
+  redis.call("LTRIM", KEYS[4], 0, ARGV[5] - 1)
+end
+for place = 8, audited do
   redis.call("LPUSH", KEYS[3], ARGV[place])
 end
 redis.call("LTRIM", KEYS[3], 0, ARGV[4] - 1)
@@ -149,8 +171,8 @@ class OverridesInRedis:
 
     async def change(self, added: Sequence[Override], removed: Sequence[str], *audit: str) -> None:
         """As `KeptOverrides`, by one script, in a server that has the newest copy."""
-        keys = [self._store.key(key) for key in (_OVERRIDES, _STAMP, _AUDIT)]
-        rest: list[Argument] = [MAX_OVERRIDES, MOST_AUDITED]
+        keys = [self._store.key(key) for key in (_OVERRIDES, _STAMP, _AUDIT, _CHANGES)]
+        rest: list[Argument] = [MAX_OVERRIDES, MOST_AUDITED, _MOST_CHANGES, _MOST_CHANGED]
         rest += [len(audit), *audit, len(removed), *removed]
         texts = {each.id.encode(): json.dumps(each.fields()).encode() for each in added}
         rest += chain.from_iterable(texts.items())
@@ -203,7 +225,10 @@ class OverridesInRedis:
         if not told:
             raise next(stamp for stamp in stamps if isinstance(stamp, StoreError))
         first = max(told, key=lambda name: told[name])
-        if told[first] > self._stamp or (told[first] < self._stamp and len(told) == len(stamps)):
+        if told[first] > self._stamp:
+            if not await self._read_changed(first, told[first]):
+                await self._read_all(first, told[first])
+        elif told[first] < self._stamp and len(told) == len(stamps):
             await self._read_all(first, told[first])
         for name, stamp in told.items():
             if stamp < self._stamp and self._whole:
@@ -254,6 +279,32 @@ class OverridesInRedis:
             _OVERRIDES, "EVAL", script, len(named), *named, *rest, at=name
         )
 
+    async def _read_changed(self, name: str, stamp: int) -> bool:
+        """Reads what has changed in a copy, which has this stamp; false if nobody can say what."""
+        lines = await self._ask(name, "LRANGE", _CHANGES, 0, -1)
+        found = _since(lines if isinstance(lines, list) else [], self._stamp, stamp)
+        if found is None:
+            return False
+        newest, ids = found
+        read = dict(self._read)
+        for start in range(0, len(ids), _AT_ONCE):
+            some = ids[start : start + _AT_ONCE]
+            texts = await self._ask(name, "HMGET", _OVERRIDES, *some)
+            if not isinstance(texts, list) or len(texts) != len(some):
+                raise StoreError("Redis does not tell the overrides")
+            for number, (id_, text) in enumerate(zip(some, texts, strict=True)):
+                if number % _PARSED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                if isinstance(text, bytes):
+                    read[id_] = text, _override(text)
+                else:
+                    read.pop(id_, None)
+        if len(read) > MAX_OVERRIDES:
+            raise StoreError(f"Redis has more overrides than {MAX_OVERRIDES}")
+        self._whole = await self._stamp_at(name) == newest
+        self._stamp, self._read = newest, read
+        return True
+
     async def _read_all(self, name: str, stamp: int) -> None:
         """Reads a copy, whose stamp is known; anew if it changes meanwhile."""
         for _ in range(_MOST_READS):
@@ -298,6 +349,30 @@ def _part(reply: Reply) -> tuple[bytes, list[tuple[bytes, bytes]]]:
             if all(isinstance(each, bytes) for each in texts):
                 return cursor, pairs
     raise StoreError("Redis does not tell the overrides")
+
+
+def _since(lines: Sequence[Reply], known: int, stamp: int) -> tuple[int, list[bytes]] | None:
+    """The newest stamp in a list of changes, and the ids that have changed since a known one.
+
+    None if the list does not say it: each change must follow on the one before, up to `stamp`.
+    """
+    newest, at, ids = 0, 0, dict[bytes, None]()
+    for line in lines:
+        try:
+            before, after, *names = json.loads(line if isinstance(line, bytes) else b"")
+            first, last = int(before), int(after)
+            changed = [name.encode() for name in names]
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            return None
+        if not newest:
+            newest = at = last
+        if last != at or newest < stamp:
+            return None
+        ids.update(dict.fromkeys(changed))
+        if first == known:
+            return newest, list(ids)
+        at = first
+    return None
 
 
 def _time_of(line: str) -> str:
