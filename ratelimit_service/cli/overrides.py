@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from hashlib import blake2s
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -26,6 +26,7 @@ from ratelimit_service.model import (
 )
 from ratelimit_service.model.override import FORMAT
 from ratelimit_service.text import count
+from ratelimit_service.text import reason as because
 
 if TYPE_CHECKING:
     from ratelimit_service.client.admin import AdminClient
@@ -81,9 +82,7 @@ def overrides(
     if action == "import":
         if what is None:
             raise click.UsageError("write what: ratelimit overrides import FILE, or - for stdin")
-        with click.open_file(what, encoding="utf-8", errors="strict") as file:
-            lines = _read(file)
-        return _import(admin, lines, check=check, as_json=as_json)
+        return _import(admin, _read(what), check=check, as_json=as_json)
     if what is not None:
         raise click.UsageError(f"{what!r} is too much: export prints, so write > FILE")
     told = told_by(admin.get("/overrides"))
@@ -98,12 +97,15 @@ def overrides(
     return 0
 
 
-def _read(file: IO[str]) -> list[_Fields]:
-    """The overrides of a file, each as JSON has it. Raises RateLimitError, which names the line."""
+def _read(path: str) -> list[_Fields]:
+    """The overrides of a file, each as JSON has it. Raises RateLimitError, which says where."""
     try:
-        text = file.read()
+        with click.open_file(path, encoding="utf-8", errors="strict") as file:
+            text = file.read()
     except UnicodeDecodeError as error:
-        raise RateLimitError("this is no UTF-8, so it is no list of overrides") from error
+        raise RateLimitError(f"{path} is no UTF-8, so it is no list of overrides") from error
+    except OSError as error:
+        raise RateLimitError(f"{path} cannot be read: {because(error)}") from error
     found: list[_Fields] = []
     places: dict[object, int] = {}
     for number, fields in enumerate(_listed(text), 1):

@@ -426,6 +426,16 @@ async def test_a_list_is_taken_whole_or_not_at_all(
     assert (await operator.told("overrides"))["overrides"] == []
 
 
+async def test_a_list_that_is_not_there(operator: Operator, tmp_path: Path) -> None:
+    """A file that cannot be read is named, with the reason in words."""
+    done = await operator.types("overrides", "import", str(tmp_path / "none"))
+    assert done == (
+        2,
+        "",
+        f"ratelimit: {tmp_path}/none cannot be read: No such file or directory\n",
+    )
+
+
 async def test_a_list_that_is_too_long_is_refused(operator: Operator, tmp_path: Path) -> None:
     """What does not fit is refused before anything is added; what takes places fits."""
     bans = [override(BAN, f"user={number}", made_us=T) for number in range(MAX_OVERRIDES)]
