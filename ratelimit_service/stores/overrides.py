@@ -11,6 +11,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -43,8 +44,8 @@ class KeptOverrides(Protocol):
         whether it was done; and OverrideError if there are too many.
         """
 
-    async def audited(self, most: int) -> Sequence[str]:
-        """The last changes, the newest first. Raises StoreError."""
+    async def audited(self, most: int, skip: int = 0) -> Sequence[str]:
+        """The last changes, the newest first, but for so many newer ones. Raises StoreError."""
 
 
 class OverridesInMemory:
@@ -80,9 +81,9 @@ class OverridesInMemory:
         self._overrides, self._changed = overrides, True
         self._audited.extendleft(audit)
 
-    async def audited(self, most: int) -> Sequence[str]:
+    async def audited(self, most: int, skip: int = 0) -> Sequence[str]:
         """As `KeptOverrides`. Only changes of this process are kept here."""
-        return list(self._audited)[:most]
+        return list(islice(self._audited, skip, skip + most))
 
 
 def _text(overrides: Iterable[Override]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -283,6 +284,33 @@ async def test_changes_are_audited(operator: Operator, tmp_path: Path) -> None:
     assert (ban["reason"], unban["reason"], ban["from"]) == ("abuse", "sorry", "127.0.0.1")
     assert ban["who"] == made["override"]["who"] != ""
     assert [each["count"] for each in reset["before"]] == [2]
+
+
+async def test_many_changes_are_told_in_parts(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many are asked for, few are read at once; what changes meanwhile moves none."""
+    kept = operator.admin.overrides.kept
+    for number in range(1_000):
+        await kept.change([], [], json.dumps({"number": number}))
+    audited, looked = kept.audited, list[int]()
+
+    async def noted(most: int, skip: int = 0) -> Sequence[str]:
+        lines = await audited(most, skip)
+        looked.append(len(lines))
+        await kept.change([], [], "another one" if len(looked) % 2 else '{"number": -1}')
+        return lines
+
+    monkeypatch.setattr(kept, "audited", noted)
+    found: Any = await operator.admin.told("/audit?most=1000")
+    few: Any = await operator.admin.told("/audit?most=3")
+
+    assert max(looked) <= 50
+    assert sum(looked) == 1_003
+    numbers = [each["number"] for each in found["audit"] if each["number"] >= 0]
+    assert numbers == list(range(999, 999 - len(numbers), -1))
+    assert len(numbers) > 900
+    assert [each["number"] for each in few["audit"]] == [-1, -1]  # one of three is no JSON
 
 
 async def test_an_audit_log_that_cannot_be_written(

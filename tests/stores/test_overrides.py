@@ -99,6 +99,7 @@ async def test_all_processes_know_all_overrides(processes: Processes) -> None:
     await one.overrides.refresh()
     assert one.known == other.known == (await processes.start()).known == [limit, exempt]
     assert await one.overrides.kept.audited(9) == ['{"change": 2}', '{"change": 1}']
+    assert await one.overrides.kept.audited(9, 1) == ['{"change": 1}']
 
 
 class Reads:
@@ -423,6 +424,7 @@ async def test_overrides_move_with_their_slot(redis_cluster: RedisCluster, clock
         await one.overrides.refresh()
         assert one.known == [limit]
         assert await one.overrides.kept.audited(9) == ["third", "second", "first"]
+        assert await one.overrides.kept.audited(1, 1) == ["second"]
 
 
 async def test_there_are_so_many_at_most(redis_server: RedisServer, clock: Time) -> None:

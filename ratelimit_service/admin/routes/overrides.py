@@ -6,8 +6,8 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Final
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from ratelimit_service.admin.port import SAFE_HEADERS, streamed
 from ratelimit_service.admin.route import AdminRequest, Operating, Route
@@ -23,6 +23,13 @@ _ABOUT: Final = ("domain", "descriptor", "limit", "reason")
 _OF_OVERRIDE: Final = (*_ABOUT, "kind", "requests", "hits", "for_seconds", "until")
 _OF_IMPORT: Final = ("overrides", "check")
 _OF_REMOVAL: Final = (*_ABOUT, "kind", "id")
+
+
+class _Audited(NamedTuple):
+    """Some changes, and how many records were looked at for them."""
+
+    changes: Sequence[object]
+    looked_at: int
 
 
 class _Steering:
@@ -84,8 +91,38 @@ class _Steering:
         return await self._change("reset", request, _ABOUT)
 
     async def audit(self, request: AdminRequest) -> object:
-        most = request.query.get("most", "100")
-        return await self._operating.ask("audit", {"most": _number("most", most)})
+        most = _number("most", request.query.get("most", "100"))
+        first = await self._audited(most)
+        parts = self._all_audited(first, most)
+        return await streamed(request.http, "application/json", parts, SAFE_HEADERS)
+
+    async def _audited(self, most: int, skip: int = 0) -> _Audited:
+        """Changes that are told at a time. Raises QuestionError."""
+        found = await self._operating.ask("audit", {"most": most, "skip": skip})
+        if not isinstance(found, Mapping):
+            raise TypeError(found)
+        # A worker of an older version says all at once, and not how many.
+        return _Audited(found["audit"], found.get("looked_at", most))
+
+    async def _all_audited(self, some: _Audited, most: int) -> AsyncIterator[bytes]:
+        """The list of the last changes, of which these are the first."""
+        yield b'{"audit": ['
+        separator, skip, last = "", 0, None
+        while some.looked_at:
+            told = some.changes
+            if last in told:  # what has been changed meanwhile stands before it
+                told = told[told.index(last) + 1 :]
+            if told:
+                yield (separator + json.dumps(told)[1:-1]).encode()
+                separator, last = ", ", told[-1]
+            skip += some.looked_at
+            if skip >= most:
+                break
+            try:
+                some = await self._audited(most - skip, skip)
+            except QuestionError as error:  # the answer has begun: it can only end early
+                raise ConnectionResetError(str(error)) from error
+        yield b"]}\n"
 
     async def _change(
         self, question: str, request: AdminRequest, known: tuple[str, ...]

@@ -7,7 +7,7 @@
   `for_seconds` or `until`, `reason`.
 * `remove_override`: ends one by its `id`, or those of a `kind` for a `domain` and a `descriptor`.
 * `reset`: lets the counters of a `domain` and a `descriptor` start anew, or of one `limit` there.
-* `audit`: the last changes, `most` of them.
+* `audit`: the last changes, `most` of them but some at a time: those after the newest `skip`.
 
 All that change something are told `who` asks, and from where (`from`). They answer with what they
 have changed and, as `audit`, with the line that was kept of it.
@@ -55,6 +55,7 @@ MOST_LISTED: Final = 100
 """So many overrides are told at a time, so that nobody has to wait for it."""
 
 _MOST_AUDITED: Final = 1_000
+_AUDITED_AT_ONCE: Final = 50
 _MOST_LOOKED_AT: Final = 1_000
 _MOST_NAMED: Final = 5
 _ID_BYTES: Final = 5
@@ -303,16 +304,19 @@ async def _counts(
 
 
 async def _audited(deciding: Deciding, about: About) -> object:
-    most = about.get("most", 100)
+    most, skip = about.get("most", 100), about.get("skip", 0)
     if not isinstance(most, int) or not 0 < most <= _MOST_AUDITED:
         raise QuestionError(f"most must be a number from 1 to {_MOST_AUDITED}")
+    if not isinstance(skip, int) or skip < 0:
+        raise QuestionError("skip must be a number")
     found = []
-    for line in await deciding.overrides.kept.audited(most):
+    lines = await deciding.overrides.kept.audited(min(most, _AUDITED_AT_ONCE), skip)
+    for line in lines:
         try:
             found.append(json.loads(line))
         except ValueError:
             continue
-    return {"audit": found}
+    return {"audit": found, "looked_at": len(lines)}
 
 
 QUESTIONS: Final = (
