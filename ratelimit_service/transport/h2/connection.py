@@ -334,6 +334,8 @@ class Connection(Incoming):
 
         Returns where they end, and how many there were.
         """
+        if not data.startswith(self._usual_block, at + 9):
+            return at, 0  # as always where callers trace: no two blocks are alike
         last = events[-1] if events else None
         if not isinstance(last, Calls) or last.head is not self._usual_head:
             return at, 0
