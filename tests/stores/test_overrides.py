@@ -1,9 +1,8 @@
-"""Where overrides are kept, and how processes keep up with them; counters that start anew."""
+"""Overrides kept in Redis, how processes keep up with them, and counters that start anew."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -13,17 +12,13 @@ import redis
 
 from ratelimit_service import compiled
 from ratelimit_service.algorithms import ALGORITHMS, spec_of
-from ratelimit_service.errors import OverrideError, SettingsError, StoreError
+from ratelimit_service.errors import OverrideError, StoreError
 from ratelimit_service.health import Health
 from ratelimit_service.model import MAX_OVERRIDES, Code, Hit, Limit, Override, Unit
 from ratelimit_service.observer import Stats
-from ratelimit_service.rules.tree import Snapshot
-from ratelimit_service.service import Service
-from ratelimit_service.service.overrides import Overrides
-from ratelimit_service.settings import Settings
 from ratelimit_service.stores.keys import CounterNames, partition_of, shared_key
 from ratelimit_service.stores.memory import MemoryStore
-from ratelimit_service.stores.overrides import KeptOverrides, OverridesInMemory
+from ratelimit_service.stores.overrides import OverridesInMemory
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis import overrides as in_redis
 from ratelimit_service.stores.redis.connection import Argument, Reply
@@ -36,20 +31,7 @@ from tests.service.overriding import BAN, EXEMPT, GRANT, LIMIT, override
 from tests.stores.cases import T, charged
 from tests.stores.conftest import Time
 from tests.stores.redis_store import started
-
-
-class Process:
-    """What one process knows of overrides that are kept somewhere."""
-
-    def __init__(self, kept: KeptOverrides, clock: Time) -> None:
-        store, settings = MemoryStore(10, Stats(), Health(), clock), Settings()
-        self.steering = Service(lambda: Snapshot(0, {}), store, settings, Stats(), clock).steering
-        self.overrides = Overrides(kept, self.steering, Stats(), clock)
-
-    @property
-    def known(self) -> list[Override]:
-        assert len(self.overrides.in_force()) == self.steering.active
-        return self.overrides.in_force()
+from tests.stores.steered import Process
 
 
 class Processes:
@@ -519,55 +501,3 @@ async def test_last_known_overrides_hold(
         with pytest.raises(StoreError):
             await process.overrides.change([override(EXEMPT)], [])
         assert process.known == [ban]
-
-
-async def test_overrides_are_kept_in_a_file(tmp_path: Path, clock: Time) -> None:
-    """With counters in memory a file keeps overrides over a restart; it is replaced as a whole."""
-    path = tmp_path / "overrides.json"
-    process, ban = Process(OverridesInMemory(str(path)), clock), override(BAN)
-    limit = override(LIMIT, "user=*", 7, until_us=T + 5)
-    await process.overrides.change([ban, limit], [])
-
-    again = Process(OverridesInMemory(str(path)), clock)
-    await again.overrides.refresh()
-    assert again.known == [ban, limit]
-    await again.overrides.change([], [ban.id])
-    assert [each["id"] for each in json.loads(path.read_text())["overrides"]] == [limit.id]
-    assert files(tmp_path) == ["overrides.json"]
-
-    clock.now_us = T + 5
-    await again.overrides.refresh()
-    assert again.known == []
-
-
-def files(directory: Path) -> list[str]:
-    return [each.name for each in directory.iterdir()]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{", "cannot be used"),
-        ('{"v": 2, "overrides": []}', "another version"),
-        ('{"v": 1, "overrides": [{"v": 1, "kind": "banish"}]}', "ban, exempt, limit, grant"),
-    ],
-)
-def test_a_file_that_cannot_be_used(tmp_path: Path, text: str, said: str) -> None:
-    """A file that is damaged, or of another version, is an error that names it."""
-    path = tmp_path / "overrides.json"
-    path.write_text(text)
-
-    with pytest.raises(SettingsError, match=f"overrides.json.*{said}"):
-        OverridesInMemory(str(path))
-
-
-async def test_a_file_that_cannot_be_written(tmp_path: Path, clock: Time) -> None:
-    """If the file cannot be written nothing has changed, and the error says so."""
-    directory = tmp_path / "gone"
-    directory.mkdir()
-    process = Process(OverridesInMemory(str(directory / "overrides.json")), clock)
-    directory.rmdir()
-
-    with pytest.raises(StoreError, match="nothing was changed"):
-        await process.overrides.change([override(BAN)], [])
-    assert process.known == []

@@ -14,7 +14,7 @@ from ratelimit_service.transport.h2.frames import PREFACE, settings
 from tests.servers.tls_records import TlsRecords
 from tests.transport.ends import Ends, Wire, held_back
 from tests.transport.h2_client import Client
-from tests.transport.test_connections import Place, until
+from tests.transport.places import Place, until
 
 KEY_UPDATE_BYTES = 27
 RECORDS_AT_ONCE = 32
