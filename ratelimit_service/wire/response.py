@@ -71,7 +71,7 @@ def encode_decision(decision: Decision) -> bytes:
 class EncodedLimit:
     """What statuses of descriptors that meet a limit have in common, and said last."""
 
-    __slots__ = ("begun", "limit", "reset", "reset_us", "status")
+    __slots__ = ("begun", "limit", "resets", "status")
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
@@ -79,10 +79,9 @@ class EncodedLimit:
         """What does not change in the status of a descriptor within the limit."""
         self.begun = [b""] * _MOST_CHANGES
         """The same with the field's tag and size in front, by the size of what changes."""
-        self.reset_us = -1
-        self.reset = b""
-        """What was said last of the reset, and when that was. Clock windows of one length end
-        together, whoever they are for."""
+        self.resets: dict[int, bytes] = {}
+        """What was said lately of resets, by when they are. Clock windows of one length end
+        together, whoever they are for; but several servers are asked at several times."""
 
     def begin(self, changes: int) -> bytes:
         """The beginning of a status, up to so many bytes that change."""
@@ -91,10 +90,14 @@ class EncodedLimit:
         return begun
 
     def say_reset(self, reset_us: int) -> bytes:
-        """A status's reset, which the next one may have as well."""
-        self.reset_us, self.reset = reset_us, _reset(reset_us)
-        return self.reset
+        """A status's reset, which the next ones may have as well."""
+        if len(self.resets) >= _MOST_RESETS:
+            self.resets.clear()
+        reset = self.resets[reset_us] = _reset(reset_us)
+        return reset
 
+
+_MOST_RESETS: Final = 8
 
 _MOST_CHANGES: Final = 20
 """More bytes than the hits that remain and a reset take together."""
@@ -107,7 +110,7 @@ def encode_within(limits: list[EncodedLimit], outcomes: list[Outcome]) -> bytes:
         outcome = outcomes[place]
         reset_us = outcome.reset_us
         room = _room(outcome.remaining)
-        reset = limit.reset if reset_us == limit.reset_us else limit.say_reset(reset_us)
+        reset = limit.resets.get(reset_us) or limit.say_reset(reset_us)
         changes = len(room) + len(reset)
         parts.append(limit.begun[changes] or limit.begin(changes))
         parts.append(room)
