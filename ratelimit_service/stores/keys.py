@@ -8,9 +8,10 @@ their numbers of characters, never joined, so that no two counters share a key.
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
-from binascii import crc_hqx
+from binascii import crc_hqx, unhexlify
 from collections.abc import Collection, Iterable, Sequence
 from hashlib import blake2b
+from struct import unpack
 from typing import Final
 from zlib import crc32
 
@@ -183,9 +184,9 @@ def partition_of(key: bytes) -> int:
     return int(key[1:5], 16)
 
 
-def partitions_of(keys: Sequence[bytes]) -> list[int]:
+def partitions_of(keys: Sequence[bytes]) -> tuple[int, ...]:
     """The same for many keys, in their order."""
-    return [int(key[1:5], 16) for key in keys]
+    return unpack(f">{len(keys)}H", unhexlify(b"".join([key[1:5] for key in keys])))
 
 
 def slot_of(key: bytes) -> int:

@@ -100,6 +100,39 @@ async def test_denied_on_one_shard_counts_on_none(ring: Ring, store: RedisStore)
     assert ring.stats.given_back == 1
 
 
+async def test_each_request_of_a_charge_is_settled_by_itself(ring: Ring, store: RedisStore) -> None:
+    """Requests in several shards pass beside some that are denied, in either or in one shard."""
+    one, two, three = (ring.hit("east", key=key) for key in ("one", "two", "three"))
+    west = ring.hit("west", limit=9)
+    full, also_full = ring.hit("west", limit=0, key="full"), ring.hit("east", limit=0, key="full")
+    requests = [
+        [one, west],
+        [two, full],
+        [one, west, three],
+        [full],
+        [also_full, west],
+        [three, two],
+        [west, one],
+    ]
+
+    found = await charged(store, requests)
+
+    assert [
+        [outcome and (outcome.over, outcome.charged) for outcome in each] for each in found
+    ] == [
+        [(False, 1), (False, 1)],
+        [(False, 0), (True, 0)],
+        [(False, 1), (False, 1), (False, 1)],
+        [(True, 0)],
+        [(True, 0), (False, 0)],
+        [(False, 1), (False, 1)],
+        [(False, 1), (False, 1)],
+    ]
+    assert [ring.count(each) for each in (one, two, three, west)] == [3, 1, 2, 3]
+    assert ring.count(full) == ring.count(also_full) == 0
+    assert ring.stats.given_back == 2
+
+
 @pytest.mark.parametrize("count_denied", [(True, True), (False, True), (True, False)], ids=str)
 async def test_hits_on_one_counter_of_a_denied_request_are_told_what_all_leave(
     ring: Ring, store: RedisStore, count_denied: tuple[bool, bool]

@@ -266,31 +266,25 @@ class Batches:
 
         Returns the weight of all of them together.
         """
-        requests, taken, dropped, at = batch.requests, [], [], batch.sent
-        wanted, numbers, section = batch.wanted, batch.indexes, []
-        count = 0 if batch.finished else len(requests)
-        while at < count:
-            hits = requests[at]
-            added = weight(hits)
-            if size and size + added > MAX_CALL_WEIGHT:
-                break
-            if wanted(numbers[at]):
-                taken.append(at)
-                section.append(hits)
-                size += added
-            else:
-                dropped.append(at)
-            at += 1
+        requests, start = batch.requests, batch.sent
+        stop = start if batch.finished else len(requests)
+        added = weight(*requests[start:stop])
+        if size + added > MAX_CALL_WEIGHT:
+            stop, added = _fitting(requests, start, size)
+        wanted, numbers = batch.wanted, batch.indexes
+        taken = [at for at in range(start, stop) if wanted(numbers[at])]
+        section = [requests[at] for at in taken]
         if taken and self._slot is None:
             self._add(calls, 0, now, batch, taken, section)
         elif taken and self._slot is not None:
             slots = [self._slot(hits) for hits in section]
             for slot, index, hits in zip(slots, taken, section, strict=True):
                 self._add(calls, slot, now, batch, [index], [hits])
-        batch.sent = at
-        if dropped:
-            batch.dropped(dropped)
-        return size
+        batch.sent = stop
+        if len(taken) < stop - start:
+            kept = set(taken)
+            batch.dropped([at for at in range(start, stop) if at not in kept])
+        return size + added
 
     def _add(
         self,
@@ -433,6 +427,21 @@ class Batches:
                 # A give-back that may have been done is not sent again: done twice, it would
                 # admit too much.
                 self._fail(batch, indexes, "unknown" if reply is None else "refused")
+
+
+def _fitting(requests: Sequence[Sequence[Hit]], start: int, size: int) -> tuple[int, int]:
+    """Where the requests from `start` on end that fit beside others of the weight `size`.
+
+    Returns their weight too. If there are no others the first one fits in any case.
+    """
+    stop, added = start, 0
+    while stop < len(requests):
+        more = weight(requests[stop])
+        if size + added and size + added + more > MAX_CALL_WEIGHT:
+            break
+        added += more
+        stop += 1
+    return stop, added
 
 
 def _answer_one_by_one(

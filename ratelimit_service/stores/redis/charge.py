@@ -1,7 +1,9 @@
 """The requests of one call of `charge`: what goes to which shard, and when all is settled.
 
-Hits of one request that have the same home are settled there by one script call; a request
-whose hits have several homes is a `CrossShardRequest`.
+Hits of one request that have the same home are settled there by one script call. If a request's
+hits have several homes, it is divided into pieces. Their outcomes are only collected, side by side
+for all requests, as long as all of them are within. A request with a piece that is not within, or
+has no answer, becomes a `CrossShardRequest`.
 What must not live here: connections, and which home a counter has.
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Final
 
 from ratelimit_service.model import FailurePolicy, Hit, Mode, Outcome
@@ -32,6 +35,7 @@ FindAll = Callable[[Sequence[Hit]], list[Home]]
 """The home of each hit's counter; the same object for all that one script call may settle."""
 
 _PENDING: Final = PENDING
+_ABSENT: Final = ABSENT
 _LOCAL: Final = FailurePolicy.LOCAL
 _WITHIN: Final = Verdict.WITHIN
 
@@ -41,6 +45,7 @@ class Charge:
 
     __slots__ = (
         "batches",
+        "begins",
         "cross_shard",
         "deadline_us",
         "done",
@@ -48,6 +53,8 @@ class Charge:
         "given_back",
         "impatient",
         "missing",
+        "outcomes",
+        "pieces",
         "rank",
         "requests",
         "settled",
@@ -77,11 +84,21 @@ class Charge:
         self.deadline_us = deadline_us
         self.stats = stats
         self.settled: list[Settled] = [_PENDING] * len(requests)
+        self.outcomes: Outcomes = []
+        """If requests are divided: the outcomes of pieces that are within. Here the hits of all
+        requests stand in a row; the number of a hit in it is its place."""
+        self.begins: list[int] = []
+        """The place of each request's first hit; behind the last one the number of all hits."""
+        self.pieces: dict[int, list[tuple[ShardBatch, int]]] = {}
+        """The pieces of each request, once one was looked for: the batch and the index there."""
         self.missing = len(requests)
+        """How many pieces and whole requests have no answer yet, with the cross-shard requests that
+        are not settled."""
         self.finished = False
         """Whether `done` was called: nobody waits any more."""
         self.batches: list[ShardBatch] = []
-        self.cross_shard: list[CrossShardRequest] = []
+        self.cross_shard: dict[int, CrossShardRequest] = {}
+        """Those requests of which a piece is not within, or has no answer."""
 
     def start(self, find_all: FindAll) -> None:
         """Hands every shard its batch."""
@@ -100,24 +117,36 @@ class Charge:
             self.abandon()
 
     def _divide(self, find_all: FindAll) -> None:
+        """Divides the requests between the homes of their counters.
+
+        This takes the hits of all requests together. A step for each request takes twice as long.
+        """
+        hits = [hit for each in self.requests for hit in each]
+        numbers = [number for number, each in enumerate(self.requests) for _ in each]
+        self.begins = list(accumulate(map(len, self.requests), initial=0))
+        self.outcomes = [_ABSENT] * len(hits)
+        found = find_all(hits)
+        places_of: dict[Home, list[int]] = {home: [] for home in set(found)}
+        for place, home in enumerate(found):
+            places_of[home].append(place)
         batches: dict[Shard, ShardBatch] = {}
-        # One call for all: a call for each hit takes longer than to look its home up.
-        found, start = find_all([hit for hits in self.requests for hit in hits]), 0
-        for index, hits in enumerate(self.requests):
-            stop = start + len(hits)
-            homes = found[start:stop]
-            home, start = found[start], stop
-            if homes.count(home) < len(homes):
-                self._spread(index, hits, homes, batches)
-                continue
-            batch = batches.get(home[0]) or self._batch(home[0], batches)
-            batch.requests.append(hits)
-            batch.indexes.append(index)
-            batch.pieces.append(None)
+        for (shard, _), places in places_of.items():
+            batch = batches.get(shard)
+            if batch is None:
+                batch = batches[shard] = ShardBatch(self, shard, [], [])
+                self.batches.append(batch)
+            of = [numbers[place] for place in places]
+            # A piece begins where another request's hits begin.
+            starts = [at for at, number in enumerate(of) if not at or of[at - 1] != number]
+            batch.add([hits[place] for place in places], places, [of[at] for at in starts], starts)
+        if [hit for hit in hits if hit[7] or hit[3] is _QUOTA]:
+            for batch in self.batches:
+                batch.make_pieces_alone()
+        self.missing = sum([len(batch.requests) for batch in self.batches])
 
     def start_whole(self, shard: Shard) -> None:
         """Does what `start` does, when everything lies in one shard."""
-        batch = ShardBatch(self, shard, self.requests, _whole(len(self.requests)), [])
+        batch = ShardBatch(self, shard, list(self.requests), _all(len(self.requests)))
         self.batches.append(batch)
         shard.charge(batch)
 
@@ -127,14 +156,23 @@ class Charge:
         self.less(1)
 
     def less(self, count: int) -> None:
-        """Notes that so many more requests are settled; with the last the charge is done."""
+        """Notes that so many more have an answer, or are settled; with the last it is done."""
         self.missing -= count
         if not self.missing and not self.finished:
             self.finished = True
-            # Batches refer to their charge. It drops them, or they would be a cycle, which
-            # nobody collects.
+            if self.outcomes:
+                outcomes, begins = self.outcomes, self.begins
+                self.settled = [
+                    Settled(outcomes[begins[number] : begins[number + 1]], _WITHIN)
+                    if settled is _PENDING
+                    else settled
+                    for number, settled in enumerate(self.settled)
+                ]
+            # Batches and cross-shard requests refer to their charge. It drops them, or they would
+            # be a cycle, which nobody collects.
             self.batches.clear()
-            self.cross_shard.clear()
+            self.cross_shard = {}
+            self.pieces = {}
             self.done(self.settled)
 
     def abandon(self) -> None:
@@ -150,8 +188,9 @@ class Charge:
         """
         for batch in list(self.batches):
             batch.expire(read_us)
-        for request in list(self.cross_shard):
+        for request in list(self.cross_shard.values()):
             request.finish()
+        self.abandon()  # after a fault of ours only: by now all is settled
 
     def without(
         self, hits: Sequence[Hit], reason: str, shard: Shard, at_us: int
@@ -170,62 +209,52 @@ class Charge:
                 found[at] = outcome
         return found
 
-    def _batch(self, shard: Shard, batches: dict[Shard, ShardBatch]) -> ShardBatch:
-        batch = batches[shard] = ShardBatch(self, shard, [], [], [])
-        self.batches.append(batch)
-        return batch
+    def cross(self, index: int) -> CrossShardRequest:
+        """A request that has several homes, on its own, with the answers that it has so far."""
+        request = self.cross_shard.get(index)
+        if request is None:
+            outcomes = self.outcomes[self.begins[index] : self.begins[index + 1]]
+            request = self.cross_shard[index] = CrossShardRequest(
+                index, self.requests[index], outcomes, self.settle, self.given_back, self.stats
+            )
+            self.missing += 1
+            for batch, piece in self._pieces_of(index):
+                ats = batch.ats(piece)
+                if outcomes[ats[0]] is _ABSENT:
+                    request.missing += 1
+                else:
+                    request.pieces.append((batch.shard, ats, batch.at_us[piece]))
+        return request
 
-    def _spread(
-        self,
-        index: int,
-        hits: Sequence[Hit],
-        homes: Sequence[Home],
-        batches: dict[Shard, ShardBatch],
-    ) -> None:
-        """Divides a request between the homes of its counters."""
-        request = CrossShardRequest(index, hits, self.settle, self.given_back, self.stats)
-        self.cross_shard.append(request)
-        plain = True
-        for hit in hits:
-            if hit[7] or hit[3] is _QUOTA:
-                plain = False
-        if plain and len(homes) == 2:
-            request.missing = 2
-            for at, (shard, _) in enumerate(homes):
-                batch = batches.get(shard) or self._batch(shard, batches)
-                batch.requests.append([hits[at]])
-                batch.indexes.append(index)
-                batch.pieces.append((request, _FIRST_TWO[at]))
-            return
-        ats_of: dict[Home, list[int]] = {}
-        for at, home in enumerate(homes):
-            ats_of.setdefault(home, []).append(at)
-        request.missing = len(ats_of)
-        for home, ats in ats_of.items():
-            batch = batches.get(home[0]) or self._batch(home[0], batches)
-            batch.requests.append([hits[at] for at in ats] if plain else piece_of(hits, ats))
-            batch.indexes.append(index)
-            batch.pieces.append((request, ats))
+    def _pieces_of(self, index: int) -> list[tuple[ShardBatch, int]]:
+        if not self.pieces:
+            for batch in self.batches:
+                for piece, number in enumerate(batch.indexes):
+                    self.pieces.setdefault(number, []).append((batch, piece))
+        return self.pieces[index]
 
 
 _QUOTA: Final = Mode.QUOTA
-_FIRST_TWO: Final = [[0], [1]]
-"""The indexes of the hits of each piece, if there are two hits. Nobody changes them."""
 
 
 class ShardBatch:
-    """What of a charge goes to one shard: whole requests, and pieces of cross-shard ones."""
+    """What of a charge goes to one shard: whole requests, and pieces of those with several homes.
+
+    What is known of each of these stands in lists, side by side.
+    """
 
     __slots__ = (
+        "at_us",
         "charge",
+        "cross_shard",
         "deadline_us",
         "indexes",
-        "pieces",
+        "places",
         "rank",
         "requests",
         "sent",
-        "settled",
         "shard",
+        "starts",
         "wanted",
     )
 
@@ -233,91 +262,136 @@ class ShardBatch:
         self,
         charge: Charge,
         shard: Shard,
-        requests: Sequence[Sequence[Hit]],
+        requests: list[Sequence[Hit]],
         indexes: list[int],
-        pieces: list[tuple[CrossShardRequest, list[int]] | None],
     ) -> None:
-        """`indexes` say which requests of the charge these are.
-
-        `pieces` has an entry for each request: None for a whole one; for a piece the request that
-        it belongs to and the indexes of its hits there. It is empty if all requests are whole.
-        """
+        """`indexes` say which requests of the charge these are; all of them are whole."""
         self.charge = charge
+        self.cross_shard = charge.cross_shard
+        """As the charge has them; a batch keeps them for answers that come too late."""
         self.shard = shard
         self.deadline_us = charge.deadline_us
         self.rank = charge.rank
-        self.requests = list(requests)
+        self.requests = requests
         self.indexes = indexes
-        self.pieces = pieces
+        self.places: list[int] = []
+        """If there may be pieces: the place of each hit in the charge."""
+        self.starts: list[int] = []
+        """Where in `places` each piece begins; the next one begins where it ends."""
+        self.at_us: list[int] = []
+        """Of each piece with an answer the shard's time."""
         self.wanted = charge.wanted
         self.sent = 0
+
+    def add(
+        self, hits: list[Hit], places: list[int], indexes: list[int], starts: list[int]
+    ) -> None:
+        """Adds the pieces of one home: their hits in a row, and where in it each piece starts."""
+        ends = [*starts[1:], len(hits)]
+        self.requests += [hits[start:end] for start, end in zip(starts, ends, strict=True)]
+        before = len(self.places)
+        self.starts += [before + start for start in starts] if before else starts
+        self.places += places
+        self.indexes += indexes
+        self.at_us += [0] * len(starts)
+
+    def make_pieces_alone(self) -> None:
+        """Makes each piece a request that only what denies the whole one denies."""
+        for index in range(len(self.requests)):
+            ats = self.ats(index)
+            if ats:
+                self.requests[index] = piece_of(self.charge.requests[self.indexes[index]], ats)
+
+    def ats(self, index: int) -> list[int]:
+        """The indexes of a piece's hits in its request; none if it is the whole request."""
+        charge, of = self.charge, self.indexes[index]
+        start, size = self.starts[index] if self.starts else 0, len(self.requests[index])
+        if not self.starts or size == len(charge.requests[of]):
+            return []
+        return [place - charge.begins[of] for place in self.places[start : start + size]]
 
     @property
     def finished(self) -> bool:
         return self.charge.finished
 
     def dropped(self, indexes: Sequence[int]) -> None:
+        charge = self.charge
         for index in indexes:
-            piece = self._piece(index)
-            if piece:
-                request, ats = piece
-                request.drop(ats)
+            ats, of = self.ats(index), self.indexes[index]
+            if ats:
+                charge.cross(of).drop(ats)
             else:
-                self.charge.settle(self.indexes[index], DROPPED)
+                charge.settled[of] = DROPPED
+        charge.less(len(indexes))
 
     def answered(
         self, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int, within: bool
     ) -> None:
-        charge, of, pieces, requests = self.charge, self.indexes, self.pieces, self.requests
+        charge = self.charge
         if charge.finished:
             for index in indexes:
                 self._answered_late(index, next(found), at_us)
-            return
-        settled, count = charge.settled, 0
-        for index in indexes:
-            piece = pieces[index] if pieces else None
-            if piece is None:
+        elif self.places:
+            self._answered_pieces(indexes, found, at_us, within)
+            charge.less(len(indexes))
+        else:
+            settled, of, requests = charge.settled, self.indexes, self.requests
+            for index in indexes:
                 outcomes = next(found)
                 settled[of[index]] = (
                     Settled(outcomes, _WITHIN) if within else judge(requests[index], outcomes)
                 )
-                count += 1
+            charge.less(len(indexes))
+
+    def _answered_pieces(
+        self, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int, within: bool
+    ) -> None:
+        """Takes the outcomes of pieces, and of whole requests beside them."""
+        charge, of, at_us_of = self.charge, self.indexes, self.at_us
+        collected, places, starts = charge.outcomes, self.places, self.starts
+        usual = within and not charge.cross_shard
+        for index in indexes:
+            outcomes = next(found)
+            if usual or (of[index] not in charge.cross_shard and _are_within(outcomes)):
+                at_us_of[index] = at_us
+                start = starts[index]
+                for outcome in outcomes:
+                    collected[places[start]] = outcome
+                    start += 1
+                continue
+            ats = self.ats(index)
+            if ats:
+                charge.cross(of[index]).answered(self.shard, ats, outcomes, at_us)
             else:
-                request, ats = piece
-                if request.answered(self.shard, ats, next(found), at_us, within=within):
-                    settled[request.index] = request.settled
-                    count += 1
-        if count:
-            charge.less(count)
+                charge.settled[of[index]] = judge(self.requests[index], outcomes)
 
     def _answered_late(self, index: int, found: Outcomes, at_us: int) -> None:
         """Takes an answer that nobody waits for any more."""
-        piece = self._piece(index)
-        if piece:
-            request, ats = piece
+        ats, of = self.ats(index), self.indexes[index]
+        request = self.cross_shard.get(of) if ats else None
+        if request is not None:
             request.answered(self.shard, ats, found, at_us)
         else:
-            hits, settled = self.requests[index], self.charge.settled[self.indexes[index]]
-            told, denied = settled.outcomes, not settled.verdict.passes
+            hits, settled = self.requests[index], self.charge.settled[of]
+            outcomes, denied = settled.outcomes, not settled.verdict.passes
+            told = [outcomes[at] for at in ats] if ats and outcomes else outcomes
             heard = self.charge.given_back
             give_back_late(heard, self.shard, hits, told, found, at_us, denied=denied)
 
     def failed(self, indexes: Sequence[int], reason: str) -> None:
         charge, count, at_us = self.charge, 0, self.shard.now_us()
         for index in indexes:
-            hits, piece = self.requests[index], self._piece(index)
-            if piece:
-                request, ats = piece
-                if request.outcomes[ats[0]] is ABSENT:
-                    found = charge.without(hits, reason, self.shard, at_us)
-                    request.answered(self.shard, ats, found, at_us)
-            elif charge.settled[self.indexes[index]] is _PENDING:
-                found = charge.without(hits, reason, self.shard, at_us)
-                settled = judge(hits, found)
-                if found.count(None) < len(found) and not settled.verdict.passes:
-                    give_back_here(self.shard, hits, found, at_us)
-                charge.settled[self.indexes[index]] = settled
-                count += 1
+            if self._has_answer(index):
+                continue
+            hits, ats, of = self.requests[index], self.ats(index), self.indexes[index]
+            found = charge.without(hits, reason, self.shard, at_us)
+            count += 1
+            if ats:
+                charge.cross(of).answered(self.shard, ats, found, at_us)
+                continue
+            charge.settled[of] = settled = judge(hits, found)
+            if found.count(None) < len(found) and not settled.verdict.passes:
+                give_back_here(self.shard, hits, found, at_us)
         if count:
             charge.less(count)
 
@@ -336,18 +410,24 @@ class ShardBatch:
             self.failed(late, "timeout" if impatient or self.shard.late(read_us) else "overloaded")
             self.shard.missed(read_us)
 
-    def _piece(self, index: int) -> tuple[CrossShardRequest, list[int]] | None:
-        return self.pieces[index] if self.pieces else None
-
     def _has_answer(self, index: int) -> bool:
-        piece = self._piece(index)
-        if piece:
-            request, ats = piece
-            return request.outcomes[ats[0]] is not ABSENT
-        return self.charge.settled[self.indexes[index]] is not _PENDING
+        charge, of = self.charge, self.indexes[index]
+        if charge.finished or charge.settled[of] is not _PENDING:
+            return True
+        if not self.places:
+            return False
+        request = charge.cross_shard.get(of)
+        if request is not None:
+            return request.outcomes[self.ats(index)[0]] is not _ABSENT
+        return charge.outcomes[self.places[self.starts[index]]] is not _ABSENT
+
+
+def _are_within(outcomes: Outcomes) -> bool:
+    """Whether none of these is over, and none is missing."""
+    return all(outcome is not None and not outcome.over for outcome in outcomes)
 
 
 @lru_cache(maxsize=1024)
-def _whole(count: int) -> list[int]:
+def _all(count: int) -> list[int]:
     """The indexes of all requests of a charge; nobody changes them."""
     return list(range(count))

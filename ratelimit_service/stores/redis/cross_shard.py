@@ -2,7 +2,8 @@
 
 Its pieces are charged at the same time, each as a request of its own. If one piece is denied, the
 whole request is, and what the other pieces have counted is given back. Until then that charge may
-deny somebody else; it never admits anybody.
+deny somebody else; it never admits anybody. As long as all pieces are within, `charge` only
+collects their outcomes. What is here begins with the first piece that is not.
 What must not live here: which home a counter has, and what a server does.
 """
 
@@ -35,6 +36,9 @@ ABSENT: Final = Outcome(False, 0, 0, -1)
 
 _WITHIN: Final = Verdict.WITHIN
 
+Piece = tuple[Shard, Sequence[int], int]
+"""The answer to a piece: its shard, the indexes of its hits in the request, the shard's time."""
+
 
 class CrossShardRequest:
     """A request whose counters have several homes.
@@ -55,61 +59,50 @@ class CrossShardRequest:
         "settled",
         "stats",
         "tell_of_give_backs",
-        "within",
     )
 
     def __init__(
         self,
         index: int,
         hits: Sequence[Hit],
+        outcomes: Outcomes,
         settle: Callable[[int, Settled], None],
         given_back: GivenBack,
         stats: Stats,
     ) -> None:
-        """`settle` is called once, with the index of the request and its result."""
+        """`settle` is called once, with the index of the request and its result.
+
+        `outcomes` are those that are known already; the others are `ABSENT`. The caller says in
+        `pieces` and `missing` which pieces have their answers.
+        """
         self.index = index
         self.hits = hits
         self.settle = settle
         self.settled = PENDING
         self.tell_of_give_backs = given_back
         self.stats = stats
-        self.outcomes: list[Outcome | None] = [ABSENT] * len(hits)
-        self.pieces: list[tuple[Shard, Sequence[int], int]] = []
-        """For each answer: its shard, the indexes of its hits, and the shard's time."""
+        self.outcomes = outcomes
+        self.pieces: list[Piece] = []
+        """The pieces that have their answers."""
         self.missing = 0
         """How many pieces have no answer yet."""
         self.returning = 0
         """How many give-backs are under way."""
         self.dropped = False
         """Whether a piece was not sent, since nobody wants the request any more."""
-        self.within = True
-        """Whether all pieces that have their outcomes are within."""
         self.finished = False
 
     def drop(self, ats: Sequence[int]) -> None:
         """A piece was not sent, and will not be."""
         self.dropped = True
-        self.within = False
         for at in ats:
             self.outcomes[at] = None
         self.missing -= 1
         if not self.missing:
             self._settle()
 
-    def answered(
-        self,
-        shard: Shard,
-        ats: Sequence[int],
-        found: Outcomes,
-        at_us: int,
-        *,
-        within: bool = False,
-    ) -> bool:
-        """A piece has its outcomes; the last one settles the request.
-
-        `within`: none of them is over, and none is missing. Returns whether the request is settled
-        now with all of its pieces within. Then the caller hands the result on; else this does.
-        """
+    def answered(self, shard: Shard, ats: Sequence[int], found: Outcomes, at_us: int) -> None:
+        """A piece has its outcomes; the last one settles the request."""
         outcomes = self.outcomes
         if outcomes[ats[0]] is not ABSENT:  # the piece was given up before: this answer is too late
             denied = not judge(self.hits, outcomes).verdict.passes
@@ -118,24 +111,13 @@ class CrossShardRequest:
             heard = self.tell_of_give_backs
             dropped = self.dropped
             give_back_late(heard, shard, hits, told, found, at_us, denied=denied, dropped=dropped)
-            return False
-        if len(ats) == 1:
-            outcomes[ats[0]] = found[0]
-        else:
-            for at, outcome in zip(ats, found, strict=True):
-                outcomes[at] = outcome
+            return
+        for at, outcome in zip(ats, found, strict=True):
+            outcomes[at] = outcome
         self.pieces.append((shard, ats, at_us))
-        if not within:
-            self.within = False
         self.missing -= 1
-        if self.missing:
-            return False
-        if self.within:
-            self.settled = Settled(outcomes, _WITHIN)
-            self.finished = True
-            return True
-        self._settle()
-        return False
+        if not self.missing:
+            self._settle()
 
     def _settle(self) -> None:
         """Every piece has its outcomes: gives back what is not to be counted."""

@@ -174,13 +174,10 @@ def _form(spec: CounterSpec) -> _Form:
     return form
 
 
-def weight(hits: Sequence[Hit]) -> int:
-    """What a request may take of Redis' time at most, in units of some 4 microseconds."""
+def weight(*requests: Sequence[Hit]) -> int:
+    """What requests may take of Redis' time at most, in units of some 4 microseconds."""
     known = _forms.get
-    found = 0
-    for hit in hits:
-        found += (known(id(hit[1])) or _form(hit[1]))[4]
-    return found
+    return sum([(known(id(hit[1])) or _form(hit[1]))[4] for hits in requests for hit in hits])
 
 
 Section = tuple[int, Sequence[Sequence[Hit]]]
