@@ -61,6 +61,10 @@ class Redis:
             self._free_ns = starts_ns + int(took_us * self._slower * 1_000)
             self._replies.append((self._free_ns, reply))
 
+    def slow_down(self, slower: float) -> None:
+        """Takes so many times longer from now on."""
+        self._slower = slower
+
     def stand_still(self, seconds: float) -> None:
         """Does nothing for so long."""
         self._free_ns = max(self._free_ns, self._now_ns()) + int(seconds * 1e9)

@@ -20,6 +20,8 @@ from ratelimit_service.health import Health
 from ratelimit_service.model import Hit
 from ratelimit_service.observer import Stats
 from ratelimit_service.stores import NEVER, Done, Store, Wanted, always, judge
+from ratelimit_service.stores.redis import RedisStore
+from tests.stores.cases import hit
 
 pytestmark = pytest.mark.skipif(compiled(), reason="its clock cannot be replaced then")
 
@@ -278,3 +280,57 @@ def test_no_more_is_planned_than_a_server_can_count(monkeypatch: pytest.MonkeyPa
     assert not world.lost()
     assert counted(world, 0.5, 0.5) >= 0.8 * bearable * 0.5
     assert 10 * sum(world.tally.counts["by_policy"][5:10]) <= counted(world, 0.5, 0.5)
+
+
+LONG_TURN_US = 3_000.0
+FULL = 64
+"""So many requests of two hits go out in one script call."""
+
+
+@pytest.mark.usefixtures("work")
+def test_more_calls_are_under_way_while_a_server_waits_for_us() -> None:
+    """Full calls are added, up to eight, while all have a reply whenever this process looks.
+
+    As soon as the server is what is slow, there are two again, so that others wait less.
+    """
+    loop = stepped_loop.Loop()
+    asyncio._set_running_loop(loop)  # type: ignore[arg-type]
+    store = RedisStore("redis://127.0.0.1:1/0", 60_000_000, Stats(), Health())
+    loop.complete(store.start())
+    (server,) = loop.servers
+
+    def most_under_way(rounds: int, turn_us: float) -> int:
+        most = 0
+        for _ in range(rounds):
+            stepped_loop.CLOCK.spend(turn_us)
+            loop.round()
+            most = max(most, store.shard_states()[0].under_way)
+        return most
+
+    for _ in range(100):
+        requests = [[hit(key=f"{number}a"), hit(key=f"{number}b")] for number in range(FULL)]
+        store.charge(requests, lambda _: None)
+    assert most_under_way(8, 3 * LONG_TURN_US) == 8
+    server.slow_down(20.0)
+    most_under_way(1_000, IDLE_US)
+    assert store.shard_states()[0].waiting
+    assert most_under_way(200, IDLE_US) == 2
+
+
+@pytest.mark.usefixtures("work")
+def test_a_call_that_is_not_full_waits_for_two_before_it() -> None:
+    """However fast a server is: what fits into the next call goes with it, so calls grow."""
+    loop = stepped_loop.Loop()
+    asyncio._set_running_loop(loop)  # type: ignore[arg-type]
+    store = RedisStore("redis://127.0.0.1:1/0", 60_000_000, Stats(), Health())
+    loop.complete(store.start())
+
+    most = 0
+    for number in range(200):
+        for part in range(20):  # much less than a call holds
+            store.charge([[hit(key=f"{number}-{part}")]], lambda _: None)
+            loop.round()
+            most = max(most, store.shard_states()[0].under_way)
+        stepped_loop.CLOCK.spend(LONG_TURN_US)
+
+    assert most == 2

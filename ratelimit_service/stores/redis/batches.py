@@ -42,9 +42,12 @@ __all__ = ["Batches", "Redirect", "Slot"]
 
 log = logging.getLogger(__name__)
 
-_MAX_IN_FLIGHT: Final = 2
+_IN_FLIGHT: Final = 2
 """Script calls under way at a time; meanwhile the next one fills up. Those of higher ranks do not
 count: nothing of a lower rank waits for them."""
+
+_MAX_IN_FLIGHT: Final = 8
+"""So many may be under way if the server waits for this process, and not the other way round."""
 
 _FIRST_FULL: Final = 32
 """So many requests are taken to fit into a call before one was full."""
@@ -110,6 +113,9 @@ class Batches:
         """
         self._full = _FIRST_FULL
         """How many requests went out together last, when there were more than fitted."""
+        self._most_in_flight = _IN_FLIGHT
+        """So many full calls may be under way. While they wait for this process to look, and not
+        for the server, one is added at each reply."""
 
     @property
     def idle(self) -> bool:
@@ -128,11 +134,21 @@ class Batches:
 
     def wait_us(self, rank: int) -> int:
         """How long a new request of this rank would wait for its reply, going by the last ones."""
+        waiting = self._waiting(rank)
+        return self._reply_us + self._reply_us * waiting // (self._full * self._most_in_flight)
+
+    def _waiting(self, rank: int) -> int:
+        """How many requests of this rank or a lower one wait to be sent."""
         waiting = 0
         for queue in self._queues[: rank + 1]:
             for batch in queue:
                 waiting += len(batch.requests) - batch.sent
-        return self._reply_us + self._reply_us * waiting // (self._full * _MAX_IN_FLIGHT)
+        return waiting
+
+    @property
+    def _fills_a_call(self) -> bool:
+        """Whether as much waits as fits into a script call."""
+        return self._waiting(RANKS) >= self._full
 
     def charge(self, batch: Batch) -> None:
         """Queues a batch for the next script calls.
@@ -204,9 +220,12 @@ class Batches:
         count = 0
         for rank in range(RANKS):
             count += self._in_flight[rank]
-            if count >= _MAX_IN_FLIGHT:
-                return rank
-        return RANKS
+            if count >= _IN_FLIGHT:
+                below = rank
+                break
+        else:
+            return RANKS
+        return RANKS if self.under_way < self._most_in_flight and self._fills_a_call else below
 
     def _send(self) -> None:
         """Sends from the queue, as many calls as may be under way."""
@@ -349,6 +368,7 @@ class Batches:
             self._call(connection, [call], under_way, ("EVAL", SCRIPT), asking=asking)
             return
         self._landed(under_way, 1)
+        self._compare_paces(connection)
         try:
             if not (
                 reply is None
@@ -378,6 +398,13 @@ class Batches:
                 self._fail(batch, indexes, "internal")
         if not self._sending:
             self._send()
+
+    def _compare_paces(self, connection: RedisConnection) -> None:
+        """Notes whether the server waits for this process, or the other way round."""
+        if not connection.caught_up:
+            self._most_in_flight = max(_IN_FLIGHT, self._most_in_flight - 1)
+        elif self._most_in_flight < _MAX_IN_FLIGHT and self._fills_a_call:
+            self._most_in_flight += 1
 
     def _learn(self, took_us: int) -> None:
         """Notes how long a reply took; a hang is forgotten after some replies."""
