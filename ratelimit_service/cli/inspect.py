@@ -18,7 +18,7 @@ from ratelimit_service.text import count, lasting
 if TYPE_CHECKING:
     from ratelimit_service.client.admin import AdminClient
 
-__all__ = ["inspect"]
+__all__ = ["inspect", "standing"]
 
 _MOST_LINES = 20
 """Leases or hits of a counter that are shown, the newest."""
@@ -57,20 +57,33 @@ def inspect(domain: str, descriptor: str, as_json: bool, admin: AdminClient) -> 
     return 0
 
 
+def standing(told: Any) -> Iterator[str]:
+    """A line for each counter: how it stands, as `/inspect` has told; or why there is none."""
+    for counter in told["counters"]:
+        yield _standing(counter)
+    if not told["counters"]:
+        yield told["why"]
+
+
+def _standing(counter: Any) -> str:
+    name = f"{counter['name']}: " if counter["name"] else ""
+    if "unknown" in counter:
+        return f"{name}{counter['limit']}: {counter['unknown']}"
+    ends = counter["ends_seconds"]
+    until = "" if ends is None else f"; ends in {_seconds(ends)}, at {counter['ends']}"
+    over = ", none left" if counter["over"] else f", {counter['remaining']} left"
+    return f"{name}{counter['limit']}: {counter['count']} used{over}{until}"
+
+
 def _lines(told: Any) -> Iterator[str]:
     if not told["counters"]:
         yield told["why"]
         return
     yield f"{told['domain']}: rule {told['rule']} ({told['source']})"
     for counter in told["counters"]:
-        name = f"{counter['name']}: " if counter["name"] else ""
+        yield _standing(counter)
         if "unknown" in counter:
-            yield f"{name}{counter['limit']}: {counter['unknown']}"
             continue
-        ends = counter["ends_seconds"]
-        until = "" if ends is None else f"; ends in {_seconds(ends)}, at {counter['ends']}"
-        over = ", none left" if counter["over"] else f", {counter['remaining']} left"
-        yield f"{name}{counter['limit']}: {counter['count']} used{over}{until}"
         where = f" in {counter['shard']}" if counter["shard"] else ""
         yield f"  counter {counter['key']}{where}"
         yield from _steered(counter)

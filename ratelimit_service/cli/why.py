@@ -1,19 +1,22 @@
-"""`ratelimit why`: why a descriptor was denied, from the decision log."""
+"""`ratelimit why`: why a descriptor was denied, from the decision log and the counters."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ratelimit_service.cli.admin import asks_admin
+from ratelimit_service.cli.inspect import standing
 from ratelimit_service.cli.say import say_line
 from ratelimit_service.cli.words import format_descriptor, parse_descriptor, utf8
 from ratelimit_service.model import time_text
 from ratelimit_service.text import count, in_seconds
 
 if TYPE_CHECKING:
+    from ratelimit_service.client.admin import AdminClient
     from ratelimit_service.replay.denials import Evidence
 
 __all__ = ["why"]
@@ -40,19 +43,29 @@ __all__ = ["why"]
     metavar="FILE",
     help="The key that values in the log are hashed with.",
 )
+@click.option("--now", is_flag=True, help="Tell as well how its counters stand now.")
 @click.option("--json", "as_json", is_flag=True, help="The decision as JSON.")
+@asks_admin
 def why(
-    domain: str, descriptor: str, at: str, paths: Sequence[str], key_file: str, as_json: bool
+    domain: str,
+    descriptor: str,
+    at: str,
+    paths: Sequence[str],
+    key_file: str,
+    now: bool,
+    as_json: bool,
+    admin: AdminClient,
 ) -> int:
     """Tell why a descriptor was denied.
 
     It is the first denial at that time; without --at the last ones. A descriptor is written
     key=value,key=value. The decision log is what serve writes with --decision-log. If several
-    instances count together, name the logs of all of them.
+    instances count together, name the logs of all of them. With --now the admin listener is asked
+    how many hits the counters hold by now, and when they end.
 
     Exits 0 if there is a denial, 1 if there is none.
 
-    Example: ratelimit why api user=alice --at 14:03 --log decisions.jsonl
+    Example: ratelimit why api user=alice --at 14:03 --log decisions.jsonl --now
     """
     from ratelimit_service.clock import now_us  # noqa: PLC0415
     from ratelimit_service.replay.denials import (  # noqa: PLC0415
@@ -63,19 +76,25 @@ def why(
     from ratelimit_service.service.decision_key import hash_of, read_key  # noqa: PLC0415
 
     asked = parse_descriptor(descriptor)
+    query = {"domain": domain, "descriptor": format_descriptor(asked)}
+    standing_now: Any = admin.get("/inspect", query) if now else None
     hashed = hash_of(read_key(key_file))
     found = decisions_about(paths, domain, asked.entries, hashed)
     denial = denial_of(found.decisions, at)
     if denial is None:
         about = f"{format_descriptor(asked)} in {domain}" + (f" at {at}" if at else "")
         say_line(_none(paths, about, found, bool(key_file)), err=True)
-        return 1
-    if as_json:
+    elif as_json:
         told = {**denial.decision.fields, "further_denials": denial.further}
+        if now:
+            told["now"] = standing_now["counters"]
         click.echo(json.dumps(told))
     else:
         say_line(sentence(denial, asked.entries, now_us(), hashed))
-    return 0
+    if now and not (as_json and denial):
+        for line in standing(standing_now):
+            say_line(f"now: {line}", err=as_json)
+    return 0 if denial else 1
 
 
 def _none(paths: Sequence[str], about: str, found: Evidence, with_key: bool) -> str:

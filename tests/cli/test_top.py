@@ -364,3 +364,28 @@ async def test_inspect_for_programs(ratelimit: Inside, site: AdminSite) -> None:
     assert json.loads(said.out)["descriptor"] == [["user", "a,b"]]
     assert (wrong.code, "has an entry without key" in wrong.err) == (2, True)
     assert (away.code, "no admin listener answers at 127.0.0.1:1" in away.err) == (2, True)
+
+
+async def test_why_with_the_counters(ratelimit: Inside, site: AdminSite, tmp_path: Path) -> None:
+    """--now tells how the counters stand beside what the log says, also where it has no denial."""
+    denial = {
+        "v": 1,
+        "time": "2025-11-22T14:03:07Z",
+        "domain": "edge",
+        "rule": "user",
+        "by": "count",
+    }
+    denial |= {"descriptors": [{"entries": [["user", "ann"]]}], "code": "OVER_LIMIT"}
+    log = tmp_path / "decisions.jsonl"
+    log.write_text(json.dumps(denial) + "\n")
+    await site.asking.ask("user=ann", hits=4)
+
+    said = await ask(ratelimit, site, "why", "edge", "user=ann", "--log", log, "--now")
+    none = await ask(ratelimit, site, "why", "edge", "user=bob", "--log", log, "--now")
+    other = await ask(ratelimit, site, "why", "edge", "user=ann", "--log", log, "--now", "--json")
+
+    first, second = said.out.splitlines()
+    assert (said.code, first[:20]) == (0, "denied at 14:03:07 o")
+    assert second.startswith("now: 10 per day: 4 used, 6 left; ends in ")
+    assert (none.code, none.out.startswith("now: 10 per day: 0 used, 10 left")) == (1, True)
+    assert [each["count"] for each in json.loads(other.out)["now"]] == [4]
