@@ -206,7 +206,14 @@ class Case:
         """Counted calls a second in a closed loop."""
         flags = ["--seconds", str(CAPACITY_SECONDS), "--connections", str(connections)]
         flags += ["--in-flight", str(max(1, IN_FLIGHT // connections)), *self._skip()]
-        found = self._bench.generate("uniform", *flags, by_policy=True)
+        for left in reversed(range(TRIES)):
+            try:
+                found = self._bench.generate("uniform", *flags, by_policy=True)
+                break
+            except SystemExit as error:  # calls are refused also where the machine stood still
+                if not left:
+                    raise
+                told(f"{error}: again")
         self._asked += round(found["calls"] * (1 + WARM_UP))
         return found["calls_per_second"] * (1 - found["by_policy"] / found["calls"])
 

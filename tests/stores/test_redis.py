@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from ratelimit_service.clock import elapsed_us
-from ratelimit_service.stores import Outcomes
+from ratelimit_service.stores import Outcomes, Settled
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
 from tests.stores import algorithms
@@ -153,6 +153,35 @@ async def test_how_long_a_request_waits_follows_from_what_stands_before_it(
     # A call of few, before which those of a higher rank stand back, tells not how many fit.
     assert fixture.store.wait_us(7) == reply_us + reply_us * (125 * 16 - 256) // 256
     own_redis.cont()
+    await fixture.store.close()
+
+
+async def test_what_nobody_wants_takes_no_room(own_redis: RedisServer) -> None:
+    """Requests that nobody wants any more fill no script call, also if there is nothing else.
+
+    How long others wait is known as before.
+    """
+    fixture = Fixture(own_redis.url, timeout_us=60_000_000)
+    await started(fixture.store)
+    await fixture.hit()
+    client = redis.Redis.from_url(own_redis.url)
+    client.config_resetstat()
+    answered: list[list[Settled]] = []
+
+    def charge(count: int, wanted: int) -> None:
+        requests = [[hit(key=f"{number}")] for number in range(count)]
+        fixture.store.charge(requests, answered.append, lambda at: at >= count - wanted)
+
+    charge(1_000, 0)
+    charge(1_000, 127)
+    charge(1, 1)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(answered) < 3:
+            await asyncio.sleep(0)
+
+    assert [sum(bool(one.outcomes) for one in each) for each in answered] == [0, 127, 1]
+    assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
+    assert fixture.store.wait_us(0) > 0
     await fixture.store.close()
 
 

@@ -285,14 +285,17 @@ class Batches:
 
         Returns the weight of all of them together.
         """
-        requests, start = batch.requests, batch.sent
+        requests, numbers, start = batch.requests, batch.indexes, batch.sent
         stop = start if batch.finished else len(requests)
-        added = weight(*requests[start:stop])
-        if size + added > MAX_CALL_WEIGHT:
-            stop, added = _fitting(requests, start, size)
-        wanted, numbers = batch.wanted, batch.indexes
+        wanted = batch.wanted
         taken = [at for at in range(start, stop) if wanted(numbers[at])]
         section = [requests[at] for at in taken]
+        added = weight(*section)
+        if size + added > MAX_CALL_WEIGHT:
+            count, added = _fitting(section, size)
+            if count < len(taken):
+                stop = taken[count]
+            taken, section = taken[:count], section[:count]
         if taken and self._slot is None:
             self._add(calls, 0, now, batch, taken, section)
         elif taken and self._slot is not None:
@@ -456,19 +459,18 @@ class Batches:
                 self._fail(batch, indexes, "unknown" if reply is None else "refused")
 
 
-def _fitting(requests: Sequence[Sequence[Hit]], start: int, size: int) -> tuple[int, int]:
-    """Where the requests from `start` on end that fit beside others of the weight `size`.
+def _fitting(requests: Sequence[Sequence[Hit]], size: int) -> tuple[int, int]:
+    """How many of the first requests fit beside others of the weight `size`, and their weight.
 
-    Returns their weight too. If there are no others the first one fits in any case.
+    If there are no others, the first one fits in any case.
     """
-    stop, added = start, 0
-    while stop < len(requests):
-        more = weight(requests[stop])
+    added = 0
+    for count, hits in enumerate(requests):
+        more = weight(hits)
         if size + added and size + added + more > MAX_CALL_WEIGHT:
-            break
+            return count, added
         added += more
-        stop += 1
-    return stop, added
+    return len(requests), added
 
 
 def _answer_one_by_one(
