@@ -71,7 +71,19 @@ NAVIGATION = {
         "benchmarks/rules",
         "benchmarks/watching",
     ],
-    "Inside": ["architecture", "real-clients", "changelog"],
+    "Inside": [
+        "architecture",
+        "architecture/modules",
+        "architecture/counting",
+        "architecture/redis",
+        "architecture/time",
+        "architecture/clients",
+        "architecture/rules",
+        "architecture/watching",
+        "architecture/processes",
+        "real-clients",
+        "changelog",
+    ],
 }
 """The pages of each part, in the order in which they are read. Others stand under `More`."""
 
