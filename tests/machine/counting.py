@@ -420,7 +420,8 @@ class Bucket(Counter):
         return self.at + (refills * terms.window_us).__ceil__() - now
 
     def leaked_by_old_rate(self) -> bool:
-        return self.given_back_at is not None and self.given_back_at > self.at
+        # Also in the moment of the last change: an override may have had another rate there.
+        return self.given_back_at is not None and self.given_back_at >= self.at
 
     def over_at(self) -> int:
         return self.at + self._until(self.terms, self.at, 0)
