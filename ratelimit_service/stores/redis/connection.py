@@ -90,14 +90,10 @@ class RedisConnection(asyncio.Protocol):
         self.password = ""
         """The password of this connection. An error of the server can contain it."""
         self.lost: asyncio.Future[str] = self._loop.create_future()
-        self._caught_up = True
+        self.caught_up = True
+        """Whether the server had answered everything when it was read from last."""
         self.answered_left_us = 0
         """When the command that is being answered left, by `elapsed_us`."""
-
-    @property
-    def caught_up(self) -> bool:
-        """Whether the server had answered everything when it was read from last."""
-        return self._caught_up
 
     @property
     def silence(self) -> float:
@@ -207,7 +203,7 @@ class RedisConnection(asyncio.Protocol):
                 self._unread_bytes = 0
                 self._replied_at = self._heard_at
                 self._take(reply)
-            self._caught_up = not self._calls
+            self.caught_up = not self._calls
             if self._unread_bytes > _MOST_REPLY_BYTES:
                 self.close("a reply without end")
         except hiredis.ProtocolError as error:

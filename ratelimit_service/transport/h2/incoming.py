@@ -52,10 +52,10 @@ __all__ = ["Incoming"]
 
 _SMALL_PART_BYTES: Final = 256
 _PACKED: Final = b"\1"
+"""A message that begins with this is compressed."""
+
 _ENDED_AT_ONCE: Final = 100
 """So many calls that have taken too long are ended at once; the next ones a second later."""
-
-"""A message that begins with this is compressed."""
 
 _WRONG_TYPE: Final = b"this port speaks gRPC: content-type must be application/grpc\n"
 
