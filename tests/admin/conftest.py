@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from ratelimit_service import listening
 from ratelimit_service.admin import AdminListener, Here, Operating, feed
 from ratelimit_service.health import Phase
 from ratelimit_service.metrics import Sources
+from ratelimit_service.model import Code
 from ratelimit_service.service.caller_history import CallerHistory
 from ratelimit_service.service.overrides import Overrides
 from ratelimit_service.service.questions import Deciding
@@ -23,6 +25,7 @@ from ratelimit_service.stores import ShardState
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.overrides import OverridesInMemory
 from ratelimit_service.stores.queues import Queues
+from tests.cli.inside import Inside, Said
 from tests.servers.service import HTTPAnswer, http
 from tests.service.asking import Asking
 
@@ -30,6 +33,16 @@ RULES = """
 domain: edge
 descriptors:
   - {key: user, rate_limit: {unit: day, requests_per_unit: 2}}
+"""
+STEERED_RULES = """
+domain: edge
+descriptors:
+  - key: user
+    rate_limit: {unit: day, requests_per_unit: 2}
+  - key: plan
+    rate_limits:
+      - {name: short, unit: minute, requests_per_unit: 2}
+      - {name: long, unit: day, requests_per_unit: 2, algorithm: sliding_log}
 """
 
 
@@ -115,6 +128,29 @@ class AdminSite:
 async def _nothing() -> None: ...
 
 
+class Operator:
+    """Somebody with a shell on the machine of the service."""
+
+    def __init__(self, admin: AdminSite, ratelimit: Inside) -> None:
+        self.admin = admin
+        self._ratelimit = ratelimit
+
+    async def types(self, *words: str) -> Said:
+        command, *rest = words
+        address = f"127.0.0.1:{self.admin.port}"
+        return await asyncio.to_thread(self._ratelimit, command, *rest, "--admin", address)
+
+    async def told(self, *words: str) -> Any:
+        said = await self.types(*words, "--json")
+        assert said.code == 0, said.err
+        return json.loads(said.out)
+
+    async def passed(self, times: int, text: str = "user=bob") -> int:
+        """How many of so many requests pass."""
+        asked = [await self.admin.asking.ask(text) for _ in range(times)]
+        return sum(each.code is Code.OK for each in asked)
+
+
 StartSite = Callable[..., Awaitable[AdminSite]]
 
 
@@ -140,3 +176,17 @@ async def start_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 async def admin(start_site: StartSite) -> AdminSite:
     """A listener with settings as they are by default."""
     return await start_site()
+
+
+@pytest.fixture
+async def operator(
+    start_site: StartSite,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Operator:
+    """One whose service has limits of one number and of two, and keeps what is changed."""
+    settings = Settings(
+        audit_log=str(tmp_path / "audit.jsonl"), overrides_file=str(tmp_path / "overrides.json")
+    )
+    return Operator(await start_site(settings, STEERED_RULES), Inside(monkeypatch, capsys))

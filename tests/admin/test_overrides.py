@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,60 +10,10 @@ import pytest
 
 from ratelimit_service.cli.words import moment
 from ratelimit_service.clock import now_us
-from ratelimit_service.model import MAX_OVERRIDES, SECOND_US, Code, time_text
-from ratelimit_service.settings import Settings
-from tests.admin.conftest import AdminSite, StartSite
-from tests.cli.inside import Inside, Said
-from tests.service.overriding import BAN, EXEMPT, override
-from tests.stores.cases import T
+from ratelimit_service.model import SECOND_US, Code, time_text
+from tests.admin.conftest import STEERED_RULES, AdminSite, Operator, StartSite
 
 BOB = {"domain": "edge", "descriptor": [["user", "bob"]]}
-RULES = """
-domain: edge
-descriptors:
-  - key: user
-    rate_limit: {unit: day, requests_per_unit: 2}
-  - key: plan
-    rate_limits:
-      - {name: short, unit: minute, requests_per_unit: 2}
-      - {name: long, unit: day, requests_per_unit: 2, algorithm: sliding_log}
-"""
-
-
-class Operator:
-    """Somebody with a shell on the machine of the service."""
-
-    def __init__(self, admin: AdminSite, ratelimit: Inside) -> None:
-        self.admin = admin
-        self._ratelimit = ratelimit
-
-    async def types(self, *words: str) -> Said:
-        command, *rest = words
-        address = f"127.0.0.1:{self.admin.port}"
-        return await asyncio.to_thread(self._ratelimit, command, *rest, "--admin", address)
-
-    async def told(self, *words: str) -> Any:
-        said = await self.types(*words, "--json")
-        assert said.code == 0, said.err
-        return json.loads(said.out)
-
-    async def passed(self, times: int, text: str = "user=bob") -> int:
-        """How many of so many requests pass."""
-        asked = [await self.admin.asking.ask(text) for _ in range(times)]
-        return sum(each.code is Code.OK for each in asked)
-
-
-@pytest.fixture
-async def operator(
-    start_site: StartSite,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Operator:
-    settings = Settings(
-        audit_log=str(tmp_path / "audit.jsonl"), overrides_file=str(tmp_path / "overrides.json")
-    )
-    return Operator(await start_site(settings, RULES), Inside(monkeypatch, capsys))
 
 
 async def test_commands_steer_decisions(operator: Operator) -> None:
@@ -152,29 +99,6 @@ async def test_reset_takes_no_pattern(operator: Operator) -> None:
     """Who writes a * is told that it stands for itself."""
     assert "a * stands for itself" in (await operator.types("reset", "edge", "user=*")).err
     assert (await operator.types("reset", "edge", "user=bob")).err == ""
-
-
-async def test_the_log_tells_changes_in_sentences(
-    operator: Operator, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Of each change the log says who has made it, from where, and what has changed."""
-    caplog.set_level("INFO")
-    operator.admin.asking.now_us = 1767225600 * SECOND_US  # 2026-01-01
-    first = (await operator.told("limit", "edge", "user=bob", "--requests", "5"))["override"]["id"]
-    again = ("limit", "edge", "user=bob", "--requests", "7", "--for", "2h", "--reason", "x\ny")
-    second = (await operator.told(*again))["override"]["id"]
-    await operator.types("reset", "edge", "user=bob")
-    await operator.types("overrides", "remove", second)
-
-    bob = "edge user=bob"
-    new = rf"limit {second}: {bob}, 7 requests, until 2026-01-01T02:00:00Z, by local: x\ny"
-    old = f"limit {first}: {bob}, 5 requests, by local"
-    assert [each.message for each in caplog.records if "local" in each.message] == [
-        f"local from 127.0.0.1 has added {old}",
-        f"local from 127.0.0.1 has added {new}, instead of {old}",
-        f"local from 127.0.0.1 has reset the counters of {bob}, which had counted 0",
-        f"local from 127.0.0.1 has removed {new}",
-    ]
 
 
 async def test_overrides_end_at_a_moment(operator: Operator) -> None:
@@ -267,80 +191,6 @@ async def test_notes(operator: Operator) -> None:
     assert told["notes"] == [f"exact overrides come before it: ban {ban['override']['id']}"]
 
 
-async def test_changes_are_audited(operator: Operator, tmp_path: Path) -> None:
-    """A change leaves who, from where, what, why, before and after in a log and in the store."""
-    await operator.passed(2)
-    made = await operator.told("ban", "edge", "user=bob", "--reason", "abuse")
-    await operator.types("reset", "edge", "user=bob")
-    await operator.types("unban", "edge", "user=bob", "--reason", "sorry")
-    kept: Any = await operator.admin.told("/audit?most=9")
-
-    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
-    assert kept["audit"] == lines[::-1]
-    ban, reset, unban = lines
-    assert [each["action"] for each in lines] == ["override", "reset", "remove"]
-    assert (ban["before"], ban["after"]) == ([], [made["override"]])
-    assert (unban["before"], unban["after"]) == ([made["override"]], [])
-    assert (ban["reason"], unban["reason"], ban["from"]) == ("abuse", "sorry", "127.0.0.1")
-    assert ban["who"] == made["override"]["who"] != ""
-    assert [each["count"] for each in reset["before"]] == [2]
-
-
-async def test_many_changes_are_told_in_parts(
-    operator: Operator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many are asked for, few are read at once; what changes meanwhile moves none."""
-    kept = operator.admin.overrides.kept
-    for number in range(1_000):
-        await kept.change([], [], json.dumps({"number": number}))
-    audited, looked = kept.audited, list[int]()
-
-    async def noted(most: int, skip: int = 0) -> Sequence[str]:
-        lines = await audited(most, skip)
-        looked.append(len(lines))
-        await kept.change([], [], "another one" if len(looked) % 2 else '{"number": -1}')
-        return lines
-
-    monkeypatch.setattr(kept, "audited", noted)
-    found: Any = await operator.admin.told("/audit?most=1000")
-    few: Any = await operator.admin.told("/audit?most=3")
-
-    assert max(looked) <= 50
-    assert sum(looked) == 1_003
-    numbers = [each["number"] for each in found["audit"] if each["number"] >= 0]
-    assert numbers == list(range(999, 999 - len(numbers), -1))
-    assert len(numbers) > 900
-    assert [each["number"] for each in few["audit"]] == [-1, -1]  # one of three is no JSON
-
-
-async def test_an_audit_log_that_cannot_be_written(
-    start_site: StartSite, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """If the audit log takes no line the change is made, and whoever made it is told."""
-    admin = await start_site(Settings(audit_log=str(tmp_path / "no" / "audit.jsonl")))
-    told: Any = await admin.told("/overrides", {**BOB, "kind": "ban"})
-
-    assert "cannot be written" in told["warning"]
-    assert '"action": "override"' in caplog.text
-
-
-async def test_a_change_that_fails_is_not_logged(
-    start_site: StartSite, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The log says what was changed, and nothing of a change that the store did not take."""
-    directory = tmp_path / "gone"
-    directory.mkdir()
-    admin = await start_site(Settings(overrides_file=str(directory / "overrides.json")))
-    caplog.set_level("INFO")
-    assert (await admin.ask("/overrides", {**BOB, "kind": "ban"})).status == 200
-    assert caplog.text.count("has added ban") == 1
-
-    (directory / "overrides.json").unlink()
-    directory.rmdir()
-    assert (await admin.ask("/overrides", {**BOB, "kind": "exempt"})).status == 503
-    assert caplog.text.count("has added ban") == 1
-
-
 async def test_overrides_that_take_a_descriptor(admin: AdminSite) -> None:
     """Of a descriptor those overrides are listed that take it, the first one first."""
     for value, kind in (("*", "ban"), ("b*", "exempt"), ("bob", "exempt"), ("eve", "ban")):
@@ -351,142 +201,9 @@ async def test_overrides_that_take_a_descriptor(admin: AdminSite) -> None:
     assert [each["entries"][0][1] for each in told["overrides"]] == ["bob", "*", "b*"]
 
 
-async def test_many_overrides_are_told_bit_by_bit(admin: AdminSite) -> None:
-    """However many there are all are listed, the oldest first, or only the newest."""
-    many = [override(BAN, f"user={n}", made_us=T + n // 3) for n in range(250)]
-    await admin.overrides.change(many, [])
-    fields = [each.fields() for each in many]
-
-    assert await admin.told("/overrides") == {"overrides": fields}
-    newest = await admin.told("/overrides?newest=3")
-    assert isinstance(newest, dict)
-    assert (newest["overrides"], newest["count"]) == (fields[-3:], 250)
-    assert (await admin.ask("/overrides?newest=0")).status == 400
-
-
-async def test_overrides_are_exported_and_imported(operator: Operator, tmp_path: Path) -> None:
-    """All that export prints import makes again, as it was; and once more changes nothing."""
-    for words in (
-        ("ban", "edge", "user=b*", "--for", "2h", "--reason", "scrapes"),
-        ("limit", "edge", "plan=a", "--requests", "9", "--limit", "long"),
-        ("grant", "edge", "user=bob", "--hits", "3"),
-    ):
-        assert (await operator.types(*words)).code == 0
-    file = tmp_path / "saved.jsonl"
-    file.write_text((await operator.types("overrides", "export")).out)
-    saved = (await operator.told("overrides"))["overrides"]
-    assert [json.loads(line) for line in file.read_text().splitlines()] == saved
-    for each in saved[:2]:
-        await operator.types("overrides", "remove", each["id"])
-
-    said = await operator.types("overrides", "import", str(file))
-    assert (said.code, said.out) == (0, "3 overrides: 2 added, 1 there already\n")
-    assert (await operator.told("overrides"))["overrides"] == saved
-    file.write_text(json.dumps({"overrides": saved}))  # as --json prints it
-    told = await operator.told("overrides", "import", str(file))
-    assert told == {
-        "added": 0,
-        "replaced": 0,
-        "unchanged": 3,
-        "ended": 0,
-        "notes": [],
-        "warnings": [],
-    }
-
-    audited = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
-    lines = [each for each in audited if each["action"] == "import"]
-    assert [(each["before"], each["after"]) for each in lines] == [([], [one]) for one in saved[:2]]
-
-
-async def test_overrides_of_a_list_are_new_or_take_places(
-    operator: Operator, tmp_path: Path
-) -> None:
-    """A list written by hand needs no ids; it can be imported again, and checked before."""
-    lines = [
-        {"kind": "ban", "domain": "edge", "entries": [["user", "eve"]]},
-        {"kind": "grant", "domain": "edge", "entries": [["user", "bob"]], "hits": 3},
-        {"kind": "ban", "domain": "edge", "entries": [["user", "old"]], "until": time_text(1)},
-        {"kind": "ban", "domain": "adge", "entries": [["user", "eve"]]},
-    ]
-    file = tmp_path / "list.jsonl"
-    file.write_text("\n".join(map(json.dumps, lines)) + "\n")
-    assert (await operator.types("ban", "edge", "user=eve", "--reason", "old")).code == 0
-
-    said = await operator.types("overrides", "import", str(file), "--check")
-    assert said.out == "4 overrides: 2 would be added, 1 would be replaced, 1 had ended\n"
-    assert "adge user=eve: nothing limits it now: " in said.err
-    assert len((await operator.told("overrides"))["overrides"]) == 1
-    said = await operator.types("overrides", "import", str(file))
-    assert said.out == "4 overrides: 2 added, 1 replaced, 1 had ended\n"
-    made = (await operator.told("overrides"))["overrides"]
-    assert await operator.passed(9) == 5
-    said = await operator.types("overrides", "import", str(file))
-    assert said.out == "4 overrides: 3 there already, 1 had ended\n"
-    assert (await operator.told("overrides"))["overrides"] == made
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("{", "line 2 is no JSON: "),
-        ("7", "override 2 is no JSON object"),
-        ('{"kind": "bar"}', "override 2 cannot be read: kind must be one of "),
-        (
-            '{"kind": "ban", "domain": "edge", "entries": [["user", "eve"]], "reason": "again"}',
-            "override 2 is about the same as override 1",
-        ),
-        (
-            '{"kind": "ban", "domain": "edge", "entries": [["plan", "a"]], "limit": "shirt"}',
-            "no limit there is called 'shirt': short, long",
-        ),
-    ],
-)
-async def test_a_list_is_taken_whole_or_not_at_all(
-    operator: Operator, tmp_path: Path, line: str, said: str
-) -> None:
-    """If one of a list cannot be added none is, and the error says which one."""
-    first = {"kind": "ban", "domain": "edge", "entries": [["user", "eve"]]}
-    file = tmp_path / "list.jsonl"
-    file.write_text(f"{json.dumps(first)}\n{line}\n")
-    done = await operator.types("overrides", "import", str(file))
-    assert done.code == 2
-    assert said in done.err
-    assert (await operator.told("overrides"))["overrides"] == []
-
-
-async def test_a_list_that_is_not_there(operator: Operator, tmp_path: Path) -> None:
-    """A file that cannot be read is named, with the reason in words."""
-    done = await operator.types("overrides", "import", str(tmp_path / "none"))
-    assert done == (
-        2,
-        "",
-        f"ratelimit: {tmp_path}/none cannot be read: No such file or directory\n",
-    )
-
-
-async def test_a_list_that_is_too_long_is_refused(operator: Operator, tmp_path: Path) -> None:
-    """What does not fit is refused before anything is added; what takes places fits."""
-    bans = [override(BAN, f"user={number}", made_us=T) for number in range(MAX_OVERRIDES)]
-    await operator.admin.overrides.change(bans, [])
-    new = [override(BAN, f"user=new{number}", made_us=T) for number in range(150)]
-    file = tmp_path / "list.jsonl"
-    file.write_text("".join(json.dumps(each.fields()) + "\n" for each in new))
-    done = await operator.types("overrides", "import", str(file))
-    assert done.code == 2
-    assert "there are 10000 overrides, these are 150 more, and 10000 is the most" in done.err
-    assert operator.admin.overrides.find(new[0].id) is None
-
-    instead = [override(EXEMPT, "user=bob"), *(replace(each, reason="new") for each in bans[1:151])]
-    await operator.admin.overrides.change([instead[0]], [bans[0].id])
-    file.write_text("".join(json.dumps(each.fields()) + "\n" for each in instead))
-    assert (await operator.types("overrides", "import", str(file))).out == (
-        "151 overrides: 150 replaced, 1 there already\n"
-    )
-
-
 async def test_explain_and_inspect_show_overrides(operator: Operator, tmp_path: Path) -> None:
     """If asked, explain says which overrides take a descriptor, and so does inspect."""
-    (tmp_path / "rules.yaml").write_text(RULES)
+    (tmp_path / "rules.yaml").write_text(STEERED_RULES)
     words = ("explain", "edge", "user=bob", "--rules", str(tmp_path / "rules.yaml"), "--overrides")
     assert (await operator.types(*words)).out.endswith("no override takes it\n")
 
@@ -543,7 +260,7 @@ async def test_bodies_that_say_nothing_useful(
 async def test_overrides_outlive_the_process(operator: Operator, start_site: StartSite) -> None:
     """With counters in memory the named file brings overrides over a restart."""
     await operator.types("ban", "edge", "user=bob")
-    again = await start_site(operator.admin.asking.settings, RULES)
+    again = await start_site(operator.admin.asking.settings, STEERED_RULES)
     async with again.overrides.followed():
         assert (await again.asking.ask("user=bob")).code is Code.OVER_LIMIT
 
