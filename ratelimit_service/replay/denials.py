@@ -52,6 +52,7 @@ _TRIES: Final = 10
 """So often the files of a log are opened, if they are rotated each time."""
 
 _DAY_US: Final = 86_400 * SECOND_US
+_LINE_AND_COLUMN: Final = re.compile(r"(:\d+):\d+$")
 _TIME_OF_DAY: Final = re.compile(r"(\d\d):(\d\d)(?::(\d\d))?")
 
 
@@ -304,8 +305,8 @@ def _rule(decision: LoggedDecision, entries: Sequence[Entry]) -> str:
     fields = decision.fields
     rule = f"`{fields['rule']}`" if "rule" in fields else "the limit that the caller brought"
     if source := str(fields.get("source", "")):
-        file, _, rest = source.partition(":")
-        rule += f" ({file}:{rest.partition(':')[0]})" if rest else f" ({source})"
+        where = _LINE_AND_COLUMN.sub(r"\1", source)
+        rule += f" ({where})"
     place = fields.get("descriptor", 0)
     descriptors = decision.request.descriptors
     if isinstance(place, int) and 0 <= place < len(descriptors) and len(descriptors) > 1:

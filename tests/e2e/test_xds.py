@@ -101,6 +101,29 @@ def test_from_the_first_snapshot_on(
     assert service.get("/healthcheck").status == 200
 
 
+def test_denials_name_the_resource(
+    management: Management, services: list[ServiceProcess], tmp_path: Path
+) -> None:
+    """The decision log says from which resource the rule came, and `why` repeats it."""
+    management.start()
+    path = tmp_path / "decisions.jsonl"
+    service = launch(services, tmp_path, management, "--decision-log", str(path))
+    management.serve("1", config("ns/gw/http", "user"))
+    wait_until(lambda: "make a decision" in service.log, "the service")
+    assert [code(service, "ns/gw/http", "user") for _ in range(2)] == [200, 429]
+    wait_until(lambda: path.exists() and path.read_text().count("\n") == 2, "both lines")
+
+    resource = f"xds://localhost:{management.port}/ns/gw/http@1"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["code"], line["source"]) for line in lines] == [
+        ("OK", resource),
+        ("OVER_LIMIT", resource),
+    ]
+    why = [COMMAND, "why", "ns/gw/http", "user=x", "--log", str(path)]
+    said = subprocess.run(why, capture_output=True, text=True, check=True).stdout
+    assert f"by `user` ({resource}): 1 a year" in said
+
+
 def test_end_before_the_first_snapshot(
     management: Management, services: list[ServiceProcess], tmp_path: Path
 ) -> None:

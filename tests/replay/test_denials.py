@@ -203,6 +203,8 @@ def test_hashed_rules_are_told_in_the_words_of_who_asks(
             f" at 14:03:07 on {DAY}: the failure",
         ),
         ({"limit": {"requests_per_unit": 5, "unit": "hour"}}, ": 5 an hour, 20 used"),
+        ({"source": "xds://plane:1/edge@7"}, "by `user` (xds://plane:1/edge@7): 20 a minute"),
+        ({"source": "C:/rules.yaml:12:30"}, "by `user` (C:/rules.yaml:12): 20 a minute"),
         (
             {
                 "descriptors": [{"entries": [["user", "alice"]]}, {"entries": [["path", "/x"]]}],
