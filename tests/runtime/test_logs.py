@@ -72,6 +72,24 @@ def test_json_has_fields(capsys: pytest.CaptureFixture[str]) -> None:
     assert (line["rules"], line["level"], line["why"]) == (4, "info", EVIL)
 
 
+def test_libraries_make_no_noise(capsys: pytest.CaptureFixture[str]) -> None:
+    """At debug level our own lines are written, and of a library only what it warns of."""
+    logs.configure("debug", "text")
+    library = logging.getLogger("hpack.hpack")
+
+    log.debug("ours")
+    library.debug("decoded a header")
+    library.info("connected")
+    logging.getLogger().info("hello")
+    library.warning("a table is full")
+
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" DEBUG ")[2] or line.partition(" WARNING ")[2] for line in lines] == [
+        "ours",
+        "a table is full",
+    ]
+
+
 def test_lines_are_bounded(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

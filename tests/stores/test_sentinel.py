@@ -13,11 +13,15 @@ import redis
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
 from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis.overrides import OverridesInRedis
 from tests.conftest import need
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.sentinel import NAME, Watched
+from tests.service.overriding import BAN, LIMIT, override
 from tests.stores.cases import charged, hit
+from tests.stores.conftest import Time
 from tests.stores.redis_store import started
+from tests.stores.steered import Process
 
 
 @pytest.fixture
@@ -91,6 +95,30 @@ async def test_failover(store: RedisStore, watched: Watched, health: Health) -> 
     assert watched.master == watched.servers[1].port
     assert remaining == 998
     assert health.faults == {}
+
+
+async def test_overrides_outlive_a_failover(
+    store: RedisStore, watched: Watched, clock: Time
+) -> None:
+    """What one process has changed another one knows, before and after the master dies."""
+    await until_counted(store)
+    one, other = (Process(OverridesInRedis(store), clock) for _ in range(2))
+    ban, limit = override(BAN), override(LIMIT, number=5)
+    await one.overrides.change([ban], [], "first")
+    await other.overrides.refresh()
+    assert other.known == [ban]
+    with redis.Redis(port=watched.servers[0].port) as master:
+        master.set("later", 1)
+        assert master.wait(1, 5_000) == 1
+
+    watched.lose_master()
+    await until_counted(store)
+    await other.overrides.refresh()
+    assert other.known == [ban]
+    await other.overrides.change([limit], [ban.id], "second")
+    await one.overrides.refresh()
+    assert one.known == other.known == [limit]
+    assert await one.overrides.kept.audited(9) == ["second", "first"]
 
 
 async def test_a_master_that_becomes_a_replica_is_left(store: RedisStore, watched: Watched) -> None:
