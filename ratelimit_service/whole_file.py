@@ -30,7 +30,7 @@ _KINDS: Final = {
 def read_whole(path: str | Path) -> bytes:
     """All that is in a file, through links. Never waits for what is no regular file.
 
-    Raises OSError, whose `strerror` says in words what is wrong with the file.
+    Raises OSError, whose `strerror` says in words what is wrong with the file and what to do.
     """
     name = str(path)
     _check(os.stat(name), name)  # noqa: PTH116 -- before it is open: opening can do something
@@ -49,11 +49,13 @@ def read_whole(path: str | Path) -> bytes:
 def _check(found: os.stat_result, name: str) -> None:
     if not stat.S_ISREG(found.st_mode):
         kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
-        why = f"it is no regular file but {kind}"
+        why = f"it is no regular file but {kind}: put a regular file there, or name another"
         raise OSError(errno.EINVAL, why, name)
     if found.st_size > MOST_BYTES:
         raise _too_large(name)
 
 
 def _too_large(name: str) -> OSError:
-    return OSError(errno.EFBIG, f"it has more than {MOST_BYTES >> 20} MiB", name)
+    return OSError(
+        errno.EFBIG, f"it has more than {MOST_BYTES >> 20} MiB: shorten or split it", name
+    )

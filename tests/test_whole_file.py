@@ -36,10 +36,10 @@ from tests.rules.test_files import device, huge, pipe
 from tests.service.overriding import BAN, override
 
 ODD = {
-    pipe: "it is no regular file but a pipe",
-    device: "it is no regular file but a device",
-    huge: "it has more than 16 MiB",
-    Path.mkdir: "it is no regular file but a directory",
+    pipe: "it is no regular file but a pipe: put a regular file there, or name another",
+    device: "it is no regular file but a device: put a regular file there, or name another",
+    huge: "it has more than 16 MiB: shorten or split it",
+    Path.mkdir: "it is no regular file but a directory: put a regular file there, or name another",
 }
 
 READERS: dict[str, Callable[[Path], object]] = {
@@ -64,7 +64,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("make", ODD, ids=lambda each: each.__name__)
 @pytest.mark.parametrize("reader", READERS)
 def test_what_is_no_file_to_read(tmp_path: Path, reader: str, make: Callable[[Path], None]) -> None:
-    """It is an error that names the file and says what it is, and nobody waits for it."""
+    """It is an error that names the file, and says what it is and what to do. Nobody waits."""
     make(tmp_path / "odd")
 
     with pytest.raises(RateLimitError) as told:
@@ -79,7 +79,7 @@ def test_what_does_not_tell_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert b"Name:" in read_whole("/proc/self/status")
     monkeypatch.setattr(whole_file, "MOST_BYTES", 16)
 
-    with pytest.raises(OSError, match="it has more than"):
+    with pytest.raises(OSError, match="it has more than .*: shorten or split it"):
         read_whole("/proc/self/status")
 
 
