@@ -11,7 +11,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 COMPILED = """
-    clock observer sketches turns
+    clock observer reads sketches turns
     model/request model/hit model/step model/algorithm model/decision model/limit
     model/network model/schedule
     algorithms/*

@@ -103,8 +103,9 @@ class MeasuredLoop(uvloop.Loop):
     def _made_by(self, factory: Callable[[], Any]) -> Callable[[], Any]:
         def made() -> Any:
             protocol = factory()
+            heard = "buffer_updated" if hasattr(protocol, "get_buffer") else "data_received"
             with contextlib.suppress(AttributeError):  # aiohttp's has slots
-                protocol.data_received = self._timed(protocol.data_received)
+                setattr(protocol, heard, self._timed(getattr(protocol, heard)))
             return protocol
 
         return made

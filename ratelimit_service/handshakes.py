@@ -58,6 +58,28 @@ class Opener(Protocol):
         """Bytes have come: takes them in with `Sealed.put`, and asks for a turn."""
 
 
+class Secured(Protocol):
+    """Whoever hears what was in a connection's records. All of it is as asyncio's protocols."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Both sides have agreed."""
+
+    def data_received(self, data: bytes) -> None:
+        """So much was opened."""
+
+    def eof_received(self) -> bool | None:
+        """Nothing more will come."""
+
+    def pause_writing(self) -> None:
+        """Too much waits to be sent."""
+
+    def resume_writing(self) -> None:
+        """It does no longer."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The connection is gone."""
+
+
 class Handshakes:
     """All handshakes that are under way; the first in line takes its step next.
 
@@ -71,6 +93,7 @@ class Handshakes:
         self.dear = self.brought_calls = self.late = False
         self.little_pieces = 0
         self._turns = turns
+        self.reads = turns.reads
         self._line: deque[Sealed | _Beginning] = deque()
         self._waiting = False
         """Whether a turn has been asked for, or will be in the next round of the loop."""
@@ -78,7 +101,7 @@ class Handshakes:
     async def agreed(
         self,
         connection: socket.socket,
-        protocol: asyncio.Protocol,
+        protocol: Secured,
         opener: Opener,
         context: ssl.SSLContext,
         seconds: float,
@@ -167,7 +190,7 @@ class _Beginning:
 class _Guard(asyncio.Protocol):
     """Stands before a protocol, and tells it nothing before its connection is made."""
 
-    def __init__(self, protocol: asyncio.Protocol) -> None:
+    def __init__(self, protocol: Secured) -> None:
         self._protocol = protocol
         self._through = False
         self._early: list[bytes] = []
@@ -176,7 +199,6 @@ class _Guard(asyncio.Protocol):
     def let_through(self, transport: asyncio.Transport) -> bytes:
         """The connection is made; returns what the client has said already."""
         self._through = True
-        transport.set_protocol(self._protocol)
         self._protocol.connection_made(transport)
         early = b"".join(self._early)
         self._early.clear()
@@ -184,7 +206,24 @@ class _Guard(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by TLS: the end of the handshake may bring the client's first bytes with it."""
-        self._early.append(data)
+        if self._through:
+            self._protocol.data_received(data)
+        else:
+            self._early.append(data)
+
+    def eof_received(self) -> bool | None:
+        """Called by TLS."""
+        return self._protocol.eof_received() if self._through else None
+
+    def pause_writing(self) -> None:
+        """Called by TLS."""
+        if self._through:
+            self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Called by TLS."""
+        if self._through:
+            self._protocol.resume_writing()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Called by TLS."""
@@ -193,11 +232,12 @@ class _Guard(asyncio.Protocol):
             self._protocol.connection_lost(error)
 
 
-class Sealed(asyncio.Protocol):
+class Sealed(asyncio.BufferedProtocol):
     """Stands between a connection and its TLS: keeps what was read until it may be opened."""
 
     def __init__(self, handshakes: Handshakes) -> None:
         self._handshakes = handshakes
+        self._reads = handshakes.reads
         self._opener: Opener | None = None
         """Who opens what comes, once both sides have agreed."""
         self._tls: asyncio.BufferedProtocol | None = None
@@ -290,13 +330,24 @@ class Sealed(asyncio.Protocol):
 
     # What asyncio calls
 
-    def data_received(self, data: bytes) -> None:
-        """Called by asyncio."""
+    def get_buffer(self, _: int) -> memoryview:
+        """Called by asyncio before it reads."""
+        return self._reads.room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Called by asyncio when it has read."""
+        self.received(self._reads.take(nbytes))
+        if self.size:
+            self._reads.charge(nbytes)
+
+    def received(self, data: bytes) -> None:
+        """Takes in what was read."""
         if self._opener is not None:
             self._opener.sealed_received(data)
         elif not self._given_up:
             self.put(elapsed_us(), data)
-            if self.size > _INBOX_BYTES and not self._paused:
+            full = self.size > _INBOX_BYTES or self._reads.is_much(self.size)
+            if full and not self._paused:
                 self.pause_reading()
             self._line_up()
 

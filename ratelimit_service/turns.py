@@ -33,6 +33,7 @@ from time import thread_time_ns
 from typing import Final, Protocol
 
 from ratelimit_service.clock import elapsed_us
+from ratelimit_service.reads import Reads
 
 __all__ = ["TURN_US", "Turns", "Waiting", "shared_turns"]
 
@@ -104,6 +105,8 @@ class Turns:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
+        self.reads = Reads(self.loop)
+        """What is read until its turn comes."""
         self._others: list[tuple[int, int, Waiting]] = []
         """A heap by the time used. A number keeps the order of those that have used the same."""
         self._asking_little: list[tuple[int, int, Waiting]] = []

@@ -214,7 +214,7 @@ class Doors:
         door.transport.abort()
 
 
-class _Door(asyncio.Protocol):
+class _Door(asyncio.BufferedProtocol):
     """One connection: passes everything on to the protocol within, a piece in each turn."""
 
     transport: asyncio.Transport
@@ -222,6 +222,7 @@ class _Door(asyncio.Protocol):
     def __init__(self, doors: Doors, inner: asyncio.Protocol) -> None:
         self._doors = doors
         self._loop = asyncio.get_running_loop()
+        self._reads = shared_turns().reads
         self._inbox, self._at = b"", 0
         """What was read, and how much of it was handed on."""
         self._sealed: Sealed | None = None
@@ -249,7 +250,15 @@ class _Door(asyncio.Protocol):
         if self._let_in:
             self.inner.connection_made(_Transport(transport, self))
 
+    def get_buffer(self, _: int) -> memoryview:
+        return self._reads.room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._reads.charge(nbytes)
+        self.data_received(self._reads.take(nbytes))
+
     def data_received(self, data: bytes) -> None:
+        """Takes in what was read or opened, and hands it on in turns."""
         if self.idle:
             self.idle = False
             self.deadline = self._loop.time() + HEAD_SECONDS

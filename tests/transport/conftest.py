@@ -16,6 +16,6 @@ def pytest_asyncio_loop_factories(
 ) -> Mapping[str, Factory]:
     """Asyncio's loop, and where sockets are made and lost also the one that serves."""
     factories: dict[str, Factory] = {"asyncio": asyncio.new_event_loop}
-    if item.path.name == "test_connections.py":
+    if item.path.name in {"test_connections.py", "test_reads.py"}:
         factories["uvloop"] = uvloop.new_event_loop
     return factories

@@ -249,7 +249,7 @@ async def test_a_client_whose_bytes_wait_is_not_read_from() -> None:
     sent = 0
     assert isinstance(sealed._raw, Wire)
     while sealed._raw.reading:
-        sealed.data_received(record)
+        sealed.received(record)
         sent += len(record)
 
     assert 262_144 < sent <= 262_144 + len(record)

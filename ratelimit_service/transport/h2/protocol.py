@@ -85,7 +85,7 @@ class CallHandler(Protocol):
         """Hears of a fault of ours that ends the connection."""
 
 
-class Http2Protocol(asyncio.Protocol):
+class Http2Protocol(asyncio.BufferedProtocol):
     """One connection's socket. What is written within one tick goes out in one write."""
 
     def __init__(
@@ -103,6 +103,7 @@ class Http2Protocol(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._calls = calls
         self._turns = turns
+        self._reads = turns.reads
         self._closed = closed
         self._inbox = Inbox()
         self._more = self._waiting = False
@@ -153,14 +154,24 @@ class Http2Protocol(asyncio.Protocol):
         self.made = True
         self.flush()
 
+    def get_buffer(self, _: int) -> memoryview:
+        """Called by asyncio before it reads."""
+        return self._reads.room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Called by asyncio when it has read."""
+        self.data_received(self._reads.take(nbytes))
+        if self._inbox.size:
+            self._reads.charge(nbytes)
+
     def data_received(self, data: bytes) -> None:
-        """Called by asyncio: takes the bytes in, to be handled when it is this client's turn."""
+        """Takes bytes in, also of what was opened, to be handled when it is this client's turn."""
         now_us, sealed = elapsed_us(), self._sealed
         arrived_us = self._hear(now_us) if sealed is None else sealed.came_us
         inbox = self._inbox
         inbox.put(arrived_us, data)
-        if inbox.size > INBOX_BYTES and self._pause_reading():
-            self._memory.paused_unhandled += 1
+        if inbox.size > INBOX_BYTES or self._reads.is_much(inbox.size):
+            self._leave_unread()
         if not self._waiting and not self._writing_paused and not self._steps:
             self._waiting = True
             self._turns.add(self, now_us)
@@ -178,9 +189,15 @@ class Http2Protocol(asyncio.Protocol):
         sealed = self._sealed
         if sealed is not None:
             sealed.put(self._hear(elapsed_us()), data)
-            if self._inbox.size + sealed.size > INBOX_BYTES and self._pause_reading():
-                self._memory.paused_unhandled += 1
+            waiting = self._inbox.size + sealed.size
+            if waiting > INBOX_BYTES or self._reads.is_much(waiting):
+                self._leave_unread()
             self._ask_for_turn()
+
+    def _leave_unread(self) -> None:
+        """Reads nothing more until what has come is handled."""
+        if self._pause_reading():
+            self._memory.paused_unhandled += 1
 
     def _hear(self, now_us: int) -> int:
         """Notes that the client has said something; returns when what is read now has come."""
