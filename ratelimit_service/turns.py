@@ -129,7 +129,7 @@ class Turns:
         """When the turn before that had ended; 0 before the first turn after a rest."""
         self._lately_us = 0
         """How much time went to what was handled at once, less what was made good since."""
-        self._finish: Callable[[], None] | None = None
+        self._finish: Callable[[int], None] | None = None
         """Does what was left for the end of this turn."""
         self._later_calls = 0
         """For how many calls that is."""
@@ -201,11 +201,11 @@ class Turns:
             rested.used_us = max(rested.used_us, self._least_us)
             self._push(rested)
 
-    def later(self, finish: Callable[[], None], calls: int) -> None:
+    def later(self, finish: Callable[[int], None], calls: int) -> None:
         """Has `finish` called once at the end of this turn, for so many calls of this piece.
 
         All who ask for it in one turn ask for the same. A turn ends as soon as there is as much to
-        finish as fits into its time. `finish` raises nothing.
+        finish as fits into its time. `finish` hears when it begins, and raises nothing.
         """
         self._finish = finish
         self._later_calls += calls
@@ -272,11 +272,12 @@ class Turns:
         """Whether there is a step that may be taken now."""
         return bool(self._begun) or (bool(self._steps) and not self._held)
 
-    def _schedule(self) -> None:
+    def _schedule(self, now_us: int = 0) -> None:
+        """Asks for a turn. `now_us` is the time, from whoever has just looked."""
         if not self._scheduled:
             self._scheduled = True
             # The loop has waited until now, so what it reads in this round has just come.
-            self._before_us, self._ended_us = 0, elapsed_us()
+            self._before_us, self._ended_us = 0, now_us or elapsed_us()
             self._ask()
 
     def _ask(self) -> None:
@@ -289,13 +290,14 @@ class Turns:
         If no other waits, and little has been handled lately, a piece is handled at once.
         """
         waiting.used_us = max(waiting.used_us, self._least_us)
-        if not self._waiting and not self._steps and not self._begun:
+        if not (self._others or self._asking_little or self._steps or self._begun):
             self._least_us = waiting.used_us
             rested = self._rested(now_us)
             if rested and not waiting.dear and not self._handled_at_once(waiting, now_us):
                 return
         self._push(waiting)
-        self._schedule()
+        if not self._scheduled:
+            self._schedule(now_us)
 
     def _handled_at_once(self, waiting: Waiting, now_us: int) -> bool:
         """Handles a piece; returns whether there is more."""
@@ -305,7 +307,7 @@ class Turns:
         except Exception as error:
             waiting.fail(error)
         _count_little(waiting, self._later_calls + self._step_calls)
-        self._finish_turn([waiting])
+        self._finish_turn([waiting], elapsed_us() if self._later_calls else now_us)
         self._ended_us = elapsed_us()
         took_us = self._ended_us - now_us
         waiting.used_us += min(took_us, _MOST_USED_US)
@@ -324,34 +326,34 @@ class Turns:
         heapq.heappush(line, (used_us, self._number, waiting))
 
     def _turn(self) -> None:
-        started = elapsed_us()
+        started, since_ns = elapsed_us(), thread_time_ns()
         # Where the loop itself had much to do, as when hundreds hang up, it goes round once more.
-        others_us = (thread_time_ns() - self._asked_ns) // 1_000
+        others_us = (since_ns - self._asked_ns) // 1_000
         self._put_off = self._taken or (others_us > TURN_US and not self._put_off)
         self._taken = False
         try:
             if not self._put_off:
                 if self._resting:
                     self._end_rests(started)
-                self._take_turn(started)
+                self._take_turn(started, since_ns)
         finally:  # if a step has failed, which the loop logs, everybody else has their turn
             self._before_us, self._ended_us = self._ended_us, elapsed_us()
             # What comes in this round of the loop is not handled at once.
             if self._lately_us < _MOST_LATELY_US:
                 self._lately_us += self._ended_us - started
-            self._scheduled = self._may_step or self._waiting
+            self._scheduled = self._may_step or bool(self._others or self._asking_little)
             if self._scheduled:
                 self._ask()
             elif self._resting:
                 self._set_alarm()
 
-    def _take_turn(self, started: int) -> None:
-        """Takes a step, or handles pieces."""
+    def _take_turn(self, started: int, since_ns: int) -> None:
+        """Takes a step, or handles pieces; it began then, and the thread had used so much."""
         self._stepping = self._may_step and not (self._stepping and self._waiting)
         if self._stepping:
             self._take_steps(started)
         else:
-            self._handle_pieces(started)
+            self._handle_pieces(started, since_ns)
 
     def _take_steps(self, now: int) -> None:
         """Takes the next step, and as many more as fit into its turn, if all of them share it."""
@@ -368,12 +370,11 @@ class Turns:
                 break
             self._begun.popleft()[0]()
 
-    def _handle_pieces(self, now: int) -> None:
+    def _handle_pieces(self, now: int, since_ns: int) -> None:
         """Handles pieces for as long as a turn may take."""
-        until, rest_us = now + TURN_US, _WITHOUT_CALLS_US
-        since_us, since_ns = now, thread_time_ns()
+        until, rest_us, since_us = now + TURN_US, _WITHOUT_CALLS_US, now
         handled: list[Waiting] = []
-        while self._waiting and rest_us > 0:
+        while (self._others or self._asking_little) and rest_us > 0:
             planned_us = now + self._later_calls * self._call_us
             line = self._next_line(until - planned_us, begun=bool(handled))
             if planned_us >= until or (handled and line[0][2].dear):
@@ -401,7 +402,7 @@ class Turns:
             _count_little(first, left_calls, took_us)
             if more:
                 self._push(first)
-        self._finish_turn(handled)
+        self._finish_turn(handled, now)
 
     def _next_line(self, rest_us: int, *, begun: bool) -> list[tuple[int, int, Waiting]]:
         """The heap whose first is next, with so much of the turn left.
@@ -417,15 +418,14 @@ class Turns:
             return fair
         return little
 
-    def _finish_turn(self, handled: Sequence[Waiting]) -> None:
+    def _finish_turn(self, handled: Sequence[Waiting], now_us: int) -> None:
         """Does what was left for the end of the turn, and writes."""
         finish, calls = self._finish, self._later_calls
         self._step_calls = 0
         if finish is not None and calls:
             self._finish, self._later_calls = None, 0
-            started = elapsed_us()
-            finish()
-            took_us = (elapsed_us() - started) // calls
+            finish(now_us)
+            took_us = (elapsed_us() - now_us) // calls
             self._call_us = max(1, (3 * self._call_us + took_us) // 4)
         for each in handled:
             try:

@@ -117,7 +117,7 @@ class Working(Client):
     def handle_piece(self, now_us: int) -> bool:
         self.pieces += 1
         self._clock.us += self._us
-        self._held.later(lambda: None, self._calls)
+        self._held.later(lambda _: None, self._calls)
         return True
 
 

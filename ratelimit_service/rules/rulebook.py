@@ -43,13 +43,9 @@ class Rulebook:
     """
 
     def __init__(self) -> None:
-        self._snapshot = Snapshot(0, {})
+        self.snapshot = Snapshot(0, {})
+        """The rules that hold now. Only `swap` puts others there."""
         self._tallies: SpreadTable[_Place, Tallies] = SpreadTable()
-
-    @property
-    def snapshot(self) -> Snapshot:
-        """The rules that hold now."""
-        return self._snapshot
 
     def tallies_of(self, domain: str, path: str) -> Tallies:
         """The tallies of a rule, the same ones for as long as it is there."""
@@ -83,8 +79,8 @@ class Rulebook:
 
         `emptied` says that there are none on purpose.
         """
-        old = self._snapshot
-        self._snapshot = Snapshot(old.number + 1, domains, unserved, emptied)
+        old = self.snapshot
+        self.snapshot = Snapshot(old.number + 1, domains, unserved, emptied)
         return old
 
     async def let_go(self, old: Snapshot) -> None:
@@ -92,7 +88,7 @@ class Rulebook:
 
         Tallies are kept of rules that are still there. The caller keeps no name for `old`.
         """
-        now = self._snapshot.domains
+        now = self.snapshot.domains
         kept: SpreadTable[_Place, None] = SpreadTable()
         async for name in slowly(now):
             for path in (OVERRIDES, UNMATCHED):

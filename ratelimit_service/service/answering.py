@@ -53,8 +53,6 @@ class Answering:
         self._stats = stats
         self._faults = faults
         self._rare_log = rare_log
-        self._within = 0
-        """How many requests of the batch at hand the short way has answered."""
 
     def answer(
         self,
@@ -66,59 +64,56 @@ class Answering:
 
         `callers` hear of each descriptor that is over or near its limit.
         """
-        try:
-            return [
-                self._answer(one, each, callers) for one, each in zip(asked, settled, strict=True)
-            ]
-        finally:
-            if self._within:
-                self._stats.decisions["ok"] += self._within
-                self._within = 0
+        answers: list[Answer] = []
+        within = 0
+        for one, each in zip(asked, settled, strict=True):
+            if not isinstance(one, Asked):
+                answers.append(one)
+                continue
+            try:
+                limits = one.limits
+                if each.verdict is _WITHIN and limits is not None:
+                    outcomes: list[Outcome] = each.outcomes  # type: ignore[assignment]  # by it
+                    encoded = wire.encode_within(limits, outcomes)
+                    if one.says:
+                        encoded += self._additions(one, each)
+                    limiter.tally_within(one.plans, outcomes, callers)
+                    within += 1
+                    answers.append(encoded)
+                else:
+                    answers.append(self._answer(one, each, callers))
+            except Exception as error:
+                answers.append(self._faults.request(error))
+        if within:
+            self._stats.decisions["ok"] += within
+        return answers
 
-    def _answer(
-        self, asked: Asked | Answer, settled: Settled, callers: limiter.TopCallers | None
-    ) -> Answer:
-        if not isinstance(asked, Asked):
-            return asked
-        outcomes, verdict = settled.outcomes, settled.verdict
-        try:
-            if verdict is _WITHIN and asked.limits is not None:
-                within: list[Outcome] = outcomes  # type: ignore[assignment]  # by the verdict
-                answer = wire.encode_within(asked.limits, within)
-                if asked.says:
-                    said = self._said(asked, settled)
-                    answer += wire.encode_additions(
-                        said.response_headers, said.request_headers, said.body, said.metadata
-                    )
-                limiter.tally_within(asked.plans, within, callers)
-                self._within += 1
+    def _answer(self, asked: Asked, settled: Settled, callers: limiter.TopCallers | None) -> Answer:
+        verdict = settled.verdict
+        refusal = _REFUSED.get(verdict)
+        if refusal is not None:
+            return self._refuse(asked, verdict, *refusal)
+        if asked.limits is not None:
+            answer = self._plain_answer(asked, asked.limits, settled, callers)
+            if answer:
                 return answer
-            refusal = _REFUSED.get(verdict)
-            if refusal is not None:
-                return self._refuse(asked, verdict, *refusal)
-            if asked.limits is not None:
-                answer = self._plain_answer(asked, asked.limits, settled, callers)
-                if answer:
-                    return answer
-            in_order = iter(outcomes)
-            each = [list(islice(in_order, len(planned.hits))) for planned in asked.plans]
-            decision = limiter.answer(
-                asked.request,
-                asked.plans,
-                each,
-                settled,
-                self._settings,
-                asked.lease,
-                asked.ban_us,
-            )
-            answer = wire.encode_decision(decision)
-            if decision.holds_us:
-                answer += wire.encode_quota(self._clock() + decision.holds_us)
-            limiter.tally(asked.plans, each, verdict, self._stats, self._settings, callers)
-            if decision.metadata and "by_policy" in decision.metadata:
-                self._rare_log.by_policy()
-        except Exception as error:
-            return self._faults.request(error)
+        in_order = iter(settled.outcomes)
+        each = [list(islice(in_order, len(planned.hits))) for planned in asked.plans]
+        decision = limiter.answer(
+            asked.request,
+            asked.plans,
+            each,
+            settled,
+            self._settings,
+            asked.lease,
+            asked.ban_us,
+        )
+        answer = wire.encode_decision(decision)
+        if decision.holds_us:
+            answer += wire.encode_quota(self._clock() + decision.holds_us)
+        limiter.tally(asked.plans, each, verdict, self._stats, self._settings, callers)
+        if decision.metadata and "by_policy" in decision.metadata:
+            self._rare_log.by_policy()
         return answer
 
     def _refuse(self, asked: Asked, verdict: Verdict, reason: str, refusal: Refusal) -> Refusal:
@@ -128,6 +123,13 @@ class Answering:
             self._rare_log.by_policy()
             return refusal if asked.hits else _NEVER_LOADED
         return refusal
+
+    def _additions(self, asked: Asked, settled: Settled) -> bytes:
+        """What follows the statuses of a request whose descriptors are all within their limits."""
+        said = self._said(asked, settled)
+        return wire.encode_additions(
+            said.response_headers, said.request_headers, said.body, said.metadata
+        )
 
     def _said(self, asked: Asked, settled: Settled) -> limiter.Said:
         """What is said of a request of usual descriptors beside its statuses."""

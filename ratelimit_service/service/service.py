@@ -120,6 +120,7 @@ class Service:
         deadline_us: int = NEVER,
         origins: Sequence[CallOrigin] | None = None,
         rank: int = 0,
+        now_us: int = 0,
     ) -> None:
         """Answers serialized RateLimitRequests: `done` gets the answers in their order.
 
@@ -129,11 +130,12 @@ class Service:
         deadline, which is by `clock.elapsed_us` (`counted_until`). With the deadline `AT_ONCE` a
         request is decided without waiting for a store. A store sends requests of a lower `rank`
         first, as `Store.charge` says. `origins` say who has made the calls, None
-        where nobody has looked (`Telling.wants_origins`).
+        where nobody has looked (`Telling.wants_origins`). `now_us` is `elapsed_us`, from whoever
+        has just looked.
         """
         if self._decisions is not None:
             done = self._decisions.before(done, bodies)
-        batch = _Batch(done, bodies, elapsed_us(), origins, rank)
+        batch = _Batch(done, bodies, now_us or elapsed_us(), origins, rank)
         try:
             if origins is not None:
                 batch.traced = self.telling.choose(origins)
@@ -285,7 +287,7 @@ class Service:
         if batch.finished:
             return  # it was answered when the store failed
         try:
-            found = batch.of_all(charged)
+            found = charged if batch.places is None else batch.of_all(batch.places, charged)
             callers = self.callers
             exact = callers is not None and (callers.outcomes > 0 or callers.weight == 1)
             told = callers if exact else None
@@ -461,11 +463,9 @@ class _Batch:
         self.traced: Sequence[Traced] = ()
         """Which of them become spans."""
 
-    def of_all(self, charged: Sequence[Settled]) -> Sequence[Settled]:
+    def of_all(self, places: Sequence[int], charged: Sequence[Settled]) -> Sequence[Settled]:
         """What each request of the batch came to, those that had nothing to charge as well."""
-        if self.places is None:
-            return charged
         found = [one.settled if isinstance(one, Asked) else DROPPED for one in self.asked]
-        for place, each in zip(self.places, charged, strict=True):
+        for place, each in zip(places, charged, strict=True):
             found[place] = each
         return found

@@ -19,7 +19,6 @@ from ratelimit_service.model import (
     Limit,
     Outcome,
     Status,
-    whole_seconds,
 )
 from ratelimit_service.wire.messages import RateLimitResponse
 from ratelimit_service.wire.request import NUMBERS, UNITS
@@ -71,7 +70,7 @@ def encode_decision(decision: Decision) -> bytes:
 class EncodedLimit:
     """What statuses of descriptors that meet a limit have in common, and said last."""
 
-    __slots__ = ("begun", "limit", "resets", "status")
+    __slots__ = ("begun", "limit", "status")
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
@@ -79,9 +78,6 @@ class EncodedLimit:
         """What does not change in the status of a descriptor within the limit."""
         self.begun = [b""] * _MOST_CHANGES
         """The same with the field's tag and size in front, by the size of what changes."""
-        self.resets: dict[int, bytes] = {}
-        """What was said lately of resets, by when they are. Clock windows of one length end
-        together, whoever they are for; but several servers are asked at several times."""
 
     def begin(self, changes: int) -> bytes:
         """The beginning of a status, up to so many bytes that change."""
@@ -89,15 +85,6 @@ class EncodedLimit:
         self.begun[changes] = begun
         return begun
 
-    def say_reset(self, reset_us: int) -> bytes:
-        """A status's reset, which the next ones may have as well."""
-        if len(self.resets) >= _MOST_RESETS:
-            self.resets.clear()
-        reset = self.resets[reset_us] = _reset(reset_us)
-        return reset
-
-
-_MOST_RESETS: Final = 8
 
 _MOST_CHANGES: Final = 20
 """More bytes than the hits that remain and a reset take together."""
@@ -108,9 +95,9 @@ def encode_within(limits: list[EncodedLimit], outcomes: list[Outcome]) -> bytes:
     parts = [_OK]
     for place, limit in enumerate(limits):
         outcome = outcomes[place]
-        reset_us = outcome.reset_us
+        seconds = -(-outcome.reset_us // SECOND_US)
         room = _room(outcome.remaining)
-        reset = limit.resets.get(reset_us) or limit.say_reset(reset_us)
+        reset = _resets.get(seconds) or _say_reset(seconds)
         changes = len(room) + len(reset)
         parts.append(limit.begun[changes] or limit.begin(changes))
         parts.append(room)
@@ -262,11 +249,25 @@ _FIRST_ROOM_PAIRS: Final = _room_pairs()
 """The same behind the tag of `limit_remaining`."""
 
 
-@lru_cache(maxsize=4096)
+_MAX_RESETS: Final = 4_096
+_resets: Final[dict[int, bytes]] = {}
+"""What `_say_reset` has given, by the seconds. Microseconds differ from call to call; seconds are
+the same for all who are answered in one of them."""
+
+
 def _reset(reset_us: int) -> bytes:
-    """A status's `duration_until_reset`, tag and all. Equal for all of a batch and window."""
-    encoded = _varint(whole_seconds(reset_us))
-    return b"\x22%c\x08%b" % (1 + len(encoded), encoded)
+    """A status's `duration_until_reset`, tag and all."""
+    seconds = -(-reset_us // SECOND_US)
+    return _resets.get(seconds) or _say_reset(seconds)
+
+
+def _say_reset(seconds: int) -> bytes:
+    """The same, of seconds that are rounded up; 0 is told as 1, as `whole_seconds` has it."""
+    if len(_resets) >= _MAX_RESETS:
+        _resets.clear()
+    encoded = _varint(max(1, seconds))
+    reset = _resets[seconds] = b"\x22%c\x08%b" % (1 + len(encoded), encoded)
+    return reset
 
 
 def encode_additions(

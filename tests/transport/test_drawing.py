@@ -189,7 +189,7 @@ async def test_a_late_client_is_read_from_until_its_socket_is_empty(tmp_path: Pa
         there.sendall(b"".join(ends.frames("100S") for _ in range(calls)))
         while ends.protocol.handle_piece(80_000_001):
             pass
-        ends.turns._finish_turn([ends.protocol])
+        ends.turns._finish_turn([ends.protocol], elapsed_us())
 
     kinds = ends.wire.kinds()
     counted = calls // 4  # at four fifths of the patience a fifth of it is a quarter
@@ -209,11 +209,11 @@ async def test_nothing_is_counted_while_more_is_in_the_socket(
     with drawn_from(ends) as there:
         there.sendall(b"".join(ends.frames("100S") for _ in range(1_000)))
         assert ends.protocol.handle_piece(80_000_001)
-        ends.turns._finish_turn([ends.protocol])
+        ends.turns._finish_turn([ends.protocol], elapsed_us())
         assert set(ends.wire.kinds()) == {FrameType.RST_STREAM}
 
         assert ends.protocol.handle_piece(80_000_002)
-        ends.turns._finish_turn([ends.protocol])
+        ends.turns._finish_turn([ends.protocol], elapsed_us())
         assert FrameType.RST_STREAM in ends.wire.kinds()
 
 
@@ -315,7 +315,7 @@ async def test_chosen_calls_are_counted_where_no_store_is_waited_for(tmp_path: P
         with drawn_from(ends) as there:
             there.send(ends.frames("100S"))
             ends.protocol.handle_piece(60_000_000)
-            ends.turns._finish_turn([ends.protocol])
+            ends.turns._finish_turn([ends.protocol], elapsed_us())
 
         kinds = ends.wire.kinds()
         assert (kinds.count(FrameType.DATA), kinds.count(FrameType.RST_STREAM)) == (

@@ -74,7 +74,7 @@ async def test_what_comes_behind_late_calls_is_counted(tmp_path: Path) -> None:
 
     while ends.protocol.handle_piece(now_us):
         pass
-    ends.turns._finish_turn([ends.protocol])
+    ends.turns._finish_turn([ends.protocol], elapsed_us())
 
     kinds = ends.wire.kinds()
     assert kinds.count(FrameType.RST_STREAM) == 30
@@ -143,7 +143,7 @@ async def test_calls_of_many_connections_are_decided_together(tmp_path: Path) ->
         ends.wire.kinds()
         ends.protocol.data_received(ends.frames("100S"))
         ends.protocol.handle_piece(now_us)
-    several[0].turns._finish_turn([ends.protocol for ends in several])
+    several[0].turns._finish_turn([ends.protocol for ends in several], elapsed_us())
 
     assert len(store.deadlines_us) == 1
     assert [ends.wire.kinds().count(FrameType.DATA) for ends in several] == [1] * 5

@@ -159,7 +159,7 @@ class Late(Client):
             return self.errors
         return (
             sorted(set(self.over) - self.taken_back),
-            connection._last_stream_id,
+            connection.latest_stream,
             sorted(connection._streams),
             self.credit + connection._consumed,
         )
@@ -234,7 +234,7 @@ def test_nothing_else_comes_of_runs(
     """Read in one go or in any pieces, the same calls are refused, and the same remain."""
     at_once, piecemeal = Late(), Late()
     taken_back = at_once.taken_back = piecemeal.taken_back
-    stream_id, data = at_once.connection._last_stream_id, b""
+    stream_id, data = at_once.connection.latest_stream, b""
     for each in said:
         if isinstance(each, tuple):
             which, count, size, gap = each

@@ -73,29 +73,25 @@ class ServiceCalls:
 
     def handle(self, protocol: Http2Protocol, events: list[Event]) -> None:
         """Hands on the calls of one read that ask for a decision, and answers the others."""
+        alone = len(events) == 1
         for event in events:
             try:
-                self._handle(protocol, event, alone=len(events) == 1)
+                if isinstance(event, Calls):
+                    calls = event if alone else _still_open(protocol, event)
+                    if calls.head.path == _DECIDE:
+                        self._decide(protocol, calls)
+                    else:
+                        self._call_all(protocol, calls)
+                elif isinstance(event, Message):
+                    protocol.connection.send(event.stream_id, reflect(event.message))
+                elif isinstance(event, Ended):
+                    protocol.connection.finish(event.stream_id)
+                else:
+                    self._cancel(protocol, event)
             except Exception as error:
                 refusal = self._refusal(error)
                 for stream_id in _streams(event):
                     protocol.connection.finish(stream_id, refusal.code, refusal.message)
-
-    def _handle(self, protocol: Http2Protocol, event: Event, *, alone: bool) -> None:
-        if isinstance(event, Calls):
-            if not alone:
-                event = _still_open(protocol, event)
-            if event.head.path == _DECIDE:
-                self._decide(protocol, event)
-            else:
-                for stream_id, message in zip(event.stream_ids, event.messages, strict=True):
-                    self._call(protocol, event.head.path, stream_id, message)
-        elif isinstance(event, Message):
-            protocol.connection.send(event.stream_id, reflect(event.message))
-        elif isinstance(event, Ended):
-            protocol.connection.finish(event.stream_id)
-        else:
-            self._cancel(protocol, event)
 
     @property
     def wants_origins(self) -> bool:
@@ -105,7 +101,8 @@ class ServiceCalls:
     def haste(self, protocol: Http2Protocol) -> Haste | None:
         """What a connection may do by itself with its next piece, if its calls have waited."""
         haste, timeout_us = self._haste, protocol.backlog.timeout_us
-        fate = self._fate(protocol, timeout_us)
+        fate = protocol.backlog.fate(protocol.now_us, protocol.waited_us, timeout_us)
+        fate = self._fate(protocol, timeout_us, fate)
         if fate is Fate.COUNTED:
             return None
         haste.timeout_us = timeout_us
@@ -120,16 +117,15 @@ class ServiceCalls:
             haste.answers = self._service.at_hand.answers(protocol.now_us)
         return haste
 
-    def _fate(self, protocol: Http2Protocol, timeout_us: int | None) -> Fate:
-        """What becomes of the calls that are handled now, whose callers wait for `timeout_us`."""
-        waited_us, arrived_us = protocol.waited_us, protocol.arrived_us
-        fate = protocol.backlog.fate(protocol.now_us, waited_us, timeout_us)
-        if fate is Fate.COUNTED and protocol.now_us - arrived_us > FRESH_US:
+    def _fate(self, protocol: Http2Protocol, timeout_us: int | None, fate: Fate) -> Fate:
+        """What becomes of calls that have waited, and whose callers wait for `timeout_us`.
+
+        `fate` is what their waiting alone makes of them.
+        """
+        if fate is Fate.COUNTED:
             # Where calls wait for us and for the store, both must leave time for an answer.
-            store_us = self.store_us(protocol)
-            if store_us is not None and too_slow(
-                protocol.now_us - arrived_us + store_us, timeout_us
-            ):
+            waited_us, store_us = protocol.now_us - protocol.arrived_us, self.store_us(protocol)
+            if store_us is not None and too_slow(waited_us + store_us, timeout_us):
                 fate = Fate.HURRIED
         if fate is Fate.HURRIED and timeout_us is None:
             return fate if self._service.waits else Fate.COUNTED
@@ -176,7 +172,9 @@ class ServiceCalls:
         connection, stream_ids = protocol.connection, calls.stream_ids
         timeout_us, arrived_us = calls.head.timeout_us, protocol.arrived_us
         deadline_us = NEVER if timeout_us is None else counted_until(arrived_us, timeout_us)
-        fate = self._fate(protocol, timeout_us)
+        fate = protocol.backlog.fate(protocol.now_us, protocol.waited_us, timeout_us)
+        if fate is not Fate.COUNTED or protocol.now_us - arrived_us > FRESH_US:
+            fate = self._fate(protocol, timeout_us, fate)
         if fate is Fate.COUNTED:
             self._overload.counted(len(stream_ids))
         else:
@@ -202,7 +200,7 @@ class ServiceCalls:
         if len(stream_ids) >= _ENOUGH:
             alone = Gathered(self._pending, rank)
             alone.add(protocol, calls, deadline_us, weight)
-            alone.submit(self._service)
+            alone.submit(self._service, elapsed_us())
             return
         patience = -1 if timeout_us is None else timeout_us.bit_length()
         key = deadline_us == AT_ONCE, patience, calls.origins is None, rank
@@ -247,13 +245,18 @@ class ServiceCalls:
         )
         alone.add(protocol, calls, deadline_us, weight)
         protocol.hold_steps()
-        alone.submit(self._service)
+        alone.submit(self._service, elapsed_us())
 
-    def _submit(self) -> None:
+    def _submit(self, now_us: int) -> None:
         """Has all calls of a turn decided."""
         batches, self._gathered = self._gathered, {}
         for gathered in batches.values():
-            gathered.submit(self._service)
+            gathered.submit(self._service, now_us)
+
+    def _call_all(self, protocol: Http2Protocol, calls: Calls) -> None:
+        """Answers calls that ask for no decision."""
+        for stream_id, message in zip(calls.stream_ids, calls.messages, strict=True):
+            self._call(protocol, calls.head.path, stream_id, message)
 
     def _call(self, protocol: Http2Protocol, path: bytes, stream_id: int, message: bytes) -> None:
         connection = protocol.connection

@@ -108,6 +108,8 @@ class Connection(Incoming):
         """Since when the client has had SETTINGS of ours to acknowledge."""
         self._cut_short = False
         """Whether complete frames wait for the next call of `receive`."""
+        self.may_be_dear = False
+        """Whether the next bytes may make a large message whole, which takes long to decide."""
         self.congested = False
         """Whether the client reads too slowly. Then streaming calls hand on no messages."""
 
@@ -115,12 +117,6 @@ class Connection(Incoming):
     def has_more(self) -> bool:
         """Whether complete frames, or messages, wait for the next call of `receive`."""
         return self._cut_short or (bool(self._resumable) and not self.congested)
-
-    @property
-    def may_be_dear(self) -> bool:
-        """Whether the next bytes may make a large message whole, which takes long to decide."""
-        begun = 0 if self._cut_short else len(self._data)
-        return max(begun, self.held - STREAM_BYTES * len(self._streams)) > LARGE_BYTES
 
     @property
     def greeted(self) -> bool:
@@ -202,6 +198,9 @@ class Connection(Incoming):
             if at > start:
                 self._moved = self._second
             self._data, self._at = data[at:], 0
+        self.may_be_dear = (len(self._data) > LARGE_BYTES and not self._cut_short) or (
+            self.held > LARGE_BYTES and self.held - STREAM_BYTES * len(self._streams) > LARGE_BYTES
+        )
         return events
 
     def _read(self, data: bytes, at: int, most: int, events: list[Event]) -> int:
@@ -244,8 +243,8 @@ class Connection(Incoming):
                 after = self._reset_run(data, start - 9, events)
             if after:
                 most -= (after - at) // RUN_BYTES
-                at, taken = self._more_calls(data, after, most, events)
-                most -= taken
+                more = (after, 0) if after == end else self._more_calls(data, after, most, events)
+                at, most = more[0], most - more[1]
                 continue
             spent, self._worked_us = self._spent_us, 0
             self._handle(kind, flags, stream_id & MAX_WINDOW, data[start:at], events)
@@ -299,7 +298,7 @@ class Connection(Incoming):
             or high
             or end > len(data)
             or length > MAX_FRAME_SIZE
-            or not self._last_stream_id < stream_id <= MAX_WINDOW
+            or not self.latest_stream < stream_id <= MAX_WINDOW
             or not stream_id & 1
             or not self._life.steady
             or self._block is not None
@@ -317,10 +316,10 @@ class Connection(Incoming):
             self._usual_block, self._usual_head = block, head
         message = data[stop + 9 + PREFIX_BYTES : end]
         if haste is not None and self._done_in_haste(haste, head, stream_id, message, block):
-            self._last_stream_id = stream_id
+            self.latest_stream = stream_id
             self._consume(length)
             return end
-        self._last_stream_id = stream_id
+        self.latest_stream = stream_id
         self._streams[stream_id] = None
         self._consume(length)
         caller: CallOrigin | None = None
@@ -345,10 +344,10 @@ class Connection(Incoming):
         if self.wants_origins is (origins is None):
             return at, 0
         block, most = self._usual_block, min(most, MAX_STREAMS - len(self._streams))
-        end, stream_ids, messages = runs.usual_calls(data, at, block, self._last_stream_id, most)
+        end, stream_ids, messages = runs.usual_calls(data, at, block, self.latest_stream, most)
         count = len(stream_ids)
         if count:
-            self._last_stream_id = stream_ids[-1]
+            self.latest_stream = stream_ids[-1]
             self._streams.update(dict.fromkeys(stream_ids))
             self._consume(end - at - count * (18 + len(block)))
             last.stream_ids.extend(stream_ids)
@@ -429,9 +428,9 @@ class Connection(Incoming):
         The fault is ours, so later frames of the client on these streams cost it as little as if
         they had been answered.
         """
-        end, streams = runs.calls(data, at, block, self._last_stream_id)
+        end, streams = runs.calls(data, at, block, self.latest_stream)
         if streams:
-            self._last_stream_id = streams[-1]
+            self.latest_stream = streams[-1]
             self._consume(end - at - len(streams) * (18 + len(block)))
             self._credit(len(streams))
         return end, streams
@@ -442,7 +441,7 @@ class Connection(Incoming):
         Returns where the last one ends. Returns 0, and has done nothing, if the first is unusual.
         """
         end, stream_ids = runs.resets(data, start)
-        if not stream_ids or min(stream_ids) <= 0 or max(stream_ids) > self._last_stream_id:
+        if not stream_ids or min(stream_ids) <= 0 or max(stream_ids) > self.latest_stream:
             return 0  # one by one those before the faulty one hold
         self._reset_all(stream_ids, events)
         return end
@@ -450,7 +449,7 @@ class Connection(Incoming):
     def _reset_all(self, stream_ids: list[int], events: list[Event]) -> None:
         """Takes the client's resets of these streams."""
         expect(
-            min(stream_ids) > 0 and max(stream_ids) <= self._last_stream_id,
+            min(stream_ids) > 0 and max(stream_ids) <= self.latest_stream,
             "RST_STREAM on an idle stream",
         )
         cost_us = FRAME_US * len(stream_ids)

@@ -85,8 +85,8 @@ class Control(Sending):
             self._output.append(frames.ping(_LAST_ROUND, ack=False))
         elif leaving is Leaving.LAST_ROUND and payload == _LAST_ROUND:
             self._life.enter(Leaving.DRAINING)
-            self._last_accepted = self._last_stream_id
-            self._output.append(frames.goaway(self._last_stream_id, ErrorCode.NO_ERROR))
+            self._last_accepted = self.latest_stream
+            self._output.append(frames.goaway(self.latest_stream, ErrorCode.NO_ERROR))
             self._close_if_done()
 
     def _control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
@@ -116,7 +116,7 @@ class Control(Sending):
             return
         stream = self._stream(stream_id)
         if stream is None:
-            expect(stream_id <= self._last_stream_id, "WINDOW_UPDATE on an idle stream")
+            expect(stream_id <= self.latest_stream, "WINDOW_UPDATE on an idle stream")
         elif increment == 0:
             self._reset(stream_id, ErrorCode.PROTOCOL_ERROR)
         else:

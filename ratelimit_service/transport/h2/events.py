@@ -11,9 +11,11 @@ from ratelimit_service.transport.h2.headers import Head
 __all__ = ["Calls", "Cancelled", "Ended", "Event", "Message"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Calls:
     """Complete unary calls with the same headers; each with its one message.
+
+    Calls that follow are added. To make a frozen one would take three times as long.
 
     `origins` are who made each of them; None if nobody asks.
     """

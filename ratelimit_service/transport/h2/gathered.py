@@ -13,8 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from ratelimit_service.clock import elapsed_us
 from ratelimit_service.service import NEVER, RANKS, Answer, CallOrigin, Service
+from ratelimit_service.stores import Wanted
 from ratelimit_service.transport.h2.connection import Calls
 from ratelimit_service.transport.h2.protocol import Http2Protocol
 
@@ -47,9 +47,9 @@ class Pending:
                 break
         return now_us - oldest_us
 
-    def begin(self, gathered: Gathered) -> None:
+    def begin(self, gathered: Gathered, now_us: int) -> None:
         """Notes that a batch is handed to the store."""
-        self._since_us[gathered.rank][gathered] = elapsed_us()
+        self._since_us[gathered.rank][gathered] = now_us
 
     def end(self, gathered: Gathered) -> None:
         """Notes that a batch is answered."""
@@ -102,22 +102,25 @@ class Gathered:
         if calls.origins is not None:
             self._origins = (self._origins or []) + calls.origins
 
-    def submit(self, service: Service) -> None:
-        """Has the calls decided; each is answered on its own connection."""
-        self._pending.begin(self)
+    def submit(self, service: Service, now_us: int) -> None:
+        """Has the calls decided; each is answered on its own connection.
+
+        It is that time by `elapsed_us`.
+        """
+        self._pending.begin(self, now_us)
+        wanted: Wanted = self.wants
         if len(self._parts) == 1:
             protocol, stream_ids = self._parts[0]
             wanted = partial(protocol.connection.awaits, stream_ids)
-        else:
-            wanted = partial(_wanted, self)
         try:
             service.submit(
                 self._messages,
-                partial(_decided, service, self),
+                partial(self.answer, service),
                 wanted,
                 self._deadline_us,
                 self._origins,
                 self.rank,
+                now_us,
             )
         except Exception as error:  # `submit` raises nothing, unless there is a fault in itself
             self.answer(service, [service.bug(error) for _ in self._messages])
@@ -151,14 +154,3 @@ class Gathered:
             protocol.flush_soon()
         if self._then is not None:
             self._then()
-
-
-# No closures: compiled, each would be a cycle, and the collector would have to find them.
-
-
-def _wanted(gathered: Gathered, place: int) -> bool:
-    return gathered.wants(place)
-
-
-def _decided(service: Service, gathered: Gathered, answers: list[Answer]) -> None:
-    gathered.answer(service, answers)

@@ -46,8 +46,8 @@ class OpenStreams(Account):
         """Streams with answers that wait for the connection's window, the longest waiting first."""
         self._shut: dict[int, Stream] = {}
         """Streams with answers that wait for their own window."""
-        self._last_stream_id = 0
-        """The highest stream that the client has opened."""
+        self.latest_stream = 0
+        """The highest stream that the client has opened; 0 if there is none."""
         self._unacknowledged = 1
         """How many SETTINGS of ours the client has to acknowledge; the first go out at once."""
         self._output: list[bytes] = []
@@ -58,11 +58,6 @@ class OpenStreams(Account):
     def open_streams(self) -> int:
         """How many calls are not answered in full."""
         return len(self._streams)
-
-    @property
-    def latest_stream(self) -> int:
-        """The highest stream that the client has opened; 0 if there is none."""
-        return self._last_stream_id
 
     @property
     def closing(self) -> bool:
@@ -79,7 +74,7 @@ class OpenStreams(Account):
         if not self._life.closing:
             self._life.enter(Leaving.CLOSING)
             self.reason = reason
-            self._output.append(frames.goaway(self._last_stream_id, code, text))
+            self._output.append(frames.goaway(self.latest_stream, code, text))
 
     def is_open(self, stream_id: int) -> bool:
         """Whether the client still waits for this answer."""

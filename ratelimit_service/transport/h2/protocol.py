@@ -111,6 +111,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
         has been asked for."""
         self._steps = 0
         """How many of its calls are decided in turns of their own, and are not yet."""
+        self._greeted = False
+        """Whether the client had begun to speak HTTP/2 before the piece in hand."""
         self._handled = self._left = False
         """Whether pieces were handled in this turn whose answers are not written yet, and whether
         calls of the piece in hand are decided at its end."""
@@ -212,7 +214,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         That is a piece, or two that take little.
         """
         connection, chunks, late = self.connection, self._inbox.chunks, False
-        latest, greeted = connection.latest_stream, connection.greeted
+        latest = connection.latest_stream
         # This turn writes at its end, so nobody need ask for a write.
         self._handled = self._flushing = True
         self._left = False
@@ -221,7 +223,13 @@ class Http2Protocol(asyncio.BufferedProtocol):
             if chunks or self._more or self._fetch(now_us):
                 # Late calls come first. What came behind them is in time, and is next.
                 late = again = self._handle_some(now_us, refusing=False)
-                if not late and connection.latest_stream > latest and self._goes_on(now_us):
+                more = bool(chunks) or self._more
+                if (
+                    more
+                    and not late
+                    and connection.latest_stream > latest
+                    and self._goes_on(now_us)
+                ):
                     self.now_us = elapsed_us()
                     late = self._handle_some(self.now_us, refusing=False)
                 if again and chunks and not self._more:
@@ -235,10 +243,13 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._inbox.clear()
             self._more = False
         self.dear = connection.may_be_dear
-        self.brought_calls = connection.latest_stream > latest or not greeted
+        self.brought_calls = connection.latest_stream > latest or not self._greeted
+        self._greeted = self._greeted or connection.greeted
         self.late = late or self.drawing.begun
         may_be = not (self._writing_paused or self._steps)
-        self._waiting = self._has_bytes and may_be
+        sealed = self._sealed
+        has_bytes = bool(chunks) or self._more or (sealed is not None and sealed.ready)
+        self._waiting = has_bytes and may_be
         if self._waiting:
             return True
         drawing = self.drawing
@@ -251,7 +262,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
             return not rest_us
         if drawing.begun:
             self._stop_drawing()
-        self._resume_reading()
+        if self._reading_paused:
+            self._resume_reading()
         return False
 
     @property
@@ -291,8 +303,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         for the end of the turn, or calls are late.
         """
         return (
-            (bool(self._inbox.chunks) or self._more)
-            and not (self.drawing.begun or self._steps or self._left or self.connection.closing)
+            not (self.drawing.begun or self._steps or self._left or self.connection.closing)
             and not (self.connection.may_be_dear or self.backlog.was_late(since_us))
             and elapsed_us() - since_us < _SHORT_US
         )
@@ -303,8 +314,9 @@ class Http2Protocol(asyncio.BufferedProtocol):
         Lately is in the last second or two. So a client that always has many calls under way is
         known by that, also while it has just been answered and its next calls are on their way.
         """
-        self._most = max(self._most, self.undecided + calls)
-        return max(self._most, self._most_before)
+        undecided = self.undecided + calls
+        self._most = max(self._most, undecided)
+        return max(self._most_before, self._most)
 
     def draw_from(self, its_socket: socket.socket) -> None:
         """Gives the socket that the transport reads, so that this can read by itself."""
@@ -377,7 +389,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._more = connection.has_more
         return haste is not None and not connection.closing
 
-    def at_end_of_turn(self, finish: Callable[[], None], calls: int) -> None:
+    def at_end_of_turn(self, finish: Callable[[int], None], calls: int) -> None:
         """Has `finish` called once at the end of this turn, as `Turns.later` says."""
         self._left = True
         self._turns.later(finish, calls)
