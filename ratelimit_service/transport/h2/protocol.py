@@ -221,21 +221,9 @@ class Http2Protocol(asyncio.BufferedProtocol):
         try:
             self.now_us = now_us
             if chunks or self._more or self._fetch(now_us):
-                # Late calls come first. What came behind them is in time, and is next.
-                late = again = self._handle_some(now_us, refusing=False)
-                more = bool(chunks) or self._more
-                if (
-                    more
-                    and not late
-                    and connection.latest_stream > latest
-                    and self._goes_on(now_us)
-                ):
-                    self.now_us = elapsed_us()
-                    late = self._handle_some(self.now_us, refusing=False)
-                if again and chunks and not self._more:
-                    again = self._handle_some(now_us, refusing=True)
-                    if again and chunks and not self._more:
-                        self._handle_some(now_us, refusing=True)
+                late = self._handle_some(now_us, refusing=False)
+                if chunks or self._more:
+                    late = self._follow(now_us, latest, late=late)
         except Exception as error:  # where the next frame begins is unknown now
             self._calls.failed(error)
             connection.abandon(ErrorCode.INTERNAL_ERROR, "the service failed: see its log")
@@ -296,17 +284,31 @@ class Http2Protocol(asyncio.BufferedProtocol):
                 break
         return bool(inbox.chunks)
 
-    def _goes_on(self, since_us: int) -> bool:
-        """Whether the rest of a read follows its first piece at once, which began then.
+    def _follow(self, now_us: int, before: int, *, late: bool) -> bool:
+        """Handles more of what has come, if it follows at once; returns whether calls are late.
 
-        That piece has brought calls. The rest does not follow if something of that piece is left
-        for the end of the turn, or calls are late.
+        `before` was the highest stream before the piece in hand, which began at `now_us`. The rest
+        of a read does not follow if something of that piece is left for the end of the turn, or
+        calls are late.
         """
-        return (
-            not (self.drawing.begun or self._steps or self._left or self.connection.closing)
-            and not (self.connection.may_be_dear or self.backlog.was_late(since_us))
-            and elapsed_us() - since_us < _SHORT_US
-        )
+        connection = self.connection
+        if not late:
+            if connection.latest_stream == before or connection.closing or self.drawing.begun:
+                return False
+            if self._steps or self._left or connection.may_be_dear:
+                return False
+            started = elapsed_us()
+            if self.backlog.was_late(now_us) or started - now_us >= _SHORT_US:
+                return False
+            self.now_us = started
+            return self._handle_some(started, refusing=False)
+        # Late calls come first. What came behind them is in time, and is next.
+        for _ in range(2):
+            if self._more or not self._inbox.chunks:
+                break
+            if not self._handle_some(now_us, refusing=True):
+                break
+        return True
 
     def most_undecided(self, calls: int = 0) -> int:
         """How many usual calls were undecided at once lately, with so many more now.
