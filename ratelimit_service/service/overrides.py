@@ -10,6 +10,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from itertools import islice
 from typing import Final
 
 from ratelimit_service.bugs import Bugs
@@ -34,6 +35,9 @@ _COMPARED_AT_ONCE: Final = 500
 
 _KEPT_US: Final = 60 * SECOND_US
 """For so long ended ones are kept, for clocks that are not as far."""
+
+_FORGOTTEN_AT_ONCE: Final = 100
+"""So many ended ones go with a change: where they are kept they are removed in one go."""
 
 _NEVER_US: Final = 1 << 62
 
@@ -104,7 +108,7 @@ class Overrides:
             if found is not None:
                 self._known = dict(found)
                 await self._take(found)
-            self._end()
+            await self._end()
 
     async def change(self, added: Sequence[Override], removed: Sequence[str], *audit: str) -> None:
         """Adds and removes overrides for all processes; here they are in force at once.
@@ -112,8 +116,9 @@ class Overrides:
         Raises StoreError and OverrideError.
         """
         before_us = self.clock() - _KEPT_US
-        ended = [name for name, each in self._known.items() if not each.holds(before_us)]
-        await self.kept.change(added, [*removed, *ended], *audit)
+        ended = (name for name, each in self._known.items() if not each.holds(before_us))
+        forgotten = islice(ended, max(_FORGOTTEN_AT_ONCE, len(added)))
+        await self.kept.change(added, [*removed, *forgotten], *audit)
         await self.refresh()
 
     async def _take(self, found: Mapping[str, Override]) -> None:
@@ -163,15 +168,20 @@ class Overrides:
         self._kinds[str(override.kind)] += change
         self._stats.overrides = {kind: count for kind, count in self._kinds.items() if count}
 
-    def _end(self) -> None:
-        """Forgets those that have ended, so that nobody pays for them."""
+    async def _end(self) -> None:
+        """Forgets those that have ended, some at a time, so that nobody pays for them."""
         now = self.clock()
         if now < self._next_end_us:
             return
-        for each in [each for each in self._steered.values() if not each.holds(now)]:
+        ended, next_end_us = list[Override](), _NEVER_US
+        async for each in slowly(list(self._steered.values()), _COMPARED_AT_ONCE):
+            if not each.holds(now):
+                ended.append(each)
+            elif each.until_us is not None:
+                next_end_us = min(next_end_us, each.until_us)
+        async for each in slowly(ended, _AT_ONCE):
             self._drop(each)
-        ends = [each.until_us for each in self._steered.values() if each.until_us is not None]
-        self._next_end_us = min(ends, default=_NEVER_US)
+        self._next_end_us = next_end_us
 
     async def _follow(self) -> None:
         while True:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -205,6 +205,49 @@ async def test_a_change_among_many_holds_nothing_up(
     left = sorted([*many[:5], *many[6:], ban], key=lambda each: (each.made_us, each.id))
     assert process.known == left
     assert process.overrides.patterns == 1
+
+
+async def test_overrides_that_end_together_hold_nothing_up(clock: Time) -> None:
+    """Thousands that end at one moment are forgotten bit by bit, and the others stay."""
+    process = Process(OverridesInMemory(), clock)
+    many = [
+        override(BAN, f"user={number}", made_us=T, until_us=T + 1 if number % 3 else T + 2)
+        for number in range(3_000)
+    ]
+    await process.overrides.change(many, [])
+    most = 0
+    for moment, left in ((T + 1, many[::3]), (T + 2, [])):
+        clock.now_us, before = moment, process.steering.active
+        refreshing = asyncio.create_task(process.overrides.refresh())
+        while not refreshing.done():
+            await asyncio.sleep(0)
+            most = max(most, before - process.steering.active)
+            before = process.steering.active
+        assert sorted(each.id for each in process.known) == sorted(each.id for each in left)
+    assert 0 < most <= 50
+
+
+async def test_few_ended_ones_are_removed_at_once(
+    clock: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change takes some ended ones with it, as many as it adds if these are more."""
+    process = Process(OverridesInMemory(), clock)
+    many = [override(BAN, f"user={number}", made_us=T, until_us=T + 1) for number in range(900)]
+    await process.overrides.change(many, [])
+    clock.now_us = T + 120_000_000
+    removed: list[int] = []
+    change = process.overrides.kept.change
+
+    async def noted(added: Sequence[Override], gone: Sequence[str], *audit: str) -> None:
+        removed.append(len(gone))
+        await change(added, gone, *audit)
+
+    monkeypatch.setattr(process.overrides.kept, "change", noted)
+    new = [override(BAN, f"user=new{number}", made_us=T + 2) for number in range(151)]
+    await process.overrides.change(new[:1], [])
+    await process.overrides.change(new[1:], [])
+    assert removed == [100, 150]
+    assert process.known == sorted(new, key=lambda each: (each.made_us, each.id))
 
 
 async def test_reset_lets_counters_start_anew(processes: Processes, clock: Time) -> None:
