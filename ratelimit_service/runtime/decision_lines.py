@@ -8,12 +8,12 @@ What must not live here: what a packet has (`decision_packets`), and where lines
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import compress, islice, repeat
 from typing import Final
 
 from ratelimit_service.runtime.decision_packets import Run, unpacked
-from ratelimit_service.service.callers import REQUEST_ID, Headers, PackedOrigin
+from ratelimit_service.service.callers import REQUEST_ID, Headers, PackedHeaders
 from ratelimit_service.service.decision_line import HashValue, asked_part, origin_part
 from ratelimit_service.telemetry.parents import (
     TRACEPARENT,
@@ -36,8 +36,6 @@ _MOST_READERS: Final = 256
 
 _NO_TABLE: Final = b"\x20"
 """A header block that says that from now on no block depends on another."""
-
-_LINE_PARTS: Final = 4
 
 _IDS: Final = (
     (REQUEST_ID, b',"request_id":"', usual_request_ids),
@@ -67,42 +65,65 @@ class DecisionLines:
             if isinstance(each, str):
                 lines.append(_coded(each))
                 continue
-            start, told, bodies, callers = each
-            parts = [_coded(start)] * (_LINE_PARTS * len(bodies))
-            parts[1::_LINE_PARTS] = map(asked, bodies)
-            parts[2::_LINE_PARTS] = [_coded(told)] * len(bodies)
-            parts[3::_LINE_PARTS] = map(ends.__getitem__, callers)
+            start, told, bodies, peers, _ = each
+            count = len(bodies)
+            peer, *others = set(peers)
+            columns: list[Iterable[bytes]] = [
+                [_coded(start)] * count,
+                map(asked, bodies),
+                [_coded(told)] * count,
+            ]
+            if others:
+                columns.append([b"".join(map(next, ends[peer])) for peer in peers])
+            else:
+                columns += [islice(part, count) for part in ends[peer]]
+            parts = [b""] * (count * len(columns))
+            for place, column in enumerate(columns):
+                parts[place :: len(columns)] = column
             lines += parts
         return b"".join(lines)
 
-    def _ends(self, found: Sequence[str | Run], end: str) -> Mapping[PackedOrigin, bytes]:
-        """What lines say of each caller of a packet, up to their end."""
-        callers: dict[PackedOrigin, bytes] = {}
+    def _ends(
+        self, found: Sequence[str | Run], end: str
+    ) -> Mapping[str, Sequence[Iterator[bytes]]]:
+        """The parts of what lines say of their callers, up to their end, by addresses.
+
+        Of each part there is one for each call of that caller, in the order of a packet.
+        """
+        callers: dict[str, list[PackedHeaders]] = {}
         for each in found:
             if not isinstance(each, str):
-                callers.update(dict.fromkeys(each[3], b""))
-        blocks: dict[str, list[bytes]] = {}
-        for origin in callers:
-            if isinstance(origin, str):
-                callers[origin] = _coded(origin_part(origin, "", "", self._hashed) + end)
-            elif isinstance(origin[1], bytes):
-                blocks.setdefault(origin[0], []).append(origin[1])
-            else:
-                callers[origin] = self._end(origin[0], origin[1], end)
-        for peer, its_blocks in blocks.items():
-            origins = zip(repeat(peer), its_blocks, strict=False)
-            callers.update(zip(origins, self._ends_of(peer, its_blocks, end), strict=True))
-        return callers
+                *_, peers, headers = each
+                names = set(peers)
+                for peer in names:
+                    own = compress(headers, map(peer.__eq__, peers)) if len(names) > 1 else headers
+                    callers.setdefault(peer, []).extend(own)
+        return {
+            peer: [iter(part) for part in self._parts(peer, headers, end)]
+            for peer, headers in callers.items()
+        }
 
-    def _ends_of(self, peer: str, blocks: Sequence[bytes], end: str) -> Iterator[bytes]:
-        """The same of one client's calls with these header blocks."""
-        reader = self._reader(peer)
-        columns = reader.callers_columns(blocks)
-        ids = None if columns is None else _usual_ids(columns, len(blocks))
-        if ids is None:
-            return (self._end(peer, reader.read_caller(block), end) for block in blocks)
-        before, after = _coded(origin_part(peer, "", "", self._hashed)), _coded(end)
-        return (before + each + after for each in ids)
+    def _parts(
+        self, peer: str, headers: Sequence[PackedHeaders], end: str
+    ) -> Sequence[Iterable[bytes]]:
+        """The same of one client's calls."""
+        if not any(headers):
+            return (repeat(self._end(peer, (), end)),)
+        blocks = [each for each in headers if isinstance(each, bytes)]
+        if len(blocks) == len(headers):
+            columns = self._reader(peer).callers_columns(blocks)
+            ids = None if columns is None else _usual_ids(columns)
+            if ids:
+                before = origin_part(peer, "", "", self._hashed)
+                return [repeat(_coded(before)), *ids, repeat(_coded(end))]
+        known = {each: self._end(peer, self._read(peer, each), end) for each in set(headers)}
+        return ([known[each] for each in headers],)
+
+    def _read(self, peer: str, headers: PackedHeaders) -> Headers:
+        """What one call's headers tell."""
+        if isinstance(headers, bytes):
+            return self._reader(peer).read_caller(headers) if headers else ()
+        return headers
 
     def _end(self, peer: str, headers: Headers, end: str) -> bytes:
         """The same of one call with these headers."""
@@ -136,18 +157,18 @@ class _AskedParts(dict[bytes, bytes]):
         return told
 
 
-def _usual_ids(columns: Mapping[bytes, Sequence[bytes]], count: int) -> list[bytes] | None:
-    """What lines say of the ids in so many calls' headers; None if one of these is unusual."""
+def _usual_ids(columns: Mapping[bytes, Sequence[bytes]]) -> list[Iterable[bytes]] | None:
+    """The parts of what lines say of the ids in calls' headers; None if one id is unusual."""
     if columns.keys() - _USUAL:
         return None
-    told = [b""] * count
+    parts: list[Iterable[bytes]] = []
     for name, field, usual in _IDS:
         if name in columns:
             ids = usual(columns[name])
             if ids is None:
                 return None
-            told = [said + field + each + b'"' for said, each in zip(told, ids, strict=True)]
-    return told
+            parts += [repeat(field), ids, repeat(b'"')]
+    return parts
 
 
 def _coded(text: str) -> bytes:

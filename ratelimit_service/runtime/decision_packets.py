@@ -15,7 +15,7 @@ from typing import Final
 from ratelimit_service.limiter import DecidedBy, Plan
 from ratelimit_service.model import SECOND_US, Hit, Outcome
 from ratelimit_service.service.asked import Asked
-from ratelimit_service.service.callers import CallOrigin, PackedOrigin
+from ratelimit_service.service.callers import CallOrigin, PackedHeaders
 from ratelimit_service.service.decision_line import (
     Circumstances,
     HashValue,
@@ -30,7 +30,7 @@ from ratelimit_service.telemetry.parents import parent_of, request_id_of
 
 __all__ = ["DecisionPackets", "Run", "decisions_in", "unpacked"]
 
-_VERSION: Final = b"\x01"
+_VERSION: Final = b"\x02"
 """Of packets. Another version of the program may make them for the moments of a restart."""
 
 _MARSHAL: Final = 4
@@ -39,9 +39,9 @@ _MARSHAL: Final = 4
 _COUNT_BYTES: Final = 4
 """A packet begins with the number of its decisions, and its version."""
 
-Run = tuple[str, str, list[bytes], list[PackedOrigin]]
+Run = tuple[str, str, list[bytes], list[str], list[PackedHeaders]]
 """Lines that differ in what was asked and by whom: how each begins, what stands behind what was
-asked, the requests, and who made them."""
+asked, the requests, the addresses of who made them, and what their headers tell."""
 
 _DENIED: Final = Verdict.DENIED
 _COUNT: Final = f',"code":"OVER_LIMIT","by":"{DecidedBy.COUNT}","descriptor":'
@@ -117,12 +117,14 @@ class DecisionPackets:
         settled, all_asked, answers = decided.settled, decided.asked, decided.answers
         all_bodies, origins, no_shards = decided.bodies, decided.origins, self._store == "memory"
         bodies: list[bytes] = []
-        callers: list[PackedOrigin] = []
+        peers: list[str] = []
+        callers: list[PackedHeaders] = []
         planned: Plan | None = None
         by, remaining, reset_us, known_by_cache, shard = -1, -1, -1, False, ""
         before: Asked | None = None
         origin: CallOrigin | None = None
-        caller: PackedOrigin = ""
+        peer = ""
+        caller: PackedHeaders = b""
         body = b""
         at = first
         try:
@@ -168,15 +170,16 @@ class DecisionPackets:
                         told = self._told(
                             decided, its_plan, hits[0], by, its_outcome, shard, known_by_cache
                         )
-                        bodies, callers = [], []
-                        self._found.append((beginning(at_us), told, bodies, callers))
+                        bodies, peers, callers = [], [], []
+                        self._found.append((beginning(at_us), told, bodies, peers, callers))
                     before = asked
                 if all_bodies[place] != body:
                     body = all_bodies[place]
                 if origins is not None and origins[place] is not origin:
                     origin = origins[place]
-                    caller = origin.packed()
+                    peer, caller = origin.peer, origin.packed()
                 bodies.append(body)
+                peers.append(peer)
                 callers.append(caller)
                 at += 1
         finally:

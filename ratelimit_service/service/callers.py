@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-__all__ = ["CALLER_HEADERS", "REQUEST_ID", "CallOrigin", "Headers", "PackedOrigin"]
+__all__ = ["CALLER_HEADERS", "REQUEST_ID", "CallOrigin", "Headers", "PackedHeaders"]
 
 Headers = Sequence[tuple[bytes, bytes]]
 """Those headers of a call that tell something of its caller: names in small letters, and values."""
 
-PackedOrigin = str | tuple[str, bytes] | tuple[str, tuple[tuple[bytes, bytes], ...]]
-"""Who made a call, in a few plain values: the address at the other end, and with it the header
-block or the headers, if any tell something."""
+PackedHeaders = bytes | tuple[tuple[bytes, bytes], ...]
+"""What a call's headers tell of its caller, in a few plain values: the header block or the headers;
+nothing if none of them tells anything."""
 
 REQUEST_ID: Final = b"x-request-id"
 
@@ -56,11 +56,9 @@ class CallOrigin:
         self._read = read
         self._block = block
 
-    def packed(self) -> PackedOrigin:
-        """The same for another process, which can read the block by itself."""
-        if self._read is not None:
-            return self.peer, self._block
-        return (self.peer, tuple(self._headers)) if self._headers else self.peer
+    def packed(self) -> PackedHeaders:
+        """The headers for another process, which can read the block by itself."""
+        return tuple(self._headers) if self._read is None else self._block
 
     @property
     def headers(self) -> Headers:

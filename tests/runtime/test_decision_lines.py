@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
-from ratelimit_service import wire
+from ratelimit_service import compiled, wire
 from ratelimit_service.model import FailurePolicy, Request
 from ratelimit_service.observer import Stats
 from ratelimit_service.runtime.decision_lines import DecisionLines
@@ -18,6 +22,7 @@ from ratelimit_service.service.decision_line import Circumstances, HashValue, li
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
+from ratelimit_service.transport.h2.headers import HeaderReader, literal
 from tests.service.asking import Asking, Away, Heard, descriptor
 
 RULES = """
@@ -32,6 +37,17 @@ descriptors:
   - {key: free, rate_limit: {unlimited: true}}
 """
 TRACE = "0af7651916cd43dd8448eb211c80319c"
+_TRACED = b"\x20" + b"".join(
+    literal(name, value)
+    for name, value in (
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", b"/x"),
+        (b"content-type", b"application/grpc"),
+    )
+)
+"""How the header blocks of a client begin that uses no table."""
+
 ORIGINS = (
     CallOrigin(),
     CallOrigin("10.0.0.7"),
@@ -125,3 +141,48 @@ async def test_lines_of_many_are_the_lines_of_each(
         alone.append(line_of(record, at_us, share, hashed, around) + "\n")
     assert lines.splitlines(keepends=True) == alone
     assert sum('"code":"OVER_LIMIT"' in line for line in alone) > 30
+
+
+def calls_within(work: Callable[[], object]) -> int:
+    """How many functions of ours are called for it."""
+    called = [0]
+
+    def note(_: FrameType, event: str, __: object) -> None:
+        called[0] += event == "call"
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return called[0]
+
+
+@pytest.mark.skipif(compiled(), reason="compiled functions are not told of")
+async def test_lines_of_calls_that_trace_are_made_together(tmp_path: Path) -> None:
+    """However many calls of one client trace, no function of ours is called for each of them."""
+    asking = Asking(tmp_path, RULES)
+    body = wire.encode_request(Request("edge", (descriptor("user=bob"),)))
+    await asking.service.decide([body] * 2)
+    batches, lines = Batches(asking.service), DecisionLines(None)
+    read = HeaderReader().caller_headers
+
+    def origins(number: int) -> list[CallOrigin]:
+        ids = [f"00-{TRACE[:-4]}{place:04x}-b7ad6b7169203331-01" for place in range(number)]
+        blocks = [
+            _TRACED + literal(b"traceparent", each.encode()) + literal(b"te", b"trailers")
+            for each in ids
+        ]
+        return [CallOrigin("10.0.0.7", block=block, read=read) for block in blocks]
+
+    called: list[int] = []
+    for number in (10, 10, 10, 100):  # the first ones show what a client's blocks have in common
+        await asking.service.decide([body] * number, origins=origins(number))
+        packets = DecisionPackets(1, 1, None, "memory", lambda _: "")
+        packets.add(*batches.told[-1])
+        packet = packets.take()
+        called.append(calls_within(partial(lines.of, packet)))
+
+    assert called[2] == called[3] < called[0]
+    found = [json.loads(line)["trace_id"] for line in lines.of(packet).splitlines()]
+    assert found == [f"{TRACE[:-4]}{place:04x}" for place in range(100)]

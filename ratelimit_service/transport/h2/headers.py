@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
+from operator import getitem
 from typing import ClassVar, Final
 
 from ratelimit_service.service import CALLER_HEADERS, Headers
@@ -64,6 +65,10 @@ class Head:
     """Whether it is a gRPC call with nothing unusual, so that its message follows."""
 
 
+_Column = tuple[list[int], list[bytes]]
+"""One value of many blocks: the bytes that say how long each is and how it is coded, and each."""
+
+
 class _Likeness:
     """Those parts that the latest blocks of a connection have in common.
 
@@ -105,30 +110,34 @@ class _Likeness:
             return None
         return values if block[at:] == last else None
 
-    def columns_of(self, blocks: Sequence[bytes]) -> list[list[bytes]] | None:
-        """The same of many blocks, value by value; None unless all of them are alike."""
+    def columns_of(self, blocks: Sequence[bytes]) -> list[_Column] | None:
+        """The values that vary of many blocks; None unless all of these are alike."""
         if not self._pieces:
             return None
         *pieces, last = self._pieces
-        columns: list[list[bytes]] = []
-        ats = [0] * len(blocks)
+        columns: list[_Column] = []
+        stops = [0] * len(blocks)
         try:
             for piece in pieces:
-                if not all(map(bytes.startswith, blocks, repeat(piece), ats)):
+                if not all(map(bytes.startswith, blocks, repeat(piece), stops)):
                     return None
                 size = len(piece)
-                lengths = [block[at + size] & 0x7F for block, at in zip(blocks, ats, strict=True)]
-                if 0x7F in lengths:
+                starts = [stop + size for stop in stops]
+                lengths = list(map(getitem, blocks, starts))
+                if 0x7F in lengths or 0xFF in lengths:
                     return None
-                column = [
-                    block[at + size : at + size + 1 + length]
-                    for block, at, length in zip(blocks, ats, lengths, strict=True)
+                stops = [
+                    start + 1 + (length & 0x7F)
+                    for start, length in zip(starts, lengths, strict=True)
                 ]
-                columns.append(column)
-                ats = [at + size + 1 + length for at, length in zip(ats, lengths, strict=True)]
+                values = [
+                    block[start + 1 : stop]
+                    for block, start, stop in zip(blocks, starts, stops, strict=True)
+                ]
+                columns.append((lengths, values))
         except IndexError:
             return None
-        rests = [block[at:] for block, at in zip(blocks, ats, strict=True)]
+        rests = [block[stop:] for block, stop in zip(blocks, stops, strict=True)]
         return columns if rests.count(last) == len(rests) else None
 
     def head_of(self, block: bytes) -> Head | None:
@@ -348,16 +357,22 @@ def _places(headers: Headers, names: Sequence[bytes]) -> list[tuple[bytes, bytes
     return [(name, value, names.index(name) if name in names else -1) for name, value in headers]
 
 
-def _values(written: Sequence[bytes]) -> list[bytes] | None:
-    """Short values as they are written; None if some are not decoded together."""
-    coded = [each[1:] for each in written if each[0] & 0x80]
-    if not coded:
-        return [each[1:] for each in written]
+def _values(column: _Column) -> list[bytes] | None:
+    """Short values, decoded; None if some are not decoded together."""
+    lengths, values = column
+    if min(lengths) & 0x80:
+        return unhuffed_together(values)
+    if not max(lengths) & 0x80:
+        return values
+    coded = [value for length, value in zip(lengths, values, strict=True) if length & 0x80]
     texts = unhuffed_together(coded)
-    if texts is None or len(texts) == len(written):
-        return texts
+    if texts is None:
+        return None
     decoded = iter(texts)
-    return [next(decoded) if each[0] & 0x80 else each[1:] for each in written]
+    return [
+        next(decoded) if length & 0x80 else value
+        for length, value in zip(lengths, values, strict=True)
+    ]
 
 
 def _value(written: bytes) -> bytes:
