@@ -13,7 +13,8 @@ by that. They get half a millisecond of a turn, so that calls which a store has 
 
 Half of a turn is for those who have asked little for a while, however much time they have used in
 all. Else a client of many small calls would wait for the first pieces of hundreds of others that
-come together and have used nothing yet.
+come together and have used nothing yet. While there are such clients, others have no more than the
+other half: who waits for a store waits for several turns.
 
 What takes long to decide is done in steps, each in a turn of its own (`Turns.alone`). Every other
 turn is one for pieces, so small calls wait for one step at most. A store's replies are steps as
@@ -44,6 +45,10 @@ _WITHOUT_CALLS_US: Final = TURN_US // 4
 """So much of that time may go to pieces that bring no calls. Only calls gain by a long turn: those
 of one turn are decided together. And so much a client is taken to use who brought none last: of
 many such clients none comes before calls that cost little."""
+
+_LITTLE_LATELY_US: Final = 10 * TURN_US
+"""For so long after a piece of a client that asks little, others have half of a turn at most: as
+long as such a client waits for an answer."""
 
 _ASKS_LITTLE: Final = 16
 """A client asks little if so many of its pieces in a row took little."""
@@ -111,6 +116,8 @@ class Turns:
         """A heap by the time used. A number keeps the order of those that have used the same."""
         self._asking_little: list[tuple[int, int, Waiting]] = []
         """The same of those who ask little, and brought calls last."""
+        self._little_us = -_LITTLE_LATELY_US
+        """When a piece of these was handled last."""
         self._was_dear = False
         """Whether the last turn for pieces had one that may take long."""
         self._resting: list[tuple[int, int, Waiting]] = []
@@ -373,11 +380,17 @@ class Turns:
     def _handle_pieces(self, now: int, since_ns: int) -> None:
         """Handles pieces for as long as a turn may take."""
         until, rest_us, since_us = now + TURN_US, _WITHOUT_CALLS_US, now
+        others_us = TURN_US // 2 if now - self._little_us < _LITTLE_LATELY_US else TURN_US
         handled: list[Waiting] = []
         while (self._others or self._asking_little) and rest_us > 0:
             planned_us = now + self._later_calls * self._call_us
             line = self._next_line(until - planned_us, begun=bool(handled))
             if planned_us >= until or (handled and line[0][2].dear):
+                break
+            asks_little = line is self._asking_little
+            if asks_little:
+                self._little_us, others_us = now, min(others_us, TURN_US // 2)
+            elif others_us <= 0:
                 break
             if not handled:
                 self._was_dear = line[0][2].dear
@@ -395,6 +408,8 @@ class Turns:
             left_calls = self._later_calls + self._step_calls - before
             took_us = min(now - started, _MOST_USED_US)
             first.used_us += took_us + left_calls * self._call_us
+            if not asks_little:
+                others_us -= took_us + left_calls * self._call_us
             if took_us > _LITTLE_US:  # if the machine stood still, that is no fault of the client
                 before_us, before_ns = started - since_us, since_ns
                 since_us, since_ns = now, thread_time_ns()

@@ -121,6 +121,14 @@ class Working(Client):
         return True
 
 
+class Once(Working):
+    """One that has said all with its first piece."""
+
+    def handle_piece(self, now_us: int) -> bool:
+        super().handle_piece(now_us)
+        return False
+
+
 def asking(clock: Time, held: Turns) -> Working:
     """A client that has asked little for a while, and has used much time."""
     client = Working(clock, held, TURN_US // 20)
@@ -144,6 +152,33 @@ async def test_who_asks_little_has_half_of_each_turn(clock: Time, us: int, calls
         held._turn()
         assert caller.pieces >= 9 * number
         assert sum(each.pieces for each in busy) > before
+
+
+async def test_others_have_half_of_a_turn_while_somebody_asks_little(clock: Time) -> None:
+    """Who asks little waits less for others, before the call is handled and for its answer.
+
+    A while after such a call others have whole turns again.
+    """
+    held = held_back()
+    busy = [Working(clock, held, TURN_US // 20, 0) for _ in range(100)]
+    for each in busy:
+        held.add(each, clock.us)
+
+    def handled() -> int:
+        before = sum(each.pieces for each in busy)
+        held._turn()
+        return sum(each.pieces for each in busy) - before
+
+    whole = handled()
+    caller = Once(clock, held, TURN_US // 20)
+    caller.little_pieces = _ASKS_LITTLE
+    held.add(caller, clock.us)
+    halves = [handled() for _ in range(20)]
+
+    assert caller.pieces == 1
+    assert whole == 20
+    assert halves == [10] * 20
+    assert handled() == 20
 
 
 async def test_a_dear_piece_beside_who_asks_little(clock: Time) -> None:
