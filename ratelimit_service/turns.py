@@ -8,8 +8,9 @@ has used, so that nobody can save time up. (Linux' CFS shares out processors thi
 that send much, or expensive frames, hold up neither the others nor the replies of a store, however
 many clients they are. A piece that may take long is the only one of its turn. What small pieces of
 a turn ask for is decided together at its end (`Turns.later`), since many small batches cost several
-times what a large one does. Pieces that bring no calls, such as steps of handshakes, gain nothing
-by that. They get half a millisecond of a turn, so that calls which a store has answered wait less.
+times what a large one does. What is to be said leaves before the next turn (`Turns.before_write`).
+Pieces that bring no calls, such as steps of handshakes, gain nothing by that. They get half a
+millisecond of a turn, so that calls which a store has answered wait less.
 
 Half of a turn is for those who have asked little for a while, however much time they have used in
 all. Else a client of many small calls would wait for the first pieces of hundreds of others that
@@ -19,9 +20,9 @@ other half: who waits for a store waits for several turns.
 What takes long to decide is done in steps, each in a turn of its own (`Turns.alone`). Every other
 turn is one for pieces, so small calls wait for one step at most. A store's replies are steps as
 well, of work that has begun (`Turns.at_once`). So a round of the loop has one turn, and hands on no
-replies beside it. Replies share a turn if they fit into its time: what calls wait for would be
-handed on more slowly than pieces bring new ones. Other steps, as those of a long plan, have a turn
-each. What must not live here: bytes, and how they are handled.
+replies beside it. Replies share a turn's time, in one turn or in several: what calls wait for would
+be handed on more slowly than pieces bring new ones. Other steps, as those of a long plan, have a
+turn each. What must not live here: bytes, and how they are handled.
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ _ASKS_LITTLE: Final = 16
 _LITTLE_US: Final = TURN_US // 4
 _LITTLE_CALLS: Final = 8
 """A piece that took little has brought no more calls, and took no longer."""
+
+_VISITS: Final = 64
+"""About so many visits of late clients are averaged."""
 
 _AT_ONCE_US: Final = TURN_US // 2
 """So much of that time may go to what is handled as soon as it is read."""
@@ -138,18 +142,17 @@ class Turns:
         """How much time went to what was handled at once, less what was made good since."""
         self._finish: Callable[[int], None] | None = None
         """Does what was left for the end of this turn."""
-        self._later_calls = 0
-        """For how many calls that is."""
-        self._call_us = _GUESSED_US
-        """How long it takes for a call, as it took lately."""
+        self._later_calls = self._step_calls = 0
+        """For how many calls that is, and for how many steps were left in this turn."""
+        self._call_us, self._visit_us = _GUESSED_US, 0.0
+        """How long it takes for a call, as it took lately, and how long a late client's visit took,
+        of those that took little."""
         self._steps: deque[Callable[[], None]] = deque()
         """First steps of long work, each for a turn of its own."""
         self._begun: deque[tuple[Callable[[], None], bool]] = deque()
         """Further steps of work that has begun, and whether each may share its turn."""
-        self._step_calls = 0
-        """For how many calls steps were left in this turn."""
-        self._stepping = False
-        """Whether the last turn was one for a step."""
+        self._stepped_us = 0
+        """How long the turns for steps took that came since the last one for pieces."""
         self._taken = False
         """Whether a step that was taken at once stands in place of the next turn."""
         self._asked_ns = 0
@@ -158,6 +161,8 @@ class Turns:
         """Whether the last turn was left out, for one of these two reasons."""
         self._held = False
         """Whether no more work may begin for now."""
+        self._before_write: deque[Callable[[], None]] | None = None
+        """What is to be done at the end of this turn; None if the loop has called none."""
 
     def came_us(self, now_us: int) -> int:
         """When bytes have come, on average, that the loop has just read.
@@ -216,6 +221,17 @@ class Turns:
         """
         self._finish = finish
         self._later_calls += calls
+
+    def before_write(self, work: Callable[[], None]) -> None:
+        """Has short `work` done at the end of this turn; in the loop's next round if there is none.
+
+        The loop writes when all that was due in its round is done. So what is said in the round
+        after a turn would leave behind the next turn.
+        """
+        if self._before_write is None:
+            self.loop.call_soon(work)
+        else:
+            self._before_write.append(work)
 
     def alone(self, step: Callable[[], None], calls: int) -> None:
         """Has the first step of long work called in a turn of its own, after others' work.
@@ -338,12 +354,14 @@ class Turns:
         others_us = (since_ns - self._asked_ns) // 1_000
         self._put_off = self._taken or (others_us > TURN_US and not self._put_off)
         self._taken = False
+        self._before_write = deque()
         try:
             if not self._put_off:
                 if self._resting:
                     self._end_rests(started)
                 self._take_turn(started, since_ns)
         finally:  # if a step has failed, which the loop logs, everybody else has their turn
+            self._end_turn(self._before_write)
             self._before_us, self._ended_us = self._ended_us, elapsed_us()
             # What comes in this round of the loop is not handled at once.
             if self._lately_us < _MOST_LATELY_US:
@@ -354,20 +372,43 @@ class Turns:
             elif self._resting:
                 self._set_alarm()
 
+    def _end_turn(self, before_write: deque[Callable[[], None]]) -> None:
+        """Does what is to be done before the loop writes."""
+        while before_write:
+            try:
+                before_write.popleft()()
+            except Exception as error:  # its fault must not cost others what they have to say
+                told = {"message": "the end of a turn failed", "exception": error}
+                self.loop.call_exception_handler(told)
+        self._before_write = None
+
     def _take_turn(self, started: int, since_ns: int) -> None:
         """Takes a step, or handles pieces; it began then, and the thread had used so much."""
-        self._stepping = self._may_step and not (self._stepping and self._waiting)
-        if self._stepping:
+        if self._may_step and (not self._waiting or self._steps_come_first):
+            if not self._waiting:
+                self._stepped_us = 0
             self._take_steps(started)
+            self._stepped_us += max(1, elapsed_us() - started)
         else:
+            self._stepped_us = 0
             self._handle_pieces(started, since_ns)
+
+    @property
+    def _steps_come_first(self) -> bool:
+        """Whether the next turn is one for steps although pieces wait.
+
+        That is every other turn. Steps that share turns have more, which take no longer together
+        than one. So a reply that came meanwhile need not wait for a turn of pieces.
+        """
+        shares = bool(self._begun) and self._begun[0][1]
+        return self._stepped_us < (TURN_US // 2 if shares else 1)
 
     def _take_steps(self, now: int) -> None:
         """Takes the next step, and as many more as fit into its turn, if all of them share it."""
         if not self._begun:
             self._steps.popleft()()
             return
-        until, longest_us = now + TURN_US, 0
+        until, longest_us = now + TURN_US - self._stepped_us, 0
         step, shares = self._begun.popleft()
         step()
         while shares and self._begun and self._begun[0][1]:
@@ -415,9 +456,20 @@ class Turns:
                 since_us, since_ns = now, thread_time_ns()
                 took_us = min(took_us, (since_ns - before_ns) // 1_000 - before_us)
             _count_little(first, left_calls, took_us)
+            self._even_out(first, took_us + left_calls * self._call_us)
             if more:
                 self._push(first)
         self._finish_turn(handled, now)
+
+    def _even_out(self, client: Waiting, took_us: int) -> None:
+        """Charges late clients alike for visits that took little: what these take on average.
+
+        How much of a visit is counted is no matter of its client. If it were charged for that, it
+        would be visited next when its callers have gone. It has been charged for `took_us`.
+        """
+        if client.late and took_us <= _LITTLE_US:
+            self._visit_us += (took_us - self._visit_us) / _VISITS
+            client.used_us += round(self._visit_us) - took_us
 
     def _next_line(self, rest_us: int, *, begun: bool) -> list[tuple[int, int, Waiting]]:
         """The heap whose first is next, with so much of the turn left.

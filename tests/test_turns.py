@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
@@ -219,3 +220,93 @@ async def test_who_asks_little(clock: Time, us: int, calls: int, late: bool, lit
         held._turn()
 
     assert client.little_pieces == (little and client.pieces)
+
+
+@pytest.mark.parametrize("us", [TURN_US // 20, TURN_US // 4])
+async def test_late_clients_are_visited_equally_often(clock: Time, us: int) -> None:
+    """So are those of which more is counted, and that take longer, up to a quarter of a turn.
+
+    One in twenty may be another's, as how long visits take on average changes.
+    """
+    held = held_back()
+    clients = [Working(clock, held, cost, 0) for cost in [us] * 5 + [TURN_US // 40] * 5]
+    for each in clients:
+        each.late = True
+        held.add(each, clock.us)
+
+    for _ in range(200):
+        held._turn()
+
+    pieces = [each.pieces for each in clients]
+    assert 20 * (max(pieces) - min(pieces)) <= max(pieces)
+
+
+async def test_a_late_client_that_takes_long_has_its_share(clock: Time) -> None:
+    """Who takes more than a quarter of a turn in each visit has no more time than others."""
+    held = held_back()
+    greedy, *others = (Working(clock, held, us, 0) for us in [TURN_US // 2] + [TURN_US // 8] * 9)
+    for each in (greedy, *others):
+        each.late = True
+        held.add(each, clock.us)
+
+    for _ in range(200):
+        held._turn()
+
+    assert all(abs(each.pieces - 4 * greedy.pieces) <= 8 for each in others)
+
+
+@pytest.mark.parametrize(
+    ("us", "shares", "between"),
+    [(TURN_US // 10, True, 5), (TURN_US // 2, True, 1), (TURN_US // 10, False, 1)],
+)
+async def test_how_many_steps_come_before_pieces(
+    clock: Time, us: int, shares: bool, between: int
+) -> None:
+    """Every other turn is one for a step; replies have more, until these took half a turn."""
+    held = held_back()
+    done: list[int] = []
+    client = Working(clock, held, TURN_US)
+    held.add(client, clock.us)
+
+    def step() -> None:
+        clock.us += us
+        done.append(client.pieces)
+        held.before_write(go_on)  # as a reply that is read after this turn
+
+    def go_on() -> None:
+        held.go_on(step, shares=shares)
+
+    go_on()
+    while client.pieces < 20:
+        held._turn()
+
+    assert [done.count(pieces) for pieces in range(20)] == [between] * 20
+
+
+async def test_what_is_said_in_a_turn_is_written_before_the_next(clock: Time) -> None:
+    """Also if something else that was to be said has failed; that is told to the loop."""
+    held = held_back()
+    said: list[str] = []
+    told: list[Exception] = []
+    held.loop.set_exception_handler(lambda _loop, what: told.append(what["exception"]))
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    def step() -> None:
+        for work in (fail, lambda: said.append("this"), lambda: held.before_write(more)):
+            held.before_write(work)
+        assert not said
+
+    def more() -> None:
+        said.append("that")
+
+    held.go_on(step)
+    held._turn()
+
+    assert said == ["this", "that"]
+    assert list(map(type, told)) == [ZeroDivisionError]
+    held.before_write(more)
+    assert len(said) == 2
+    await asyncio.sleep(0)
+    assert said == ["this", "that", "that"]

@@ -229,6 +229,37 @@ def test_many_connections_are_counted_under_overload(
     assert 10 * in_vain <= sum(counts["offered"][5:10])
 
 
+HUNDRED, SHORT_VISIT_US, SHORT_COUNT_US = 100, 20.0, 40.0
+"""More connections, and less that each read or write and each count costs."""
+
+
+@pytest.mark.usefixtures("work")
+@pytest.mark.parametrize("load", [1.5, 4.0])
+def test_many_callers_hear_in_time_where_a_store_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, load: float
+) -> None:
+    """Of what a service can do 80 % are counted in time; to visit all takes half of callers' time.
+
+    Of a hundred callers 98 hear in time what became of their calls, though of some connections more
+    is counted in a visit than of others.
+    """
+    monkeypatch.setattr(stepped.CHOSEN, "store", lambda *told: OnRedis(stepped.on_redis(*told)))
+    monkeypatch.setitem(globals(), "COUNT_US", SHORT_COUNT_US)
+    monkeypatch.setattr(stepped_loop, "BYTE_US", 0.0)
+    monkeypatch.setattr(stepped_loop, "READ_US", SHORT_VISIT_US)
+    monkeypatch.setattr(stepped_loop, "WRITE_US", SHORT_VISIT_US)
+    monkeypatch.setattr(stepped_loop, "EMPTY_US", SHORT_VISIT_US / 2)
+    bearable = 1e6 / (SHORT_COUNT_US + 2 * SHORT_VISIT_US)
+
+    world = stepped.flooded(HUNDRED, load * bearable, 1.1)
+
+    assert not world.lost()
+    counts = world.tally.counts
+    in_vain = sum(counts[fate][at] for fate in ("cancelled", *flood.LATE) for at in range(5, 10))
+    assert counted(world, 0.5, 0.5) >= 0.8 * bearable * 0.5
+    assert 50 * in_vain <= sum(counts["offered"][5:10])
+
+
 SLOW = 6.0
 """So many times longer than usual the server takes, when it is what calls wait for."""
 

@@ -8,7 +8,6 @@ What must not live here: whether the server is well, and how it is connected (`s
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +36,7 @@ from ratelimit_service.stores.redis.script import (
     weight,
 )
 from ratelimit_service.stores.redis.server import Server
+from ratelimit_service.turns import shared_turns
 
 __all__ = ["Batches", "Redirect", "Slot"]
 
@@ -95,7 +95,7 @@ class Batches:
         self._slot = slot
         self._redirect = redirect
         self._bugs = Bugs()
-        self._loop = asyncio.get_running_loop()
+        self._turns = shared_turns()
         self._queues: list[deque[Batch]] = [deque() for _ in range(RANKS)]
         """The batches that wait to be sent, by their rank."""
         self._held: deque[Batch] = deque()
@@ -164,7 +164,7 @@ class Batches:
         self._queues[batch.rank].append(batch)
         if not self._sending and batch.rank < self._below:
             self._sending = True
-            self._loop.call_soon(self._send)
+            self._turns.before_write(self._send)
 
     def ask(self, batch: Batch) -> None:
         """Sends a batch at once to a node that is about to get its slot."""

@@ -506,10 +506,10 @@ class Http2Protocol(asyncio.BufferedProtocol):
             transport.close()
 
     def flush_soon(self) -> None:
-        """Writes at the end of this tick, together with whatever else is said until then."""
+        """Writes at the end of this turn, together with whatever else is said until then."""
         if not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self._flush_now)
+            self._turns.before_write(self._flush_now)
 
     def _flush_now(self) -> None:
         self._flushing = False
