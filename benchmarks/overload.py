@@ -21,11 +21,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.abuse.processes import ahead, stolen_seconds
+from benchmarks.cpu import cpu_seconds, processes
 from benchmarks.flood import ANSWERS, LATE, SLICE_SECONDS
 from benchmarks.load import PREPARED, WARM_UP
 from benchmarks.run import (
@@ -39,6 +40,7 @@ from benchmarks.run import (
     told,
 )
 from tests.servers.cluster import RedisCluster
+from tests.servers.process import descendants
 from tests.servers.redis import RedisServer
 
 SECONDS = float(os.environ.get("OVERLOAD_SECONDS", "3"))
@@ -102,6 +104,12 @@ class Seen(NamedTuple):
     in_time: float
     """Of all answers, the share within 20 ms."""
     generator_cpu: float
+    generator_lag: float
+    """The longest time for which the generator did nothing in a slice, on average, in seconds."""
+    redis_cpu: float
+    redis_waited: float
+    """How much of its core Redis took, and for how much of the time it waited for that core; of all
+    servers together."""
     void: float
     """The share of slices in which the generator was held up."""
     lost: list[str]
@@ -168,6 +176,17 @@ def cluster(directory: Path) -> Iterator[Servers]:
         nodes.kill()
 
 
+def redis_seconds() -> tuple[float, float]:
+    """How long the Redis servers started here have run, and have waited for their core."""
+    ran = waited = 0
+    for pid in descendants(os.getpid()):
+        if Path(f"/proc/{pid}/comm").read_text().strip() == "redis-server":
+            for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+                its = path.read_text().split()
+                ran, waited = ran + int(its[0]), waited + int(its[1])
+    return ran / 1e9, waited / 1e9
+
+
 STORES = {"memory": memory, "one Redis": one_redis, "ring of 3": ring, "cluster of 3": cluster}
 
 
@@ -193,6 +212,8 @@ class Case:
 
     def __init__(self, bench: Bench, process: subprocess.Popen[bytes], servers: Servers) -> None:
         self._bench, self._process, self._servers = bench, process, servers
+        self._worker = process.pid
+        """The process that stops."""
         self._asked = 0
         """How many calls were made. Each load begins behind the one before: if all began with the
         same calls, short loads would ask for few keys, which costs less."""
@@ -250,12 +271,15 @@ class Case:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE.parent)
         assert process.stdout is not None
         started = process.stdout.readline().split()
+        before = redis_seconds()
         if started:
             meanwhile(float(started[1]))
         out = process.communicate()[0]
         if process.returncode:
             raise SystemExit(f"overload.py: the generator failed: {command}")
         found: dict[str, object] = json.loads(out)
+        spent = zip(before, redis_seconds(), strict=True)
+        found["redis"] = [(after - since) / seconds for since, after in spent]
         self._asked += sum(slices(found)["sent"])
         return found
 
@@ -282,13 +306,16 @@ class Case:
 
     def _stop(self, what: str) -> None:
         if what == "worker":
-            self._process.send_signal(signal.SIGSTOP)
+            # With Redis it is the supervisor's child, and may be replaced before it goes on.
+            self._worker = max(processes(self._process.pid), key=cpu_seconds)
+            os.kill(self._worker, signal.SIGSTOP)
         elif what == "redis" and self._servers.stop:
             self._servers.stop()
 
     def _cont(self, what: str) -> None:
         if what == "worker":
-            self._process.send_signal(signal.SIGCONT)
+            with suppress(ProcessLookupError):
+                os.kill(self._worker, signal.SIGCONT)
         elif what == "redis" and self._servers.cont:
             self._servers.cont()
 
@@ -313,6 +340,8 @@ def seen(found: dict[str, object], capacity: float) -> Seen:
         return sum(counts[fate][at] for fate in fates for at in chosen) / bears
 
     in_time, late = share(*ANSWERS), share(*LATE)
+    lag: list[float] = found["lag"]  # type: ignore[assignment]  # from JSON
+    redis: list[float] = found["redis"]  # type: ignore[assignment]  # as above
     return Seen(
         share("offered"),
         share("counted", "denied"),
@@ -324,6 +353,8 @@ def seen(found: dict[str, object], capacity: float) -> Seen:
         share("never_sent"),
         in_time / (in_time + late) if in_time + late else 1.0,
         float(str(found["generator_cpu"])),
+        statistics.fmean([lag[at] for at in chosen] or [0.0]),
+        *redis,
         1 - len(chosen) / max(1, len(well) - WARM_SLICES),
         list(found["lost"]),  # type: ignore[call-overload]  # from JSON
     )
@@ -366,7 +397,8 @@ class Report:
         wrong = wrong or ("held up" if of.void > 0.5 else "")
         self._loads.append(
             f"| {name} | {connections} | {capacity:,.0f} | {load:g} | {cells} "
-            f"| {of.in_time:.2%} | {of.generator_cpu:.0%} | {wrong} |"
+            f"| {of.in_time:.2%} | {of.generator_cpu:.0%}, {1e3 * of.generator_lag:.1f} ms "
+            f"| {of.redis_cpu:.0%}, {of.redis_waited:.0%} | {wrong} |"
         )
         if of.counted < LEAST_COUNTED:
             self.broken.append(
@@ -397,8 +429,9 @@ class Report:
             "\n| service | connections | can do, calls/s | load | counted | by policy | late",
             end="",
         )
-        print(" | refused | cancelled | never sent | answers in time | generator | no measure |")
-        print("|---" * 13 + "|")
+        print(" | refused | cancelled | never sent | answers in time ", end="")
+        print("| generator: core, lag | Redis: core, waited | no measure |")
+        print("|---" * 14 + "|")
         print("\n".join(self._loads))
         if self._hiccups:
             print("\n| service | connections | hiccup | counted again after | counted | in time |")
