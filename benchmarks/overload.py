@@ -354,7 +354,8 @@ def seen(found: dict[str, object], capacity: float) -> Seen:
         in_time / (in_time + late) if in_time + late else 1.0,
         float(str(found["generator_cpu"])),
         statistics.fmean([lag[at] for at in chosen] or [0.0]),
-        *redis,
+        redis[0],
+        redis[1],
         1 - len(chosen) / max(1, len(well) - WARM_SLICES),
         list(found["lost"]),  # type: ignore[call-overload]  # from JSON
     )

@@ -234,7 +234,7 @@ HUNDRED, SHORT_VISIT_US, SHORT_COUNT_US = 100, 20.0, 40.0
 
 
 @pytest.mark.usefixtures("work")
-@pytest.mark.parametrize("load", [1.5, 4.0])
+@pytest.mark.parametrize("load", [1.5, 4.0, 10.0])
 def test_many_callers_hear_in_time_where_a_store_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, load: float
 ) -> None:

@@ -256,12 +256,13 @@ class Backlog:
         longest_us = timely_us = patience_us * _TIMELY // 100
         if store_us is not None:
             timely_us = max(FRESH_US, patience_us * _IN_STORE // 100 - store_us)
-        if size <= most:
-            longest_us = timely_us  # so that all may be counted again
+        fresh = since_us <= min(late_us, timely_us)
+        allowed = size if fresh else self._allowance.visited(now_us, since_us, patience_us)
+        if size <= min(most, allowed):
+            longest_us = timely_us  # so that all may be counted again, as there is time for it
         self._late_rest_us = longest_us - patience_us * _LEEWAY // 100
-        if since_us <= min(late_us, timely_us):
+        if fresh:
             return False, size
-        allowed = self._allowance.visited(now_us, since_us, patience_us)
         earned = self._earned_bytes + min(allowed, size)
         whole = since_us <= timely_us and size <= most
         newest = size if whole else size * min(late_us, timely_us) // since_us
