@@ -8,7 +8,7 @@ Times are integer microseconds, what is used is an integer or a Fraction.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -106,10 +106,10 @@ class Counter:
         """Whether it goes on between these moments: what has leaked by `then` stays so."""
         return self.used(self.terms, now) != self.used(self.terms, then)
 
-    def leaked_by_old_rate(self) -> bool:
-        """Whether it may have leaked by a rate that can change: hits were given back here since.
+    def leaked_by_another(self, rates: Collection[int]) -> bool:
+        """Whether a give-back can have made it leak, or now will, by another rate than these.
 
-        "What had leaked until then stays so, also if the rate changes afterwards."
+        "What has leaked stays so, also if the rate changes afterwards."
         """
         return False
 
@@ -419,9 +419,12 @@ class Bucket(Counter):
             return (self.at // terms.window_us + refills.__ceil__()) * terms.window_us - now
         return self.at + (refills * terms.window_us).__ceil__() - now
 
-    def leaked_by_old_rate(self) -> bool:
-        # Also in the moment of the last change: an override may have had another rate there.
-        return self.given_back_at is not None and self.given_back_at >= self.at
+    def leaked_by_another(self, rates: Collection[int]) -> bool:
+        known = set(rates)
+        # Also in the moment of the last change: another descriptor may have had its rate there.
+        if self.given_back_at is not None and self.given_back_at >= self.at:
+            known.add(self.terms.requests_per_unit)
+        return len(known) > 1
 
     def over_at(self) -> int:
         return self.at + self._until(self.terms, self.at, 0)

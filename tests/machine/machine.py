@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -122,6 +124,8 @@ class Machine(RuleBasedStateMachine):
     def decide(self, batch: list[tuple[list[Asked], int]], number: int) -> None:
         self.last = batch[-1:]
         number %= len(self.world.processes)
+        for descriptors, _ in batch:
+            self.drop_leaked(self.model.rates(descriptors))
         told = self.world.run(self.world.processes[number].decide(batch))
         if number not in self.alone:
             self.world.asked(told)
@@ -173,6 +177,7 @@ class Machine(RuleBasedStateMachine):
         self.fail([self.asked(wish) for wish in wishes], hits, process, seam)
 
     def fail(self, descriptors: list[Asked], hits: int, number: int, seam: str) -> None:
+        self.drop_leaked(self.model.rates(descriptors))
         one = self.world.run(self.world.processes[number].fail(descriptors, hits, seam))
         if not one.hits:
             return
@@ -221,7 +226,6 @@ class Machine(RuleBasedStateMachine):
         one = Override(kind, entries, number, self.overridden)
         self.model.overrides.append(one)
         self.world.steer(one)
-        self.drop_leaked()
         self.ask_then(then)
 
     @rule(which=st.integers(0, 9), then=walk.requested)
@@ -232,7 +236,6 @@ class Machine(RuleBasedStateMachine):
         if self.idle:
             return
         self.world.steer(overrides.pop(which % len(overrides)), away=True)
-        self.drop_leaked()
         self.ask_then(then)
 
     @rule(which=st.integers(0, 9), process=st.integers(0, 1), then=walk.requested)
@@ -272,6 +275,19 @@ class Machine(RuleBasedStateMachine):
             if given_back:
                 counter.given_back_at = self.now
             if counter.damaged(self.now) or not counter.used(counter.terms, self.now):
+                self.drop(name)
+
+    def drop_leaked(self, rates: Mapping[Identity, Collection[int]]) -> None:
+        """Forgets buckets that may have leaked by another rate than is now asked for.
+
+        Where a charge is given back, "what has leaked stays so, also if the rate changes
+        afterwards": then, or in the same request.
+        """
+        if self.world.settles_in_order:
+            return
+        for name, counter in list(self.model.counters.items()):
+            asked = rates.get(name.name if isinstance(name, Alone) else name)
+            if asked and counter.leaked_by_another(asked):
                 self.drop(name)
 
     def drop(self, name: Identity) -> None:
@@ -341,11 +357,4 @@ class Machine(RuleBasedStateMachine):
     def reload(self, choice: walk.Choice, then: Requested) -> None:
         """A rule gets other numbers, or another mode."""
         self.load(walk.changed(self.written, choice))
-        self.drop_leaked()
         self.ask_then(then)
-
-    def drop_leaked(self) -> None:
-        """Forgets what may have leaked by a rate that is not the one of now."""
-        for name, counter in list(self.model.counters.items()):
-            if counter.leaked_by_old_rate():
-                self.drop(name)

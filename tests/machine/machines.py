@@ -258,6 +258,7 @@ class LosingMachine(Machine):
         if self.idle:
             return
         asked = self.asked(wish)
+        self.drop_leaked(self.model.rates([asked]))
         self.world.lose_next_reply(process, shard)
         (one,) = self.world.run(self.world.processes[process].decide([([asked], 0)]))
         self.world.lose_no_reply(process, shard)
@@ -295,6 +296,7 @@ class LosingMachine(Machine):
         if self.idle:
             return
         process, shard = sorted(self.away)[which % len(self.away)]
+        self.drop_leaked(self.model.rates_alone(process, shard))
         owed, since = [], self.now
         if lost:
             alone = self.model.take_alone(process, shard)

@@ -155,6 +155,22 @@ class Model:
             one.hits = [one.hits[at] for at in alone]
         self._settle(meant, now, "", policy)
 
+    def rates(self, descriptors: Sequence[Asked]) -> dict[Identity, set[int]]:
+        """The rates, by their `requests_per_unit`, by which a request asks each of its counters."""
+        found: dict[Identity, set[int]] = {}
+        for one in self._meanings(descriptors, 0):
+            for name, terms in zip(one.counters, one.terms, strict=True):
+                found.setdefault(name, set()).add(terms.requests_per_unit)
+        return found
+
+    def rates_alone(self, process: int, shard: int) -> dict[Identity, set[int]]:
+        """The same of what a process has counted for a shard that it had lost."""
+        return {
+            name.name: {counter.terms.requests_per_unit}
+            for name, counter in self.counters.items()
+            if isinstance(name, Alone) and name[:2] == (process, shard)
+        }
+
     def take_alone(self, process: int, shard: int) -> dict[Identity, Counter]:
         """Takes out what a process has counted for a shard that it had lost."""
         found = {

@@ -29,7 +29,7 @@ from tests.machine.in_redis import (
 from tests.machine.losing import Failing, LosingNodes, LosingShards
 from tests.machine.machine import Machine
 from tests.machine.machines import CachedMachine, FailingMachine, FullMachine, LosingMachine
-from tests.machine.meaning import Rule, Settings
+from tests.machine.meaning import Override, Rule, Settings
 from tests.machine.terms import SECOND
 from tests.machine.world import FullMemory, Memory, World
 from tests.servers.cluster import RedisCluster
@@ -158,6 +158,33 @@ def test_known_denial_beside_several_hits_on_one_key(
         for asked in ([over, over], [over]):
             walk.decide([(asked, 0)], 0)
         assert world.cached == 1
+
+
+def test_one_bucket_by_two_rates(
+    loop: asyncio.AbstractEventLoop, redis_server: RedisServer, ring_url: str
+) -> None:
+    """What has leaked from a bucket where a charge was given back stays so for another rate.
+
+    "What has leaked stays so, also if the rate changes afterwards": an override changes it for the
+    descriptor itself, but not for the one that gives back a lease.
+    """
+    bucket = {"algorithm": "token_bucket", "unit": "minute", "requests_per_unit": 5}
+    leases = {"algorithm": "concurrency", "unit": "second", "requests_per_unit": 100}
+    rules: list[Rule] = [{"key": "r0", "rate_limits": [bucket, leases]}]
+    one, many = Asked((("r0", "a"),), 1), Asked((("r0", "b"),), 40)
+    lease = Asked((("r0", "a"), ("lease", "00")), 1, negative=True)
+    shards = [redis_server.url.removesuffix("0") + str(number) for number in range(3)]
+    with closing(InRing(loop, ring_url, shards)) as world:
+        walk = Machine()
+        walk.world = world
+        walk.begin(Settings(), "local", rules)
+        override = Override("limit", (("r0", "a"),), 20, 1)
+        walk.model.overrides.append(override)
+        world.steer(override)
+        walk.decide([([one], 0)], 0)
+        walk.set_clock(walk.now + 2 * SECOND)
+        for asked in ([one, many], [one, many, lease], [lease]):
+            walk.decide([(asked, 0)], 0)
 
 
 def test_cluster(loop: asyncio.AbstractEventLoop, redis_cluster: RedisCluster) -> None:
