@@ -199,8 +199,8 @@ class LocalCache:
                     self.given_back([hit.key])
                 elif outcome.over:
                     self._remember(hit, outcome, hits, asked_us)
-                elif not outcome.charged:
-                    self._forget(hit.key)  # hits of others may still pass
+                elif not outcome.charged or _leaks_otherwise(over.get(hit.key), hit):
+                    self._forget(hit.key)  # hits of others may pass
 
     def _remember(self, hit: Hit, outcome: Outcome, hits: Sequence[Hit], asked_us: int) -> None:
         """Takes in the key of a denied hit, if no other hit of the request can have filled it."""
@@ -225,6 +225,14 @@ class LocalCache:
     def _forget(self, key: bytes) -> None:
         if self._over.pop(key, None) is not None:
             self._bytes -= _ENTRY_BYTES + len(key)
+
+
+def _leaks_otherwise(known: _Over | None, hit: Hit) -> bool:
+    """Whether a hit had another rate than what is known was reckoned by: the bucket may be emptier.
+
+    An override can give one of the descriptors that share a bucket another rate.
+    """
+    return known is not None and known.spec.rate != hit.spec.rate
 
 
 def _cached(hit: Hit) -> bool:

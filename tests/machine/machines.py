@@ -375,7 +375,12 @@ class CachedMachine(Machine):
         for hit, name, result in zip(one.hits, self.model.last, one.answer.counted, strict=True):
             if hit.refund:
                 self.denials.pop((number, hit.key), None)
-            elif result.over and hit.addend == 1 and keys.count(hit.key) == 1:
+            elif not result.over:
+                # Hits of another rate may have let the bucket leak faster.
+                known = self.denials.get((number, hit.key))
+                if known is not None and known.spec.rate != hit.spec.rate:
+                    del self.denials[number, hit.key]
+            elif hit.addend == 1 and keys.count(hit.key) == 1:
                 # Of several hits on one key it learns nothing: one of them may have filled it.
                 counter = self.model.counters.get(name)
                 if counter is None or not counter.remaining(counter.terms, self.now):

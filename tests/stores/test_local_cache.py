@@ -8,7 +8,7 @@ import pytest
 
 from ratelimit_service.algorithms import capacity_of, spec_of
 from ratelimit_service.health import Health
-from ratelimit_service.model import Hit, Limit, Mode, Outcome
+from ratelimit_service.model import Hit, Limit, Mode, Outcome, Unit
 from ratelimit_service.observer import Stats
 from ratelimit_service.stores import NEVER, Done, Outcomes, Settled, Wanted, always
 from ratelimit_service.stores.local_cache import LocalCache
@@ -280,6 +280,21 @@ async def test_changed_limit(fixture: Fixture) -> None:
     await fixture.charge([FULL], [hit()])
 
     assert await fixture.charge([hit(limit=6)]) == [[Outcome(False, 0, MINUTE, 1)]]
+
+
+async def test_emptied_by_another_rate(fixture: Fixture) -> None:
+    """A bucket that leaks by another descriptor's rate may have room again: the store is asked."""
+    slow = Limit(6, Unit.MINUTE, algorithm="token_bucket")
+    one = hit()._replace(spec=spec_of(slow))
+    faster = hit()._replace(spec=spec_of(slow._replace(requests_per_unit=600)))
+    await fixture.charge([one._replace(addend=6)], [one])
+    fixture.time.now_us = T + SECOND // 2
+
+    await fixture.charge([faster])
+
+    ((outcome,),) = await fixture.charge([one])
+    assert outcome is not None
+    assert not outcome.over
 
 
 async def test_bounded_in_bytes() -> None:
