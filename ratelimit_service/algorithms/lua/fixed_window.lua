@@ -86,34 +86,17 @@ local function charge(state, now, addend, spec, force)
   }
 end
 
-function fixed_window.charge(state, now, addend, spec, force)
-  if spec.first_hit or spec.periods or not (state == false or type(state) == "number") then
-    return charge(state, now, addend, spec, force)
-  end
-  local limit, window = spec.limit, spec.window
-  local number, count = math.floor(now / window), 0
-  if state then
+fixed_window.charge = charge
+
+-- What makes up states at one moment: what the count is added to, the reset, and whether a state is of a window that
+-- is over, or nothing counts in it.
+function fixed_window.moment(now, window)
+  local number = math.floor(now / window)
+  local function is_over(state)
     local ahead = (math.floor(state / COUNTS) - number) % NUMBERS
-    if ahead > 1 then
-      return charge(state, now, addend, spec, force)
-    end
-    count = state % COUNTS
-    if count > 0 then
-      number = number + ahead
-    end
+    return ahead >= FAR_AHEAD or (ahead == 0 and state % COUNTS == 0)
   end
-  local total = count + addend
-  if addend == 0 or total > limit then
-    return charge(state, now, addend, spec, force)
-  end
-  return {
-    passed = true,
-    state = number % NUMBERS * COUNTS + total,
-    remaining = limit - total,
-    reset = (number + 1) * window - now,
-    retry = 0,
-    counted = addend,
-  }
+  return number % NUMBERS * COUNTS, (number + 1) * window - now, is_over
 end
 
 -- Whether the receipt is of this window: it ends then, or it had begun when that counted.

@@ -14,10 +14,8 @@
 
 local MAX_STATE = 4503599627370496 -- 2^52
 local MAX_EXACT = 9007199254740992 -- 2^53
-local MAX_WAIT = 36028797018963968 -- 2^55: three of the longest windows
 local SETTLED = 32768
-local UNDO = 3
-local NO_LEASE = string.rep("\0", 8)
+local PLAIN_BYTES = 18
 
 local now = tonumber(ARGV[1])
 if not now then
@@ -34,7 +32,7 @@ local function read(key)
     state = redis.pcall("GET", key)
     if type(state) ~= "string" then
       state = false
-    elseif string.match(state, "^%d+$") then
+    elseif string.match(state, "^[1-9]%d*$") then
       state = tonumber(state)
       state = state < MAX_STATE and state
     end
@@ -43,190 +41,120 @@ local function read(key)
   return state
 end
 
+local function text_of(number)
+  return string.format("%.0f", number)
+end
+
 -- Expiry only collects garbage. A state is kept for a second longer than it matters, for clocks that step back.
-local function write(key, step)
-  local state = step.state
-  if type(state) == "number" then
-    state = string.format("%.0f", state)
-  end
-  local life = math.max(0, math.min(step.life or step.reset, MAX_EXACT))
-  redis.call("SET", key, state, "PX", string.format("%.0f", math.ceil(life / 1000) + 1000))
+local function expiry(life)
+  return text_of(math.ceil(math.max(0, math.min(life, MAX_EXACT)) / 1000) + 1000)
 end
 
-local settle_hits
-local function settle(hits, from, moment)
-  settle_hits = settle_hits or load_settle()
-  return settle_hits(hits, from, moment)
+local keys, sub, pack = KEYS, string.sub, struct.pack -- of what each hit needs, locals are found sooner
+local packed, at, index, late = ARGV[2], 1, 0, false
+local changed, added, told, marks = {}, {}, {}, {}
+
+-- How plain hits count at this moment, by their bytes. `first` and the count together are the state of a counter.
+local ways = setmetatable({}, { __index = function(ways, bytes)
+  local limit, window, addend, algorithm = struct.unpack(">I4dI4B", bytes)
+  local first, reset, is_over = algorithms[algorithm].moment(now, window)
+  local way = { first = first, reset = reset, is_over = is_over, addend = addend, text = text_of(addend) }
+  way.least, way.most = first + addend, first + limit
+  ways[bytes] = way
+  return way
+end })
+
+-- Whether a number that Redis had before a hit stands for a new counter.
+local function is_new(before, way)
+  return before == 0 or (before > 0 and before < MAX_STATE and way.is_over(before))
 end
 
-local packed, at, index = ARGV[2], 1, 0
-local changed, told, marks = {}, {}, {}
+-- Of each hit of a request that `increment` has counted in Redis, the number before it; false if Redis was not asked.
+local had = {}
 
-local function tell(place, step)
-  local passed = step.passed
-  local wait = passed and step.reset or step.retry
-  told[place] = struct.pack(">BI4I8I8B", passed and 0 or 1, step.remaining, wait, step.counted, 0)
-  if step.damaged or step.late then
-    marks[place] = (step.damaged and 1 or 0) + (step.late and 2 or 0)
-  end
-end
-
--- Takes back what `increment` has done, the last first.
-local function undo(done)
-  for number = #done, 1, -1 do
-    local each = done[number]
-    states[each.key] = each.state
-    changed[each.key] = each.change
-    if each.before == 0 then
-      redis.call("DEL", each.key)
-    elseif each.anew then
-      -- Its window has ended: it counts again only if the clock steps back.
-      redis.call("SET", each.key, string.format("%.0f", each.before), "PX", 1000)
-    elseif each.addend then
-      redis.call("DECRBY", each.key, each.addend)
+-- Takes back what `increment` has done, the last first. The hits begin at a byte.
+local function undo(count, from)
+  for number = count, 1, -1 do
+    local start = from + (number - 1) * PLAIN_BYTES
+    local key, way = KEYS[index + number], ways[string.sub(packed, start, start + PLAIN_BYTES - 1)]
+    local before = had[number]
+    if not before then
+      states[key], added[key] = states[key] - way.addend, added[key] - way.addend
+    else
+      states[key] = nil
+      if before == 0 then
+        redis.call("DEL", key)
+      elseif is_new(before, way) then
+        -- It counts again only if the clock steps back.
+        redis.call("SET", key, text_of(before), "PX", 1000)
+      else
+        redis.call("DECRBY", key, way.text)
+      end
     end
   end
 end
 
 -- The short way for a request of plain hits that all pass, as nearly all do. The first hit on a key takes one
--- INCRBY. The reply tells the state before it, and so whether the hit passes. Further hits on the key need no
--- command. Returns where the hits end. Returns nothing if the request is of another kind; then nothing has
--- changed.
-local plain = {}
+-- INCRBY. The reply tells the state before it, and so whether the hit passes. Further hits on the key are added
+-- together, and written at the end. Returns where the hits end. Returns nothing if the request is of another kind;
+-- then nothing has changed.
 local function increment(count, from)
-  local done = {}
+  local at = from
   for number = 1, count do
-    local key = KEYS[index + number]
-    local addend, algorithm, _
-    plain.limit, plain.window, addend, algorithm, _, from = struct.unpack(">I4dI4BB", packed, from)
-    local before = states[key]
-    local each = { key = key, state = before, change = changed[key] }
-    local after
-    if before == nil then
-      after = redis.pcall("INCRBY", key, addend)
-      if type(after) ~= "number" then
-        return undo(done)
+    local place = index + number
+    local key, way = keys[place], ways[sub(packed, at, at + PLAIN_BYTES - 1)]
+    local state, addend = states[key], way.addend
+    if state then
+      if type(state) ~= "number" then
+        return undo(number - 1, from)
       end
-      before = after - addend
-      each.before, each.addend = before, addend
-    end
-    done[number] = each
-    if before and (type(before) ~= "number" or before < 0 or before >= MAX_STATE) then
-      return undo(done)
-    end
-    local step = algorithms[algorithm].charge(before ~= 0 and before, now, addend, plain, false)
-    if not step.passed or step.damaged then
-      return undo(done)
-    end
-    if after and (before == 0 or step.state ~= after) then
-      each.anew = true
-      write(key, step)
-    elseif not after then
-      changed[key] = step
-    end
-    states[key] = step.state
-    tell(index + number, step)
-  end
-  return from
-end
-
-local function periods_of(number, first, this, following, ending)
-  return function(moment)
-    if moment < this then
-      return number - 1, first, this, following
-    elseif moment < following then
-      return number, this, following, ending
-    end
-    local last = moment < ending and ending or moment + ending - following
-    return number + 1, following, last, last + ending - following
-  end
-end
-
-local function unpack_hit(key)
-  local hit = { key = key, lease = NO_LEASE }
-  local spec, flags = { rate = 0, tick = 0, buckets = 0 }
-  hit.spec = spec
-  spec.limit, spec.window, hit.addend, spec.algorithm, flags, at = struct.unpack(">I4dI4BB", packed, at)
-  hit.mode = flags % 4
-  hit.count_denied = flags % 8 >= 4
-  hit.refund = flags % 16 >= 8
-  hit.joined = flags % 32 >= 16
-  if flags % 64 >= 32 then
-    local variant
-    spec.rate, spec.tick, spec.buckets, variant, at = struct.unpack(">I4BI2B", packed, at)
-    spec.first_hit, spec.stepped, spec.queue = variant % 2 == 1, variant % 4 >= 2, variant % 8 >= 4
-    if variant >= 8 then
-      for _, name in ipairs(own_parameters[spec.algorithm]) do
-        spec[name], at = struct.unpack(">d", packed, at)
+      state, had[number] = state + addend, false
+      added[key] = (added[key] or 0) + addend
+    else
+      state = redis.pcall("INCRBY", key, way.text)
+      if type(state) ~= "number" then
+        return undo(number - 1, from)
       end
+      had[number] = state - addend
     end
+    states[key] = state
+    if state <= way.least or state > way.most then
+      local before = had[number]
+      if not before or not is_new(before, way) or way.least > way.most then
+        return undo(number, from)
+      end
+      way.new, way.expiry = way.new or text_of(way.least), way.expiry or expiry(way.reset)
+      redis.call("SET", key, way.new, "PX", way.expiry)
+      state = way.least
+      states[key] = state
+    end
+    told[place] = pack(">BI4I8I8B", 0, way.most - state, way.reset, addend, 0)
+    at = at + PLAIN_BYTES
   end
-  if flags % 128 >= 64 then
-    local number, first, this, following, ending
-    number, first, this, following, ending, at = struct.unpack(">I4dddd", packed, at)
-    spec.periods = periods_of(number, first, this, following, ending)
-  end
-  if hit.refund and hit.mode == UNDO then
-    local receipt = {}
-    receipt.at_us, receipt.until_us, at = struct.unpack(">dd", packed, at)
-    hit.receipt = receipt
-  end
-  if flags >= 128 then
-    hit.lease, at = struct.unpack(">I2c0", packed, at)
-  elseif hit.refund then
-    hit.lease = ""
-  end
-  return hit
+  return at
 end
 
--- After the deadline nobody waits for the answer. Only what is given back still counts.
-local late = false
-local LATE = { late = true, passed = true, remaining = 0, reset = 0, retry = 0, counted = 0 }
-local function settle_late(hits)
-  local refunds, steps = {}, {}
-  for place, hit in ipairs(hits) do
-    steps[place] = LATE
-    if hit.refund then
-      table.insert(refunds, hit)
-    end
+-- Lets a state count as new that cannot be read, unless this call has written it.
+local function doubt(key)
+  if not changed[key] then
+    states[key] = false
   end
-  local refunded, changes = settle(refunds, read, now)
-  for place, hit in ipairs(hits) do
-    if hit.refund then
-      steps[place] = table.remove(refunded, 1)
-    end
-  end
-  return steps, changes
 end
 
-local function settled(hits)
-  local steps, changes = (late and settle_late or settle)(hits, read, now)
-  for place, step in ipairs(steps) do
-    local limit = hits[place].spec.limit
-    assert(step.remaining >= 0 and step.remaining <= limit and step.counted >= 0)
-    assert(step.reset >= 0 and step.reset < MAX_WAIT and step.retry >= 0 and step.retry < MAX_WAIT)
+local function tell(place, step)
+  local passed = step.passed
+  local wait = passed and step.reset or step.retry
+  told[place] = pack(">BI4I8I8B", passed and 0 or 1, step.remaining, wait, step.counted, 0)
+  if step.damaged or step.late then
+    marks[place] = (step.damaged and 1 or 0) + (step.late and 2 or 0)
   end
-  return steps, changes
 end
 
--- Settles a request. A state that makes this fail counts as new, so that it costs neither this request nor
--- those beside it an answer. States that this call has counted are never the cause.
-local function settle_safely(hits)
-  local found, steps, changes = pcall(settled, hits)
-  if found then
-    return steps, changes
-  end
-  for _, hit in ipairs(hits) do
-    if not changed[hit.key] then
-      states[hit.key] = false
-    end
-  end
-  return settled(hits)
-end
-
+local long_way
 while at <= #packed do
-  local count, after
-  count, at = struct.unpack(">I2", packed, at)
+  local high, low = string.byte(packed, at, at + 1)
+  local count, after = high * 256 + low, nil
+  at = at + 2
   if count == 0 then
     local not_after
     not_after, at = struct.unpack(">d", packed, at)
@@ -240,13 +168,9 @@ while at <= #packed do
   if after then
     at = after
   else
-    local hits = {}
-    for number = 1, count do
-      hits[number] = unpack_hit(KEYS[index + number])
-    end
-
-    local steps, changes = settle_safely(hits)
-
+    long_way = long_way or load_long_way(packed, now, read, doubt)
+    local steps, changes
+    steps, changes, at = long_way(index, count, at, late)
     for key, step in pairs(changes) do
       states[key] = step.state
       changed[key] = step
@@ -258,11 +182,17 @@ while at <= #packed do
   index = index + count
 end
 
+for key, count in pairs(added) do
+  if count > 0 and not changed[key] then
+    redis.call("INCRBY", key, text_of(count))
+  end
+end
 for key, step in pairs(changed) do
-  write(key, step)
+  local state = type(states[key]) == "number" and text_of(states[key]) or states[key]
+  redis.call("SET", key, state, "PX", expiry(step.life or step.reset))
 end
 
-local head = struct.pack(">I8I8", tonumber(ARGV[3] or 0), now)
+local head = pack(">I8I8", tonumber(ARGV[3] or 0), now)
 if next(marks) then
   for place = 1, #KEYS do
     told[#KEYS + place] = string.char(marks[place] or 0)

@@ -114,7 +114,10 @@ def _joined() -> str:
     ]
     parts.append("\n".join(["local own_parameters = {}", *own]))
     parts.append(f"local function load_settle()\n{text('settle')}\nreturn settle\nend")
-    parts.append((_PACKAGE / "stores" / "redis" / "script.lua").read_text())
+    here = _PACKAGE / "stores" / "redis"
+    long_way = (here / "long_way.lua").read_text()
+    parts.append(f"local function load_long_way(packed, now, read, doubt)\n{long_way}\nend")
+    parts.append((here / "script.lua").read_text())
     return "\n".join(parts)
 
 
