@@ -48,6 +48,10 @@ class PlanTemplate:
         self._names = names
         self._rest = rest
 
+    def key(self, value: bytes) -> bytes:
+        """The key of the only hit with this value. Raises UnicodeDecodeError as `plan`."""
+        return self._names.key(value)
+
     def plan(self, value: bytes) -> Plan:
         """The plan with this value. Raises UnicodeDecodeError if it is no UTF-8."""
         # mypyc would build a list first for (key, *rest).

@@ -24,6 +24,7 @@ class Met:
     """One descriptor of a request, and the use of the rule that it meets."""
 
     __slots__ = (
+        "_kin",
         "_name",
         "_name_place",
         "addend",
@@ -31,7 +32,6 @@ class Met:
         "counter",
         "enforced",
         "entries",
-        "hits",
         "key",
         "refund",
         "spec",
@@ -46,12 +46,16 @@ class Met:
         planned: Plan,
         start: int,
         entries: Sequence[tuple[str, str]],
+        key: bytes = b"",
     ) -> None:
-        """`entries` are those that name the caller; its hits begin at `start` of the request's."""
+        """`entries` are those that name the caller; its hits begin at `start` of the request's.
+
+        With a `key` the plan is one of its kind: its own only hit differs in this key.
+        """
         hits = planned.hits
         self.use = use
+        self._kin = hits
         self.addend = planned.addend
-        self.hits = hits
         self.refund = planned.refund
         self.start = start
         self.enforced = not hits or hits[0].mode is not Mode.SHADOW
@@ -60,12 +64,20 @@ class Met:
         self._name_place = -1
         self.times: list[int] = []
         """When it came since its caller was last followed."""
-        self.key = hits[0].key if hits else self.name.encode("utf-8", "replace")
+        self.key = key or (hits[0].key if hits else self.name.encode("utf-8", "replace"))
         self.spec = hits[0].spec if hits else None
         self.counter: MemoryCounter | None = None
         """That of its first hit, if it has been looked up."""
         self.caller = self._caller(self.key)
         """Who is looked at; None if it is not in the sample, or no more."""
+
+    @property
+    def hits(self) -> Sequence[Hit]:
+        """What it is charged. Most requests are charged without these."""
+        kin = self._kin
+        if not kin or kin[0].key == self.key:
+            return kin
+        return (kin[0]._replace(key=self.key),)
 
     @property
     def name(self) -> str:
@@ -83,6 +95,8 @@ class Met:
         return self._name_place
 
     def _caller(self, key: bytes) -> Caller | None:
+        if self.use.brief:
+            return None
         place, callers = place_of(key), self.use.callers
         if not callers.wants(place):
             return None
@@ -96,7 +110,7 @@ class Met:
             return
         caller.waiting = False
         if caller.followed:
-            self.use.follow(caller, self.hits, times)
+            self.use.follow(caller, self._kin, times)
         else:
             self.caller = None
 

@@ -57,10 +57,12 @@ _WITHIN: Final = Verdict.WITHIN
 class _Kin:
     """All requests that differ only in the value of their only descriptor's last entry."""
 
-    __slots__ = ("template", "use")
+    __slots__ = ("planned", "template", "use")
 
     def __init__(self, template: PlanTemplate, use: RuleUse) -> None:
         self.template = template
+        self.planned = template.plan(b"")
+        """The plan of one of them."""
         self.use = use
 
 
@@ -85,8 +87,12 @@ class Trace:
         self._world = World(snapshot, settings, max_counters)
         self.uses: dict[tuple[str, str], RuleUse] = {}
         """By domain and path of the rule."""
-        self.beside = False
-        """Whether it is asked beside another one, so that each keeps plans of its own."""
+        self.beside: Trace | None = None
+        """The one that is asked first, if it is asked beside another one.
+
+        Each keeps plans of its own. What both have a rule for is told of the other one's, so here
+        nobody asks for more than its denials.
+        """
         self._prepared: list[RecordedRequest] = []
         """Requests that have a plan: a `Met` if they are one hit and nothing else."""
         self._waiting: list[Met] = []
@@ -137,7 +143,8 @@ class Trace:
                 end = bisect_left(times, next_us, start)
                 self._ask_part(requests[start:end], times[start:end], start, denied)
                 start = end
-        self.timeline.add_all(times, [times[place] for place in denied])
+        if self.beside is None:
+            self.timeline.add_all(times, [times[place] for place in denied])
         self._follow_all()
         return denied
 
@@ -152,7 +159,7 @@ class Trace:
 
         Their places count from `start`. Nearly every request is one hit: it has a short way here.
         """
-        beside = self.beside
+        beside = self.beside is not None
         for place, asked in enumerate(requests):
             at_us = times[place]
             remembered = asked.beside if beside else asked.plan
@@ -180,6 +187,10 @@ class Trace:
     def _alone(self, met: Met, remaining: int, at_us: int) -> bool:
         """Notes what came of such a request; tells whether it is denied."""
         use, caller = met.use, met.caller
+        if use.brief:
+            if remaining >= 0 or not met.enforced:
+                return False
+            return self._deny(use)
         if caller is not None:
             if not met.times:
                 self._wait(met, caller)
@@ -205,6 +216,9 @@ class Trace:
         if not met.enforced:
             use.admitted_over += 1
             return False
+        return self._deny(use)
+
+    def _deny(self, use: RuleUse) -> bool:
         use.limits[0].denied += 1
         use.denied += 1
         self.denied += 1
@@ -366,7 +380,7 @@ class Trace:
             kin = self._kin[shape] = self._new_kin(request.domain, entries, addend, at_us) or True
         if not isinstance(kin, _Kin) or not value.isascii():
             return None
-        return Met(kin.use, kin.template.plan(value.encode()), 0, entries)
+        return Met(kin.use, kin.planned, 0, entries, kin.template.key(value.encode()))
 
     def _new_kin(
         self, domain: str, entries: Sequence[Entry], addend: int, at_us: int
@@ -386,6 +400,7 @@ class Trace:
         use = self.uses.get(key)
         if use is None:
             use = self.uses[key] = RuleUse(rule, declared, self._sample, self._names)
+            use.brief = self.beside is not None and key in self.beside.uses
         return use
 
     def _caller(
@@ -441,7 +456,7 @@ class Replay:
         self.new = new
         self.old = old
         if old is not None:
-            old.beside = True
+            old.beside = new
         self.requests = 0
         self.late = 0
         """Requests that stood too far back in their log; they count as of the time reached."""

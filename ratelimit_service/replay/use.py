@@ -85,6 +85,7 @@ class RuleUse:
     __slots__ = (
         "admitted_over",
         "asked",
+        "brief",
         "callers",
         "changed",
         "changed_callers",
@@ -110,6 +111,8 @@ class RuleUse:
         """`declared` is the rule as its file has it, None for limits that callers bring."""
         self.rule = rule
         self.declared = declared
+        self.brief = False
+        """Whether nothing is asked for but its denials, and who changes side by it."""
         self.limits = [LimitUse(each.limit, each.spec) for each in rule.limits]
         self.asked = self.hits = self.refunds = 0
         self.denied = 0

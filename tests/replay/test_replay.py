@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 from ratelimit_service.model import Code, Descriptor, Entry, Request
 from ratelimit_service.replay.play import Replay, Trace
 from ratelimit_service.replay.recorded import RecordedRequest
+from ratelimit_service.replay.report import RuleReport
 from ratelimit_service.replay.sources import rules_of
 from ratelimit_service.settings import Settings
 from ratelimit_service.simulation.world import World
+from tests.replay import playing
 from tests.replay.playing import START_US, Recorded, block_of, limited, played, rules_file
 
 SECOND_US = 1_000_000
@@ -218,6 +221,34 @@ def test_removed_and_unmet_rules_are_told(tmp_path: Path) -> None:
     assert report.unmatched == {"api": 3}
     assert report.newly_allowed is not None
     assert report.newly_allowed.requests == 2
+
+
+def test_rules_that_only_the_old_have_are_told_as_if_asked_alone(tmp_path: Path) -> None:
+    """What is told of a removed rule is all that is told of it where nothing is compared.
+
+    Of a rule that both have only the new ones' use is told, and how often the old ones denied.
+    """
+    kept = "- {key: user, rate_limit: {unit: day, requests_per_unit: 2}}\n"
+    gone = "- {key: address, rate_limit: {unit: day, requests_per_unit: 2}}\n"
+    old = rules_file(tmp_path, f"domain: api\ndescriptors:\n{kept}{gone}", "old.yaml")
+    new = rules_file(tmp_path, f"domain: api\ndescriptors:\n{kept.replace('2', '3')}", "new.yaml")
+    records = [
+        Recorded(START_US + second * SECOND_US, playing.asked("api", None, (key, name)))
+        for second in range(4)
+        for key in ("user", "address")
+        for name in "ab"
+    ]
+    compared = played(records, new, old)
+    alone = {rule.rule: rule for rule in played(records, old).rules}
+    kept_alone = played(records, new).rules
+
+    def uncompared(rule: RuleReport) -> RuleReport:
+        return replace(rule, denied_before=None, newly_denied=None, newly_allowed=None)
+
+    assert list(map(uncompared, compared.removed)) == [alone["address"]]
+    assert list(map(uncompared, compared.rules)) == list(kept_alone)
+    assert compared.rules[0].denied_before == alone["user"].denied == 4
+    assert compared.denied_before == 8
 
 
 def findings(tmp_path: Path, limit: str, records: list[Recorded]) -> list[tuple[str, str]]:
