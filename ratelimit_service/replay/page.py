@@ -104,7 +104,7 @@ def _page(report: Report) -> Iterator[str]:
     for number, rule in enumerate(report.rules):
         yield from _rule(rule, f"rule-{number}", "")
     for number, rule in enumerate(report.removed):
-        yield from _rule(rule, f"removed-{number}", "Only in the old rules. ")
+        yield from _rule(rule, f"removed-{number}", "Met in the old rules only. ")
     yield from _rest(report)
     yield "</main>\n</body>\n</html>"
 

@@ -135,7 +135,10 @@ class Report:
     newly_allowed: ChangeReport | None
     rules: tuple[RuleReport, ...]
     removed: tuple[RuleReport, ...]
-    """Rules that only the old ones have, with what they were asked there."""
+    """Rules that requests met in the old ones only, with what they were asked there.
+
+    The new ones may have them, too: then other rules go before them now.
+    """
     unmet: tuple[UnmetRule, ...]
     unmatched: dict[str, int]
     """Requests in which a descriptor met no rule, by domain."""

@@ -29,7 +29,7 @@ def lines_of(report: Report) -> Iterator[str]:
         yield from _rule(rule)
     for rule in report.removed:
         yield ""
-        yield f"{rule.rule} of {rule.domain} ({rule.source}) is only in the old rules"
+        yield f"{rule.rule} of {rule.domain} ({rule.source}) was met in the old rules only"
         yield f"  asked {rule.asked:,}, denied {part(rule.denied, rule.asked)}"
     if report.unmet or report.unmatched:
         yield ""

@@ -13,7 +13,7 @@ from ipaddress import (
     summarize_address_range,
 )
 
-from ratelimit_service.algorithms import ALGORITHMS, spec_of
+from ratelimit_service.algorithms import ALGORITHMS, capacity_of, spec_of
 from ratelimit_service.model import SECOND_US, Limit
 from ratelimit_service.rules.matchers import registry
 from ratelimit_service.rules.paths import MatcherName, path_text
@@ -45,6 +45,7 @@ def advice(nodes: Iterable[Node], path: _Path = ()) -> Iterator[Problem]:
         if node.rule is not None:
             yield from _pointless(node.rule)
             yield from _unfitting(node.rule)
+            yield from _all_reserved(node.rule)
             yield from _idle_queue(node.rule)
         if node.children is not None:
             yield from advice(node.children.nodes, here)
@@ -185,6 +186,17 @@ def _unfitting(rule: Rule) -> Iterator[Problem]:
         if why := _why_unfitting(limit):
             message = f"{limit_text(limit)}: {why}"
             yield Problem(rule.source, rule.path, message, "window", tolerated=True, hint=True)
+
+
+def _all_reserved(rule: Rule) -> Iterator[Problem]:
+    """A reserve that, rounded up to whole hits, leaves nothing to the rule itself."""
+    for limit in rule.limits:
+        if limit.reserved and not capacity_of(limit):
+            message = (
+                f"denies every request: rounded up to whole hits, the reserve is all "
+                f"{limit.reserved} of the pool; write a smaller one"
+            )
+            yield Problem(rule.source, rule.path, message, "reserve", tolerated=True, hint=True)
 
 
 def _idle_queue(rule: Rule) -> Iterator[Problem]:

@@ -17,6 +17,7 @@ from ratelimit_service.replay.play import Replay, Trace
 from ratelimit_service.replay.recorded import RecordedRequest
 from ratelimit_service.replay.report import RuleReport
 from ratelimit_service.replay.sources import rules_of
+from ratelimit_service.replay.text import lines_of
 from ratelimit_service.settings import Settings
 from ratelimit_service.simulation.world import World
 from tests.replay import playing
@@ -221,6 +222,17 @@ def test_removed_and_unmet_rules_are_told(tmp_path: Path) -> None:
     assert report.unmatched == {"api": 3}
     assert report.newly_allowed is not None
     assert report.newly_allowed.requests == 2
+
+
+def test_a_rule_that_is_still_there_is_not_said_to_be_gone(tmp_path: Path) -> None:
+    """A rule whose callers all meet another one now was met in the old rules only."""
+    old = limited(tmp_path, "unit: day, requests_per_unit: 1", "old.yaml")
+    before = "- {key: user, one_of: [a, b], rate_limit: {unit: day, requests_per_unit: 5}}\n"
+    new = rules_file(tmp_path, old.read_text() + before, "new.yaml")
+    lines = list(lines_of(played([record(START_US, "a")] * 2, new, old)))
+
+    assert f"user of api ({old}:4:3) was met in the old rules only" in lines
+    assert f"user of api ({new}:4:3): no request met it" in lines
 
 
 def test_rules_that_only_the_old_have_are_told_as_if_asked_alone(tmp_path: Path) -> None:

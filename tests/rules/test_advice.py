@@ -192,6 +192,23 @@ def test_what_to_write_instead(value: str, instead: str) -> None:
     assert problem.message.endswith(f"; write {instead} in its place")
 
 
+def test_reserves_that_leave_nothing() -> None:
+    """A reserve is rounded up to whole hits. If that is the whole limit, it is pointed at."""
+    pool = "unit: minute, requests_per_unit: 10, pool: p"
+    bucket = f"{pool}2, algorithm: token_bucket"
+    assert hints(
+        f"""\
+        - {{key: a, rate_limit: {{{pool}}}}}
+        - {{key: b, rate_limit: {{{pool}, reserve: 90%}}}}
+        - {{key: c, rate_limit: {{{pool}, reserve: 90.1%}}}}
+        - key: below
+          descriptors:
+          - {{key: d, rate_limit: {{{bucket}, reserve: 90%}}}}
+          - {{key: e, rate_limit: {{{bucket}, reserve: 91%}}}}
+        """
+    ) == [("c", "reserve"), ("below > e", "reserve")]
+
+
 def test_queues_that_stay_empty() -> None:
     """A queue of a rule that denies nobody is pointed at."""
     assert hints(
