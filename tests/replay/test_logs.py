@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -256,6 +256,25 @@ def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ran.code == 2
     assert f"{torn}:3: 1 cells, but the header has 3" in ran.err
     assert "left out because unreadable: 1 line" in ran.out
+
+
+def test_how_far_it_is_shows_on_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bar on standard error, which goes in the end; what programs read has none of it."""
+    seconds = chain([0.0], repeat(2.0))
+    clock = SimpleNamespace(monotonic=lambda: next(seconds))
+    monkeypatch.setattr("ratelimit_service.cli.replay.time", clock)
+    rules, log = limited(tmp_path, DAY), tmp_path / "log.csv"
+    log.write_text(csv_of([(0, "a"), (1, "b"), (2, "c"), (3, "d")]))
+
+    assert run(capsys, "--rules", rules, "--json", log).err == ""
+    seconds = chain([0.0], repeat(2.0))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    ran = run(capsys, "--rules", rules, "--json", log)
+    bar = f"[{'#' * 30}] 100% 4 requests, 2 a second, 0 s to go"
+    assert ran.err == f"\r\x1b[K{bar}\r\x1b[K"
+    assert ran.report["requests"] == 4
 
 
 def test_what_stands_in_a_log_does_not_act_on_a_terminal(
