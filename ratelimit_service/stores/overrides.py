@@ -13,19 +13,26 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from ratelimit_service.errors import OverrideError, SettingsError, StoreError
 from ratelimit_service.model import MAX_OVERRIDES, Override, read_override, too_many_overrides
 from ratelimit_service.text import reason
 from ratelimit_service.whole_file import MOST_BYTES, read_whole
 
-__all__ = ["MOST_AUDITED", "KeptOverrides", "OverridesInMemory"]
+__all__ = ["MOST_AUDITED", "Audited", "KeptOverrides", "OverridesInMemory"]
 
 MOST_AUDITED: Final = 10_000
 """So many changes are kept, the newest."""
 
 _FILE_VERSION: Final = 1
+
+
+class Audited(NamedTuple):
+    """Some lines of changes, and the place behind the last one; "" if there are no more."""
+
+    lines: Sequence[str]
+    place: str
 
 
 class KeptOverrides(Protocol):
@@ -44,8 +51,11 @@ class KeptOverrides(Protocol):
         whether it was done; and OverrideError if there are too many.
         """
 
-    async def audited(self, most: int, skip: int = 0) -> Sequence[str]:
-        """The last changes, the newest first, but for so many newer ones. Raises StoreError."""
+    async def audited(self, most: int, after: str = "") -> Audited:
+        """The last changes, the newest first, or those behind a place that an answer has named.
+
+        What changes between two answers moves none. Raises StoreError.
+        """
 
 
 class OverridesInMemory:
@@ -55,6 +65,8 @@ class OverridesInMemory:
         """Reads the file, if it is there. Raises SettingsError if it cannot be used."""
         self._path = Path(path) if path else None
         self._audited: deque[str] = deque(maxlen=MOST_AUDITED)
+        self._changes = 0
+        """Lines that there ever were. A place is named by how many of them are older."""
         self._changed = True
         self._overrides = {} if self._path is None else _read(self._path)
 
@@ -80,10 +92,14 @@ class OverridesInMemory:
             await asyncio.to_thread(_replace, self._path, text)
         self._overrides, self._changed = overrides, True
         self._audited.extendleft(audit)
+        self._changes += len(audit)
 
-    async def audited(self, most: int, skip: int = 0) -> Sequence[str]:
+    async def audited(self, most: int, after: str = "") -> Audited:
         """As `KeptOverrides`. Only changes of this process are kept here."""
-        return list(islice(self._audited, skip, skip + most))
+        first = self._changes - int(after) if after else 0
+        lines = list(islice(self._audited, first, first + most))
+        behind = self._changes - first - len(lines)
+        return Audited(lines, str(behind) if first + len(lines) < len(self._audited) else "")
 
 
 def _text(overrides: Iterable[Override]) -> str:

@@ -80,8 +80,11 @@ async def test_all_processes_know_all_overrides(processes: Processes) -> None:
     await other.overrides.change([exempt], [ban.id, "unknown"], '{"change": 2}')
     await one.overrides.refresh()
     assert one.known == other.known == (await processes.start()).known == [limit, exempt]
-    assert await one.overrides.kept.audited(9) == ['{"change": 2}', '{"change": 1}']
-    assert await one.overrides.kept.audited(9, 1) == ['{"change": 1}']
+    assert (await one.overrides.kept.audited(9)).lines == ['{"change": 2}', '{"change": 1}']
+    newest, place = await one.overrides.kept.audited(1)
+    assert newest == ['{"change": 2}']
+    await one.overrides.change([], [], "of a reset")
+    assert await one.overrides.kept.audited(9, place) == (['{"change": 1}'], "")
 
 
 class Reads:
@@ -392,7 +395,7 @@ async def test_overrides_outlive_changes_of_the_ring(
         assert again.known == ([ban] if len(numbers) > 1 else [exempt])
         newest = await grown.start()
         assert newest.known == [ban]
-        lines = await newest.overrides.kept.audited(9)
+        lines, _ = await newest.overrides.kept.audited(9)
         assert sorted(lines) == ["first", "fourth", "second", "third"]
 
 
@@ -448,8 +451,9 @@ async def test_overrides_move_with_their_slot(redis_cluster: RedisCluster, clock
         await other.overrides.change([], [ban.id], "third")
         await one.overrides.refresh()
         assert one.known == [limit]
-        assert await one.overrides.kept.audited(9) == ["third", "second", "first"]
-        assert await one.overrides.kept.audited(1, 1) == ["second"]
+        assert (await one.overrides.kept.audited(9)).lines == ["third", "second", "first"]
+        _, place = await one.overrides.kept.audited(1)
+        assert (await one.overrides.kept.audited(1, place)).lines == ["second"]
 
 
 async def test_there_are_so_many_at_most(redis_server: RedisServer, clock: Time) -> None:

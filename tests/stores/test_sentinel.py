@@ -118,7 +118,7 @@ async def test_overrides_outlive_a_failover(
     await other.overrides.change([limit], [ban.id], "second")
     await one.overrides.refresh()
     assert one.known == other.known == [limit]
-    assert await one.overrides.kept.audited(9) == ["second", "first"]
+    assert (await one.overrides.kept.audited(9)).lines == ["second", "first"]
 
 
 async def test_a_master_that_becomes_a_replica_is_left(store: RedisStore, watched: Watched) -> None:

@@ -26,10 +26,11 @@ _OF_REMOVAL: Final = (*_ABOUT, "kind", "id")
 
 
 class _Audited(NamedTuple):
-    """Some changes, and how many records were looked at for them."""
+    """Some changes, how many records were looked at for them, and the place behind these."""
 
     changes: Sequence[object]
     looked_at: int
+    place: str
 
 
 class _Steering:
@@ -96,30 +97,27 @@ class _Steering:
         parts = self._all_audited(first, most)
         return await streamed(request.http, "application/json", parts, SAFE_HEADERS)
 
-    async def _audited(self, most: int, skip: int = 0) -> _Audited:
+    async def _audited(self, most: int, after: str = "") -> _Audited:
         """Changes that are told at a time. Raises QuestionError."""
-        found = await self._operating.ask("audit", {"most": most, "skip": skip})
+        found = await self._operating.ask("audit", {"most": most, "after": after})
         if not isinstance(found, Mapping):
             raise TypeError(found)
-        # A worker of an older version says all at once, and not how many.
-        return _Audited(found["audit"], found.get("looked_at", most))
+        # A worker of an older version names no place.
+        return _Audited(found["audit"], found["looked_at"], found.get("place", ""))
 
     async def _all_audited(self, some: _Audited, most: int) -> AsyncIterator[bytes]:
         """The list of the last changes, of which these are the first."""
         yield b'{"audit": ['
-        separator, skip, last = "", 0, None
-        while some.looked_at:
-            told = some.changes
-            if last in told:  # what has been changed meanwhile stands before it
-                told = told[told.index(last) + 1 :]
-            if told:
-                yield (separator + json.dumps(told)[1:-1]).encode()
-                separator, last = ", ", told[-1]
-            skip += some.looked_at
-            if skip >= most:
+        separator = ""
+        while True:
+            if some.changes:
+                yield (separator + json.dumps(some.changes)[1:-1]).encode()
+                separator = ", "
+            most -= some.looked_at
+            if most <= 0 or not some.place:
                 break
             try:
-                some = await self._audited(most - skip, skip)
+                some = await self._audited(most, some.place)
             except QuestionError as error:  # the answer has begun: it can only end early
                 raise ConnectionResetError(str(error)) from error
         yield b"]}\n"

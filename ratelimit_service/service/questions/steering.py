@@ -7,7 +7,8 @@
   `for_seconds` or `until`, `reason`.
 * `remove_override`: ends one by its `id`, or those of a `kind` for a `domain` and a `descriptor`.
 * `reset`: lets the counters of a `domain` and a `descriptor` start anew, or of one `limit` there.
-* `audit`: the last changes, `most` of them but some at a time: those after the newest `skip`.
+* `audit`: the last changes, `most` of them but some at a time: those behind the `place` that the
+  answer before has named (`after`).
 
 All that change something are told `who` asks, and from where (`from`). They answer with what they
 have changed and, as `audit`, with the line that was kept of it.
@@ -304,19 +305,19 @@ async def _counts(
 
 
 async def _audited(deciding: Deciding, about: About) -> object:
-    most, skip = about.get("most", 100), about.get("skip", 0)
+    most, after = about.get("most", 100), about.get("after", "")
     if not isinstance(most, int) or not 0 < most <= _MOST_AUDITED:
         raise QuestionError(f"most must be a number from 1 to {_MOST_AUDITED}")
-    if not isinstance(skip, int) or skip < 0:
-        raise QuestionError("skip must be a number")
+    if not isinstance(after, str):
+        raise QuestionError("after must be a place that an answer has named")
     found = []
-    lines = await deciding.overrides.kept.audited(min(most, _AUDITED_AT_ONCE), skip)
+    lines, place = await deciding.overrides.kept.audited(min(most, _AUDITED_AT_ONCE), after)
     for line in lines:
         try:
             found.append(json.loads(line))
         except ValueError:
             continue
-    return {"audit": found, "looked_at": len(lines)}
+    return {"audit": found, "looked_at": len(lines), "place": place}
 
 
 QUESTIONS: Final = (

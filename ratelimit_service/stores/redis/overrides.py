@@ -18,16 +18,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
-from operator import itemgetter
 from os import urandom
 from typing import Final
 
 from ratelimit_service.clock import now_us
 from ratelimit_service.errors import OverrideError, StoreError
 from ratelimit_service.model import MAX_OVERRIDES, Override, read_override, too_many_overrides
-from ratelimit_service.slices import slowly
 from ratelimit_service.stores.keys import shared_key
-from ratelimit_service.stores.overrides import MOST_AUDITED
+from ratelimit_service.stores.overrides import MOST_AUDITED, Audited
+from ratelimit_service.stores.redis.audit import audited
 from ratelimit_service.stores.redis.connection import Argument, Reply
 from ratelimit_service.stores.redis.store import RedisStore
 from ratelimit_service.text import printable
@@ -203,18 +202,9 @@ class OverridesInRedis:
             self._read[id_] = text, _override(text)
         self._stamp = stamp
 
-    async def audited(self, most: int, skip: int = 0) -> Sequence[str]:
+    async def audited(self, most: int, after: str = "") -> Audited:
         """As `KeptOverrides`. Each change stands in the server that was asked to make it."""
-        home, *others = self._keepers()
-        if not others:
-            return await self._lines(home, skip, most)
-        found = await self._lines(home, 0, skip + most)
-        for name in others:
-            with suppress(StoreError):
-                found += await self._lines(name, 0, skip + most)
-        timed = [(_time_of(line), line) async for line in slowly(found)]
-        timed.sort(key=itemgetter(0), reverse=True)
-        return [line for _, line in timed[skip : skip + most]]
+        return await audited(self._keepers(), self._lines, most, after)
 
     async def _look(self) -> None:
         """Reads the newest copy, and replaces older ones. Raises StoreError if nobody can say.
@@ -271,10 +261,10 @@ class OverridesInRedis:
         fits = isinstance(reply, bytes) and reply.isdigit() and len(reply) <= _MOST_DIGITS
         return int(reply) if fits and isinstance(reply, bytes) else 0
 
-    async def _lines(self, name: str, skip: int, most: int) -> list[str]:
+    async def _lines(self, name: str, skip: int, most: int) -> list[bytes]:
         reply = await self._ask(name, "LRANGE", _AUDIT, skip, skip + most - 1)
         lines = reply if isinstance(reply, list) else []
-        return [line.decode("utf-8", "replace") for line in lines if isinstance(line, bytes)]
+        return [line for line in lines if isinstance(line, bytes)]
 
     async def _ask(self, name: str, command: str, key: bytes, *arguments: Argument) -> Reply:
         return await self._store.command(key, command, self._store.key(key), *arguments, at=name)
@@ -379,14 +369,6 @@ def _since(lines: Sequence[Reply], known: int, stamp: int) -> tuple[int, list[by
             return newest, list(ids)
         at = first
     return None
-
-
-def _time_of(line: str) -> str:
-    """When a change was made, as its line says; empty if it does not say."""
-    try:
-        return str(json.loads(line).get("time", ""))
-    except (ValueError, RecursionError, AttributeError):
-        return ""
 
 
 def _override(text: bytes) -> Override | None:
