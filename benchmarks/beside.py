@@ -88,10 +88,18 @@ NAMES = {
 }
 """Of the shapes of logged calls."""
 
+LISTENING = ("self.telling.listeners", "origins is not None")
+"""What is asked for those that listen."""
+
 WITHIN, NEAR, OVER = ("within", 200_000_000, 0.8), ("near", 200_000_000, 1e-9), ("over", 0, 0.8)
 ROWS = [
     *[
         Row("callers", f"{name}, {whose}", shape, limit, near, pairs=CALLERS_PAIRS)
+        for name, limit, near in (WITHIN, NEAR, OVER)
+        for whose, shape in (("one caller", "hot"), ("a million callers", "uniform"))
+    ],
+    *[
+        Row("all of it", f"{name}, {whose}", shape, limit, near, pairs=CALLERS_PAIRS)
         for name, limit, near in (WITHIN, NEAR, OVER)
         for whose, shape in (("one caller", "hot"), ("a million callers", "uniform"))
     ],
@@ -242,9 +250,17 @@ def switch_of(row: Row, beside: Beside) -> Switch:
     if row.what == "decision log, a worker":
         return beside.handed_on
     if row.what == "nobody listens":
-        return beside.question("self.telling.listeners", "origins is not None")
+        return beside.question(*LISTENING)
     if row.what == "no override":
         return beside.question("self.steering.active", "self.telling.listeners")
+    if row.what == "all of it":
+        asking = beside.question("self.steering.active", *LISTENING)
+
+        def switch(on: bool) -> None:
+            asking(on)
+            beside.callers(on)
+
+        return switch
     raise SystemExit(f"beside.py: {row.what} cannot be switched")
 
 
