@@ -12,10 +12,12 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from functools import partial
 
 from ratelimit_service import __version__, compiled, listening
 from ratelimit_service.accepting import Acceptor, Guests
 from ratelimit_service.admin import HttpPort, Operating
+from ratelimit_service.aside import aside
 from ratelimit_service.comparison import difference
 from ratelimit_service.errors import TransportError
 from ratelimit_service.health import Health, Phase
@@ -298,7 +300,7 @@ class _Supervisor:
             return
         self._restarting = True
         command = [*handover.successor_command(), "--check"]
-        why = await asyncio.to_thread(_why_not, command)
+        why = await asyncio.to_thread(aside, partial(_why_not, command))
         if self._signals.told_to_end:
             return
         if why:

@@ -20,7 +20,7 @@ from ratelimit_service.runtime.signals import NOT_FOR_WORKERS
 from ratelimit_service.service import Answer, Refusal
 from ratelimit_service.service.questions import unanswered
 
-__all__ = ["SLACK_SECONDS", "Inherited", "WorkerProcess"]
+__all__ = ["SLACK_SECONDS", "Inherited", "WorkerProcess", "worker_command"]
 
 SLACK_SECONDS = 2.0
 """If a worker takes so much longer to end than it was given, it is killed."""
@@ -88,13 +88,16 @@ class WorkerProcess:
         """The questions that it was asked, by number."""
 
     @classmethod
-    def spawn(cls, number: int) -> WorkerProcess:
-        """Starts a worker. Raises RateLimitError if the system cannot start a process."""
+    def spawn(cls, number: int, *, beside: bool) -> WorkerProcess:
+        """Starts a worker, which gives way to others as it starts if that is `beside` them.
+
+        Raises RateLimitError if the system cannot start a process.
+        """
         messages, its_messages = socket.socketpair()
         connections, its_connections = socket.socketpair()
         try:
             with its_messages, its_connections:
-                pid = _spawned(its_messages, its_connections)
+                pid = _spawned(worker_command(beside=beside), its_messages, its_connections)
         except RateLimitError:
             messages.close()
             connections.close()
@@ -279,10 +282,17 @@ class WorkerProcess:
         return how
 
 
-def _spawned(messages: socket.socket, connections: socket.socket) -> int:
-    """Starts a process that has these ends; returns its pid. Raises RateLimitError."""
+def worker_command(*, beside: bool) -> list[str]:
+    """What starts a worker, but for its descriptors."""
     code = "from ratelimit_service.runtime.worker import main; main()"
-    command = [sys.executable, "-P", "-c", code]  # -P: import nothing from the working directory
+    if beside:
+        name = "ratelimit_service.runtime.worker"
+        code = f"from ratelimit_service.aside import imported; imported({name!r}).main()"
+    return [sys.executable, "-P", "-c", code]  # -P: import nothing from the working directory
+
+
+def _spawned(command: list[str], messages: socket.socket, connections: socket.socket) -> int:
+    """Starts a process that has these ends; returns its pid. Raises RateLimitError."""
     for end in (messages, connections):
         end.set_inheritable(True)
         command.append(str(end.fileno()))

@@ -171,7 +171,7 @@ class Workers(AskedWorkers):
         (GOAWAY). Returns why not, if a new one cannot start: then the old ones stay.
         """
         for number in range(1, self._count + 1):
-            new = await self._spawn(number)
+            new = await self._spawn(number, beside=True)
             await new.settled()
             if not new.ready.is_set():
                 return new.failure
@@ -281,8 +281,8 @@ class Workers(AskedWorkers):
 
     # One worker's life
 
-    async def _spawn(self, number: int) -> WorkerProcess:
-        worker = WorkerProcess.spawn(number)
+    async def _spawn(self, number: int, *, beside: bool = False) -> WorkerProcess:
+        worker = WorkerProcess.spawn(number, beside=beside)
         await self._open(worker)
         return worker
 

@@ -28,7 +28,7 @@ class Fake(WorkerProcess):
         super().__init__(number, os.getpid(), *socket.socketpair())
 
     @classmethod
-    def spawn(cls, number: int) -> Fake:
+    def spawn(cls, number: int, **_: bool) -> Fake:
         return cls(number)
 
     async def listen(self, received: Received) -> None:
