@@ -43,7 +43,12 @@ class Reads:
         return bytes(self._whole[:size])
 
     def charge(self, size: int) -> None:
-        """Counts bytes that were read in this round, and wait; not what was handled at once."""
+        """Counts bytes that were read in this round, and wait; not what was handled at once.
+
+        So little as is read of everybody in any case is not counted.
+        """
+        if size <= LITTLE_BYTES:
+            return
         if not self._read:
             self._loop.call_soon(self._next_round)
         self._read += size
