@@ -86,7 +86,8 @@ class AtHand:
 
     def _tally(self) -> None:
         callers = self._callers
-        for body, ready in self._answers.items():
+        answers, self._answers = self._answers, {}  # before anything fails: none is told twice
+        for body, ready in answers.items():
             if ready.times:
                 limiter.tally_plain(ready.plans, ready.settled, self._stats, ready.times)
                 if callers is not None and (stands_for := callers.chance()):
@@ -100,4 +101,3 @@ class AtHand:
                     self._enqueue(ready.queue, body, ready.times)
                 if ready.record is not None and self._tell is not None:
                     self._tell(ready.record, ready.times, ready.origins)
-        self._answers = {}

@@ -76,9 +76,8 @@ class Service:
         self._clock = clock
         self._store = store
         self._stats = stats
-        self.waits, self.wait_us = store.waits, store.wait_us
-        """Whether decisions wait for somebody else to count, and for how long new ones of a rank
-        would."""
+        self.waits = store.waits
+        """Whether decisions wait for somebody else to count."""
         self._faults = Faults(stats)
         rare_log = RareLog()
         self._planning = Planning(settings, stats, self._faults, rare_log)
@@ -95,6 +94,14 @@ class Service:
         self.at_hand = AtHand(stats, self.telling.at_hand, self.callers, self._enqueue_at_hand)
         """Answers for when there is no time."""
         self._decisions = DecisionLog.if_wanted(self._serves)
+
+    def wait_us(self, rank: int) -> int:
+        """How long a new request of this rank would wait for the store; 0 if that is not known."""
+        try:
+            return self._store.wait_us(rank)
+        except Exception as error:  # it is decided all the same
+            self._faults.note("a store cannot say how long it would take", error)
+            return 0
 
     async def decide(
         self,

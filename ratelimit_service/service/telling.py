@@ -36,7 +36,11 @@ class Telling:
     @property
     def wants_origins(self) -> bool:
         """Whether somebody wants to know just now who makes calls."""
-        return bool(self.listeners) or (self.tracer is not None and self.tracer.open)
+        try:
+            return bool(self.listeners) or (self.tracer is not None and self.tracer.open)
+        except Exception as error:
+            self._faults.note("a tracer cannot say whether it is open", error)
+            return bool(self.listeners)
 
     def add(self, listener: Listener) -> None:
         """Has it hear of all decisions from now on."""
@@ -76,7 +80,10 @@ class Telling:
         """Tells of calls refused for lack of time, and only the number of so many `others`."""
         if others:
             for listener in self.listeners:
-                listener.missed(others)
+                try:
+                    listener.missed(others)
+                except Exception as error:
+                    self._faults.note("a listener failed with calls that were refused", error)
         if not calls:
             return
         told = [

@@ -193,6 +193,15 @@ class Machine(RuleBasedStateMachine):
         self.compare(descriptors, one, FAILED._replace(counted=expected.counted))
         self.note(one)
 
+    @rule(request=walk.request, process=st.integers(0, 9))
+    def ask_unknowing(self, request: tuple[list[walk.Wish], int], process: int) -> None:
+        """The store cannot say how long a request would wait: it is decided all the same."""
+        wishes, hits = request
+        recorder = self.world.processes[process % len(self.world.processes)].recorder
+        recorder.seam = "wait"
+        self.decide([([self.asked(wish) for wish in wishes], hits)], process)
+        recorder.seam = ""
+
     def drop_request(self, number: int, descriptors: list[Asked], hits: int, one: Told) -> None:
         """A request that nobody waits for any more "before it is sent to Redis is [...] uncounted".
 

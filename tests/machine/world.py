@@ -62,7 +62,10 @@ class Time:
 
 
 SEAMS = ("charge", "plan", "settle", "answer", "encode", "after the charge")
-"""Where a fault of the service's own can be: all but the first two come once it is counted."""
+"""Where a fault of the service's own can be: all but the first two come once it is counted.
+
+Beside these is "wait": the store cannot say how long a request would wait, which costs nothing.
+"""
 
 
 def distorted(seam: str, settled: list[Settled]) -> list[Settled]:
@@ -95,6 +98,8 @@ class Recorder:
         return self.store.waits
 
     def wait_us(self, rank: int) -> int:
+        if self.seam == "wait":
+            raise ArithmeticError("a fault of the service's own")
         return self.store.wait_us(rank)
 
     async def start(self) -> None:
@@ -182,6 +187,7 @@ class Process:
         self.recorder.noted.clear()
         self._queued.taken.clear()
         bodies = _bodies(requests)
+        assert self._service.wait_us(0) >= 0  # as the transport asks before late calls
         answers = await self._service.decide(bodies)
         noted = iter(list(self.recorder.noted))
         told = [_told(answer, noted) for answer in answers]

@@ -23,6 +23,7 @@ from ratelimit_service.transport.transports import TRANSPORTS
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 from tests.servers.service import http
 from tests.service.asking import Asking, Away, descriptor
+from tests.transport.served_ends import Ends
 
 RULES = """
 domain: edge
@@ -30,6 +31,7 @@ descriptors:
   - {key: a, rate_limit: {unit: day, requests_per_unit: 100}}
   - {key: b, rate_limit: {unit: day, requests_per_unit: 100}}
   - {key: free, rate_limit: {unlimited: true}}
+  - {key: user, rate_limit: {unit: day, requests_per_unit: 100}}
 """
 
 
@@ -44,6 +46,11 @@ class Broken(Away):
         if self.seam == "plan":
             raise KeyError("no rules")
         return snapshot
+
+    def wait_us(self, rank: int) -> int:
+        if self.seam == "wait":
+            raise ZeroDivisionError("nobody knows")
+        return 0
 
     def charge(
         self,
@@ -130,6 +137,22 @@ async def test_fault_after_the_answer(
     assert isinstance(answer, bytes)
     assert "no counter" in caplog.text
     assert asking.stats.refusals["internal"] == 0
+
+
+async def test_unknown_wait(
+    asking: Asking, broken: Broken, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If the store cannot say how long requests would wait, late calls are counted all the same."""
+    ends = Ends(asking)
+    ends.settle()
+    broken.seam = "wait"
+
+    with caplog.at_level(logging.ERROR):
+        assert ends.call(waited_us=10_000_000)
+
+    assert "nobody knows" in caplog.text
+    assert asking.stats.refusals["internal"] == 0
+    assert not ends.wire.closed
 
 
 async def test_fault_of_who_is_told(asking: Asking, caplog: pytest.LogCaptureFixture) -> None:

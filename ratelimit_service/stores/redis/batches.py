@@ -371,8 +371,8 @@ class Batches:
             self._call(connection, [call], under_way, ("EVAL", SCRIPT), asking=asking)
             return
         self._landed(under_way, 1)
-        self._compare_paces(connection)
         try:
+            self._compare_paces(connection)
             if not (
                 reply is None
                 or isinstance(reply, hiredis.ReplyError)

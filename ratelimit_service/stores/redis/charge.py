@@ -159,7 +159,6 @@ class Charge:
         """Notes that so many more have an answer, or are settled; with the last it is done."""
         self.missing -= count
         if not self.missing and not self.finished:
-            self.finished = True
             if self.outcomes:
                 outcomes, begins = self.outcomes, self.begins
                 self.settled = [
@@ -168,6 +167,7 @@ class Charge:
                     else settled
                     for number, settled in enumerate(self.settled)
                 ]
+            self.finished = True  # not before: after a fault the deadline ends it
             # Batches and cross-shard requests refer to their charge. It drops them, or they would
             # be a cycle, which nobody collects.
             self.batches.clear()

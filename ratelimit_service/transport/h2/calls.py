@@ -99,7 +99,17 @@ class ServiceCalls:
         return self._service.telling.wants_origins
 
     def haste(self, protocol: Http2Protocol) -> Haste | None:
-        """What a connection may do by itself with its next piece, if its calls have waited."""
+        """What a connection may do by itself with its next piece, if its calls have waited.
+
+        After a fault of ours that is nothing, and the calls are handled one by one.
+        """
+        try:
+            return self._haste_of(protocol)
+        except Exception as error:
+            self._service.bug(error)
+            return None
+
+    def _haste_of(self, protocol: Http2Protocol) -> Haste | None:
         haste, timeout_us = self._haste, protocol.backlog.timeout_us
         fate = protocol.backlog.fate(protocol.now_us, protocol.waited_us, timeout_us)
         fate = self._fate(protocol, timeout_us, fate)
@@ -146,10 +156,13 @@ class ServiceCalls:
 
     def look(self) -> None:
         """Counts what connections have done in haste; to be called about once a second."""
-        self._tell_turned_away()
-        self._haste.looks = LOOKS
-        self._overload.note(Fate.HURRIED, self._service.at_hand.settle())
-        self._overload.look()
+        try:
+            self._tell_turned_away()
+            self._haste.looks = LOOKS
+            self._overload.note(Fate.HURRIED, self._service.at_hand.settle())
+            self._overload.look()
+        except Exception as error:  # who calls this has connections to look after
+            self._service.bug(error)
 
     def _tell_turned_away(self) -> None:
         """Counts the calls that connections have refused, and tells who listens of some."""

@@ -103,16 +103,16 @@ class Gathered:
             self._origins = (self._origins or []) + calls.origins
 
     def submit(self, service: Service, now_us: int) -> None:
-        """Has the calls decided; each is answered on its own connection.
+        """Has the calls decided; each is answered on its own connection. Raises nothing.
 
         It is that time by `elapsed_us`.
         """
-        self._pending.begin(self, now_us)
-        wanted: Wanted = self.wants
-        if len(self._parts) == 1:
-            protocol, stream_ids = self._parts[0]
-            wanted = partial(protocol.connection.awaits, stream_ids)
         try:
+            self._pending.begin(self, now_us)
+            wanted: Wanted = self.wants
+            if len(self._parts) == 1:
+                protocol, stream_ids = self._parts[0]
+                wanted = partial(protocol.connection.awaits, stream_ids)
             service.submit(
                 self._messages,
                 partial(self.answer, service),
@@ -132,25 +132,33 @@ class Gathered:
         return protocol.connection.is_open(stream_ids[place - self._starts[part]])
 
     def answer(self, service: Service, answers: list[Answer]) -> None:
-        """Answers all calls."""
+        """Answers all calls. A fault with one of them costs no other its answer."""
         self._pending.end(self)
-        place = 0
         for at, (protocol, stream_ids) in enumerate(self._parts):
             protocol.undecided -= self._weights[at]
-            connection = protocol.connection
-            done = connection.answer_whole(stream_ids, answers, place)
-            place += done
-            for stream_id in stream_ids[done:]:
-                answer = answers[place]
-                place += 1
-                try:
-                    if isinstance(answer, bytes):
-                        connection.answer(stream_id, answer)
-                    else:
-                        connection.finish(stream_id, answer.code, answer.message)
-                except Exception as error:
-                    refusal = service.bug(error)
-                    connection.finish(stream_id, refusal.code, refusal.message)
-            protocol.flush_soon()
+            start, done = self._starts[at], 0
+            try:
+                done = protocol.connection.answer_whole(stream_ids, answers, start)
+            except Exception as error:
+                service.bug(error)
+            try:
+                for place, stream_id in enumerate(stream_ids[done:], start + done):
+                    _answer_one(service, protocol, stream_id, answers[place])
+                protocol.flush_soon()
+            except Exception as error:  # nothing more can be said to this client
+                protocol.fail(error)
         if self._then is not None:
             self._then()
+
+
+def _answer_one(service: Service, protocol: Http2Protocol, stream_id: int, answer: Answer) -> None:
+    """Answers a call, if nobody has done so."""
+    connection = protocol.connection
+    try:
+        if isinstance(answer, bytes):
+            connection.answer(stream_id, answer)
+        else:
+            connection.finish(stream_id, answer.code, answer.message)
+    except Exception as error:
+        refusal = service.bug(error)
+        connection.finish(stream_id, refusal.code, refusal.message)

@@ -104,34 +104,36 @@ class Sending(OpenStreams):
         streams, window = self._streams, self._send_window
         most = min(self._initial_send_window, MAX_FRAME_SIZE) - PREFIX_BYTES
         written: list[bytes] = []
-        for stream_id in stream_ids:
-            message = answers[place + len(written)]
-            if not isinstance(message, bytes) or streams.get(stream_id, self) is not None:
-                break
-            length = len(message)
-            if length > most or length + PREFIX_BYTES > window:
-                break
-            pack = (_packers[length] if length < _MOST_PACKED else None) or _packer(length)
-            written.append(
-                pack(
-                    _HEADERS_HEAD,
-                    stream_id,
-                    OK_HEADERS,
-                    length + PREFIX_BYTES,
-                    stream_id,
-                    length,
-                    message,
-                    _TRAILERS_HEAD,
-                    stream_id,
-                    _OK_TRAILERS,
+        try:
+            for stream_id in stream_ids:
+                message = answers[place + len(written)]
+                if not isinstance(message, bytes) or streams.get(stream_id, self) is not None:
+                    break
+                length = len(message)
+                if length > most or length + PREFIX_BYTES > window:
+                    break
+                pack = (_packers[length] if length < _MOST_PACKED else None) or _packer(length)
+                written.append(
+                    pack(
+                        _HEADERS_HEAD,
+                        stream_id,
+                        OK_HEADERS,
+                        length + PREFIX_BYTES,
+                        stream_id,
+                        length,
+                        message,
+                        _TRAILERS_HEAD,
+                        stream_id,
+                        _OK_TRAILERS,
+                    )
                 )
-            )
-            window -= length + PREFIX_BYTES
-            del streams[stream_id]
-        self._send_window = window
-        self._finished.extend(stream_ids[: len(written)])
-        self._output += written
-        self._credit(len(written))
+                window -= length + PREFIX_BYTES
+                del streams[stream_id]
+        finally:  # a fault with one of them must not cost those before it their answers
+            self._send_window = window
+            self._finished.extend(stream_ids[: len(written)])
+            self._output += written
+            self._credit(len(written))
         return len(written)
 
     def refuse(self, stream_ids: Sequence[int]) -> None:
