@@ -438,7 +438,7 @@ class Turns:
             first = heapq.heappop(line)[2]
             self._least_us = max(self._least_us, first.used_us)
             handled.append(first)
-            more, before = False, self._later_calls + self._step_calls
+            more, later, before = False, self._later_calls, self._later_calls + self._step_calls
             try:
                 more = first.handle_piece(now)
             except Exception as error:  # its fault must not cost others their turn
@@ -450,7 +450,8 @@ class Turns:
             took_us = min(now - started, _MOST_USED_US)
             first.used_us += took_us + left_calls * self._call_us
             if not asks_little:
-                others_us -= took_us + left_calls * self._call_us
+                # Steps have turns of their own.
+                others_us -= took_us + (self._later_calls - later) * self._call_us
             if took_us > _LITTLE_US:  # if the machine stood still, that is no fault of the client
                 before_us, before_ns = started - since_us, since_ns
                 since_us, since_ns = now, thread_time_ns()
