@@ -45,7 +45,7 @@ class Reads:
     def charge(self, size: int) -> None:
         """Counts bytes that were read in this round, and wait; not what was handled at once.
 
-        So little as is read of everybody in any case is not counted.
+        Small reads are not counted: each connection may have one in any case.
         """
         if size <= LITTLE_BYTES:
             return

@@ -102,8 +102,9 @@ class _Steering:
         found = await self._operating.ask("audit", {"most": most, "after": after})
         if not isinstance(found, Mapping):
             raise TypeError(found)
-        # A worker of an older version names no place.
-        return _Audited(found["audit"], found["looked_at"], found.get("place", ""))
+        # A worker of an older version names no place, and may not say at how many it has looked.
+        looked_at = found.get("looked_at", most)
+        return _Audited(found["audit"], looked_at, found.get("place", ""))
 
     async def _all_audited(self, some: _Audited, most: int) -> AsyncIterator[bytes]:
         """The list of the last changes, of which these are the first."""
