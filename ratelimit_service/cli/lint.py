@@ -34,8 +34,8 @@ def lint(paths: Sequence[Path], shape: str) -> int:
     Example: ratelimit lint rules/
     """
     from ratelimit_service.cli.problems import FORMATS  # noqa: PLC0415
+    from ratelimit_service.rules.lint import SKIPPED, lint_text  # noqa: PLC0415
     from ratelimit_service.rules.lint import lint as lint_paths  # noqa: PLC0415
-    from ratelimit_service.rules.lint import lint_text  # noqa: PLC0415
 
     if _STDIN in paths:
         if len(paths) > 1:
@@ -45,12 +45,11 @@ def lint(paths: Sequence[Path], shape: str) -> int:
         found = lint_paths(paths)
     for line in FORMATS[shape](found):
         say(line)
-    problems = [problem for problem in found.problems if not problem.hint]
-    if problems:
-        say(f"{count(len(problems), 'problem')} found", err=True)
-        return 1
-    say("no problems found", err=True)
-    return 0
+    problems = sum(not problem.hint for problem in found.problems)
+    hints = sum(problem.hint and problem.kind != SKIPPED for problem in found.problems)
+    told = f"{count(problems, 'problem') if problems else 'no problems'} found"
+    say(f"{told}, {count(hints, 'hint')}" if hints else told, err=True)
+    return 1 if problems else 0
 
 
 _STDIN = Path("-")

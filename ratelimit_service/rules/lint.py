@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from ratelimit_service.errors import RulesError
 from ratelimit_service.rules.advice import advice
@@ -15,7 +16,10 @@ from ratelimit_service.rules.problem import Problem
 from ratelimit_service.rules.schema import RuleFile, parse
 from ratelimit_service.text import printable
 
-__all__ = ["Linted", "lint", "lint_text"]
+__all__ = ["SKIPPED", "Linted", "lint", "lint_text"]
+
+SKIPPED: Final = "skipped"
+"""The kind of what only says that a file is none of rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ def lint(paths: Sequence[Path]) -> Linted:
         for name, why in found.unread.items():
             raise RulesError(f"{printable(name)} cannot be read: {why}")
         for name, why in found.skipped.items():
-            problems.append(Problem(Source(name), "", f"not read: {why}", "skipped", hint=True))
+            problems.append(Problem(Source(name), "", f"not read: {why}", SKIPPED, hint=True))
         problems += _problems(found.files)
         files |= found.files
     return Linted(tuple(sorted(problems)), files)

@@ -69,15 +69,21 @@ def test_lint_reads_standard_input() -> None:
 
 
 def test_lint_hints(tmp_path: Path) -> None:
-    """What is only worth knowing is printed, and is no problem."""
+    """What is only worth knowing is printed and counted, and is no problem."""
     path = tmp_path / "queue.yaml"
     limit = "{unit: second, requests_per_unit: 5, max_wait: 2s, algorithm: leaky_bucket}"
     path.write_text(f"domain: a\ndescriptors:\n  - key: k\n    rate_limit: {limit}\n")
 
     ran = Ran("lint", str(path))
 
-    assert (ran.code, ran.err) == (0, "no problems found\n")
+    assert (ran.code, ran.err) == (0, "no problems found, 1 hint\n")
     assert "Envoy does not wait: to it this queue is a meter with a burst of 10" in ran.out
+
+    path.write_text(f"{path.read_text()}    unit: day\n")
+
+    ran = Ran("lint", str(path))
+
+    assert (ran.code, ran.err) == (1, "1 problem found, 1 hint\n")
 
 
 def test_schema() -> None:
