@@ -10,20 +10,23 @@ from pathlib import Path
 import grpc
 import pytest
 
-from ratelimit_service import listening
+from ratelimit_service import compiled, listening
 from ratelimit_service.admin import HttpPort
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.health import Health
 from ratelimit_service.metrics import Metrics, Sources
 from ratelimit_service.model import Code, Hit, Outcome, Request
 from ratelimit_service.rules.tree import Snapshot
-from ratelimit_service.service import Refusal
+from ratelimit_service.service import Answer, Refusal
 from ratelimit_service.stores import NEVER, Done, Settled, Verdict, Wanted, always, judge
+from ratelimit_service.transport.h2 import calls, runs
+from ratelimit_service.transport.h2.connection import Connection
+from ratelimit_service.transport.h2.frames import FrameType
 from ratelimit_service.transport.transports import TRANSPORTS
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 from tests.servers.service import http
 from tests.service.asking import Asking, Away, descriptor
-from tests.transport.served_ends import Ends
+from tests.transport.served_ends import Ends, rounds
 
 RULES = """
 domain: edge
@@ -153,6 +156,86 @@ async def test_unknown_wait(
     assert "nobody knows" in caplog.text
     assert asking.stats.refusals["internal"] == 0
     assert not ends.wire.closed
+
+
+@pytest.mark.skipif(compiled(), reason="its methods cannot be replaced then")
+@pytest.mark.parametrize(("faults", "answered"), [(1, 3), (99, 0)], ids=["once", "always"])
+async def test_fault_in_answering_in_haste(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    faults: int,
+    answered: int,
+) -> None:
+    """A call whose answer at hand cannot be given is decided, or refused if that fails as well.
+
+    Its connection goes on.
+    """
+    ends = Ends(Asking(tmp_path, RULES, store=Away()))
+    ends.settle()
+    assert ends.call(waited_us=50_000_000)
+    answer_whole, failed = Connection.answer_whole, list[list[int]]()
+
+    def failing(
+        connection: Connection, stream_ids: list[int], answers: list[Answer], place: int = 0
+    ) -> int:
+        if len(failed) < faults:
+            failed.append(stream_ids)
+            raise KeyError("no answer")
+        return answer_whole(connection, stream_ids, answers, place)
+
+    with monkeypatch.context() as patched, caplog.at_level(logging.ERROR):
+        patched.setattr(Connection, "answer_whole", failing)
+        said = ends.receive(b"".join(ends.frames("100S") for _ in range(3)), 50_000_000)
+
+    assert failed
+    assert said.count(FrameType.DATA) == answered
+    assert said.count(FrameType.HEADERS) == 3 + answered
+    assert "no answer" in caplog.text
+    assert ends.protocol.undecided == 0
+    assert ends.call()
+
+
+@pytest.mark.skipif(compiled(), reason="its methods cannot be replaced then")
+async def test_fault_in_a_turn_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large call that fails in the turn of its own is refused, and its connection goes on."""
+    ends = Ends(Asking(tmp_path, RULES, store=Away()))
+    ends.settle()
+    many = Request("edge", tuple(descriptor(f"user={value}") for value in range(200)))
+    large = ends.client.headers() + ends.client.data(encode_request(many))
+
+    def failing(undecided: int) -> int:
+        raise KeyError(undecided)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(calls, "rank_of", failing)
+        ends.receive(large)
+        await rounds()
+
+    assert ends.wire.kinds() == [FrameType.HEADERS]
+    assert ends.stats.refusals["internal"] == 1
+    assert not ends.wire.closed
+    assert ends.call()
+
+
+@pytest.mark.skipif(compiled(), reason="its functions cannot be replaced then")
+async def test_fault_in_refusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that cannot be reset, for which there is no time, is refused in another way."""
+    ends = Ends(Asking(tmp_path, RULES, store=Away()))
+    ends.settle()
+    head = ends.client.headers([("grpc-timeout", "100S"), ("x-seen", "never")])
+
+    def failing(streams: Sequence[int]) -> bytes:
+        raise KeyError(streams)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runs, "refusals", failing)
+        said = ends.receive(head + ends.client.data(BODY), 90_000_000)
+
+    assert said == [FrameType.HEADERS]
+    assert ends.stats.refusals["internal"] == 1
+    assert not ends.wire.closed
+    assert ends.call()
 
 
 async def test_fault_of_who_is_told(asking: Asking, caplog: pytest.LogCaptureFixture) -> None:

@@ -120,13 +120,18 @@ def test_refusals_are_resets() -> None:
     )
 
 
+def failed(error: Exception) -> None:
+    """No fault is expected."""
+    raise error
+
+
 class Late(Client):
     """A client whose calls are all late: of one path and one patience they are refused."""
 
     def __init__(self) -> None:
         super().__init__()
         self.settle()
-        self.haste = self.connection.haste = Haste(PATH.encode())
+        self.haste = self.connection.haste = Haste(PATH.encode(), failed)
         self.haste.timeout_us, self.haste.refusing = 20_000, True
         self.over: list[int] = []
         """Calls that were refused, or that ended in another way."""

@@ -61,7 +61,7 @@ class ServiceCalls:
         self._service = service
         self._health = health
         self._overload = overload
-        self._haste = Haste(_DECIDE)
+        self._haste = Haste(_DECIDE, self.failed)
         self.allowance = Allowance()
         self._gathered: dict[tuple[bool, int, bool, int], Gathered] = {}
         """The calls of this turn that are to be decided, by what they have in common: whether there
@@ -89,9 +89,7 @@ class ServiceCalls:
                 else:
                     self._cancel(protocol, event)
             except Exception as error:
-                refusal = self._refusal(error)
-                for stream_id in _streams(event):
-                    protocol.connection.finish(stream_id, refusal.code, refusal.message)
+                self._fail(protocol, _streams(event), error)
 
     @property
     def wants_origins(self) -> bool:
@@ -176,6 +174,12 @@ class ServiceCalls:
         """Counts and logs a fault of ours."""
         self._service.bug(error)
 
+    def _fail(self, protocol: Http2Protocol, stream_ids: Sequence[int], error: Exception) -> None:
+        """Refuses those of the calls that were not answered before the error."""
+        refusal = self._refusal(error)
+        for stream_id in stream_ids:
+            protocol.connection.finish(stream_id, refusal.code, refusal.message)
+
     def forget(self, protocol: Http2Protocol) -> None:
         """Ends the watches of a connection that is gone."""
         for task in self._watches.get(protocol, {}).values():
@@ -241,6 +245,16 @@ class ServiceCalls:
         return calls if len(others) == len(calls.messages) else _some(calls, others)
 
     def _decide_alone(
+        self, protocol: Http2Protocol, calls: Calls, deadline_us: int, arrived_us: int
+    ) -> None:
+        """Has calls decided, in a turn of their own."""
+        try:
+            self._decide_in_time(protocol, calls, deadline_us, arrived_us)
+        except Exception as error:
+            self._fail(protocol, calls.stream_ids, error)
+            protocol.flush_soon()
+
+    def _decide_in_time(
         self, protocol: Http2Protocol, calls: Calls, deadline_us: int, arrived_us: int
     ) -> None:
         """Has calls decided, unless they have waited for their turn for too long."""

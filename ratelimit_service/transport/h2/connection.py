@@ -464,22 +464,36 @@ class Connection(Incoming):
     def _done_in_haste(
         self, haste: Haste, head: Head, stream_id: int, message: bytes, block: bytes
     ) -> bool:
-        """Ends a call that there is no time for, if its answer is at hand."""
+        """Ends a call that there is no time for, if its answer is at hand.
+
+        If a fault of ours prevents that, the call is handed on, and becomes a refusal if that fails
+        as well.
+        """
+        streams = self._streams
+        streams[stream_id] = None
+        try:
+            self._answer_in_haste(haste, head, stream_id, message, block)
+        except Exception as error:
+            haste.failed(error)
+        if stream_id not in streams:
+            return True
+        del streams[stream_id]
+        return False
+
+    def _answer_in_haste(
+        self, haste: Haste, head: Head, stream_id: int, message: bytes, block: bytes
+    ) -> None:
+        """Answers a call if its answer is at hand, and windows allow."""
         if not haste.concerns(head):
-            return False
+            return
         ready = haste.answers.get(message)
-        if ready is None:
-            return False
-        self._streams[stream_id] = None
-        if not self.answer_whole([stream_id], [ready.message]):
-            del self._streams[stream_id]
-            return False
+        if ready is None or not self.answer_whole([stream_id], [ready.message]):
+            return
         ready.times += 1
         haste.given += 1
         if self.wants_origins and haste.looks > 0:
             haste.looks -= 1
             ready.origins.append(self._origin(block))
-        return True
 
 
 def _is_reset(data: bytes, at: int) -> bool:

@@ -72,7 +72,7 @@ class Gathered:
     )
 
     def __init__(self, pending: Pending, rank: int, then: Callable[[], None] | None = None) -> None:
-        """`then` is called when all is answered."""
+        """`then` is called when all is decided."""
         self._pending = pending
         self.rank = rank
         self._then = then
@@ -133,6 +133,8 @@ class Gathered:
 
     def answer(self, service: Service, answers: list[Answer]) -> None:
         """Answers all calls. A fault with one of them costs no other its answer."""
+        if self._then is not None:
+            self._then()  # first, so that no fault keeps others waiting for it
         self._pending.end(self)
         for at, (protocol, stream_ids) in enumerate(self._parts):
             protocol.undecided -= self._weights[at]
@@ -147,8 +149,6 @@ class Gathered:
                 protocol.flush_soon()
             except Exception as error:  # nothing more can be said to this client
                 protocol.fail(error)
-        if self._then is not None:
-            self._then()
 
 
 def _answer_one(service: Service, protocol: Http2Protocol, stream_id: int, answer: Answer) -> None:

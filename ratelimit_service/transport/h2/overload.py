@@ -12,6 +12,7 @@ that come together and can all be answered in time are all counted.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Final
 
@@ -286,6 +287,7 @@ class Haste:
 
     __slots__ = (
         "answers",
+        "failed",
         "given",
         "gone_percent",
         "looks",
@@ -296,8 +298,10 @@ class Haste:
         "turned_away",
     )
 
-    def __init__(self, path: bytes) -> None:
+    def __init__(self, path: bytes, failed: Callable[[Exception], None]) -> None:
+        """`failed` hears of faults of ours."""
         self.path = path
+        self.failed = failed
         self.looks = LOOKS
         """At how many more calls there is time to look in this second, if somebody listens."""
         self.turned_away: list[tuple[bytes, CallOrigin]] = []

@@ -137,22 +137,19 @@ class Sending(OpenStreams):
         return len(written)
 
     def refuse(self, stream_ids: Sequence[int]) -> None:
-        """Refuses calls at once, because there is no time for them."""
-        for stream_id in stream_ids:
-            stream = self._stream(stream_id)
-            if stream is not None:
-                stream.ended = True
-                self._close(stream_id, stream)
-                self._turn_away([stream_id])
-
-    def _turn_away(self, streams: Sequence[int]) -> None:
-        """Resets streams that have no record any more.
+        """Refuses calls at once, because there is no time for them.
 
         The fault is ours, so later frames of the client on these streams cost it as little as if
         they had been answered.
         """
-        self._output.append(runs.refusals(streams))
-        self._credit(len(streams))
+        for stream_id in stream_ids:
+            stream = self._stream(stream_id)
+            if stream is not None:
+                refusal = runs.refusals([stream_id])
+                stream.ended = True
+                self._close(stream_id, stream)
+                self._credit()
+                self._output.append(refusal)
 
     def send(self, stream_id: int, message: bytes) -> None:
         """Sends one message of an answer; the answer stays open."""
