@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
+from ratelimit_service import compiled
 from ratelimit_service.health import Health
 from ratelimit_service.model import FailurePolicy, Hit
 from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Outcomes, Settled
 from ratelimit_service.stores.redis import RedisStore
 from ratelimit_service.stores.redis.batch import Background
+from ratelimit_service.stores.redis.batches import Batches
+from ratelimit_service.stores.redis.connection import RedisConnection
+from ratelimit_service.stores.redis.shard import Shard
 from tests.servers.cluster import RedisCluster
 from tests.servers.process import PATIENCE_SECONDS
+from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer
 from tests.stores.cases import BROKEN, YEAR, charged, hearing, hit
 from tests.stores.redis_store import started
@@ -137,3 +142,70 @@ async def test_fault_in_deciding_without_redis(own_redis: RedisServer) -> None:
     assert (await charged(store, [[steady()]]))[0] != [None]
     assert told == [[[None]]]
     await store.close()
+
+
+def failing(method: Callable[..., object], times: int) -> Callable[..., object]:
+    """The method, which fails so often before it works."""
+    left = [None] * times
+
+    def fails(*given: object) -> object:
+        if left:
+            left.pop()
+            raise KeyError(method.__name__)
+        return method(*given)
+
+    return fails
+
+
+@pytest.mark.skipif(compiled(), reason="its methods cannot be replaced then")
+@pytest.mark.parametrize(
+    ("part", "name", "times"),
+    [
+        (Batches, "_send", 1),
+        (Batches, "_replied", 2),
+        (Batches, "_landed", 2),
+        (RedisConnection, "_tell_some", 1),
+        (RedisConnection, "_tell_all", 1),
+        (RedisConnection, "_take", 1),
+    ],
+    ids=lambda each: each.__name__ if isinstance(each, type) else None,
+)
+async def test_counted_again(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, part: type, name: str, times: int
+) -> None:
+    """Whatever has failed between a process and its Redis, later charges are counted again."""
+    stats = Stats()
+    store = RedisStore(redis_server.url, 50_000, stats, Health())
+    await started(store)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(part, name, failing(getattr(part, name), times))
+        for _ in range(times):
+            await charged(store, [[steady()]])
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while await charged(store, [[steady()]]) == [[None]]:
+                await asyncio.sleep(0)
+
+    await store.close()
+
+
+@pytest.mark.skipif(compiled(), reason="its methods cannot be replaced then")
+async def test_deadline_after_a_fault(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault where a deadline is kept costs no other charge its own."""
+    proxy, stats = Proxy(redis_server.port), Stats()
+    port = await proxy.start()
+    store = RedisStore(f"redis://127.0.0.1:{port}", 20_000, stats, Health())
+    await started(store)
+    proxy.hold = True
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Shard, "when_told", failing(Shard.when_told, 1))
+        assert await charged(store, [[steady()]]) == [[None]]
+        assert await charged(store, [[steady()]]) == [[None]]
+
+    # Whichever of the two was too slow: it is not the silence that ends a connection.
+    assert stats.store_errors.keys() <= {"timeout", "overloaded"}
+    await store.close()
+    await proxy.close()

@@ -52,6 +52,9 @@ _MAX_IN_FLIGHT: Final = 8
 _FIRST_FULL: Final = 32
 """So many requests are taken to fit into a call before one was full."""
 
+_FORGOTTEN_US: Final = 2_000_000
+"""A call that has no reply after this time will have none: its connection is closed sooner."""
+
 _MAX_HELD: Final = 10_000
 """The most give-backs that wait for a server that is away; beyond that the oldest are lost."""
 
@@ -107,6 +110,8 @@ class Batches:
         """The number of the last script call; it starts at random, so that processes differ."""
         self._in_flight = [0] * RANKS
         """How many script calls have no reply yet, by the lowest rank of what they charge."""
+        self._sent_us = 0
+        """When the last script call was sent."""
         self._reply_us = 0
         """How long calls took lately, from when they were made until their reply was handed on.
         What has less time left is not sent: it would be counted in vain, and keep others waiting.
@@ -203,6 +208,11 @@ class Batches:
         held, self._held = self._held, deque()
         for batch in held:
             self.charge(batch)
+        # After a fault of ours nobody else would go on.
+        if any(self._in_flight) and elapsed_us() - self._sent_us > _FORGOTTEN_US:
+            self._in_flight = [0] * RANKS
+        if any(self._queues):
+            self._send()
 
     def empty(self, reason: str) -> None:
         """Ends the batches in the queue, but those without a deadline wait."""
@@ -351,6 +361,7 @@ class Batches:
                 commands.append([*script, *words, call.number])
                 replied.append(partial(self._replied, connection, call, under_way, asking))
             connection.send(commands, replied)
+            self._sent_us = calls[0].sent_us
         except Exception as error:
             self._landed(under_way, len(calls))
             self._bugs.note("hits could not be sent to Redis", error)
@@ -418,7 +429,8 @@ class Batches:
         """Notes that so many of the calls sent together have a reply, or will have none."""
         under_way[0] -= count
         if not under_way[0]:
-            self._in_flight[under_way[1]] -= 1
+            rank = under_way[1]
+            self._in_flight[rank] = max(0, self._in_flight[rank] - 1)
 
     def _fail(self, batch: Batch, indexes: Sequence[int], reason: str) -> None:
         """Tells a batch that it gets no answer; if that fails too, its deadline ends it."""

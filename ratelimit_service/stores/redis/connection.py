@@ -122,8 +122,8 @@ class RedisConnection(asyncio.Protocol):
         The reply is None if the connection is lost before it is read.
         """
         if self._transport is None or self.lost.done():
-            for each in answered:
-                self._tell(each, None)
+            self._read.extend([(each, self.answered_left_us, None) for each in answered])
+            self._tell_all()
             return
         packed = b"".join(map(_packed, commands))  # before anything else, because it may raise
         if not self._calls:
@@ -226,33 +226,39 @@ class RedisConnection(asyncio.Protocol):
         """Hands on what has been read, in order, unless that is being done already."""
         if not self._telling:
             self._telling = True
-            self._turns.at_once(self._tell_some, shares=True)
+            try:
+                self._turns.at_once(self._tell_some, shares=True)
+            except Exception:
+                self._telling = False  # or nothing would be handed on any more
+                raise
 
     def _tell_some(self) -> None:
         """Hands on replies of so many items; the others wait for another turn."""
         items = 0
-        while self._read:
-            answered, left_us, reply = self._read[0]
-            more = _REPLY_ITEMS
-            if isinstance(reply, bytes):
-                more += len(reply) // _ITEM_BYTES
-            elif isinstance(reply, list):
-                more += len(reply)
-            if items and items + more > _TURN_ITEMS:
-                self._turns.go_on(self._tell_some, shares=True)
-                return
-            items += more
-            self._read.popleft()
-            self.answered_left_us = left_us
-            self._tell(answered, reply)
-        self._telling = False
-
-    def _tell(self, answered: Answered, reply: Reply) -> None:
-        """Hands a reply on. If its callback fails, the other replies are handed on all the same."""
         try:
-            answered(reply)
+            while self._read:
+                answered, left_us, reply = self._read[0]
+                more = _REPLY_ITEMS
+                if isinstance(reply, bytes):
+                    more += len(reply) // _ITEM_BYTES
+                elif isinstance(reply, list):
+                    more += len(reply)
+                if items and items + more > _TURN_ITEMS:
+                    self._turns.go_on(self._tell_some, shares=True)
+                    return
+                items += more
+                self._read.popleft()
+                self.answered_left_us = left_us
+                try:
+                    answered(reply)
+                except Exception as error:  # the other replies are handed on all the same
+                    self._bugs.note("a reply from Redis could not be handled", error)
         except Exception as error:
-            self._bugs.note("a reply from Redis could not be handled", error)
+            self._bugs.note("replies from Redis could not be handed on", error)
+            self._telling = False
+            self.close("the service failed: see its log")
+            return
+        self._telling = False
 
     def _end(self, reason: str) -> None:
         if not self.lost.done():

@@ -330,9 +330,12 @@ class RedisStore:
 
     def _tell_then_expire(self, shards: list[Shard], read_us: int) -> None:
         """Has all that was read from these shards handed on; then no reply is waited for longer."""
-        while shards:
-            if shards.pop().when_told(partial(self._tell_then_expire, shards, read_us)):
-                return
+        try:
+            while shards:
+                if shards.pop().when_told(partial(self._tell_then_expire, shards, read_us)):
+                    return
+        except Exception as error:
+            self._bugs.note("replies that had come were not handed on", error)
         self._expire(read_us)
 
     def _expire(self, read_us: int) -> None:
