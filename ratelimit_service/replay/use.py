@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
-from ratelimit_service.algorithms import ALGORITHMS, capacity_of, spec_of
+from ratelimit_service.algorithms import ALGORITHMS, capacity_of, sliding_window, spec_of
 from ratelimit_service.algorithms.fixed_window import passing
 from ratelimit_service.limiter import CompiledRule
 from ratelimit_service.model import CounterSpec, Hit, Limit, Outcome, State
@@ -148,6 +148,9 @@ class RuleUse:
             if spec.adds and hit.addend and not hit.refund:
                 self._follow_windows(caller, place, hit.addend, times, spec)
                 continue
+            if spec.paired and hit.addend and not hit.refund:
+                self._follow_pairs(caller, place, hit.addend, times, spec)
+                continue
             for at_us in times:
                 self._follow_one(caller, place, hit, at_us, spec)
 
@@ -171,6 +174,24 @@ class RuleUse:
                 peak = max(peak, limit - remaining)
             start = end
         caller.states[place], caller.peaks[place] = number, peak
+
+    def _follow_pairs(
+        self, caller: Caller, place: int, addend: int, times: Sequence[int], spec: CounterSpec
+    ) -> None:
+        """The same where two counts are all there is (`CounterSpec.paired`)."""
+        number, before, count = sliding_window.unpacked(caller.states[place])
+        least = spec.limit - caller.peaks[place]
+        for at_us in times:
+            found = sliding_window.passing(number, before, count, at_us, addend, spec)
+            remaining = found[3]
+            if remaining < 0:
+                least = 0  # so much is asked that it does not matter how much more
+            else:
+                number, before, count, _, _ = found
+                least = min(least, remaining)
+        if number >= 0:
+            caller.states[place] = sliding_window.packed(number, before, count)
+        caller.peaks[place] = spec.limit - least
 
     def _follow_one(
         self, caller: Caller, place: int, hit: Hit, at_us: int, spec: CounterSpec

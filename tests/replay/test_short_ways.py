@@ -12,7 +12,8 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratelimit_service.model import Code, Descriptor, Entry, Request
+from ratelimit_service.limiter import Planner
+from ratelimit_service.model import Code, Descriptor, Entry, Request, State
 from ratelimit_service.replay.csv_log import CsvLog
 from ratelimit_service.replay.decision_log import DecisionLogReader
 from ratelimit_service.replay.envoy_log import EnvoyLog, Mapped
@@ -21,10 +22,11 @@ from ratelimit_service.replay.play import Replay, Trace
 from ratelimit_service.replay.recorded import Moments, RecordedRequest, moment_us
 from ratelimit_service.replay.report import Report, report_of
 from ratelimit_service.replay.sources import rules_of
+from ratelimit_service.replay.use import Caller
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.service.decision_line import BadDecisionError, NothingAskedError, read_line
 from ratelimit_service.settings import Settings
-from tests.replay.playing import START_US, Recorded, block_of, records_of, rules_file
+from tests.replay.playing import START_US, Recorded, asked, block_of, records_of, rules_file
 
 RULES = """domain: api
 descriptors:
@@ -159,6 +161,42 @@ TIMES = st.tuples(
     ),
     st.sampled_from(["Z", "+01:00", ""]),
 ).map("".join)
+
+
+@given(
+    MORE,
+    st.lists(st.integers(0, 200_000_000), min_size=1, max_size=30).map(sorted),
+    st.integers(1, 30),
+    st.sampled_from([1, 3, 150]),
+)
+@settings(max_examples=40, deadline=None)
+def test_demand_is_what_the_algorithm_counts(
+    more: str, times: list[int], size: int, addend: int
+) -> None:
+    """The most that a caller asks at a time is what its algorithm says, however it is followed."""
+    trace = Trace(snapshot(2, more), Settings())
+    request = asked("api", addend, ("user", "a"))
+    trace.ask(RecordedRequest(request), START_US)
+    use = trace.uses["api", "user"]
+    planner = Planner(Settings())
+    (hit,) = planner.plan(request, snapshot(2, more))[0].hits
+    (limit,) = use.limits
+    spec = limit.demand
+    assert spec is not None
+    state: State | None = None
+    most = 0
+    moments = [START_US + at for at in times]
+    for at_us in moments:
+        found = spec.algorithm.charge(state, at_us, addend, spec, False, b"")
+        if found.passed:
+            state = found.state
+        most = max(most, spec.limit - found.remaining if found.passed else spec.limit)
+
+    caller = Caller(1)
+    for start in range(0, len(moments), size):
+        use.follow(caller, [hit], moments[start : start + size])
+
+    assert caller.peaks == [most]
 
 
 @given(st.lists(TIMES, min_size=1, max_size=12) | TIMES.map(lambda time: [time] * 8))
