@@ -71,7 +71,7 @@ class Model:
         `alone` it is counted without the store: then shadow rules pass, and count nowhere.
         """
         self.latest = max(self.latest, now)
-        meant = self._meanings(descriptors, hits)
+        meant = self.meanings(descriptors, hits)
         self.last = [name for one in meant for name in one.counters]
         for one in meant:
             if alone and one.shadow and one.terms:
@@ -96,7 +96,7 @@ class Model:
         "counts in this process alone", on its part of the limit, all or nothing as ever.
         """
         self.latest = max(self.latest, now)
-        meant = self._meanings(descriptors, hits)
+        meant = self.meanings(descriptors, hits)
         self.last = []
         places = iter(missing)
         for one in meant:
@@ -139,7 +139,7 @@ class Model:
         sent, and is given back.
         """
         self.latest = max(self.latest, now)
-        meant = self._meanings(descriptors, hits)
+        meant = self.meanings(descriptors, hits)
         places = iter(missing)
         for one in meant:
             away = [next(places) for _ in one.terms]
@@ -158,7 +158,7 @@ class Model:
     def rates(self, descriptors: Sequence[Asked]) -> dict[Identity, set[int]]:
         """The rates, by their `requests_per_unit`, by which a request asks each of its counters."""
         found: dict[Identity, set[int]] = {}
-        for one in self._meanings(descriptors, 0):
+        for one in self.meanings(descriptors, 0):
             for name, terms in zip(one.counters, one.terms, strict=True):
                 found.setdefault(name, set()).add(terms.requests_per_unit)
         return found
@@ -211,7 +211,7 @@ class Model:
 
     def without(self, descriptors: Sequence[Asked], hits: int, policy: str) -> Answer:
         """What a request comes to that no store counts: "`open` allows, `closed` denies"."""
-        meant = self._meanings(descriptors, hits)
+        meant = self.meanings(descriptors, hits)
         self.last = [name for one in meant for name in one.counters]
         if policy == "error" and any(one.terms and not (one.refund or one.shadow) for one in meant):
             # "`error` fails the call with UNAVAILABLE"
@@ -230,7 +230,7 @@ class Model:
 
         "Rules in shadow or quota mode, those with `count_denied`, and `concurrency` always ask."
         """
-        meant = self._meanings(descriptors, hits)
+        meant = self.meanings(descriptors, hits)
         self.last = [name for one in meant for name in one.counters]
         found = iter(results)
         for one in meant:
@@ -244,12 +244,12 @@ class Model:
 
     def named(self, descriptors: Sequence[Asked], at: int) -> str:
         """One of the counters of a request, for its reader."""
-        meant = self._meanings(descriptors, 0)
+        meant = self.meanings(descriptors, 0)
         names = [name for one in meant for name in one.counters]
         found = self.counters.get(names[at])
         return f"{names[at]}: {vars(found) if found else None}"
 
-    def _meanings(self, descriptors: Sequence[Asked], hits: int) -> list[Meant]:
+    def meanings(self, descriptors: Sequence[Asked], hits: int) -> list[Meant]:
         return meanings(descriptors, hits, self.rules, self.settings, self.share, self.overrides)
 
     # What is counted.

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 
 from tests.machine.answers import Asked
 from tests.machine.conftest import WALKED
+from tests.machine.crowds import CrowdedCluster, CrowdedRedis, CrowdedRing, CrowdMachine
 from tests.machine.in_redis import (
     Cached,
     InCluster,
@@ -215,3 +216,27 @@ def test_lost_nodes(loop: asyncio.AbstractEventLoop, redis_cluster: RedisCluster
     """So it is with the nodes of a cluster."""
     with closing(LosingNodes(loop, redis_cluster)) as world:
         run(world, LosingMachine)
+
+
+def test_redis_with_many_under_way(
+    loop: asyncio.AbstractEventLoop, redis_server: RedisServer
+) -> None:
+    """Of calls that are under way together in one Redis no more is counted than was told."""
+    with closing(CrowdedRedis(loop, redis_server)) as world:
+        run(world, CrowdMachine)
+
+
+def test_ring_with_many_under_way(
+    loop: asyncio.AbstractEventLoop, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    """So it is in a ring."""
+    with closing(CrowdedRing(loop, redis_server, tmp_path)) as world:
+        run(world, CrowdMachine)
+
+
+def test_cluster_with_many_under_way(
+    loop: asyncio.AbstractEventLoop, redis_cluster: RedisCluster
+) -> None:
+    """So it is in a cluster, also while slots are on their way."""
+    with closing(CrowdedCluster(loop, redis_cluster)) as world:
+        run(world, CrowdMachine)

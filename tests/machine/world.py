@@ -116,12 +116,12 @@ class Recorder:
         deadline_us: int = NEVER,
         rank: int = 0,
     ) -> None:
-        seam = self.seam
+        seam, noted = self.seam, self.noted
 
         def answered(settled: list[Settled]) -> None:
             self.unanswered -= 1
             found = [one.outcomes for one in settled]
-            self.noted += zip(requests, found, strict=True)
+            noted.extend(zip(requests, found, strict=True))
             done(distorted(seam, settled))
 
         if seam == "charge":
@@ -155,6 +155,21 @@ class Told(NamedTuple):
     hits: Sequence[Hit]
     dropped: bool = False
     """Whether it was not sent to the store, since nobody waited for it any more."""
+
+
+class UnderWay:
+    """A call that is under way, with what its store was asked for it."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[Sequence[Hit], Outcomes]] = []
+        self.answers: list[Any] = []
+
+    @property
+    def told(self) -> tuple[Told, Outcomes]:
+        """What the service has answered, and what its store has."""
+        (answer,) = self.answers
+        outcomes = self.noted[0][1] if self.noted else []
+        return _told(answer, iter(self.noted)), outcomes
 
 
 class Process:
@@ -204,6 +219,16 @@ class Process:
     def _next_is(self, body: bytes) -> bool:
         """Whether a request is the next one that was put into a queue."""
         return bool(self._queued.taken) and self._queued.taken[0][1] == body
+
+    def ask(self, asked: Sequence[Asked], hits: int, deadline_us: int) -> UnderWay:
+        """Begins to ask, beside what is under way already."""
+        self._queued.taken.clear()
+        call = UnderWay()
+        self.recorder.noted = call.noted
+        bodies = _bodies([(asked, hits)])
+        self._service.submit(bodies, call.answers.extend, deadline_us=deadline_us)
+        self.recorder.noted = []
+        return call
 
     async def fail(self, asked: Sequence[Asked], hits: int, seam: str) -> Told:
         """Asks with a fault at a seam: what is to be counted is refused, once.
