@@ -26,7 +26,7 @@ __all__ = ["check", "serve", "workers"]
 log = logging.getLogger(__name__)
 
 _CHECK_NICENESS = 10
-"""A service may be deciding beside it."""
+"""Of a check at least: a service may be deciding beside it. One that starts with it keeps it."""
 
 
 def serve(settings: Settings, remarks: Sequence[str] = ()) -> int:
@@ -54,7 +54,8 @@ def serve(settings: Settings, remarks: Sequence[str] = ()) -> int:
 
 def check(settings: Settings) -> None:
     """Raises RateLimitError if `serve` would fail; opens no port and connects to nothing."""
-    os.nice(_CHECK_NICENESS)
+    niceness = max(os.getpriority(os.PRIO_PROCESS, 0), _CHECK_NICENESS)
+    os.setpriority(os.PRIO_PROCESS, 0, niceness)
     workers(settings)
     check_installed(settings)
     check_certificates(settings)

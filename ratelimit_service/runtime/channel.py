@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import struct
 import sys
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import cast
+from typing import Final, cast
 
 __all__ = [
     "BEAT_SECONDS",
@@ -27,11 +28,17 @@ __all__ = [
     "sockets",
 ]
 
+log = logging.getLogger(__name__)
+
 BEAT_SECONDS = 0.5
 """How often a worker says that it is well."""
 
 _HEAD = struct.Struct(">IB")
 """A message's size without this, and its kind."""
+
+_MOST_BYTES: Final = 64 << 20
+"""Whoever announces a larger message is not heard any longer. The largest of ours are some 16 MB of
+decisions."""
 
 
 class MessageKind(IntEnum):
@@ -94,7 +101,10 @@ class Channel(asyncio.Protocol):
         """
         self._received = received
         self._lost = lost
-        self._rest = rest
+        self._parts = [rest]
+        """What was read and not handed on."""
+        self._missing = _HEAD.size - len(rest)
+        """How many more bytes must come until there may be something to hand on."""
         self._transport: asyncio.Transport | None = None
         self._suspended = False
         self._taken = asyncio.Event()
@@ -129,7 +139,7 @@ class Channel(asyncio.Protocol):
         self._suspended = True
         if self._transport is not None:
             self._transport.pause_reading()
-        return self._rest
+        return b"".join(self._parts)
 
     async def flushed(self) -> None:
         """Waits until the system has taken all messages, or the other end is gone."""
@@ -156,16 +166,26 @@ class Channel(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by asyncio: hands on every complete message."""
-        data = self._rest + data
-        at = 0
-        while not self._suspended and len(data) - at >= _HEAD.size:
+        self._parts.append(data)
+        self._missing -= len(data)
+        if self._missing > 0:  # parts are joined once for each message, however small they are
+            return
+        data, at = b"".join(self._parts), 0
+        needed = _HEAD.size
+        while not self._suspended and len(data) - at >= needed:
             size, kind = _HEAD.unpack_from(data, at)
             stop = at + _HEAD.size + size
+            if size > _MOST_BYTES:
+                log.error("a message of %d bytes between our processes is too long", size)
+                self.close()
+                return
             if stop > len(data):
+                needed = stop - at
                 break
             self._received(kind, data[at + _HEAD.size : stop])
             at = stop
-        self._rest = data[at:]
+        self._parts = [data[at:]]
+        self._missing = needed - (len(data) - at)
 
     def connection_lost(self, _: Exception | None) -> None:
         """Called by asyncio."""

@@ -38,7 +38,7 @@ def _run(
     environment: Mapping[str, str] | None = None,
 ) -> int:
     patch.setattr(sys, "argv", ["ratelimit", *map(str, arguments)])
-    patch.setattr(os, "nice", lambda _: 0)  # it would hold for all tests that follow
+    patch.setattr(os, "setpriority", lambda *_: None)  # it would hold for all tests that follow
     for name in list(os.environ) if environment is not None else ():
         patch.delenv(name)
     for name, value in (environment or {}).items():

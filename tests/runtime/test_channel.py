@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
+from types import FrameType
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,6 +48,51 @@ def test_messages_in_pieces(
         at += size
 
     assert heard == messages
+
+
+class Part(bytes):
+    """What a read has brought; it knows how much was copied to put it behind other bytes."""
+
+    copied = 0
+
+    def __radd__(self, before: bytes) -> bytes:
+        Part.copied += len(before) + len(self)
+        return bytes.__add__(before, self)
+
+
+def test_a_long_message_is_put_together_once() -> None:
+    """However many reads bring a message, its bytes are copied a few times, and no more."""
+    heard: list[int] = []
+    channel = Channel(lambda _, payload: heard.append(len(payload)), lambda: None)
+    data = written([(MessageKind.RULES, bytes(1 << 20))])
+    joined = 0
+
+    def look(_frame: FrameType, event: str, called: object) -> None:
+        nonlocal joined
+        joined += event == "c_call" and getattr(called, "__name__", "") == "join"
+
+    Part.copied = 0
+    sys.setprofile(look)
+    for at in range(0, len(data), 1_024):
+        channel.data_received(Part(data[at : at + 1_024]))
+    sys.setprofile(None)
+
+    assert heard == [1 << 20]
+    assert Part.copied + joined * len(data) <= 3 * len(data)
+
+
+async def test_a_message_without_bound() -> None:
+    """Who announces more than any message of ours has is not heard any longer."""
+    ours, theirs = socket.socketpair()
+    lost = asyncio.Event()
+    heard: list[int] = []
+    await Channel.open(ours, lambda kind, _: heard.append(kind), lost.set)
+
+    theirs.sendall(written([(MessageKind.BEAT, b"")]) + b"\xff\xff\xff\xff" + bytes(100))
+    await lost.wait()
+
+    assert heard == [MessageKind.BEAT]
+    theirs.close()
 
 
 async def test_end_of_a_channel() -> None:

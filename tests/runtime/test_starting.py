@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,29 @@ def test_check(tmp_path: Path, flags: list[str], message: str) -> None:
 
     assert message in done.stderr
     assert (done.returncode, done.stdout) == ((2, "") if message else (0, "it would start\n"))
+
+
+@pytest.mark.parametrize("more", [0, 10])
+def test_niceness_of_a_check(tmp_path: Path, more: int) -> None:
+    """A check gives way to who decides, and no more so if who starts it does already.
+
+    On a busy machine what is as nice as can be would not end for many seconds.
+    """
+    (tmp_path / "edge.yaml").write_text(RULES % 2)
+    checked = f"""
+import os
+from pathlib import Path
+from ratelimit_service.runtime.app import check
+from ratelimit_service.settings import Settings
+os.nice({more})
+check(Settings(rules=str(Path({str(tmp_path)!r}))))
+print(os.getpriority(os.PRIO_PROCESS, 0))
+"""
+    before = min(19, os.getpriority(os.PRIO_PROCESS, 0) + more)
+
+    done = subprocess.run([sys.executable, "-c", checked], capture_output=True, check=True)
+
+    assert int(done.stdout) == max(10, before)
 
 
 def test_open_files(own_redis: RedisServer, start: Start) -> None:
