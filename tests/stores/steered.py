@@ -1,6 +1,8 @@
-"""A process that overrides steer, for tests of where these are kept."""
+"""Processes that overrides steer, for tests of where these are kept."""
 
 from __future__ import annotations
+
+from contextlib import AsyncExitStack
 
 from ratelimit_service.health import Health
 from ratelimit_service.model import Override
@@ -11,7 +13,10 @@ from ratelimit_service.service.overrides import Overrides
 from ratelimit_service.settings import Settings
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.overrides import KeptOverrides
+from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis.overrides import OverridesInRedis
 from tests.stores.conftest import Time
+from tests.stores.redis_store import started
 
 
 class Process:
@@ -26,3 +31,21 @@ class Process:
     def known(self) -> list[Override]:
         assert len(self.overrides.in_force()) == self.steering.active
         return self.overrides.in_force()
+
+
+class Processes:
+    """Processes that count in one store."""
+
+    def __init__(self, url: str, clock: Time, stack: AsyncExitStack) -> None:
+        self._url, self._clock, self._stack = url, clock, stack
+
+    async def store(self) -> RedisStore:
+        store = RedisStore(self._url, 5_000_000, Stats(), Health(), self._clock, key_prefix="rl:")
+        await started(store)
+        self._stack.push_async_callback(store.close)
+        return store
+
+    async def start(self) -> Process:
+        process = Process(OverridesInRedis(await self.store()), self._clock)
+        await process.overrides.refresh()
+        return process

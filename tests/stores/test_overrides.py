@@ -4,52 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 import redis
 
-from ratelimit_service import compiled
 from ratelimit_service.algorithms import ALGORITHMS, spec_of
-from ratelimit_service.errors import OverrideError, StoreError
+from ratelimit_service.errors import OverrideError
 from ratelimit_service.health import Health
 from ratelimit_service.model import MAX_OVERRIDES, Code, Hit, Limit, Override, Unit
 from ratelimit_service.observer import Stats
-from ratelimit_service.stores.keys import CounterNames, partition_of, shared_key
+from ratelimit_service.stores.keys import CounterNames, shared_key
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.overrides import OverridesInMemory
 from ratelimit_service.stores.redis import RedisStore
-from ratelimit_service.stores.redis import overrides as in_redis
-from ratelimit_service.stores.redis.connection import Argument, Reply
-from ratelimit_service.stores.redis.overrides import OverridesInRedis
-from ratelimit_service.stores.redis.ring import owners
-from tests.servers.cluster import RedisCluster, SlotMove
+from tests.servers.cluster import RedisCluster
 from tests.servers.redis import RedisServer
 from tests.service.asking import Asking
 from tests.service.overriding import BAN, EXEMPT, GRANT, LIMIT, override
 from tests.stores.cases import T, charged
 from tests.stores.conftest import Time
-from tests.stores.redis_store import started
-from tests.stores.steered import Process
-
-
-class Processes:
-    """Processes that count in one store."""
-
-    def __init__(self, url: str, clock: Time, stack: AsyncExitStack) -> None:
-        self._url, self._clock, self._stack = url, clock, stack
-
-    async def store(self) -> RedisStore:
-        store = RedisStore(self._url, 5_000_000, Stats(), Health(), self._clock, key_prefix="rl:")
-        await started(store)
-        self._stack.push_async_callback(store.close)
-        return store
-
-    async def start(self) -> Process:
-        process = Process(OverridesInRedis(await self.store()), self._clock)
-        await process.overrides.refresh()
-        return process
+from tests.stores.steered import Process, Processes
 
 
 @pytest.fixture(params=["redis", "ring", "cluster"])
@@ -307,155 +283,6 @@ async def test_grants_are_spent_wherever_counters_lie(processes: Processes, tmp_
     assert (await services[1].ask("user=v0")).code is Code.OVER_LIMIT
 
 
-async def test_overrides_hold_while_redis_is_away(
-    own_redis: RedisServer, clock: Time, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A ban stays in force while its server is down; if it was lost there, the log says so."""
-    async with AsyncExitStack() as stack:
-        process, ban = await Processes(own_redis.url, clock, stack).start(), override(BAN)
-        await process.overrides.change([ban], [])
-        own_redis.kill()
-        with pytest.raises(StoreError):
-            await process.overrides.change([override(EXEMPT)], [ban.id])
-        with pytest.raises(StoreError):
-            await process.overrides.refresh()
-        assert process.known == [ban]
-
-        own_redis.start()
-        while process.known:
-            with suppress(StoreError):
-                await process.overrides.refresh()  # this server has lost all it had
-            await asyncio.sleep(0.01)
-        assert "Redis has lost the overrides that were in force (1)" in caplog.text
-        await process.overrides.change([ban], [])
-        assert process.known == [ban]
-
-
-class Rings:
-    """Rings of shards that are databases of one server, by their numbers."""
-
-    def __init__(self, server: RedisServer, directory: Path) -> None:
-        self._server, self._directory = server, directory
-
-    def of(self, *numbers: int) -> str:
-        lines = [
-            f"- {{name: shard-{each}, store: '{self._server.url.removesuffix('0')}{each}'}}"
-            for each in numbers
-        ]
-        file = self._directory / f"{'-'.join(map(str, numbers))}.yaml"
-        file.write_text("\n".join(["shards:", *lines]))
-        return f"file:{file}"
-
-    def home(self, *numbers: int) -> int:
-        """The shard that owns the overrides."""
-        names = owners({f"shard-{each}": 1 for each in numbers})
-        return int(names[partition_of(shared_key("overrides"))].removeprefix("shard-"))
-
-    def growing(self) -> tuple[list[int], int]:
-        """Shards, and one that is the new home if it is added."""
-        for last in range(1, 16):
-            if self.home(*range(last + 1)) == last:
-                return list(range(last)), last
-        raise AssertionError
-
-
-async def test_overrides_outlive_changes_of_the_ring(
-    redis_server: RedisServer, tmp_path: Path, clock: Time
-) -> None:
-    """Whatever shards are added or removed, all overrides are found, and those that ended are not.
-
-    While processes have different rings, each knows what another has changed.
-    """
-    redis_server.flush()
-    rings = Rings(redis_server, tmp_path)
-    numbers, added = rings.growing()
-    async with AsyncExitStack() as stack:
-        old = await Processes(rings.of(*numbers), clock, stack).start()
-        ban, limit, exempt = override(BAN), override(LIMIT, number=5), override(EXEMPT)
-        await old.overrides.change([ban, limit], [], "first")
-
-        grown = Processes(rings.of(*numbers, added), clock, stack)
-        new = await grown.start()
-        assert new.known == [ban, limit]
-        await new.overrides.change([exempt], [ban.id], "second")
-        await old.overrides.refresh()
-        assert old.known == [limit, exempt]
-        await old.overrides.change([], [limit.id], "third")
-        await new.overrides.refresh()
-        assert new.known == [exempt]
-
-        # The first home leaves with its copy, and comes back with one that is old by then.
-        home = rings.home(*numbers)
-        remaining = [each for each in (*numbers, added) if each != home]
-        assert remaining
-        shrunk = await Processes(rings.of(*remaining), clock, stack).start()
-        assert shrunk.known == [exempt]
-        await shrunk.overrides.change([ban], [exempt.id], "fourth")
-        again = await Processes(rings.of(*numbers), clock, stack).start()
-        assert again.known == ([ban] if len(numbers) > 1 else [exempt])
-        newest = await grown.start()
-        assert newest.known == [ban]
-        lines, _ = await newest.overrides.kept.audited(9)
-        assert sorted(lines) == ["first", "fourth", "second", "third"]
-
-
-async def test_a_shard_that_lost_its_copy_gets_another(
-    redis_server: RedisServer, tmp_path: Path, clock: Time, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What one shard of a ring loses the others still know, all of it, and it gets it again."""
-    redis_server.flush()
-    rings = Rings(redis_server, tmp_path)
-    url = rings.of(0, 1, 2)
-    many = [override(BAN, f"user={number}") for number in range(450)]
-    async with AsyncExitStack() as stack:
-        process = await Processes(url, clock, stack).start()
-        await process.overrides.change(many, [])
-        for number in range(3):
-            with redis.Redis(port=redis_server.port, db=number) as client:
-                client.flushdb()
-            for _ in range(2):
-                await process.overrides.refresh()
-            assert process.known == many
-        with redis.Redis(port=redis_server.port, db=2) as client:
-            assert {name.rpartition(b"!")[2] for name in client.scan_iter()} >= {b"overrides"}
-            assert client.ttl(f"rl:{shared_key('overrides').decode()}") == -1
-        assert "lost" not in caplog.text
-
-        redis_server.flush()
-        await process.overrides.refresh()
-        assert process.known == []
-        assert "Redis has lost the overrides that were in force (450)" in caplog.text
-
-
-async def test_overrides_move_with_their_slot(redis_cluster: RedisCluster, clock: Time) -> None:
-    """While a cluster moves the slot of the overrides they are known, and can be changed."""
-    redis_cluster.flush()
-    async with AsyncExitStack() as stack:
-        processes = Processes(redis_cluster.url, clock, stack)
-        one, other = await processes.start(), await processes.start()
-        ban, limit = override(BAN), override(LIMIT, number=5)
-        await one.overrides.change([ban], [], "first")
-
-        moving = SlotMove(redis_cluster, redis_cluster.slot(shared_key("overrides")))
-        moving.begin()
-        try:
-            await other.overrides.refresh()
-            assert other.known == [ban]
-            moving.move(*moving.keys())
-            await one.overrides.change([limit], [], "second")
-            await other.overrides.refresh()
-            assert one.known == other.known == (await processes.start()).known == [ban, limit]
-        finally:
-            moving.end()
-
-        await other.overrides.change([], [ban.id], "third")
-        await one.overrides.refresh()
-        assert one.known == [limit]
-        assert (await one.overrides.kept.audited(9)).lines == ["third", "second", "first"]
-        _, place = await one.overrides.kept.audited(1)
-        assert (await one.overrides.kept.audited(1, place)).lines == ["second"]
-
-
 async def test_there_are_so_many_at_most(redis_server: RedisServer, clock: Time) -> None:
     """Above the bound nothing is added, and the error says what to do; ended ones make room."""
     redis_server.flush()
@@ -480,71 +307,3 @@ async def test_there_are_so_many_at_most(redis_server: RedisServer, clock: Time)
             assert len(each.known) == MAX_OVERRIDES // 2
             await each.overrides.change([override(BAN), override(EXEMPT)], [])
             assert len(each.known) == MAX_OVERRIDES // 2 + 2
-
-
-class Endless(RedisStore):
-    """A store whose server never comes to an end with a scan."""
-
-    async def command(self, place: bytes, *command: Argument, at: str = "") -> Reply:
-        if command[0] == "HSCAN":
-            return [b"7", []]
-        return b"1"
-
-
-@pytest.mark.skipif(compiled(), reason="no class can be made of the store's then")
-async def test_a_copy_without_end(clock: Time, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that goes on telling overrides for ever is left, and not waited for."""
-    monkeypatch.setattr(in_redis, "_MOST_LOOKS", 100)
-    store = Endless("redis://127.0.0.1:1/0", 1_000, Stats(), Health(), clock)
-    process = Process(OverridesInRedis(store), clock)
-
-    with pytest.raises(StoreError, match="does not come to an end with the overrides"):
-        await process.overrides.refresh()
-    await store.close()
-
-
-async def test_a_copy_that_nobody_of_ours_has_made(redis_server: RedisServer, clock: Time) -> None:
-    """More overrides than there may be, or a stamp that is none, are not taken over."""
-    redis_server.flush()
-    client = redis.Redis.from_url(redis_server.url)
-    stamp, kept = (
-        (b"rl:" + shared_key(*name)).decode() for name in (("overrides", "version"), ("overrides",))
-    )
-    async with AsyncExitStack() as stack:
-        process = await Processes(redis_server.url, clock, stack).start()
-        client.set(stamp, "9" * 5_000)
-        await process.overrides.refresh()
-        client.hset(kept, mapping={f"{number}": "{}" for number in range(MAX_OVERRIDES + 1)})
-        client.set(stamp, "9")
-
-        with pytest.raises(StoreError, match="Redis has more overrides than 10000"):
-            await process.overrides.refresh()
-        assert process.known == []
-
-
-async def test_last_known_overrides_hold(
-    redis_server: RedisServer, clock: Time, caplog: pytest.LogCaptureFixture
-) -> None:
-    """While the store is away or damaged, what was known stays in force, and nothing is changed."""
-    redis_server.flush()
-    async with AsyncExitStack() as stack:
-        processes = Processes(redis_server.url, clock, stack)
-        process, ban = await processes.start(), override(BAN)
-        await process.overrides.change([ban], [])
-        with redis.Redis(port=redis_server.port) as client:
-            (name,) = client.keys("rl:*!overrides")
-            assert not client.keys("{*!*")
-            client.hset(name, "bad", "{torn")
-            client.incr(name + b".version")
-            await process.overrides.refresh()
-            assert process.known == [ban]
-            assert "an override in Redis is not in force" in caplog.text
-
-            client.incr(name + b".version")
-            client.delete(name)
-            client.set(name, "not a hash")
-        with pytest.raises(StoreError, match="WRONGTYPE"):
-            await process.overrides.refresh()
-        with pytest.raises(StoreError):
-            await process.overrides.change([override(EXEMPT)], [])
-        assert process.known == [ban]
