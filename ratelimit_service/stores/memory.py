@@ -88,7 +88,7 @@ class MemoryStore(CounterTables):
         now = self._clock()
         if self._crowded_until_us and now >= self._crowded_until_us:
             self._crowded_until_us = 0
-            self._health.recover("store")
+            self._health.recover("memory")
         found: list[Settled] = []
         rest = iter(requests)
         while len(found) < len(requests):

@@ -146,7 +146,7 @@ class CounterTables:
         if live:
             self._crowded_until_us = now + _CROWDED_US
             self._health.degrade(
-                "store",
+                "memory",
                 f"the memory store is full ({self._max_counters} counters) and puts out live "
                 "ones, which admits too much: raise --max-counters",
             )

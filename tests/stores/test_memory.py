@@ -103,7 +103,7 @@ async def test_eviction_of_live_counters_degrades_health(clock: Time) -> None:
     await fill(store, hit(key="a"), hit(key="b"))
 
     assert stats.evictions == {"live": 1}
-    assert "--max-counters" in health.faults["store"]
+    assert "--max-counters" in health.faults["memory"]
     clock.now_us += MINUTE
     await fill(store, hit(key="b"))
     assert health.faults == {}
@@ -123,7 +123,7 @@ async def test_denied_hits_tell_a_full_store_a_lowered_rate(clock: Time, before:
     await fill(store, hit(key="new"))
 
     assert stats.evictions == {"live": 1}
-    assert "--max-counters" in health.faults["store"]
+    assert "--max-counters" in health.faults["memory"]
 
 
 async def test_long_states_count_for_several(clock: Time) -> None:
