@@ -1,7 +1,7 @@
 """Overload by processor time: what a service counts of too many calls if nobody disturbs it.
 
     .venv/bin/python -m benchmarks.overload_stepped [--connections 4] [--loads 1.5 10] [--seconds 1]
-        [--store redis] [--slower 4]
+        [--store redis|ring|cluster] [--slower 4]
 
 `overload` needs a quiet machine. This one does not: clients and service share a process, and a
 clock that runs only while the service works, by its processor time. Its loop, sockets and their
@@ -43,6 +43,7 @@ from benchmarks.profile import RULES
 from benchmarks.run import told
 from benchmarks.steady import BLOCK_20MS
 from benchmarks.stepped_loop import Loop, Socket
+from benchmarks.stepped_redis import NODES
 from ratelimit_service import turns
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
@@ -61,6 +62,8 @@ from ratelimit_service.turns import shared_turns
 
 SOCKET_BYTES = 3_000_000
 """So many bytes wait between a client and the service before the client cannot send."""
+
+PLACES = ",".join(f"{host}:{port}" for host, port in NODES)
 
 STOPS = (0.1, 0.5, 2.0)
 
@@ -106,7 +109,20 @@ def on_redis(stats: Stats, health: Health) -> Store:
     return RedisStore("redis://127.0.0.1:1/0", Settings().store_timeout_us, stats, health)
 
 
-STORES: dict[str, Callable[[Stats, Health], Store]] = {"memory": in_memory, "redis": on_redis}
+def on_ring(stats: Stats, health: Health) -> Store:
+    return RedisStore(f"redis+ring://{PLACES}/0", Settings().store_timeout_us, stats, health)
+
+
+def on_cluster(stats: Stats, health: Health) -> Store:
+    return RedisStore(f"redis+cluster://{PLACES}", Settings().store_timeout_us, stats, health)
+
+
+STORES: dict[str, Callable[[Stats, Health], Store]] = {
+    "memory": in_memory,
+    "redis": on_redis,
+    "ring": on_ring,
+    "cluster": on_cluster,
+}
 
 
 class Chosen:

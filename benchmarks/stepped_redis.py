@@ -2,7 +2,7 @@
 
 It has a core of its own: what it is sent it does one command after the other, while the service
 does something else. It knows the script's usual hits, of fixed windows, and what else a store says
-to one server. How long a command takes is modelled; nothing else is.
+to a server, alone or in a ring or cluster. How long a command takes is modelled; nothing else is.
 """
 
 from __future__ import annotations
@@ -14,8 +14,13 @@ from typing import Any
 
 import hiredis
 
+from ratelimit_service.stores.keys import SLOTS
+
 CALL_US, HIT_US, OTHER_US = 30.0, 4.0, 5.0
 """What a script call takes, each hit in it, and any other command."""
+
+NODES = [("127.0.0.1", port) for port in (1, 2, 3)]
+"""What is told of a cluster: where its masters are. All have equally many slots."""
 
 _HIT = struct.Struct(">IdIBB")
 _DEADLINE = struct.Struct(">d")
@@ -85,6 +90,8 @@ class Redis:
             return b"*2\r\n" + b"".join(map(_bulk, texts)), OTHER_US
         if name == b"EVAL":  # a beat: this process is the only one
             return b"*1\r\n" + _bulk(command[4]), OTHER_US
+        if name == b"CLUSTER":  # which node has which slots
+            return b"*%d\r\n" % len(NODES) + b"".join(map(_slots, range(len(NODES)))), OTHER_US
         return _bulk(command[1]) if name == b"PING" else b"+OK\r\n", OTHER_US
 
     def _charge(self, command: list[bytes], now_us: int) -> tuple[bytes, float]:
@@ -129,6 +136,18 @@ def _hits(packed: bytes, now_us: int) -> Iterator[tuple[int, float] | None]:
                 raise ValueError("only usual hits of fixed windows are known here")
             at += _HIT.size
             yield None if 0 < deadline_us < now_us else (limit, window_us)
+
+
+def _slots(number: int) -> bytes:
+    """The slots of a node, as CLUSTER SLOTS tells them."""
+    first, after = (at * SLOTS // len(NODES) for at in (number, number + 1))
+    host, port = NODES[number]
+    return b"*3\r\n:%d\r\n:%d\r\n*2\r\n%b:%d\r\n" % (
+        first,
+        after - 1,
+        _bulk(host.encode()),
+        port,
+    )
 
 
 def _bulk(text: bytes) -> bytes:

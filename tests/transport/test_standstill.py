@@ -50,6 +50,7 @@ class Costly:
     """Counters in memory; to count a call takes time of the service."""
 
     waits = False
+    counters = staticmethod(stepped.in_memory)
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -104,6 +105,7 @@ class OnRedis(Costly):
     """Counters in a Redis server; to count a call takes time of the service, and of the server."""
 
     waits = True
+    counters = staticmethod(stepped.on_redis)
 
     async def start(self) -> None:
         await self._store.start()
@@ -113,6 +115,18 @@ class OnRedis(Costly):
         assert isinstance(loop, stepped_loop.Loop)
         for server in loop.servers:
             server.stand_still(seconds)
+
+
+class OnRing(OnRedis):
+    """The same in three servers; all of them stand still together."""
+
+    counters = staticmethod(stepped.on_ring)
+
+
+class OnCluster(OnRedis):
+    """The same in a cluster."""
+
+    counters = staticmethod(stepped.on_cluster)
 
 
 @pytest.fixture
@@ -142,6 +156,10 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
         (Slow, "store", 0.2),
         (OnRedis, "service", 0.5),
         (OnRedis, "store", 0.2),
+        (OnRing, "service", 0.5),
+        (OnRing, "store", 0.2),
+        (OnCluster, "service", 0.5),
+        (OnCluster, "store", 0.2),
     ],
 )
 @pytest.mark.parametrize("rate", [BEARABLE, TOO_MANY])
@@ -157,8 +175,7 @@ def test_counting_is_whole_again_within_a_second(
     all_stats: list[Stats] = []
 
     def new_store(stats: Stats, health: Health) -> Costly:
-        inner = stepped.on_redis if store is OnRedis else stepped.in_memory
-        made.append(store(inner(stats, health)))
+        made.append(store(store.counters(stats, health)))
         all_stats.append(stats)
         return made[-1]
 
@@ -184,7 +201,7 @@ def test_counting_is_whole_again_within_a_second(
     else:
         assert 0 < before < STOP_AT * rate
         assert after >= 0.8 * before * SEEN_SECONDS / STOP_AT
-    if store is OnRedis:
+    if issubclass(store, OnRedis):
         # The server was found sick, and left alone, if it was the one who stood still.
         (stats,) = all_stats
         assert (stats.store_errors["circuit_open"] > 0) == (halts == "store")
