@@ -27,6 +27,7 @@ from ratelimit_service.transport.h2.limits import (
     HELD_BYTES,
     IDLE_STREAM_SECONDS,
     INBOX_BYTES,
+    MAX_BLOCKED,
     MAX_STREAMS,
     MAX_TEXT_BYTES,
 )
@@ -91,6 +92,39 @@ def test_answers_that_nobody_takes() -> None:
     assert client.connection.held <= HELD_BYTES + 60_000
     assert client.connection.closing
     assert client.connection.reason == "memory"
+
+
+@pytest.mark.parametrize("whose", ["each", "all"])
+def test_answers_that_windows_hold_back(whose: str) -> None:
+    """So many answers wait for windows, of streams or of all; the calls of others are refused."""
+    client = Client()
+    if whose == "each":
+        client.connection.receive(frames.settings({SettingId.INITIAL_WINDOW_SIZE: 0}))
+    else:
+        client.connection._send_window = 0
+    streams = []
+    for _ in range(MAX_STREAMS):
+        came = messages(client.connection.receive(client.headers() + client.data()))
+        streams += [stream_id for stream_id, _ in came]
+    client.said()
+
+    for stream_id in streams:
+        client.connection.answer(stream_id, b"answer")
+    reset = [stream_id for kind, _, stream_id, _ in client.said() if kind == FrameType.RST_STREAM]
+
+    assert reset == streams[MAX_BLOCKED:]
+    if whose == "each":
+        client.connection.receive(client.headers())
+        assert client.said() == [
+            (FrameType.RST_STREAM, 0, client.stream_id, ErrorCode.REFUSED_STREAM.to_bytes(4, "big"))
+        ]
+    assert client.connection.open_streams == MAX_BLOCKED
+    assert not client.connection.closing
+    if whose == "each":
+        client.connection.receive(frames.settings({SettingId.INITIAL_WINDOW_SIZE: 1_000}))
+    else:
+        client.connection.receive(frames.window_update(0, 100_000))
+    assert client.connection.open_streams == client.connection.held == 0
 
 
 def test_what_is_kept_is_let_go() -> None:

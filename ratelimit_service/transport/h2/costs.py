@@ -8,9 +8,9 @@ allowances (the first three, and that for a call's headers) are choices: what re
 with room. What must not live here: what happens when a budget is spent (`account`).
 
 Callers that give up are no attackers. Envoy cancels a call after its timeout, and while something
-hangs it cancels all that are under way, 1,000 at most. One costs 20 us if its headers are known,
-some 80 us if they are not; so all of them cost less than SAVED_US, which a connection has after
-1,000 answered calls. After that an answered call makes up for a cancelled one, and calls that we
+hangs it cancels all that are under way, 4,000 at most. One costs 20 us if its headers are known,
+some 80 us if they are not; so all of them cost no more than SAVED_US, which a connection has after
+3,200 answered calls. After that an answered call makes up for a cancelled one, and calls that we
 refuse for want of time count as answered. Whoever opens streams only to reset them has
 nothing saved: the budget is gone after 1,000 of the cheapest, or 64 of the dearest.
 """
@@ -26,7 +26,7 @@ core."""
 ANSWERED_US: Final = 100
 """What an answered call makes up for: clients say several things with each, grpcio some three."""
 
-SAVED_US: Final = 100_000
+SAVED_US: Final = 320_000
 """What answered calls may make up for in advance."""
 
 FRAME_US: Final = 10

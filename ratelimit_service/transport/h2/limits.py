@@ -36,8 +36,16 @@ PING_SECONDS: Final = 30.0
 
 # How much there may be.
 
-MAX_STREAMS: Final = 1_000
-"""Calls in flight on one connection; announced."""
+MAX_STREAMS: Final = 4_000
+"""Calls in flight on one connection; announced. A client with more keeps them on its own side, and
+sends them in order when others end. Then they are old, and that cannot be seen here: in a flood all
+would be counted too late. So there are more than come in the 20 ms that callers wait, up to some
+200,000 a second."""
+
+MAX_BLOCKED: Final = 1_000
+"""Answers that wait for a client's windows; the call of any further one is refused. A call that
+does not come whole is refused at once while the windows of so many streams are shut. When windows
+open all of these answers are looked at in one turn."""
 
 MAX_WATCHES: Final = 32
 """Calls on one connection that wait for changes of health. Each is a task of its own."""
