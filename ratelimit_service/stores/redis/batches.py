@@ -52,8 +52,13 @@ _MAX_IN_FLIGHT: Final = 8
 _FIRST_FULL: Final = 32
 """So many requests are taken to fit into a call before one was full."""
 
-_FORGOTTEN_US: Final = 2_000_000
+_LOST_US: Final = 2_000_000
 """A call that has no reply after this time will have none: its connection is closed sooner."""
+
+_FORGOTTEN_US: Final = 5_000
+"""After each such time in which nothing was under way, calls are taken to need half as long. What
+would have too little time left is not sent, so nothing else would show that they need less again.
+"""
 
 _MAX_HELD: Final = 10_000
 """The most give-backs that wait for a server that is away; beyond that the oldest are lost."""
@@ -116,6 +121,8 @@ class Batches:
         """How long calls took lately, from when they were made until their reply was handed on.
         What has less time left is not sent: it would be counted in vain, and keep others waiting.
         """
+        self._idle_us = 0
+        """Since when nothing is under way, if so, less the time that was used to forget."""
         self._full = _FIRST_FULL
         """How many requests went out together last, when there were more than fitted."""
         self._most_in_flight = _IN_FLIGHT
@@ -139,8 +146,16 @@ class Batches:
 
     def wait_us(self, rank: int) -> int:
         """How long a new request of this rank would wait for its reply, going by the last ones."""
+        self._forget(elapsed_us())
         waiting = self._waiting(rank)
         return self._reply_us + self._reply_us * waiting // (self._full * self._most_in_flight)
+
+    def _forget(self, now_us: int) -> None:
+        """Forgets how long calls took when nothing was under way for a while."""
+        if not self.under_way:
+            times = (now_us - self._idle_us) // _FORGOTTEN_US
+            self._reply_us >>= min(times, 62)
+            self._idle_us += times * _FORGOTTEN_US
 
     def _waiting(self, rank: int) -> int:
         """How many requests of this rank or a lower one wait to be sent."""
@@ -209,7 +224,7 @@ class Batches:
         for batch in held:
             self.charge(batch)
         # After a fault of ours nobody else would go on.
-        if any(self._in_flight) and elapsed_us() - self._sent_us > _FORGOTTEN_US:
+        if any(self._in_flight) and elapsed_us() - self._sent_us > _LOST_US:
             self._in_flight = [0] * RANKS
         if any(self._queues):
             self._send()
@@ -259,13 +274,13 @@ class Batches:
         """
         calls: dict[int, _Call] = {}
         now, size, full, lowest = elapsed_us(), 0, False, RANKS - 1
-        cut = dropped = False
+        cut = False
+        self._forget(now)
         for rank, queue in enumerate(self._queues):
             full = full or rank >= below
             while queue:
                 batch = queue[0]
                 if batch.deadline_us <= now + self._reply_us:
-                    dropped = True
                     queue.popleft()
                     self._fail(batch, range(batch.sent, len(batch.requests)), "overloaded")
                     continue
@@ -285,9 +300,6 @@ class Batches:
                 queue.popleft()
         if cut:
             self._full = sum([len(call.requests) for call in calls.values()])
-        if dropped and not calls and not self.under_way:
-            # If nothing were sent, nothing would show that replies come sooner again.
-            self._reply_us //= 2
         return list(calls.values()), lowest
 
     def _take(self, batch: Batch, calls: dict[int, _Call], now: int, size: int) -> int:
@@ -431,6 +443,8 @@ class Batches:
         if not under_way[0]:
             rank = under_way[1]
             self._in_flight[rank] = max(0, self._in_flight[rank] - 1)
+            if not self.under_way:
+                self._idle_us = elapsed_us()
 
     def _fail(self, batch: Batch, indexes: Sequence[int], reason: str) -> None:
         """Tells a batch that it gets no answer; if that fails too, its deadline ends it."""
