@@ -39,8 +39,8 @@ PING_SECONDS: Final = 30.0
 MAX_STREAMS: Final = 4_000
 """Calls in flight on one connection; announced. A client with more keeps them on its own side, and
 sends them in order when others end. Then they are old, and that cannot be seen here: in a flood all
-would be counted too late. So there are more than come in the 20 ms that callers wait, up to some
-200,000 a second."""
+would be counted too late. So these are as many as come in the 20 ms that callers wait, at
+200,000 calls a second on one connection."""
 
 MAX_BLOCKED: Final = 1_000
 """Answers that wait for a client's windows; the call of any further one is refused. A call that
