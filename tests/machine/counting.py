@@ -424,6 +424,9 @@ class Bucket(Counter):
         # Also in the moment of the last change: another descriptor may have had its rate there.
         if self.given_back_at is not None and self.given_back_at >= self.at:
             known.add(self.terms.requests_per_unit)
+            # "The bucket was used then, by the rate of that moment": so it is as new by that rate.
+            if self.terms.rate != self.rate:
+                return True
         return len(known) > 1
 
     def over_at(self) -> int:

@@ -188,6 +188,30 @@ def test_one_bucket_by_two_rates(
             walk.decide([(asked, 0)], 0)
 
 
+def test_bucket_given_back_by_a_lowered_rate(
+    loop: asyncio.AbstractEventLoop, redis_server: RedisServer, ring_url: str
+) -> None:
+    """A bucket from which a charge was given back starts as new by the rate of that moment.
+
+    "The bucket was used then": by the old rate it would be as new after a day, by the new one not.
+    """
+    bucket = {"algorithm": "leaky_bucket", "unit": "day", "requests_per_unit": 5, "burst": 10}
+    lowered = {"key": "r0", "rate_limit": {**bucket, "requests_per_unit": 3}}
+    one, many = Asked((("r0", "a"),), 5), Asked((("r0", "b"),), 40)
+    shards = [redis_server.url.removesuffix("0") + str(number) for number in range(3)]
+    with closing(InRing(loop, ring_url, shards)) as world:
+        walk = Machine()
+        walk.world = world
+        walk.begin(Settings(), "local", [{"key": "r0", "rate_limit": bucket}])
+        walk.decide([([one], 0)], 0)
+        walk.load([lowered])
+        walk.decide([([one, many], 0)], 0)
+        walk.set_clock(walk.now + 32 * 3_600 * SECOND)
+        (told,) = world.run(world.processes[0].decide([([one._replace(addend=0)], 0)]))
+        assert told.answer.counted[0].remaining == 9, "5, less 4 in a day and a third"
+        walk.decide([([one], 0)], 0)
+
+
 def test_cluster(loop: asyncio.AbstractEventLoop, redis_cluster: RedisCluster) -> None:
     """In a cluster, which two processes share, every answer of a walk is the model's."""
     nodes = [server.url for server in redis_cluster.servers]
