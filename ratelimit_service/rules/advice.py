@@ -18,7 +18,7 @@ from ratelimit_service.model import SECOND_US, Limit
 from ratelimit_service.rules.matchers import registry
 from ratelimit_service.rules.paths import MatcherName, path_text
 from ratelimit_service.rules.problem import Problem, quoted
-from ratelimit_service.rules.texts import limit_text
+from ratelimit_service.rules.texts import limit_text, moment_text
 from ratelimit_service.rules.tree import Node, Rule
 
 __all__ = ["advice"]
@@ -34,12 +34,18 @@ _DAY_US = 86_400 * SECOND_US
 _Path = tuple[tuple[str, str], ...]
 
 
-def advice(nodes: Iterable[Node], path: _Path = ()) -> Iterator[Problem]:
-    """Hints about the nodes of a level and all below; `path` leads to the level."""
+def advice(nodes: Iterable[Node], minute: int, path: _Path = ()) -> Iterator[Problem]:
+    """Hints about the nodes of a level and all below; `path` leads to the level.
+
+    `minute` is the present one, counted from the Unix epoch.
+    """
     level = tuple(nodes)
     yield from _unreachable(level, path)
     for node in level:
         here = (*path, (node.key, node.value))
+        if node.valid_until is not None and node.valid_until <= minute:
+            yield _ended(node, here, node.valid_until)
+            continue  # it is as if it were not there, with all below
         yield from _misread(node, here)
         yield from _never_grouped(node, here)
         if node.rule is not None:
@@ -48,11 +54,20 @@ def advice(nodes: Iterable[Node], path: _Path = ()) -> Iterator[Problem]:
             yield from _all_reserved(node.rule)
             yield from _idle_queue(node.rule)
         if node.children is not None:
-            yield from advice(node.children.nodes, here)
+            yield from advice(node.children.nodes, minute, here)
 
 
 def _hint(node: Node, path: _Path, kind: str, message: str) -> Problem:
     return Problem(node.source, path_text(path), message, kind, tolerated=True, hint=True)
+
+
+def _ended(node: Node, path: _Path, ended: int) -> Problem:
+    """Who reads the file sees a rule, and no request meets it ever again."""
+    message = (
+        f"no request gets here: valid_until was {moment_text(ended)}; write a later moment, or "
+        "take it out"
+    )
+    return _hint(node, path, "ended", message)
 
 
 def _unreachable(level: Sequence[Node], path: _Path) -> Iterator[Problem]:

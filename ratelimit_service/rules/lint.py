@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ratelimit_service.clock import Clock, now_us
 from ratelimit_service.errors import RulesError
+from ratelimit_service.model import MINUTE_US
 from ratelimit_service.rules.advice import advice
 from ratelimit_service.rules.build import merge
 from ratelimit_service.rules.files import read_rule_files
@@ -34,10 +36,11 @@ class Linted:
         return self.files.get(name, b"").decode("utf-8-sig", "replace").splitlines()
 
 
-def lint(paths: Sequence[Path]) -> Linted:
+def lint(paths: Sequence[Path], clock: Clock = now_us) -> Linted:
     """The problems of the files under each path, read as `serve` would.
 
     Files of one path that name the same domain are merged, those of different paths are not.
+    The clock tells what has ended.
     Raises RulesError if a path cannot be read.
     """
     problems: list[Problem] = []
@@ -48,24 +51,24 @@ def lint(paths: Sequence[Path]) -> Linted:
             raise RulesError(f"{printable(name)} cannot be read: {why}")
         for name, why in found.skipped.items():
             problems.append(Problem(Source(name), "", f"not read: {why}", SKIPPED, hint=True))
-        problems += _problems(found.files)
+        problems += _problems(found.files, clock)
         files |= found.files
     return Linted(tuple(sorted(problems)), files)
 
 
-def lint_text(name: str, data: bytes) -> Linted:
+def lint_text(name: str, data: bytes, clock: Clock = now_us) -> Linted:
     """As `lint`, for one file that lies nowhere; it goes by this name."""
-    return Linted(tuple(sorted(_problems({name: data}))), {name: data})
+    return Linted(tuple(sorted(_problems({name: data}, clock))), {name: data})
 
 
-def _problems(files: dict[str, bytes]) -> list[Problem]:
+def _problems(files: dict[str, bytes], clock: Clock) -> list[Problem]:
     problems: list[Problem] = []
     domains: dict[str, list[RuleFile]] = {}
     for name, data in files.items():
         file = parse(name, data)
         problems += file.problems
         if not file.bad:  # what is wrong comes first
-            problems += advice(file.nodes)
+            problems += advice(file.nodes, clock() // MINUTE_US)
         domains.setdefault(file.domain, []).append(file)
     for of_domain in domains.values():
         problems += merge(of_domain)[1]

@@ -70,4 +70,5 @@ def _clock(minute: int) -> str:
 def moment_text(minute: int) -> str:
     """A minute from the Unix epoch, as it is written."""
     epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-    return (epoch + datetime.timedelta(minutes=minute)).strftime("%Y-%m-%dT%H:%MZ")
+    moment = epoch + datetime.timedelta(minutes=minute)
+    return moment.isoformat(timespec="minutes").replace("+00:00", "Z")

@@ -86,6 +86,34 @@ def test_lint_hints(tmp_path: Path) -> None:
     assert (ran.code, ran.err) == (1, "1 problem found, 1 hint\n")
 
 
+def test_lint_tells_what_has_ended(tmp_path: Path) -> None:
+    """A descriptor that holds no more is a hint with its line, in each format, and no problem."""
+    path = tmp_path / "ended.yaml"
+    limit = "rate_limit: {unit: day, requests_per_unit: 1}"
+    ended = "valid_until: 0999-12-31T23:00Z"
+    path.write_text(f"domain: a\ndescriptors:\n  - {{key: k, {ended}, {limit}}}\n")
+
+    ran = Ran("lint", str(path))
+    github = Ran("lint", "--format", "github", str(path))
+    (plain,) = json.loads(Ran("lint", "--format", "json", str(path)).out)
+    (run,) = json.loads(Ran("lint", "--format", "sarif", str(path)).out)["runs"]
+
+    said = (
+        "no request gets here: valid_until was 0999-12-31T23:00Z; write a later moment, or "
+        "take it out"
+    )
+    assert (ran.code, ran.err) == (0, "no problems found, 1 hint\n")
+    assert ran.out.splitlines() == [
+        f"{path}:3:5: k: {said} [ended]",
+        f"    3 |   - {{key: k, {ended}, {limit}}}",
+        "            ^",
+    ]
+    assert github.out.startswith(f"::notice file={path},line=3,col=5,title=ended::")
+    assert (plain["kind"], plain["level"], plain["message"]) == ("ended", "note", said)
+    (result,) = run["results"]
+    assert (result["ruleId"], result["level"]) == ("ended", "note")
+
+
 def test_schema() -> None:
     """`schema` prints the JSON Schema that is published."""
     assert Ran("schema").out == (TOP / "docs" / "rules.schema.json").read_text()

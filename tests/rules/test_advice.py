@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_service.model import Entry
+from ratelimit_service.model import SECOND_US, Entry
 from ratelimit_service.rules.lint import lint_text
 from ratelimit_service.rules.match import match
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level
+
+NOW_US = 1_775_000_000 * SECOND_US
+"""On 31 March 2026, at 23:33:20 UTC."""
 
 LIMIT = "rate_limit: {unit: day, requests_per_unit: 1}"
 
@@ -20,7 +23,7 @@ LIMIT = "rate_limit: {unit: day, requests_per_unit: 1}"
 def hints(descriptors: str) -> list[tuple[str, str]]:
     """Path and kind of each hint about these descriptors, none of which is a problem."""
     text = "domain: a\ndescriptors:\n" + textwrap.dedent(descriptors)
-    found = lint_text("a.yaml", text.encode()).problems
+    found = lint_text("a.yaml", text.encode(), lambda: NOW_US).problems
     assert all(problem.hint for problem in found), found
     return [(problem.path, problem.kind) for problem in found]
 
@@ -207,6 +210,26 @@ def test_reserves_that_leave_nothing() -> None:
           - {{key: e, rate_limit: {{{bucket}, reserve: 91%}}}}
         """
     ) == [("c", "reserve"), ("below > e", "reserve")]
+
+
+def test_what_has_ended() -> None:
+    """From its minute on, what a descriptor says and all below it is said to reach nobody."""
+    assert hints(
+        f"""\
+            - {{key: a, valid_until: 2026-03-31T23:33Z, value: 10.0.0.0/8, {LIMIT}}}
+            - {{key: b, valid_until: 2026-03-31T23:34Z, {LIMIT}}}
+            - {{key: c, valid_until: 2026-04-01T01:33+02:00, value: "*", {LIMIT}}}
+            - {{key: c, {LIMIT}}}
+            - key: d
+              valid_until: 1969-01-01T00:00Z
+              descriptors:
+              - {{key: e, valid_until: 2026-01-01T00:00Z, {LIMIT}}}
+              - {{key: f, value: 10.0.0.0/8, {LIMIT}}}
+            - key: g
+              descriptors:
+              - {{key: h, valid_until: 2026-01-01T00:00Z, {LIMIT}}}
+            """
+    ) == [("a=10.0.0.0/8", "ended"), ("c=*", "ended"), ("d", "ended"), ("g > h", "ended")]
 
 
 def test_queues_that_stay_empty() -> None:
