@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from hypothesis import given
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from ratelimit_service.model import Code
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.explain import explain
-from ratelimit_service.rules.matchers import automaton, regex
+from ratelimit_service.rules.matchers import automaton
 from ratelimit_service.rules.matchers.regex import Regex
 from ratelimit_service.rules.records import Assembly, packed
 from ratelimit_service.rules.schema import parse
@@ -141,34 +140,66 @@ def test_together(patterns: list[str], value: str) -> None:
     assert (found and found.node and found.node.value) == (None if first is None else str(first))
 
 
-def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room() -> None:
     """An automaton that does not fit into memory is slower, and finds the same."""
-    monkeypatch.setattr(automaton, "_AUTOMATON_BYTES", 100)
-    together = automaton.Automaton()
-    for text in ("[a-c]{50}", "[a-b]{50}", "c.*"):
-        together.add(text)
-    together.build()
+    together = automaton.Automaton(["[a-c]{50}", "[a-b]{50}", "c.*"], 100)
 
     assert list(together.matching("a" * 50)) == [0, 1]
     assert list(together.matching("c" * 50)) == [0, 2]
     assert list(together.matching("d")) == []
 
 
-@pytest.mark.parametrize("many", [1, 1_000])
-def test_no_threads(monkeypatch: pytest.MonkeyPatch, many: int) -> None:
-    """A process that may start no thread asks regular expressions all the same."""
+class Building:
+    """Google's library, which notes the patterns that are built."""
 
-    def refused(_: Thread) -> None:
-        raise RuntimeError("can't start new thread")
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._library = automaton._library()
+        self.error, self.Options = self._library.error, self._library.Options
+        self.Set = self
+        self.texts: list[str] = []
+        monkeypatch.setattr(automaton, "_library", lambda: self)
 
-    monkeypatch.setattr(Thread, "start", refused)
-    together = automaton.Automaton()
-    for number in range(many):
-        together.add(f"a{number}|b")
-    together.build()
+    def compile(self, text: str, options: object) -> object:
+        self.texts.append(text)
+        return self._library.compile(text, options)
 
-    assert list(together.matching("a0")) == [0]
-    assert list(together.matching("b")) == list(range(many))
+    def FullMatchSet(self, options: object) -> object:  # noqa: N802 -- as it is called there
+        made, texts = self._library.Set.FullMatchSet(options), self.texts
+
+        class Set:
+            def Add(self, text: str) -> None:  # noqa: N802
+                texts.append(text)
+                made.Add(text)
+
+            Compile, Match = made.Compile, made.Match
+
+        return Set()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "size"), [("/{}/[a-z]{{900}}", 910), ("/{}/.*a.{{90}}b", 740), ("/{}/[a-z]+", 12)]
+)
+def test_a_thousand_of_any_size(monkeypatch: pytest.MonkeyPatch, pattern: str, size: int) -> None:
+    """A request waits for 1,000 instructions to be built at most, where a level has a million.
+
+    If these do not fit into the memory that they may take, it does so twice. What does not begin
+    like any pattern waits for nothing.
+    """
+    patterns = [pattern.format(number) for number in range(1_000, 2_000)]
+    rules = "".join(f"  - {{key: k, regex: '{each}', {LIMIT}}}\n" for each in patterns)
+    tree = domain(f"domain: edge\ndescriptors:\n{rules}")
+    building = Building(monkeypatch)
+
+    def built(value: str) -> int:
+        before = len(building.texts)
+        assert met(tree, f"k={value}") is None
+        return sum(size for text in building.texts[before:] if text in patterns)
+
+    assert automaton.CompiledPattern(patterns[0]).size == size
+    assert built("1007") == built("/2007/a") == 0
+    for value in ("/1007/0", "/1500/0", "/1999/0"):
+        assert 0 < built(value) <= 2 * 1_000
+        assert built(value) == 0
 
 
 @pytest.mark.parametrize("own", ["valid_until: 2030-01-01T00:00Z", "group: {ipv4: 24}"])
@@ -178,12 +209,12 @@ def test_many_that_end_or_group_are_asked_at_once(own: str) -> None:
         f"  - {{key: k, regex: '10[.]{number}[.].*', {own}, {LIMIT}}}\n" for number in range(70)
     )
     tree = domain(f"domain: edge\ndescriptors:\n{rules}")
-    compiled = regex._compiled.cache_info().misses
+    compiled = automaton.compiled.cache_info().misses
 
     for _ in range(2):
         assert met(tree, "k=10.69.1.2") == 'k=regex("10[.]69[.].\\u002a")'
 
-    assert regex._compiled.cache_info().misses == compiled
+    assert automaton.compiled.cache_info().misses == compiled
 
 
 def test_too_much_for_one_value() -> None:

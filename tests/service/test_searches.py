@@ -110,6 +110,34 @@ async def test_long_values_of_a_batch(tmp_path: Path, monkeypatch: pytest.Monkey
     assert sum(searched.bytes.values()) == 9 * len(value(0))
 
 
+async def test_many_expressions_that_nobody_has_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a batch needs of many expressions is built over many turns, each once."""
+    lines = [
+        f"- {{key: k, regex: '/{number}/[a-z]{{900}}', rate_limit: {{unlimited: true}}}}\n"
+        for number in range(10, 30)
+    ]
+    asking, turns = Asking(tmp_path, "domain: edge\ndescriptors:\n" + "".join(lines)), Turns()
+    built: Counter[int] = Counter()
+    build = Automaton._build
+
+    def building(automaton: Automaton) -> None:
+        built[turns.number] += len(automaton._texts)
+        build(automaton)
+
+    monkeypatch.setattr(Automaton, "_build", building)
+    values = [descriptor(f"k=/{number}/a") for number in range(10, 30)]
+
+    answers = await asked(
+        asking, turns, [encode_request(Request("edge", (value,))) for value in values]
+    )
+
+    assert [isinstance(answer, bytes) for answer in answers] == [True] * 20
+    assert sum(built.values()) == 20
+    assert max(built.values()) <= 2
+
+
 async def test_long_values_where_overrides_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,19 +6,13 @@ What must not live here: rules, and what a pattern may cost (`regex`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from threading import Thread
+from functools import cache, lru_cache
 from typing import Any, Final
 
-__all__ = ["Automaton", "BadPatternError", "CompiledPattern", "available"]
+__all__ = ["Automaton", "BadPatternError", "CompiledPattern", "available", "compiled"]
 
 _PATTERN_BYTES: Final = 1 << 20
-_AUTOMATON_BYTES: Final = 64 << 20
-"""What the states of one pattern, and of all of a level at most, may take; beyond that they start
-anew."""
-
-_FEW: Final = 8
-"""So many patterns are built when they are first asked: quick, and thousands of levels have few."""
+"""What the states of one pattern may take; beyond that they start anew."""
 
 
 class BadPatternError(ValueError):
@@ -76,59 +70,52 @@ class CompiledPattern:
 
 
 class Automaton:
-    """Many patterns as one. All are added, then it is built beside other work."""
+    """Patterns as one, built when it is first asked.
 
-    def __init__(self) -> None:
+    That takes most of a microsecond for each of their instructions. No thread could do it beside
+    other work: the library does not let go of the interpreter meanwhile.
+    """
+
+    def __init__(self, texts: Sequence[str], most_bytes: int) -> None:
+        """Of patterns that can be used. Its states take so many bytes at most."""
+        self._texts = texts
+        self._most_bytes = most_bytes
         self._set: Any = None
-        self._texts: list[str] = []
-        self._building: Thread | None = None
-        self._waits = False
-        """Whether it is to be built when it is first asked."""
         self._built = False
 
-    def add(self, text: str) -> None:
-        """Adds the next pattern, which is one that can be used."""
-        self._texts.append(text)
-
-    def build(self) -> None:
-        """Begins to build it. Many patterns take long, so a thread does, and lets others run."""
-        self._waits = True
-        if len(self._texts) > _FEW:
-            thread = Thread(target=self._build, name="regex", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # this process may start no more threads
-                return
-            self._building, self._waits = thread, False
+    @property
+    def at_hand(self) -> bool:
+        """Whether it can be asked without building anything."""
+        return self._set is not None
 
     def _build(self) -> None:
-        most_bytes = min(_AUTOMATON_BYTES, (len(self._texts) + 1) * _PATTERN_BYTES)
+        self._built = True
+        built = _library().Set.FullMatchSet(_options(self._most_bytes))
         try:
-            self._set = _library().Set.FullMatchSet(_options(most_bytes))
             for text in self._texts:
-                self._set.Add(text)
-            self._set.Add("(?s).*")  # always matches, unless the states run out of memory
-            self._set.Compile()
+                built.Add(text)
+            built.Add("(?s).*")  # always matches, unless the states run out of memory
+            built.Compile()
         except _library().error:  # it does not fit into memory
             return
-        self._built = True
+        self._set = built
 
     def matching(self, value: str) -> Sequence[int]:
         """The numbers of the patterns that are all of a value, smallest first."""
-        if self._building is not None:
-            self._building.join()
-            self._building = None
-        elif self._waits:
-            self._waits = False
+        if not self._built:
             self._build()
         found = None
-        if self._built:
+        if self._set is not None:
             try:
                 found = self._set.Match(value)
             except UnicodeEncodeError:
                 return ()
         if not found:  # it does not fit into memory: slower, and right
-            return [
-                at for at, text in enumerate(self._texts) if CompiledPattern(text).matches(value)
-            ]
+            return [at for at, text in enumerate(self._texts) if compiled(text).matches(value)]
         return sorted(found)[:-1]
+
+
+@lru_cache(maxsize=64)
+def compiled(text: str) -> CompiledPattern:
+    """A pattern that can be used. Some of them are kept."""
+    return CompiledPattern(text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from ratelimit_service.rules.matchers.automaton import (
@@ -13,6 +12,7 @@ from ratelimit_service.rules.matchers.automaton import (
     BadPatternError,
     CompiledPattern,
     available,
+    compiled,
 )
 from ratelimit_service.rules.matchers.effort import EFFORT
 from ratelimit_service.rules.matchers.matcher import ONE_TEXT, Index, Matcher
@@ -30,35 +30,71 @@ _MOST_INSTRUCTIONS: Final = 1_000
 _MOST_WORK: Final = 400_000
 """Instructions times bytes, at most, that are spent on a value: each takes some nanoseconds."""
 
+_MOST_BYTES: Final = 64 << 20
+"""What the states of all patterns of a level may take; beyond that they start anew."""
+
+_BUILDING: Final = 200
+"""What it takes to build one instruction, in the unit of `_MOST_WORK`."""
 
 _AT_ONCE: Final = 32
 """Patterns whose instructions are added up at once: half a millisecond's worth."""
 
 
-class _Together(Index):
-    """All patterns of a level as one automaton: asked once, however many they are."""
+class _Bundle:
+    """Some patterns of a level, and the places that they have in it."""
 
     def __init__(self) -> None:
-        self._automaton = Automaton()
-        self._places: list[int] = []
-        self._patterns: list[Regex] = []
+        self.texts: list[str] = []
+        self.places: list[int] = []
+        self.size = 0
+        """How many instructions they come to."""
+        self.automaton = Automaton((), 0)
+
+    def add(self, pattern: Regex, place: int) -> None:
+        self.texts.append(pattern.text)
+        self.places.append(place)
+        self.size += pattern.size
+
+
+class _Together(Index):
+    """All patterns of a level. Only those are asked that begin as the value does, all at once."""
+
+    def __init__(self) -> None:
+        self._patterns: list[tuple[int, Regex]] = []
+        self._bundles: dict[str, _Bundle] = {}
+        """By the text that their patterns begin with."""
+        self._lengths: list[int] = []
+        """Of these texts."""
         self._most = 1
         """Instructions for a byte in the worst case."""
 
     def add(self, matcher: Matcher, place: int) -> None:
         """Adds the next one's pattern."""
         assert isinstance(matcher, Regex)  # noqa: S101 -- it is the index of these
-        self._automaton.add(matcher.text)
-        self._places.append(place)
-        self._patterns.append(matcher)
+        self._patterns.append((place, matcher))
 
     def completing(self) -> Iterator[None]:
-        """Begins to build the automaton."""
-        self._automaton.build()
-        yield
-        for most, _ in _growing_together(self._patterns):
+        """Parts the patterns, so that each bundle is built in a moment."""
+        for most, _ in _growing_together([pattern for _, pattern in self._patterns]):
             self._most = max(most, 1)
             yield
+        alike: dict[str, list[tuple[int, Regex]]] = {}
+        for number, (place, pattern) in enumerate(self._patterns, 1):
+            alike.setdefault(pattern.beginning, []).append((place, pattern))
+            if number % _AT_ONCE == 0:
+                yield
+        bundles = [_Bundle()]
+        for text in sorted(alike):
+            size = sum(pattern.size for _, pattern in alike[text])
+            if bundles[-1].texts and bundles[-1].size + size > _MOST_INSTRUCTIONS:
+                bundles.append(_Bundle())
+                yield
+            for place, pattern in alike[text]:
+                bundles[-1].add(pattern, place)
+            self._bundles[text] = bundles[-1]
+        self._lengths = sorted(set(map(len, alike)))
+        for bundle in bundles:
+            bundle.automaton = Automaton(bundle.texts, _MOST_BYTES // len(bundles))
         self._patterns.clear()
 
     def first(self, value: str) -> int:
@@ -73,15 +109,29 @@ class _Together(Index):
         if work > _MOST_WORK:
             return ()  # it would hold up all others: in the worst case each byte costs anew
         if not EFFORT.bounded:
-            return self._search(value)
+            return _search(self._asked(value), value)
         found = EFFORT.found.get((self, value))
         if found is None:
-            EFFORT.spend(work)
-            found = EFFORT.found[self, value] = self._search(value)
+            asked = self._asked(value)
+            building = sum(bundle.size for bundle in asked if not bundle.automaton.at_hand)
+            EFFORT.spend(work + building * _BUILDING)
+            found = EFFORT.found[self, value] = _search(asked, value)
         return found
 
-    def _search(self, value: str) -> Sequence[int]:
-        return [self._places[at] for at in self._automaton.matching(value)]
+    def _asked(self, value: str) -> Sequence[_Bundle]:
+        """The bundles that have a pattern that begins as a value does."""
+        found: list[_Bundle] = []
+        for length in self._lengths:
+            if length > len(value):
+                break
+            bundle = self._bundles.get(value[:length])
+            if bundle is not None and bundle not in found:
+                found.append(bundle)
+        return found
+
+
+def _search(asked: Sequence[_Bundle], value: str) -> Sequence[int]:
+    return sorted(bundle.places[at] for bundle in asked for at in bundle.automaton.matching(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +195,7 @@ class Regex(Matcher):
 
     def matches(self, value: str) -> bool:
         """Whether the pattern is all of a value."""
-        return _compiled(self.text).matches(value)
+        return compiled(self.text).matches(value)
 
     @property
     def takes_all(self) -> bool:
@@ -166,11 +216,6 @@ class Regex(Matcher):
 
 
 _EVERYTHING: Final = {".*", "^.*$", "(?s).*"}
-
-
-@lru_cache(maxsize=64)
-def _compiled(text: str) -> CompiledPattern:
-    return CompiledPattern(text)
 
 
 def _at(text: str, error: str) -> str:
