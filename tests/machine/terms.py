@@ -73,6 +73,11 @@ class Terms:
         return -(-(self.capacity + self.soft) // self.share)
 
     @property
+    def weighs(self) -> bool:
+        """Whether hits of an earlier window count by a share, so that one given back is less."""
+        return self.algorithm == "sliding_window" and not self.parts
+
+    @property
     def rate(self) -> int:
         return -(-self.requests_per_unit // self.share)
 

@@ -113,7 +113,7 @@ class Bounds:
             if part.refund:
                 surely = part.surely and not mixed
                 self.least -= charged if surely else part.asked
-                self.most -= charged if surely else 0
+                self.most -= charged if surely and not part.terms.weighs else 0
             elif part.surely:
                 self.least += charged
                 self.most += part.asked if lossy else charged
