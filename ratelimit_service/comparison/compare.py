@@ -37,6 +37,7 @@ def _of_domain(name: str, old: Domain | None, new: Domain | None) -> Iterator[Ch
     if old is not None and new is not None and old.shard_by != new.shard_by:
         yield _resharded(old, new, before, after)
     moved = list(_moved(old, new))
+    callers = _by_path(moved)
     for path in sorted(before.keys() | after.keys()):
         one, other = before.get(path), after.get(path)
         if one is None or other is None:
@@ -47,7 +48,7 @@ def _of_domain(name: str, old: Domain | None, new: Domain | None) -> Iterator[Ch
                 path,
                 one and one.rule,
                 other and other.rule,
-                callers=tuple(_of_path(moved, path)),
+                callers=tuple(callers.get(path, ())),
             )
         elif found := details(one, other):
             anew = tuple(dict.fromkeys(why_anew(one, other)))
@@ -82,11 +83,14 @@ def _moved(old: Domain | None, new: Domain | None) -> Iterator[Callers]:
             yield Callers(entries, before, after, _anew(old, new, entries))
 
 
-def _of_path(moved: Sequence[Callers], path: str) -> Iterator[Callers]:
+def _by_path(moved: Sequence[Callers]) -> Mapping[str, Sequence[Callers]]:
     """The callers that come to a rule, or leave it, and met or meet another."""
+    found: dict[str, list[Callers]] = {}
     for each in moved:
-        if each.old and each.new and path in {each.old.path, each.new.path}:
-            yield each
+        if each.old and each.new:
+            found.setdefault(each.old.path, []).append(each)
+            found.setdefault(each.new.path, []).append(each)
+    return found
 
 
 def _anew(old: Domain | None, new: Domain | None, entries: Sequence[Entry]) -> bool:
