@@ -6,6 +6,7 @@ What must not live here: what is a problem (`ratelimit_service.rules`).
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 
 from ratelimit_service import __version__
@@ -32,11 +33,20 @@ def _excerpt(problem: Problem, found: Linted) -> Iterator[str]:
     lines = found.lines(problem.source.file)
     if not line or line > len(lines):
         return
+    shown = lines[line - 1].replace("\t", " ")
     first = max(0, column - _WIDTH // 2)
-    text = printable(lines[line - 1].replace("\t", " ")[first : first + _WIDTH]).rstrip()
+    text = printable(shown[first : first + _WIDTH]).rstrip()
     margin = f"{line:5} | "
     yield margin + text
-    yield " " * (len(margin) + column - 1 - first) + "^"
+    before = printable(shown[first : column - 1])
+    yield " " * (len(margin) + sum(map(_columns, before))) + "^"
+
+
+def _columns(char: str) -> int:
+    """How many columns of a terminal a character takes."""
+    if unicodedata.combining(char):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in {"W", "F"} else 1
 
 
 def _json(found: Linted) -> Iterator[str]:

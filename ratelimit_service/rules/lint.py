@@ -15,6 +15,7 @@ from ratelimit_service.rules.build import merge
 from ratelimit_service.rules.files import read_rule_files
 from ratelimit_service.rules.paths import Source
 from ratelimit_service.rules.problem import Problem
+from ratelimit_service.rules.reader import lines_of
 from ratelimit_service.rules.schema import RuleFile, parse
 from ratelimit_service.text import printable
 
@@ -33,7 +34,7 @@ class Linted:
 
     def lines(self, name: str) -> list[str]:
         """The lines of a file as YAML counts them; none if it was not read."""
-        return self.files.get(name, b"").decode("utf-8-sig", "replace").splitlines()
+        return lines_of(self.files.get(name, b"").decode("utf-8-sig", "replace"))
 
 
 def lint(paths: Sequence[Path], clock: Clock = now_us) -> Linted:

@@ -6,6 +6,7 @@ must not live here: what a node has to be (`fields`), and what keys mean (`schem
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Never
 
@@ -15,7 +16,7 @@ from ratelimit_service.rules.composer import TooDeepError, compose
 from ratelimit_service.rules.paths import Source, path_text
 from ratelimit_service.rules.problem import Problem
 
-__all__ = ["ForeignMark", "Pair", "Path", "ReadNode", "Reader", "Unreadable"]
+__all__ = ["ForeignMark", "Pair", "Path", "ReadNode", "Reader", "Unreadable", "lines_of"]
 
 _MAX_DEPTH = 100
 """The deepest nesting, of collections and of descriptors."""
@@ -159,12 +160,12 @@ class Reader:
             message = f"nested more than {_MAX_DEPTH} deep"
             self._stop(self.source(error.event), "too_deep", message)
         except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            source = Source(self.name, mark.line + 1, mark.column + 1) if mark else None
-            what = "a tab: YAML wants spaces" if _at_a_tab(text, mark) else error.problem
-            self._stop(source, "yaml", f"this is no YAML: {what or error.context}")
-        except yaml.YAMLError as error:
-            self._stop(None, "yaml", f"this is no YAML: {' '.join(str(error).split())}")
+            at, what = _misread(error, text)
+            self._stop(self._place(text, at), "yaml", f"this is no YAML: {what}")
+        except yaml.reader.ReaderError as error:
+            at = len(text.encode()[: error.position].decode())
+            what = f"the character {error.character:#x} cannot stand here"
+            self._stop(self._place(text, at), "yaml", f"this is no YAML: {what}")
         if root is None:
             self._stop(None, "no_domain", f"the file is empty: it needs {self._needs}")
         if second is not None:
@@ -172,11 +173,40 @@ class Reader:
             self.report(second, (), "second_document", message, tolerated=True)
         return root
 
+    def _place(self, text: str, at: int) -> Source:
+        """Where a character of the text stands."""
+        *before, line = lines_of(text[:at])
+        return Source(self.name, len(before) + 1, len(line) + 1)
+
     def _stop(self, source: Source | None, kind: str, message: str) -> Never:
         self.problems.append(Problem(source or Source(self.name), "", message, kind))
         raise Unreadable
 
 
-def _at_a_tab(text: str, mark: yaml.Mark | None) -> bool:
-    """Whether YAML stumbled over a tab, which editors show as spaces."""
-    return mark is not None and text[mark.index : mark.index + 1] == "\t"
+_LINE_END = re.compile("\\r\\n|[\\n\\r\\x85\\u2028\\u2029]")
+
+_ENCLOSES = re.compile("flow|quoted")
+"""In words of YAML: what begins with a mark and ends with one."""
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a file, as YAML counts them."""
+    return _LINE_END.split(text)
+
+
+def _misread(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str]:
+    """The place of the character that YAML stumbled over, and what is wrong there.
+
+    At the end of a text that is where began what does not end: there is what has to be mended.
+    """
+    last = max(len(text.rstrip()) - 1, 0)
+    at = error.problem_mark.index if error.problem_mark else last
+    what = str(error.problem or error.context)
+    if text[at : at + 1] == "\t":  # which editors show as spaces
+        return at, "a tab: YAML wants spaces"
+    if at <= last:
+        return at, what
+    began = error.context_mark
+    if began is not None and began.index < at and _ENCLOSES.search(error.context or ""):
+        return began.index, f"what begins here does not end: {what}"
+    return last, what

@@ -6,7 +6,12 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
+from ratelimit_service.cli.problems import FORMATS
+from ratelimit_service.rules.lint import lint
 from tests.cli.ran import Ran
+from tests.rules.test_mistakes import MISTAKES
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.service import COMMAND
 
@@ -50,6 +55,47 @@ def test_lint_formats(tmp_path: Path) -> None:
     assert place["artifactLocation"]["uri"] == str(bad)
     assert place["region"] == {"startLine": 3, "startColumn": 24}
     assert {each["ruleId"] for each in run["results"]} == {each["kind"] for each in plain}
+
+
+@pytest.mark.parametrize("path", sorted(MISTAKES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_lint_shows_every_line(path: Path) -> None:
+    """Below each problem stands its line, with a caret; an empty file has none to show."""
+    found = lint([path])
+    shown = list(FORMATS["text"](found))
+
+    if path.stem == "empty_file":
+        assert shown == [str(each) for each in found.problems]
+        return
+    assert shown[::3] == [str(each) for each in found.problems]
+    for problem, line, caret in zip(found.problems, shown[1::3], shown[2::3], strict=True):
+        assert line.startswith(f"{problem.source.line:5} | ")
+        assert caret == " " * (len(caret) - 1) + "^"
+        assert 8 < len(caret) <= len(line)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "a",
+        "\u202e",  # shown escaped, in six columns
+        "日本",  # in two columns each
+        "e\u0301",  # in one
+        "\t",
+        "x" * 200,  # of which the end is shown
+    ],
+)
+def test_lint_shows_where(tmp_path: Path, before: str) -> None:
+    """The caret is below the place on a terminal, whatever stands before it in the line."""
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        f'domain: a\ndescriptors:\n- {{key: "{before}", rate_limit: {{unit: no, '
+        "requests_per_unit: 1}}\n"
+    )
+
+    line, caret = Ran("lint", str(path)).out.splitlines()[1:3]
+
+    drawn = line.replace("日本", "....").replace("e\u0301", ".")
+    assert drawn[len(caret) - 1 :].startswith("no, requests_per_unit")
 
 
 def test_lint_reads_standard_input() -> None:

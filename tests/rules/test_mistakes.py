@@ -56,8 +56,12 @@ def test_what_is_tolerated(path: Path) -> None:
     ("data", "message"),
     [
         (b"domain: edge\ndescriptors: []\n# \xff", "f:3:3: the file is not UTF-8 [yaml]"),
-        (b"domain: a\x00b", "f: this is no YAML: "),
-        (b"domain: \x07", "f: this is no YAML: "),
+        (b"domain: a\x00b", "f:1:10: this is no YAML: the character 0x0 cannot stand here"),
+        (b"\xef\xbb\xbf# \xc3\xa9\r\n\xc3\xa9: \x07", "f:2:4: this is no YAML: the character 0x7 "),
+        (b"a: b\nc: [d,\n  e\n\n", "f:2:4: this is no YAML: what begins here does not end: "),
+        (b"a: 'b\n# c\n", "f:1:4: this is no YAML: what begins here does not end: "),
+        (b"a: [\n", "f:1:4: this is no YAML: "),
+        (b"a: &", "f:1:4: this is no YAML: "),
         (b"{" * 100_000, "f:1:101: nested more than 100 deep [too_deep]"),
         (b"- " * 100_000, "f:1:201: nested more than 100 deep [too_deep]"),
         # With a tag a collection is composed in another way.
