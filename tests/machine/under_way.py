@@ -105,7 +105,7 @@ class Bounds:
         self._before = used(counter, parts[0].terms, now)
         self.clear = all(used(counter, part.terms, now) == self._before for part in parts)
         """Whether all limits find the same in the counter."""
-        self._takes = sum(part.asked for part in parts if not part.refund)
+        self._takes = sum(_most_of(part) for part in parts if not part.refund)
         self._gives = sum(part.asked for part in parts if part.refund)
         self.least = self.most = self._before
         for part in parts:
@@ -118,9 +118,7 @@ class Bounds:
                 self.least += charged
                 self.most += part.asked if lossy else charged
             else:
-                # What a process has counted alone is told later, and may have been counted before.
-                alone = part.outcome is not None and part.outcome.local
-                self.most += 2 * part.asked if alone else part.asked
+                self.most += _most_of(part)
         self.least = max(self.least, Fraction(0))
 
     def faults(self, after: int) -> list[str]:
@@ -153,6 +151,15 @@ class Bounds:
         least = hard - self._before - self._takes
         if not max(0, least.__floor__()) <= outcome.remaining <= max(0, most.__floor__()):
             yield f"{outcome.remaining} remain, of {least} to {most}"
+
+
+def _most_of(part: Part) -> int:
+    """How many hits it may count at most.
+
+    What a process has counted alone is told later, and may have been counted before.
+    """
+    alone = part.outcome is not None and part.outcome.local
+    return 2 * part.asked if alone else part.asked
 
 
 def used(counter: Counter | None, terms: Terms, now: int) -> Fraction:
