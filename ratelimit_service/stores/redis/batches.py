@@ -168,7 +168,7 @@ class Batches:
     @property
     def _fills_a_call(self) -> bool:
         """Whether as much waits as fits into a script call."""
-        return self._waiting(RANKS) >= self._full
+        return any(self._queues) and self._waiting(RANKS) >= self._full
 
     def charge(self, batch: Batch) -> None:
         """Queues a batch for the next script calls.
@@ -242,25 +242,27 @@ class Batches:
     @property
     def _below(self) -> int:
         """What is of a rank below this may be sent now."""
-        count = 0
-        for rank in range(RANKS):
-            count += self._in_flight[rank]
-            if count >= _IN_FLIGHT:
-                below = rank
-                break
-        else:
+        under_way = self.under_way
+        if under_way < _IN_FLIGHT or (under_way < self._most_in_flight and self._fills_a_call):
             return RANKS
-        return RANKS if self.under_way < self._most_in_flight and self._fills_a_call else below
+        below, count = 0, self._in_flight[0]
+        while count < _IN_FLIGHT:
+            below += 1
+            count += self._in_flight[below]
+        return below
 
     def _send(self) -> None:
         """Sends from the queue, as many calls as may be under way."""
         self._sending = False
-        while any(self._queues[: self._below]):
+        while any(self._queues):
+            below = self._below
+            if not any(self._queues[:below]):
+                return
             connection = self._server.connection
             if connection is None or connection.lost.done():
                 self.empty("disconnected")
                 return
-            calls, rank = self._next_calls(self._below)
+            calls, rank = self._next_calls(below)
             if calls:
                 self._in_flight[rank] += 1
                 self._call(connection, calls, [len(calls), rank])
@@ -375,7 +377,7 @@ class Batches:
             connection.send(commands, replied)
             self._sent_us = calls[0].sent_us
         except Exception as error:
-            self._landed(under_way, len(calls))
+            self._landed(under_way, len(calls), elapsed_us())
             self._bugs.note("hits could not be sent to Redis", error)
             for call in calls:
                 for batch, indexes in call.indexes:
@@ -393,7 +395,8 @@ class Batches:
             # Redis has lost its scripts (SCRIPT FLUSH, a restart); EVAL also teaches it anew.
             self._call(connection, [call], under_way, ("EVAL", SCRIPT), asking=asking)
             return
-        self._landed(under_way, 1)
+        now_us = elapsed_us()
+        self._landed(under_way, 1, now_us)
         try:
             self._compare_paces(connection)
             if not (
@@ -405,8 +408,8 @@ class Batches:
                 reply = None
             found = read(reply, call.requests)
             if found is not None:
-                self._server.answered(connection, found.at_us, call.sent_us)
-                self._learn(elapsed_us() - call.sent_us)
+                self._server.answered(connection, found.at_us, call.sent_us, now_us)
+                self._learn(now_us - call.sent_us)
                 if found.damaged:
                     self._damage.note(len(found.damaged), found.damaged[0])
                 each, at_us = iter(found.outcomes), found.at_us
@@ -437,14 +440,14 @@ class Batches:
         took_us = min(took_us, self._server.timeout_us)
         self._reply_us += (took_us - self._reply_us) // 4
 
-    def _landed(self, under_way: list[int], count: int) -> None:
+    def _landed(self, under_way: list[int], count: int, now_us: int) -> None:
         """Notes that so many of the calls sent together have a reply, or will have none."""
         under_way[0] -= count
         if not under_way[0]:
             rank = under_way[1]
             self._in_flight[rank] = max(0, self._in_flight[rank] - 1)
             if not self.under_way:
-                self._idle_us = elapsed_us()
+                self._idle_us = now_us
 
     def _fail(self, batch: Batch, indexes: Sequence[int], reason: str) -> None:
         """Tells a batch that it gets no answer; if that fails too, its deadline ends it."""

@@ -220,12 +220,16 @@ class Server:
         if not self._alarm.done():
             self._alarm.set_result("")
 
-    def answered(self, connection: RedisConnection, at_us: int, sent_us: int) -> None:
-        """Notes that it has answered a script call that ran at `at_us` by its clock."""
+    def answered(self, connection: RedisConnection, at_us: int, sent_us: int, now_us: int) -> None:
+        """Notes that it has answered a script call that ran at `at_us` by its clock.
+
+        The call was made at `sent_us`, and the answer is looked at now, both by `elapsed_us`.
+        """
         if connection.answered_left_us + self.timeout_us > self._missed_last_us:
             self._missed = 0  # the server was not found late with this command
-        self._learn(at_us, sent_us)
-        self._calm_down()
+        self._learn(at_us, sent_us, now_us)
+        if self._fault_at is not None:
+            self._calm_down()
 
     def _calm_down(self) -> None:
         """Says that all is well once there has been no fault for a while."""
@@ -237,7 +241,7 @@ class Server:
             self._fault_at = None
             self._health.recover(self._component)
 
-    def _learn(self, at_us: int, sent_us: int) -> None:
+    def _learn(self, at_us: int, sent_us: int, now_us: int) -> None:
         """Learns how the clocks stand to each other from a call that ran at `at_us`.
 
         The call ran after `sent_us` and before now. If it ran just now, the server's clock is ahead
@@ -245,7 +249,7 @@ class Server:
         the largest bound is kept. If the clock was less far ahead even at `sent_us`, it was set
         back, and the new bound replaces the old one.
         """
-        ahead_us = at_us - elapsed_us()
+        ahead_us = at_us - now_us
         if self._ahead_us is None or ahead_us > self._ahead_us or at_us - sent_us < self._ahead_us:
             self._ahead_us = ahead_us
 
@@ -307,7 +311,7 @@ class Server:
             seconds, micros = map(int, reply)  # type: ignore[call-overload]
         except (TypeError, ValueError) as error:
             raise StoreError(f"Redis at {self._address} does not tell its time") from error
-        self._learn(seconds * 1_000_000 + micros, sent_us)
+        self._learn(seconds * 1_000_000 + micros, sent_us, elapsed_us())
 
     def _well(self, connection: RedisConnection) -> None:
         """The server can be asked from now on."""
