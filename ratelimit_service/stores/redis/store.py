@@ -117,6 +117,8 @@ class RedisStore:
         """A heap of deadlines; the numbers make them differ."""
         self._number = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._rings_us = 0
+        """When the timer rings, if there is one: at the first deadline, or before it."""
 
     @property
     def shards(self) -> Sequence[Shard]:
@@ -278,7 +280,7 @@ class RedisStore:
             heapq.heappop(waiting)
         self._number += 1
         heapq.heappush(waiting, (deadline_us, self._number, charge))
-        if self._timer is None or waiting[0][2] is charge:
+        if self._timer is None or deadline_us < self._rings_us:
             self._wait_until(deadline_us, now)
 
     async def look(self, peeks: Sequence[Hit]) -> list[Look | None]:
@@ -319,9 +321,10 @@ class RedisStore:
         if self._timer is not None:
             self._timer.cancel()
         wait = max(0, deadline_us - now_us) / 1_000_000
-        self._timer = self._loop.call_later(wait, self._rung)
+        self._timer, self._rings_us = self._loop.call_later(wait, self._rung), deadline_us
 
     def _rung(self) -> None:
+        self._timer = None
         # As in `all_read`: after two more rounds everything that had come by now has been read.
         self._loop.call_soon(self._loop.call_soon, self._all_read, elapsed_us())
 
@@ -340,7 +343,6 @@ class RedisStore:
 
     def _expire(self, read_us: int) -> None:
         """Ends the charges whose time is over. All that had come by `read_us` has been read."""
-        self._timer = None
         waiting, now = self._waiting, elapsed_us()
         while waiting and (waiting[0][2].finished or waiting[0][0] <= now):
             _, _, charge = heapq.heappop(waiting)
