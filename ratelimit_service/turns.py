@@ -162,7 +162,7 @@ class Turns:
         self._held = False
         """Whether no more work may begin for now."""
         self._before_write: deque[Callable[[], None]] | None = None
-        """What is to be done at the end of this turn; None if the loop has called none."""
+        """What is to be done at the end of this turn, or of a step at once; None without these."""
 
     def came_us(self, now_us: int) -> int:
         """When bytes have come, on average, that the loop has just read.
@@ -223,10 +223,11 @@ class Turns:
         self._later_calls += calls
 
     def before_write(self, work: Callable[[], None]) -> None:
-        """Has short `work` done at the end of this turn; in the loop's next round if there is none.
+        """Has short `work` done at the end of this turn, or of the step that is taken at once.
 
-        The loop writes when all that was due in its round is done. So what is said in the round
-        after a turn would leave behind the next turn.
+        If there is neither, it is done in the loop's next round. The loop writes when all that was
+        due in its round is done. So what is said in the round after a turn would leave behind the
+        next turn.
         """
         if self._before_write is None:
             self.loop.call_soon(work)
@@ -273,7 +274,14 @@ class Turns:
         if self._waiting or self._may_step or not self._rested(started):
             self.go_on(step, shares=shares)
             return
-        step()
+        if self._before_write is None:
+            self._before_write = deque()
+            try:
+                step()
+            finally:
+                self._end_turn(self._before_write)
+        else:  # within a turn, which has an end of its own
+            step()
         self._ended_us = elapsed_us()
         took_us = self._ended_us - started
         self._lately_us += took_us

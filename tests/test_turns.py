@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import nullcontext
 
 import pytest
 
@@ -310,3 +311,26 @@ async def test_what_is_said_in_a_turn_is_written_before_the_next(clock: Time) ->
     assert len(said) == 2
     await asyncio.sleep(0)
     assert said == ["this", "that", "that"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_is_said_in_a_step_at_once_is_written_with_it(clock: Time, fails: bool) -> None:
+    """Not in the loop's next round, also if the step fails; what is said later waits for that."""
+    rested = Turns()
+    clock.us += 1_000_000
+    said: list[str] = []
+
+    def step() -> None:
+        rested.before_write(lambda: said.append("this"))
+        assert not said
+        if fails:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+        rested.at_once(step)
+    assert said == ["this"]
+
+    rested.before_write(lambda: said.append("that"))
+    assert said == ["this"]
+    await asyncio.sleep(0)
+    assert said == ["this", "that"]
