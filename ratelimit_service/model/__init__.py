@@ -8,7 +8,7 @@ from ratelimit_service.model.answer_style import (
     HeaderSet,
     unknown_placeholder,
 )
-from ratelimit_service.model.calendar import WEEKDAYS, Anchor, Calendar, Periods
+from ratelimit_service.model.calendar import WEEKDAYS, Anchor, Calendar, Periods, zone
 from ratelimit_service.model.decision import Code, Decision, Header, Status, whole_seconds
 from ratelimit_service.model.hit import Hit, Mode, Outcome, new_tuple
 from ratelimit_service.model.limit import MAX_ADDEND, MAX_EXACT, FailurePolicy, Limit
@@ -87,4 +87,5 @@ __all__ = [
     "too_many_patterns",
     "unknown_placeholder",
     "whole_seconds",
+    "zone",
 ]

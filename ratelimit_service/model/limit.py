@@ -84,6 +84,12 @@ class Limit(NamedTuple):
         return scope
 
     @property
+    def time_zones(self) -> tuple[str, ...]:
+        """The zones whose clocks it goes by."""
+        zones = (self.anchor.time_zone,) if isinstance(self.anchor, Calendar) else ()
+        return zones if self.schedule is None else (*zones, self.schedule.time_zone)
+
+    @property
     def window_us(self) -> int:
         """The window's length in microseconds; on a calendar about that."""
         return self.unit * self.multiplier * SECOND_US

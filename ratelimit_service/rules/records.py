@@ -15,7 +15,7 @@ from io import BytesIO
 from itertools import islice
 from typing import NamedTuple
 
-from ratelimit_service.model import FailurePolicy
+from ratelimit_service.model import FailurePolicy, Limit, zone
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.paths import Source
@@ -260,6 +260,8 @@ class Assembly:
         """Of the matcher of the next `_Leaf`."""
         self._last: Node | None = None
         """The node of the last `_Leaf`."""
+        self._zones: set[str] = set()
+        """Time zones that have been read."""
         self.domains: dict[str, Domain] = {}
         """Those that are complete."""
 
@@ -304,8 +306,19 @@ class Assembly:
         if record.made_of_parts is not None:
             node = node.with_matcher(record.made_of_parts.made_of(self._parts))
             self._parts = []
+        if node.rule is not None:
+            yield from self._reading_zones(node.rule.limits)
         yield from self._open[-1].adding(node)
         self._last = node
+
+    def _reading_zones(self, limits: Iterable[Limit]) -> Generator[None, None, None]:
+        """Reads a file for each time zone, in a step: else the first request would read all."""
+        for limit in limits:
+            for name in limit.time_zones:
+                if name not in self._zones:
+                    self._zones.add(name)
+                    zone(name)
+                    yield
 
     def _add_alike(self, record: _Alike) -> None:
         like = self._last

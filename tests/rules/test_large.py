@@ -8,12 +8,22 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from itertools import chain
+from zoneinfo import available_timezones
 
 import pytest
 
 from ratelimit_service.comparison.reloads import difference
 from ratelimit_service.limiter.compiler import Compiler
-from ratelimit_service.model import Entry, Grouping, Limit, Network, Unit
+from ratelimit_service.model import (
+    Descriptor,
+    Entry,
+    Grouping,
+    Limit,
+    Network,
+    Request,
+    Unit,
+    zone,
+)
 from ratelimit_service.observer import Tallies
 from ratelimit_service.rules.build import Version, build
 from ratelimit_service.rules.match import find, meet
@@ -35,6 +45,7 @@ from ratelimit_service.rules.tree import (
     TalliesOf,
 )
 from ratelimit_service.settings import Settings
+from ratelimit_service.simulation.world import World
 from ratelimit_service.slices import stepwise
 from ratelimit_service.spread import LARGE, spread_tuple
 
@@ -323,3 +334,30 @@ async def test_many_lists_with_one_limit_in_steps() -> None:
 
     assert [each.matcher for each in come["d"].root.nodes] == lists
     assert arriving <= MOST_BLOCKS
+
+
+def test_time_zones_are_read_in_steps() -> None:
+    """The file of a time zone is read before a limit needs its clocks, and one file in a step."""
+    names = sorted(available_timezones())[:40]
+    own = ["when: {{days: mon, time_zone: {}}}", "per: calendar, time_zone: {}"]
+    nodes = [
+        f"- {{key: k, value: {at}, "
+        f"rate_limit: {{unit: day, requests_per_unit: 1, {own[at % 2].format(name)}}}}}\n"
+        for at, name in enumerate(names)
+    ]
+    text = "domain: d\ndescriptors:\n" + "".join(nodes)
+    built = build([Version("f", text.encode(), None)], Tallies, strict=True)
+    assembly = Assembly(Tallies)
+    zone.cache_clear()
+
+    most, read = 0, 0
+    for frame in packed(built.domains.values()):
+        for _ in chain(assembly.adding(frame), (None,)):
+            before, read = read, zone.cache_info().misses
+            most = max(most, read - before)
+    world = World(Snapshot(1, assembly.domains), Settings())
+    for at in range(len(names)):
+        world.decide(Request("d", (Descriptor((Entry("k", str(at)),)),)), 9)
+
+    assert (most, read) == (1, 40)
+    assert zone.cache_info().misses == 40
