@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -127,17 +128,23 @@ PIECES = st.lists(st.sampled_from(["a", "b", ".", "[ab]", "a*", "(ab|b)", "b?"])
 
 
 @given(
-    st.lists(PIECES.map("".join), min_size=1, max_size=6, unique=True), st.text("ab", max_size=5)
+    st.lists(PIECES.map("".join), min_size=1, max_size=6, unique=True),
+    st.text("ab", max_size=5),
+    st.sampled_from([1, 1_000]),
 )
-def test_together(patterns: list[str], value: str) -> None:
-    """All at once they say what each says by itself, whether or not the automaton has room."""
-    nodes = [Node("k", f"{at}", Regex(text), None, None) for at, text in enumerate(patterns)]
-    first = next((at for at, one in enumerate(patterns) if re.fullmatch(one, value)), None)
+def test_together(patterns: list[str], value: str, size: int) -> None:
+    """All at once they say what each says by itself, whether they are built together or apart."""
+    nodes = [Node("k", f"{at}", Regex(text, size), None, None) for at, text in enumerate(patterns)]
+    matching = [at for at, one in enumerate(patterns) if re.fullmatch(one, value)]
+    together = Regex.index()
+    for at, text in enumerate(patterns):
+        together.add(Regex(text, size), at)
+    deque(together.completing())
 
-    asked = Level.of(nodes).matching["k"]
-    found = asked.find(value)
+    found = Level.of(nodes).matching["k"].find(value)
 
-    assert (found and found.node and found.node.value) == (None if first is None else str(first))
+    assert (found and found.node and found.node.value) == (f"{matching[0]}" if matching else None)
+    assert list(together.all(value)) == matching
 
 
 def test_no_room() -> None:

@@ -112,7 +112,7 @@ class Automaton:
                 return ()
         if not found:  # it does not fit into memory: slower, and right
             return [at for at, text in enumerate(self._texts) if compiled(text).matches(value)]
-        return sorted(found)[:-1]
+        return sorted(found)[:-1] if len(found) > 1 else ()
 
 
 @lru_cache(maxsize=64)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from ratelimit_service.rules.matchers.automaton import (
@@ -43,17 +45,15 @@ _AT_ONCE: Final = 32
 class _Bundle:
     """Some patterns of a level, and the places that they have in it."""
 
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.places: list[int] = []
-        self.size = 0
+    def __init__(self, patterns: Sequence[tuple[int, Regex]], most_bytes: int) -> None:
+        self._places = [place for place, _ in patterns]
+        self.size = sum(pattern.size for _, pattern in patterns)
         """How many instructions they come to."""
-        self.automaton = Automaton((), 0)
+        self.automaton = Automaton([pattern.text for _, pattern in patterns], most_bytes)
 
-    def add(self, pattern: Regex, place: int) -> None:
-        self.texts.append(pattern.text)
-        self.places.append(place)
-        self.size += pattern.size
+    def matching(self, value: str) -> Sequence[int]:
+        """The places of those that match, as declared."""
+        return [self._places[at] for at in self.automaton.matching(value)]
 
 
 class _Together(Index):
@@ -61,6 +61,7 @@ class _Together(Index):
 
     def __init__(self) -> None:
         self._patterns: list[tuple[int, Regex]] = []
+        self._every: list[_Bundle] = []
         self._bundles: dict[str, _Bundle] = {}
         """By the text that their patterns begin with."""
         self._lengths: list[int] = []
@@ -83,18 +84,22 @@ class _Together(Index):
             alike.setdefault(pattern.beginning, []).append((place, pattern))
             if number % _AT_ONCE == 0:
                 yield
-        bundles = [_Bundle()]
+        texts: list[list[str]] = [[]]
+        size = 0
         for text in sorted(alike):
-            size = sum(pattern.size for _, pattern in alike[text])
-            if bundles[-1].texts and bundles[-1].size + size > _MOST_INSTRUCTIONS:
-                bundles.append(_Bundle())
+            own = sum(pattern.size for _, pattern in alike[text])
+            if texts[-1] and size + own > _MOST_INSTRUCTIONS:
+                texts.append([])
+                size = 0
                 yield
-            for place, pattern in alike[text]:
-                bundles[-1].add(pattern, place)
-            self._bundles[text] = bundles[-1]
+            texts[-1].append(text)
+            size += own
+        for together in texts:
+            patterns = sorted(chain(*map(alike.__getitem__, together)), key=itemgetter(0))
+            self._every.append(_Bundle(patterns, _MOST_BYTES // len(texts)))
+            self._bundles.update(dict.fromkeys(together, self._every[-1]))
+            yield
         self._lengths = sorted(set(map(len, alike)))
-        for bundle in bundles:
-            bundle.automaton = Automaton(bundle.texts, _MOST_BYTES // len(bundles))
         self._patterns.clear()
 
     def first(self, value: str) -> int:
@@ -120,18 +125,22 @@ class _Together(Index):
 
     def _asked(self, value: str) -> Sequence[_Bundle]:
         """The bundles that have a pattern that begins as a value does."""
+        if len(self._every) == 1:
+            return self._every
         found: list[_Bundle] = []
         for length in self._lengths:
-            if length > len(value):
-                break
             bundle = self._bundles.get(value[:length])
             if bundle is not None and bundle not in found:
                 found.append(bundle)
+            if length >= len(value):
+                break
         return found
 
 
 def _search(asked: Sequence[_Bundle], value: str) -> Sequence[int]:
-    return sorted(bundle.places[at] for bundle in asked for at in bundle.automaton.matching(value))
+    if len(asked) == 1:
+        return asked[0].matching(value)
+    return sorted(place for bundle in asked for place in bundle.matching(value))
 
 
 @dataclass(frozen=True, slots=True)
