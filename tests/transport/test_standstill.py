@@ -19,7 +19,7 @@ from ratelimit_service import clock, compiled, turns
 from ratelimit_service.health import Health
 from ratelimit_service.model import Hit
 from ratelimit_service.observer import Stats
-from ratelimit_service.stores import NEVER, Done, Store, Wanted, always, judge
+from ratelimit_service.stores import NEVER, Done, Settled, Store, Wanted, always, judge
 from ratelimit_service.stores.redis import RedisStore
 from tests.stores.cases import hit
 
@@ -328,6 +328,64 @@ def test_no_more_is_planned_than_a_server_can_count(monkeypatch: pytest.MonkeyPa
     assert not world.lost()
     assert counted(world, 0.5, 0.5) >= 0.8 * bearable * 0.5
     assert 10 * sum(world.tally.counts["by_policy"][5:10]) <= counted(world, 0.5, 0.5)
+
+
+QUICK_COUNT_US, PLANNED = 15.0, 0.6
+"""What a call costs where a server is hardly faster than the service, and the part before it."""
+MOMENT_SECONDS, MOMENTS_SECONDS = 0.004, 0.012
+"""For so long a server stands still again and again, and how often."""
+
+
+class Halting(OnRedis):
+    """A Redis server that shares its core with others, so it stands still for moments."""
+
+    def charge(
+        self,
+        requests: Sequence[Sequence[Hit]],
+        done: Done,
+        wanted: Wanted = always,
+        deadline_us: int = NEVER,
+        rank: int = 0,
+    ) -> None:
+        cost_us = QUICK_COUNT_US * len(requests)
+
+        def answer(settled: list[Settled]) -> None:
+            stepped_loop.CLOCK.spend((1 - PLANNED) * cost_us)
+            done(settled)
+
+        stepped_loop.CLOCK.spend(PLANNED * cost_us)
+        self._store.charge(requests, answer, wanted, deadline_us, rank)
+
+    async def start(self) -> None:
+        await super().start()
+        self._stand_still_now_and_then()
+
+    def _stand_still_now_and_then(self) -> None:
+        self.stand_still(MOMENT_SECONDS)
+        loop = asyncio.get_running_loop()
+        loop.call_later(MOMENTS_SECONDS, self._stand_still_now_and_then)
+
+
+@pytest.mark.usefixtures("work")
+@pytest.mark.parametrize("load", [2.0, 4.0])
+def test_little_is_planned_in_vain_while_a_server_stands_still_for_moments(
+    monkeypatch: pytest.MonkeyPatch, load: float
+) -> None:
+    """Of what a service can do 80 % are counted in time, also if its server halts for moments.
+
+    So no more calls wait for it than can be answered in time all the same. For ten calls that are
+    counted at most one is decided by policy.
+    """
+    monkeypatch.setattr(stepped_loop, "BYTE_US", 0.0)
+    monkeypatch.setattr(stepped_loop, "IDLE_US", IDLE_US / 2)
+    monkeypatch.setattr(stepped.CHOSEN, "store", lambda *told: Halting(stepped.on_redis(*told)))
+    bearable = 1e6 / QUICK_COUNT_US
+
+    world = stepped.flooded(CONNECTIONS, load * bearable, 0.8)
+
+    assert not world.lost()
+    assert counted(world, 0.3, 0.4) >= 0.8 * bearable * 0.4
+    assert 10 * sum(world.tally.counts["by_policy"][3:7]) <= counted(world, 0.3, 0.4)
 
 
 LONG_TURN_US = 3_000.0

@@ -60,6 +60,11 @@ _FORGOTTEN_US: Final = 5_000
 would have too little time left is not sent, so nothing else would show that they need less again.
 """
 
+_MARGIN: Final = 4
+"""So many times as long as it seems a new request may wait to be sent. If as much waited as can
+just be answered in time, the next stall of a few milliseconds would make all of it too late, and
+most of its work is done by then. Nothing is counted faster because more waits."""
+
 _MAX_HELD: Final = 10_000
 """The most give-backs that wait for a server that is away; beyond that the oldest are lost."""
 
@@ -145,9 +150,12 @@ class Batches:
         return sum(map(len, self._queues)) + len(self._held)
 
     def wait_us(self, rank: int) -> int:
-        """How long a new request of this rank would wait for its reply, going by the last ones."""
+        """How long a new request of this rank may wait for its reply, going by the last ones.
+
+        What it waits for to be sent counts several times.
+        """
         self._forget(elapsed_us())
-        waiting = self._waiting(rank)
+        waiting = _MARGIN * self._waiting(rank)
         return self._reply_us + self._reply_us * waiting // (self._full * self._most_in_flight)
 
     def _forget(self, now_us: int) -> None:

@@ -190,7 +190,8 @@ class ServiceCalls:
         timeout_us, arrived_us = calls.head.timeout_us, protocol.arrived_us
         deadline_us = NEVER if timeout_us is None else counted_until(arrived_us, timeout_us)
         fate = protocol.backlog.fate(protocol.now_us, protocol.waited_us, timeout_us)
-        if fate is not Fate.COUNTED or protocol.now_us - arrived_us > FRESH_US:
+        fresh = protocol.now_us - arrived_us <= FRESH_US and not protocol.drawing.begun
+        if fate is not Fate.COUNTED or not fresh:
             fate = self._fate(protocol, timeout_us, fate)
         if fate is Fate.COUNTED:
             self._overload.counted(len(stream_ids))

@@ -38,7 +38,7 @@ PATIENCE_US: Final = 15_000
 """How long a caller is assumed to wait if it does not say so (`grpc-timeout`)."""
 
 FRESH_US: Final = 500
-"""A call that has waited for less is counted, whoever made it."""
+"""A call that has waited for less is counted, unless its client's calls were late just before."""
 
 _LATE: Final = 20
 """The part of a caller's patience, in percent, after which a call is late. Once some have been late

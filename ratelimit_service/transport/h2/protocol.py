@@ -366,7 +366,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
         if has_next:
             self.arrived_us = inbox.chunks[0][0]
         self.waited_us = 0 if self.drawing.chosen else now_us - self.arrived_us
-        fresh = self.waited_us <= FRESH_US
+        # Visits in quick succession find nothing but fresh calls, also where there are too many.
+        fresh = self.waited_us <= FRESH_US and not self.drawing.begun
         connection.haste = haste = None if fresh else self._calls.haste(self)
         if haste is not None and refusing:
             haste.refusing = True
