@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from itertools import cycle, islice
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -254,12 +255,20 @@ def flooded(
 
 
 def stopped(connections: int, stop: float) -> str:
-    """A row of the second table: when as much is counted again as must be."""
+    """A row of the second table: when as much is counted again as must be.
+
+    That is a part of what the same service has counted before it stood still. What it can do is
+    measured apart, so it says less: the machine's pace changes.
+    """
     bears = capacity(connections)
     world = flooded(connections, HICCUP_LOAD * bears, HICCUP_AT + stop + AFTER_SECONDS, stop)
     counts = world.tally.counts
+    # The last slice before it may be cut.
+    before = counts["counted"][WARM_SLICES : round(HICCUP_AT / SLICE_SECONDS) - 1]
+    rate = fmean(before) / SLICE_SECONDS
     found: dict[str, object] = {"slices": counts, "lag": [0.0] * len(counts["counted"])}
-    return f"| {connections} | {stop:g} s | {back_after(found, stop, bears):.1f} s |"
+    back = back_after(found, stop, rate)
+    return f"| {connections} | {stop:g} s | {rate / bears:.2f} | {back:.1f} s |"
 
 
 def row(connections: int, load: float, seconds: float) -> str:
@@ -313,7 +322,8 @@ def main() -> None:
     for connections in chosen.connections:
         for load in chosen.loads:
             print(row(connections, load, chosen.seconds), flush=True)
-    print("\n| connections | the service stops for | counted again after |\n|---|---|---|")
+    print("\n| connections | the service stops for | counted before | counted again after |")
+    print("|---" * 4 + "|")
     for connections in chosen.connections:
         for stop in STOPS:
             print(stopped(connections, stop), flush=True)
