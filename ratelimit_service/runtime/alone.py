@@ -57,7 +57,7 @@ async def serve_alone(settings: Settings) -> int:
     spare_the_old()
     async with AsyncExitStack() as stack:
         here = await stack.enter_async_context(
-            deciding(settings, lambda: rules.snapshot, stats, health)
+            deciding(settings, lambda: rules.book.snapshot, stats, health)
         )
         otlp = await stack.enter_async_context(Otlp(settings).running())
         if settings.otel_traces:

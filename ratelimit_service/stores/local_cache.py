@@ -175,32 +175,27 @@ class LocalCache:
     def _learn(
         self, requests: Sequence[Sequence[Hit]], settled: Sequence[Settled], asked_us: int
     ) -> None:
+        over = self._over
         try:
-            self._learn_all(requests, settled, asked_us)
+            for hits, each in zip(requests, settled, strict=True):
+                if each.verdict is _WITHIN and not over:  # nothing to remember or to forget
+                    for hit in hits:
+                        if hit[5]:
+                            break
+                    else:
+                        continue
+                for hit, outcome in zip(hits, each.outcomes, strict=False):
+                    if outcome is None:
+                        continue
+                    if hit.refund:
+                        self.given_back([hit.key])
+                    elif outcome.over:
+                        self._remember(hit, outcome, hits, asked_us)
+                    elif not outcome.charged or _leaks_otherwise(over.get(hit.key), hit):
+                        self._forget(hit.key)  # hits of others may pass
         except Exception as error:  # a fault in this cache must cost no request its answer
             self._bugs.note("the local cache is emptied", error)
             self._over, self._bytes = {}, 0
-
-    def _learn_all(
-        self, requests: Sequence[Sequence[Hit]], settled: Sequence[Settled], asked_us: int
-    ) -> None:
-        over = self._over
-        for hits, each in zip(requests, settled, strict=True):
-            if each.verdict is _WITHIN and not over:  # nothing to remember or to forget
-                for hit in hits:
-                    if hit[5]:
-                        break
-                else:
-                    continue
-            for hit, outcome in zip(hits, each.outcomes, strict=False):
-                if outcome is None:
-                    continue
-                if hit.refund:
-                    self.given_back([hit.key])
-                elif outcome.over:
-                    self._remember(hit, outcome, hits, asked_us)
-                elif not outcome.charged or _leaks_otherwise(over.get(hit.key), hit):
-                    self._forget(hit.key)  # hits of others may pass
 
     def _remember(self, hit: Hit, outcome: Outcome, hits: Sequence[Hit], asked_us: int) -> None:
         """Takes in the key of a denied hit, if no other hit of the request can have filled it."""

@@ -160,7 +160,7 @@ class Batches:
 
     def _forget(self, now_us: int) -> None:
         """Forgets how long calls took when nothing was under way for a while."""
-        if not self.under_way:
+        if not any(self._in_flight):
             times = (now_us - self._idle_us) // _FORGOTTEN_US
             self._reply_us >>= min(times, 62)
             self._idle_us += times * _FORGOTTEN_US
@@ -250,7 +250,7 @@ class Batches:
     @property
     def _below(self) -> int:
         """What is of a rank below this may be sent now."""
-        under_way = self.under_way
+        under_way = sum(self._in_flight)
         if under_way < _IN_FLIGHT or (under_way < self._most_in_flight and self._fills_a_call):
             return RANKS
         below, count = 0, self._in_flight[0]
@@ -287,6 +287,8 @@ class Batches:
         cut = False
         self._forget(now)
         for rank, queue in enumerate(self._queues):
+            if not queue:
+                continue
             full = full or rank >= below
             while queue:
                 batch = queue[0]
@@ -454,7 +456,7 @@ class Batches:
         if not under_way[0]:
             rank = under_way[1]
             self._in_flight[rank] = max(0, self._in_flight[rank] - 1)
-            if not self.under_way:
+            if not any(self._in_flight):
                 self._idle_us = now_us
 
     def _fail(self, batch: Batch, indexes: Sequence[int], reason: str) -> None:

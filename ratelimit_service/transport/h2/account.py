@@ -66,7 +66,8 @@ class Account:
 
     def _credit(self, calls: int = 1) -> None:
         """Credits calls that were answered, or were not answered by our own fault."""
-        self._spent_us = max(self._spent_us - ANSWERED_US * calls, -SAVED_US)
+        if self._spent_us > -SAVED_US:  # else as much is saved as may be
+            self._spent_us = max(self._spent_us - ANSWERED_US * calls, -SAVED_US)
 
     def _forgive(self) -> None:
         """Forgets at the end of a second what was spent in it; what was saved stays."""

@@ -26,7 +26,7 @@ _FEW: Final = 16
 
 def rank_of(undecided: int) -> int:
     """The rank of calls whose connection has so many undecided ones, with these."""
-    return min(RANKS - 1, (undecided // _FEW).bit_length())
+    return min(RANKS - 1, (undecided // _FEW).bit_length()) if undecided >= _FEW else 0
 
 
 class Pending:
@@ -108,7 +108,8 @@ class Gathered:
         It is that time by `elapsed_us`.
         """
         try:
-            self._pending.begin(self, now_us)
+            if service.waits:
+                self._pending.begin(self, now_us)
             wanted: Wanted = self.wants
             if len(self._parts) == 1:
                 protocol, stream_ids = self._parts[0]
@@ -135,7 +136,8 @@ class Gathered:
         """Answers all calls. A fault with one of them costs no other its answer."""
         if self._then is not None:
             self._then()  # first, so that no fault keeps others waiting for it
-        self._pending.end(self)
+        if service.waits:
+            self._pending.end(self)
         for at, (protocol, stream_ids) in enumerate(self._parts):
             protocol.undecided -= self._weights[at]
             start, done = self._starts[at], 0

@@ -338,7 +338,8 @@ class Overload:
 
     def counted(self, calls: int) -> None:
         """Notes that so many calls are counted, which earns some answers by policy."""
-        self._saved = min(_MOST_SAVED, self._saved + calls)
+        if self._saved < _MOST_SAVED:
+            self._saved = min(_MOST_SAVED, self._saved + calls)
 
     def hurried(self, calls: int) -> None:
         """Notes that so many calls are decided by policy."""

@@ -14,6 +14,7 @@ from typing import Final, Protocol, cast
 
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.handshakes import Sealed, empty_records
+from ratelimit_service.reads import LITTLE_BYTES
 from ratelimit_service.transport.h2.account import Memory
 from ratelimit_service.transport.h2.connection import Connection, Event, Methods
 from ratelimit_service.transport.h2.drawing import Drawing
@@ -172,8 +173,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
         arrived_us = self._hear(now_us) if sealed is None else sealed.came_us
         inbox = self._inbox
         inbox.put(arrived_us, data)
-        if inbox.size > INBOX_BYTES or self._reads.is_much(inbox.size):
-            self._leave_unread()
+        if inbox.size >= LITTLE_BYTES:
+            self._read_on_or_not(inbox.size)
         if not self._waiting and not self._writing_paused and not self._steps:
             self._waiting = True
             self._turns.add(self, now_us)
@@ -191,14 +192,13 @@ class Http2Protocol(asyncio.BufferedProtocol):
         sealed = self._sealed
         if sealed is not None:
             sealed.put(self._hear(elapsed_us()), data)
-            waiting = self._inbox.size + sealed.size
-            if waiting > INBOX_BYTES or self._reads.is_much(waiting):
-                self._leave_unread()
+            self._read_on_or_not(self._inbox.size + sealed.size)
             self._ask_for_turn()
 
-    def _leave_unread(self) -> None:
-        """Reads nothing more until what has come is handled."""
-        if self._pause_reading():
+    def _read_on_or_not(self, waiting: int) -> None:
+        """Reads nothing more until what has come is handled, if so many bytes wait for that."""
+        much = waiting > INBOX_BYTES or self._reads.is_much(waiting)
+        if much and self._pause_reading():
             self._memory.paused_unhandled += 1
 
     def _hear(self, now_us: int) -> int:
