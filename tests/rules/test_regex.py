@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -164,13 +165,16 @@ class Building:
         self.error, self.Options = self._library.error, self._library.Options
         self.Set = self
         self.texts: list[str] = []
+        self.most_bytes: list[int] = []
+        """That the states of each automaton may take."""
         monkeypatch.setattr(automaton, "_library", lambda: self)
 
     def compile(self, text: str, options: object) -> object:
         self.texts.append(text)
         return self._library.compile(text, options)
 
-    def FullMatchSet(self, options: object) -> object:  # noqa: N802 -- as it is called there
+    def FullMatchSet(self, options: Any) -> object:  # noqa: N802 -- as it is called there
+        self.most_bytes.append(options.max_mem)
         made, texts = self._library.Set.FullMatchSet(options), self.texts
 
         class Set:
@@ -207,6 +211,20 @@ def test_a_thousand_of_any_size(monkeypatch: pytest.MonkeyPatch, pattern: str, s
     for value in ("/1007/0", "/1500/0", "/1999/0"):
         assert 0 < built(value) <= 2 * 1_000
         assert built(value) == 0
+
+
+@pytest.mark.parametrize(("many", "megabytes"), [(1, 2), (5, 6), (1_000, 64)])
+def test_memory_of_states(monkeypatch: pytest.MonkeyPatch, many: int, megabytes: int) -> None:
+    """A level's states take 1 MiB for each expression at most, and one more, and 64 MiB in all."""
+    patterns = [f"/{number}/[a-z]+" for number in range(1_000, 1_000 + many)]
+    rules = "".join(f"  - {{key: k, regex: '{each}', {LIMIT}}}\n" for each in patterns)
+    tree = domain(f"domain: edge\ndescriptors:\n{rules}")
+    building = Building(monkeypatch)
+
+    for number in range(1_000, 1_000 + many):
+        assert met(tree, f"k=/{number}/a") is not None
+
+    assert (megabytes - 1) << 20 < sum(building.most_bytes) <= megabytes << 20
 
 
 @pytest.mark.parametrize("own", ["valid_until: 2030-01-01T00:00Z", "group: {ipv4: 24}"])

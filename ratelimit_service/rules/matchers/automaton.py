@@ -77,9 +77,9 @@ class Automaton:
     """
 
     def __init__(self, texts: Sequence[str], most_bytes: int) -> None:
-        """Of patterns that can be used. Its states take so many bytes at most."""
+        """Of patterns that can be used. Its states take so many bytes at most, and 1 MiB each."""
         self._texts = texts
-        self._most_bytes = most_bytes
+        self._most_bytes = min(most_bytes, (len(texts) + 1) * _PATTERN_BYTES)
         self._set: Any = None
         self._built = False
 
