@@ -28,14 +28,16 @@ def diff(old: str, new: str, shape: str) -> int:
     takes the path of the other side; if OLD had nothing there, all rules are new. Told are rules
     that come, go, get tighter or looser, with both numbers; counters that start anew, and why; and
     callers who would meet another rule.
-    Comments, files, lines, and order by itself are never told.
+    Comments, files, lines, and order by itself are never told, nor is what has ended (valid_until).
 
     Exits 0 if nothing changes, 1 if something does, 2 if rules have problems or are not there.
 
     Example: ratelimit diff main rules/
     """
     from ratelimit_service.cli.changes import FORMATS, summary  # noqa: PLC0415
+    from ratelimit_service.clock import now_us  # noqa: PLC0415
     from ratelimit_service.comparison import SideError, compare, read_sides  # noqa: PLC0415
+    from ratelimit_service.model import MINUTE_US  # noqa: PLC0415
 
     try:
         before, after = read_sides(old, new)
@@ -44,7 +46,7 @@ def diff(old: str, new: str, shape: str) -> int:
         return 2
     if not before.domains:
         say(f"{printable(before.name)}: there are no rules, so all are new", err=True)
-    changes = compare(before.domains, after.domains)
+    changes = compare(before.domains, after.domains, now_us() // MINUTE_US)
     for line in FORMATS[shape](changes):
         say(line)
     say(summary(changes), err=True)

@@ -20,23 +20,26 @@ from ratelimit_service.stores.keys import CounterNames
 __all__ = ["compare"]
 
 
-def compare(old: Mapping[str, Domain], new: Mapping[str, Domain]) -> list[Change]:
-    """Every change, by domain and rule; none if both sets of rules mean the same."""
+def compare(old: Mapping[str, Domain], new: Mapping[str, Domain], minute: int = 0) -> list[Change]:
+    """Every change, by domain and rule; none if both sets of rules mean the same.
+
+    What has ended in `minute`, counted from the Unix epoch, is as if it were not there.
+    """
     return [
         change
         for name in sorted(old.keys() | new.keys())
-        for change in _of_domain(name, old.get(name), new.get(name))
+        for change in _of_domain(name, old.get(name), new.get(name), minute)
     ]
 
 
-def _of_domain(name: str, old: Domain | None, new: Domain | None) -> Iterator[Change]:
+def _of_domain(name: str, old: Domain | None, new: Domain | None, minute: int) -> Iterator[Change]:
     if old is None or new is None:
         kind = ChangeKind.ADDED if old is None else ChangeKind.REMOVED
         yield Change(kind, name, "")
-    before, after = _placed(old), _placed(new)
+    before, after = _placed(old, minute), _placed(new, minute)
     if old is not None and new is not None and old.shard_by != new.shard_by:
         yield _resharded(old, new, before, after)
-    moved = list(_moved(old, new))
+    moved = list(_moved(old, new, minute))
     callers = _by_path(moved)
     for path in sorted(before.keys() | after.keys()):
         one, other = before.get(path), after.get(path)
@@ -60,27 +63,27 @@ def _of_domain(name: str, old: Domain | None, new: Domain | None) -> Iterator[Ch
             yield Change(ChangeKind.CALLERS, name, path, each.old, each.new, callers=(each,))
 
 
-def _placed(domain: Domain | None) -> dict[str, PlacedRule]:
-    """The rules of a domain by their paths."""
+def _placed(domain: Domain | None, minute: int) -> dict[str, PlacedRule]:
+    """The rules of a domain that have not ended, by their paths."""
     found = {}
     for way in ways(domain.root.nodes) if domain else ():
         rule = way[-1].rule
-        if rule is not None:
+        if rule is not None and all(node.lasts(minute) for node in way):
             found[rule.path] = PlacedRule(rule, way)
     return found
 
 
-def _moved(old: Domain | None, new: Domain | None) -> Iterator[Callers]:
+def _moved(old: Domain | None, new: Domain | None, minute: int) -> Iterator[Callers]:
     """One descriptor for each pair of rules between which callers move."""
     seen = set()
     roots = [domain.root if domain else None for domain in (old, new)]
-    for entries, one, other in meetings(roots[0], roots[1]):
+    for entries, one, other in meetings(roots[0], roots[1], minute):
         before = one.rule if one else None
         after = other.rule if other else None
         pair = (before and before.path, after and after.path)
         if pair[0] != pair[1] and pair not in seen:
             seen.add(pair)
-            yield Callers(entries, before, after, _anew(old, new, entries))
+            yield Callers(entries, before, after, _anew(old, new, entries, minute))
 
 
 def _by_path(moved: Sequence[Callers]) -> Mapping[str, Sequence[Callers]]:
@@ -93,16 +96,16 @@ def _by_path(moved: Sequence[Callers]) -> Mapping[str, Sequence[Callers]]:
     return found
 
 
-def _anew(old: Domain | None, new: Domain | None, entries: Sequence[Entry]) -> bool:
+def _anew(old: Domain | None, new: Domain | None, entries: Sequence[Entry], minute: int) -> bool:
     """Whether a descriptor is counted, before and after, and on other counters."""
-    before, after = _keys_met(old, entries), _keys_met(new, entries)
+    before, after = (_keys_met(domain, entries, minute) for domain in (old, new))
     return bool(before and after) and not before & after
 
 
-def _keys_met(domain: Domain | None, entries: Sequence[Entry]) -> set[bytes]:
+def _keys_met(domain: Domain | None, entries: Sequence[Entry], minute: int) -> set[bytes]:
     if domain is None:
         return set()
-    found = match(domain, entries)
+    found = match(domain, entries, minute)
     return _keys(domain, found.rule, found.identity, found.shared)
 
 

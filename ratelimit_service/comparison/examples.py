@@ -28,22 +28,22 @@ Meeting = tuple[tuple[Entry, ...], Node | None, Node | None]
 
 
 def meetings(
-    old: Level | None, new: Level | None, above: tuple[Entry, ...] = ()
+    old: Level | None, new: Level | None, minute: int, above: tuple[Entry, ...] = ()
 ) -> Iterator[Meeting]:
-    """A descriptor for each pair of nodes that descriptors are found to end at."""
+    """A descriptor for each pair of nodes that descriptors are found to end at in a minute."""
     for key in _keys(old, new):
         seen: set[tuple[int, int]] = set()
         for value in _values(key, [level for level in (old, new) if level is not None]):
             entry = Entry(key, value)
-            one = find(old, entry) if old else None
-            other = find(new, entry) if new else None
+            one = find(old, entry, minute) if old else None
+            other = find(new, entry, minute) if new else None
             if (id(one), id(other)) in seen or (one is None and other is None):
                 continue
             seen.add((id(one), id(other)))
             here = (*above, entry)
             yield here, one, other
             yield from meetings(
-                one.children if one else None, other.children if other else None, here
+                one.children if one else None, other.children if other else None, minute, here
             )
 
 

@@ -184,6 +184,10 @@ class Node:
             self.valid_until,
         )
 
+    def lasts(self, minute: int) -> bool:
+        """Whether it has not ended in a minute from the Unix epoch."""
+        return self.valid_until is None or minute < self.valid_until
+
     def counted_value(self, value: str) -> str | None:
         """What is matched and counted of an entry's value; None if it should be an address."""
         return value if self.grouping is None else self.grouping.of(value)
@@ -226,10 +230,8 @@ class MetNode:
 
     def lasts(self, minute: int) -> bool:
         """Whether it has not ended in a minute from the Unix epoch."""
-        if not self.heed & ENDS:
-            return True
-        end = self.node.valid_until if self.node is not None else None
-        return end is None or minute < end
+        node = self.node if self.heed & ENDS else None
+        return node is None or node.lasts(minute)
 
     @property
     def declared(self) -> Rule | None:

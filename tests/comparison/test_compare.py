@@ -364,6 +364,51 @@ def test_times_and_pools(old: File, new: File, kind: ChangeKind, anew: bool) -> 
     assert (change.kind, bool(change.anew)) == (kind, anew)
 
 
+END_MINUTE = 30_023_640
+"""2027-01-31 at 18:00 UTC."""
+
+
+def _without_what_ends(nodes: Sequence[File]) -> list[File]:
+    return [
+        node | {"descriptors": _without_what_ends(node.get("descriptors", []))}
+        for node in nodes
+        if "valid_until" not in node
+    ]
+
+
+@settings(max_examples=30)
+@given(files())
+def test_what_has_ended_is_not_there(file: File) -> None:
+    """To take out what has ended is no change, nor is to bring it."""
+    without = file | {"descriptors": _without_what_ends(file["descriptors"])}
+
+    assert compare(of(file), of(without), END_MINUTE) == []
+    assert compare(of(without), of(file), END_MINUTE) == []
+
+
+@pytest.mark.parametrize(
+    ("own", "before", "after"),
+    [
+        (None, [REMOVED], []),
+        ({"rate_limit": {"unit": "day", "requests_per_unit": 9}}, [LOOSENED], []),
+        ({"valid_until": "2026-01-31T18:00Z"}, [REMOVED], []),
+        ({"valid_until": "2028-01-31T18:00Z"}, [CHANGED], [ADDED]),
+    ],
+)
+def test_what_ends(own: File | None, before: list[ChangeKind], after: list[ChangeKind]) -> None:
+    """A descriptor that ends is there until its minute, and then no more."""
+    limit = {"unit": "day", "requests_per_unit": 5}
+    every = {"key": "k", "rate_limit": limit}
+    ends = every | {"value": "a", "valid_until": "2027-01-31T18:00Z"}
+    old = of({"domain": "d", "descriptors": [every, ends]})
+    new = of({"domain": "d", "descriptors": [every, *([] if own is None else [ends | own])]})
+
+    assert [change.kind for change in compare(old, new, END_MINUTE - 1)] == before
+    changes = compare(old, new, END_MINUTE)
+    assert [change.kind for change in changes] == after
+    assert [len(change.callers) for change in changes] == [1] * len(after)
+
+
 def test_networks_that_come() -> None:
     """Callers of one network that meet a rule of their own are told, by an address in it."""
     limit = {"rate_limit": {"unit": "minute", "requests_per_unit": 10}}
