@@ -457,6 +457,27 @@ async def test_another_ring_is_noticed(ring: Ring, store: RedisStore) -> None:
             await asyncio.sleep(0.01)
 
 
+async def test_two_names_of_one_server_are_one_ring(ring: Ring) -> None:
+    """Who has one server alone finds all counters there, by whatever name it calls the server."""
+    server = ring.servers["east"]
+    urls = [server.url, server.url.replace("127.0.0.1", "localhost")]
+    assert urls[0] != urls[1]
+    health = [Health(), Health()]
+    stores = [
+        RedisStore(url, 5_000_000, Stats(), each) for url, each in zip(urls, health, strict=True)
+    ]
+    for store in stores:
+        await started(store)
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while any(shard.processes != 2 for store in stores for shard in store.shards):
+            await asyncio.sleep(0.01)
+
+    assert [each.faults for each in health] == [{}, {}]
+    for store in stores:
+        await store.close()
+
+
 async def test_counters_of_seconds_lie_apart(ring: Ring) -> None:
     """A window of a second counts in the second store, others in the first, together or not."""
     first, second = ring.servers.values()

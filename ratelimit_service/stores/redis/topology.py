@@ -98,14 +98,15 @@ class RingOfShards:
     """A ring, or a single server: only names and weights of the shards place the counters."""
 
     def __init__(self, ring: Ring, config: ShardConfig) -> None:
+        alone = len(ring.members) == 1
         weights = {member.name: member.weight for member in ring.members}
-        process = Process(urandom(8).hex(), fingerprint(weights))
+        # Who has one server finds all counters there, whatever it calls the server.
+        process = Process(urandom(8).hex(), fingerprint({} if alone else weights))
         self._ring = process.ring
         self._health = config.health
         self._component = "ring" if config.component == "store" else f"ring of {config.component}"
         self._strangers: dict[str, Process] = {}
         """For each shard a process that counts there but places counters on another ring."""
-        alone = len(ring.members) == 1
         self.kind = "server" if alone else "shard"
         self._shards = {
             member.name: config.shard(
