@@ -356,6 +356,18 @@ class Incoming(Control):
         origins = None if caller is None else [caller]
         events.append(Calls(head, [stream_id], [message], origins))
 
+    def _origin(self, block: bytes) -> CallOrigin:
+        """Who made a call with this header block, which has been recalled."""
+        if block == self._latest_block:
+            return self._latest_origin
+        if self._headers.is_nameless(block):
+            if self._nobody.peer != self.peer:
+                self._nobody = CallOrigin(self.peer)
+            return self._nobody
+        origin = CallOrigin(self.peer, (), block, self._headers.caller_headers)
+        self._latest_block, self._latest_origin = block, origin
+        return origin
+
     # Ends
 
     def _refuse(self, stream_id: int, stream: Stream) -> None:

@@ -1,0 +1,173 @@
+"""What a connection does by itself with calls that there is no time for, many at once.
+
+Runs of calls are refused, and a few are answered from what is at hand. Clients take such calls back
+in runs of resets, which are here as well. What must not live here: when there is no time
+(`overload`), and how the bytes of a run are read (`runs`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ratelimit_service.transport.h2 import runs
+from ratelimit_service.transport.h2.account import Memory, expect
+from ratelimit_service.transport.h2.costs import FRAME_US
+from ratelimit_service.transport.h2.events import Event
+from ratelimit_service.transport.h2.frames import RST_STREAM
+from ratelimit_service.transport.h2.headers import Head
+from ratelimit_service.transport.h2.incoming import Incoming
+from ratelimit_service.transport.h2.limits import MAX_STREAMS
+from ratelimit_service.transport.h2.messages import PREFIX_BYTES
+from ratelimit_service.transport.h2.overload import Haste
+from ratelimit_service.transport.h2.streams import Methods
+
+__all__ = ["Hurrying"]
+
+_ALTERNATIONS: Final = 4
+"""So often resets may follow on calls within one run. Each costs a third of `costs.PIECE_US`."""
+
+
+class Hurrying(Incoming):
+    """The part of a connection that ends calls by itself when there is no time for them."""
+
+    def __init__(self, methods: Methods, memory: Memory) -> None:
+        super().__init__(methods, memory)
+        self.haste: Haste | None = None
+        """What may be done with the calls of the next piece if there is no time for them."""
+        self._unanswered: set[int] = set()
+        """Calls that came too late even for a refusal: their callers will take them back."""
+        self._unanswered_for_long: set[int] = set()
+        """The same of the second before."""
+
+    def _refuse_run(
+        self, haste: Haste, data: bytes, start: int, stop: int, events: list[Event]
+    ) -> int:
+        """Refuses a run of calls that there is no time for.
+
+        The header block of the first is `data[start:stop]`. Returns where the last one ends.
+        Returns 0, and has taken nothing, if there is none.
+        """
+        block = data[start:stop]
+        if not self._life.steady or self._block is not None:
+            return 0
+        head = self._headers.recall(block)
+        if head is None or not haste.concerns(head):
+            return 0
+        at, streams = self._pass_calls(data, start - 9, block)
+        if not streams:
+            return 0
+        haste.refused += len(streams)
+        if self.wants_origins and haste.looks > 0:
+            haste.looks -= 1
+            end = stop + 9 + int.from_bytes(data[stop : stop + 3], "big")
+            message = data[stop + 9 + PREFIX_BYTES : end]
+            haste.turned_away.append((message, self._origin(block)))
+        gone: set[int] = set()
+        for _ in range(_ALTERNATIONS):
+            # Clients take calls back between others. Who has done so needs no refusal.
+            if not _is_reset(data, at):
+                break
+            end, taken_back = runs.resets(data, at)
+            if not taken_back:
+                break
+            self._reset_all(taken_back, events)
+            gone.update(taken_back)
+            at, more = self._pass_calls(data, end, block)
+            streams += more
+            haste.refused += len(more)
+        if haste.gone_percent:
+            first = len(streams) * haste.gone_percent // 100
+            # Who keeps to the streams that we allow has no more of these open.
+            first = min(first, MAX_STREAMS - len(self._unanswered))
+            self._unanswered.update(streams[:first])
+            self._unanswered -= gone
+            streams = streams[first:]
+        if gone:
+            streams = [each for each in streams if each not in gone]
+        if streams:
+            self._output.append(runs.refusals(streams))
+        return at
+
+    def _pass_calls(self, data: bytes, at: int, block: bytes) -> tuple[int, list[int]]:
+        """Passes a run of calls that are not handed on; returns where it ends, and its streams.
+
+        The fault is ours, so later frames of the client on these streams cost it as little as if
+        they had been answered.
+        """
+        end, streams = runs.calls(data, at, block, self.latest_stream)
+        if streams:
+            self.latest_stream = streams[-1]
+            self._consume(end - at - len(streams) * (18 + len(block)))
+            self._credit(len(streams))
+        return end, streams
+
+    def _done_in_haste(
+        self, haste: Haste, head: Head, stream_id: int, message: bytes, block: bytes
+    ) -> bool:
+        """Ends a call that there is no time for, if its answer is at hand.
+
+        If a fault of ours prevents that, the call is handed on, and becomes a refusal if that fails
+        as well.
+        """
+        streams = self._streams
+        streams[stream_id] = None
+        try:
+            self._answer_in_haste(haste, head, stream_id, message, block)
+        except Exception as error:
+            haste.failed(error)
+        if stream_id not in streams:
+            return True
+        del streams[stream_id]
+        return False
+
+    def _answer_in_haste(
+        self, haste: Haste, head: Head, stream_id: int, message: bytes, block: bytes
+    ) -> None:
+        """Answers a call if its answer is at hand, and windows allow."""
+        if not haste.concerns(head):
+            return
+        ready = haste.answers.get(message)
+        if ready is None or not self.answer_whole([stream_id], [ready.message]):
+            return
+        ready.times += 1
+        haste.given += 1
+        if self.wants_origins and haste.looks > 0:
+            haste.looks -= 1
+            ready.origins.append(self._origin(block))
+
+    def _reset_run(self, data: bytes, start: int, events: list[Event]) -> int:
+        """Handles a run of resets.
+
+        Returns where the last one ends. Returns 0, and has done nothing, if the first is unusual.
+        """
+        end, stream_ids = runs.resets(data, start)
+        if not stream_ids or min(stream_ids) <= 0 or max(stream_ids) > self.latest_stream:
+            return 0  # one by one those before the faulty one hold
+        self._reset_all(stream_ids, events)
+        return end
+
+    def _reset_all(self, stream_ids: list[int], events: list[Event]) -> None:
+        """Takes the client's resets of these streams."""
+        expect(
+            min(stream_ids) > 0 and max(stream_ids) <= self.latest_stream,
+            "RST_STREAM on an idle stream",
+        )
+        cost_us = FRAME_US * len(stream_ids)
+        if not self._streams.keys().isdisjoint(stream_ids):
+            for stream_id in stream_ids:
+                cost_us += self._withdraw(stream_id, events)
+        if self._unanswered or self._unanswered_for_long:
+            self._unanswered.difference_update(stream_ids)
+            self._unanswered_for_long.difference_update(stream_ids)
+        self._spend(cost_us, "resets")
+
+    def _refuse_unanswered(self) -> None:
+        """Refuses the calls that were not answered, and that nobody has taken back for a second."""
+        if self._unanswered_for_long:
+            self._output.append(runs.refusals(sorted(self._unanswered_for_long)))
+        self._unanswered_for_long, self._unanswered = self._unanswered, set()
+
+
+def _is_reset(data: bytes, at: int) -> bool:
+    """Whether an RST_STREAM frame begins there."""
+    return at + 3 < len(data) and data[at + 3] == RST_STREAM
