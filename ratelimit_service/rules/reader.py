@@ -121,7 +121,7 @@ class Reader:
         """
         self._visited += 1 if isinstance(node, yaml.ScalarNode) else len(node.value) + 1
         if self._visited > _MAX_VALUES:
-            message = f"more than {_MAX_VALUES} values: aliases multiply here"
+            message = f"more than {_MAX_VALUES} values, those of each alias counted: split the file"
             self._stop(self.source(node), "too_large", message)
         if depth > _MAX_DEPTH:
             self._stop(self.source(node), "too_deep", f"nested more than {_MAX_DEPTH} deep")
