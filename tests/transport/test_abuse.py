@@ -86,11 +86,11 @@ def test_window_that_was_too_large() -> None:
     assert not client.connection.closing
 
 
-def blocked(size: int) -> Client:
+def blocked(size: int, calls: int = MAX_STREAMS) -> Client:
     """A client on whose connection many answers of that size wait for a window."""
     client = Client()
     client.connection._send_window = 0
-    for _ in range(MAX_STREAMS):
+    for _ in range(calls):
         for stream_id, _ in messages(client.connection.receive(client.headers() + client.data())):
             client.connection.answer(stream_id, b"x" * size)
     client.said()
@@ -229,14 +229,66 @@ def test_dear_frames_take_more_of_a_turn() -> None:
     assert turns == 3
 
 
-def test_answers_let_through_take_more_of_a_turn() -> None:
-    """Where a window lets many answers through, what comes behind it waits for another turn."""
-    client = blocked(100)
+def shut(calls: int) -> Client:
+    """A client with so many answers that wait for their own windows."""
+    client = Client()
+    client.connection.receive(frames.settings({SettingId.INITIAL_WINDOW_SIZE: 0}))
+    for _ in range(calls):
+        client.connection.receive(client.headers() + client.data())
+        client.connection.answer(client.stream_id, b"0123456789")
+    client.said()
+    return client
 
-    client.connection.receive(frames.window_update(0, 1_000_000) * 2, 32)
+
+@pytest.mark.parametrize("whose", ["each", "all"])
+def test_answers_let_through_take_turns(whose: str) -> None:
+    """Where a window lets many answers through, a turn sends so many; then others are next.
+
+    What the client says behind that waits until they are sent, and not one is lost.
+    """
+    ping = frames.ping(b"12345678", ack=False)
+    if whose == "each":
+        client = shut(1_000)
+        wider = frames.settings({SettingId.INITIAL_WINDOW_SIZE: 100})
+    else:
+        client = blocked(100)
+        wider = frames.window_update(0, 1_000_000)
+    waiting, sent = client.connection.open_streams, []
+
+    client.connection.receive(wider + ping, 32)
+    while client.connection.has_more:
+        sent.append(waiting - client.connection.open_streams)
+        waiting -= sent[-1]
+        client.connection.receive(b"", 32)
+    said = [kind for kind, *_ in client.said()]
+
+    assert max(sent) == 32
+    assert client.connection.open_streams == client.connection.held == 0
+    assert said[-1] == FrameType.PING
+    assert said.count(FrameType.PING) == 1
+
+
+def test_long_answers_let_through_take_more_of_a_turn() -> None:
+    """The bytes of answers that a window lets through count against a turn as well."""
+    client = blocked(40_000, calls=100)
+
+    client.connection.receive(frames.window_update(0, 1_000_000), 32)
+    sent = sum(len(payload) for kind, *_, payload in client.said() if kind == FrameType.DATA)
 
     assert client.connection.has_more
-    assert client.connection.open_streams == 0
+    assert 40_000 < sent < 200_000
+
+
+def test_windows_that_open_on_a_connection_that_ends() -> None:
+    """A connection that is ended sends no more answers, and asks for no more turns."""
+    client = shut(100)
+    wider = frames.settings({SettingId.INITIAL_WINDOW_SIZE: 100})
+    client.connection.receive(wider, 32)
+    assert client.connection.has_more
+
+    client.connection.abandon(ErrorCode.NO_ERROR, "")
+
+    assert not client.connection.has_more
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -105,7 +105,11 @@ class Connection(Hurrying):
 
     @property
     def has_more(self) -> bool:
-        """Whether complete frames, or messages, wait for the next call of `receive`."""
+        """Whether complete frames, messages or answers wait for the next call of `receive`."""
+        if self._life.closing:
+            return False
+        if self._opened or (self._blocked and self._send_window > 0):
+            return True
         return self._cut_short or (bool(self._resumable) and not self.congested)
 
     @property
@@ -149,8 +153,8 @@ class Connection(Hurrying):
     def receive(self, data: bytes, most: int = sys.maxsize) -> list[Event]:
         """Takes bytes from the socket; returns what they mean, in order.
 
-        It stops after `most` calls or frames, or frames that cost as much. Then `has_more` says
-        that another call, with or without new bytes, goes on.
+        It stops after `most` calls, frames or answers that were held back, or frames that cost as
+        much. Then `has_more` says that another call, with or without new bytes, goes on.
         """
         events: list[Event] = []
         self.unusual = False
@@ -166,8 +170,8 @@ class Connection(Hurrying):
                 data, start = self._data, self._at
         self._cut_short = False
         try:
-            if self._resumable and not self.congested:
-                self._resume(events)
+            if self._resumable or self._opened or self._blocked:
+                most = self._go_on(most, events)
             at = self._read(data, start, most, events)
         except ConnectionFaultError as error:
             at = len(data)
@@ -190,6 +194,12 @@ class Connection(Hurrying):
             self.held > LARGE_BYTES and self.held - STREAM_BYTES * len(self._streams) > LARGE_BYTES
         )
         return events
+
+    def _go_on(self, most: int, events: list[Event]) -> int:
+        """Goes on with what has waited; returns how much of `most` is left."""
+        if self._resumable and not self.congested:
+            self._resume(events)
+        return self._let_through(most)
 
     def _read(self, data: bytes, at: int, most: int, events: list[Event]) -> int:
         """Handles complete frames; returns where the first one that is left begins."""
@@ -237,6 +247,7 @@ class Connection(Hurrying):
             spent, self._worked_us = self._spent_us, 0
             self._handle(kind, flags, stream_id & MAX_WINDOW, data[start:at], events)
             most -= (max(0, self._spent_us - spent) + self._worked_us) // PIECE_US
+            most = self._let_through(most)  # before what the client says next
         return at
 
     def _handle(

@@ -44,8 +44,7 @@ would be counted too late. So these are as many as come in the 20 ms that caller
 
 MAX_BLOCKED: Final = 1_000
 """Answers that wait for a client's windows; the call of any further one is refused. A call that
-does not come whole is refused at once while the windows of so many streams are shut. When windows
-open all of these answers are looked at in one turn."""
+does not come whole is refused at once while the windows of so many streams are shut."""
 
 MAX_WATCHES: Final = 32
 """Calls on one connection that wait for changes of health. Each is a task of its own."""

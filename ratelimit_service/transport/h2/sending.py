@@ -15,7 +15,7 @@ from urllib.parse import quote
 from ratelimit_service.service import Answer
 from ratelimit_service.transport.h2 import frames, runs
 from ratelimit_service.transport.h2.account import ConnectionFaultError, Memory
-from ratelimit_service.transport.h2.costs import VISIT_US
+from ratelimit_service.transport.h2.costs import RUN_BYTES, VISIT_US
 from ratelimit_service.transport.h2.frames import (
     END_HEADERS,
     END_STREAM,
@@ -72,6 +72,8 @@ class Sending(OpenStreams):
         self._highest_credit = 0
         """The highest `credit` that any stream can have."""
         self._max_send_frame = MAX_FRAME_SIZE
+        self._opened: deque[int] = deque()
+        """Streams that were shut when all windows opened, and were not looked at since."""
         self._resumable: deque[int] = deque()
         """Streaming calls whose last message is answered, so that the next may be handed on."""
         self.delivered = 0
@@ -260,18 +262,10 @@ class Sending(OpenStreams):
     # Windows
 
     def _widen(self, increment: int) -> None:
-        """Takes a wider window of the connection: answers that have waited longest come first."""
+        """Takes a wider window of the connection; `_let_through` sends what has waited for it."""
         self._send_window += increment
         if self._send_window > MAX_WINDOW:
             raise ConnectionFaultError(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
-        blocked = self._blocked
-        while blocked and self._send_window > 0:
-            # A few at a time: to find a dictionary's first item again and again takes ever longer.
-            for stream_id, stream in list(islice(blocked.items(), _FLUSHED_AT_ONCE)):
-                if self._send_window <= 0:
-                    break
-                self._worked_us += VISIT_US
-                self._flush(stream_id, stream)
 
     def _widen_stream(self, stream_id: int, stream: Stream, increment: int) -> None:
         """Takes a wider window of one stream."""
@@ -294,5 +288,28 @@ class Sending(OpenStreams):
                 raise ConnectionFaultError(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
         if wider and self._shut:
             self._spend(VISIT_US * len(self._shut), "windows")
-            for stream_id, stream in list(self._shut.items()):
-                self._flush(stream_id, stream)
+            self._opened = deque(self._shut)
+
+    def _let_through(self, most: int) -> int:
+        """Sends answers whose windows have opened; those that have waited longest come first.
+
+        Each takes one of `most`, and long ones more. Returns how much of it is left.
+        """
+        opened, shut, blocked = self._opened, self._shut, self._blocked
+        while opened and most > 0:
+            stream_id = opened.popleft()
+            most -= self._visit(stream_id, shut.get(stream_id))
+        while blocked and self._send_window > 0 and most > 0:
+            # A few at a time: to find a dictionary's first item again and again takes ever longer.
+            for stream_id, stream in list(islice(blocked.items(), _FLUSHED_AT_ONCE)):
+                if self._send_window <= 0 or most <= 0:
+                    break
+                most -= self._visit(stream_id, stream)
+        return most
+
+    def _visit(self, stream_id: int, stream: Stream | None) -> int:
+        """Looks at an answer that has waited; returns how many frames that counts as."""
+        before = self.delivered
+        if stream is not None:
+            self._flush(stream_id, stream)
+        return 1 + (self.delivered - before) // RUN_BYTES
