@@ -38,7 +38,6 @@ from ratelimit_service.transport.h2.limits import (
     CONNECTION_WINDOW,
     IDLE_STREAM_SECONDS,
     MAX_BLOCK_BYTES,
-    MAX_BLOCKED,
     MAX_CONTINUATIONS,
     MAX_MESSAGE_BYTES,
     MAX_STREAMS,
@@ -159,7 +158,7 @@ class Incoming(Control):
         self.latest_stream = stream_id
         if stream_id > self._last_accepted:
             self._spend(cost_us, "headers")
-        elif len(self._streams) >= MAX_STREAMS or len(self._shut) >= MAX_BLOCKED:
+        elif len(self._streams) >= MAX_STREAMS:
             self._reset(stream_id, ErrorCode.REFUSED_STREAM, FRAME_US + cost_us)
         elif head.malformed or head.trailers:
             self._reset(stream_id, ErrorCode.PROTOCOL_ERROR, RESET_US + cost_us)

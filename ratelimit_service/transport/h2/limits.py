@@ -40,11 +40,8 @@ MAX_STREAMS: Final = 4_000
 """Calls in flight on one connection; announced. A client with more keeps them on its own side, and
 sends them in order when others end. Then they are old, and that cannot be seen here: in a flood all
 would be counted too late. So these are as many as come in the 20 ms that callers wait, at
-200,000 calls a second on one connection."""
-
-MAX_BLOCKED: Final = 1_000
-"""Answers that wait for a client's windows; the call of any further one is refused. A call that
-does not come whole is refused at once while the windows of so many streams are shut."""
+200,000 calls a second on one connection. Each has a place for its answer while windows hold that
+back: what is decided is not taken back for want of one."""
 
 MAX_WATCHES: Final = 32
 """Calls on one connection that wait for changes of health. Each is a task of its own."""

@@ -26,7 +26,7 @@ from ratelimit_service.transport.h2.frames import (
 )
 from ratelimit_service.transport.h2.headers import literal
 from ratelimit_service.transport.h2.life import NoTable
-from ratelimit_service.transport.h2.limits import MAX_BLOCKED, MAX_TEXT_BYTES
+from ratelimit_service.transport.h2.limits import MAX_TEXT_BYTES
 from ratelimit_service.transport.h2.messages import PREFIX_BYTES
 from ratelimit_service.transport.h2.open_streams import OpenStreams
 from ratelimit_service.transport.h2.streams import Methods, Stream
@@ -145,15 +145,11 @@ class Sending(OpenStreams):
         for stream_id in stream_ids:
             stream = self._stream(stream_id)
             if stream is not None:
-                self._turn_away(stream_id, stream)
+                refusal = runs.refusals([stream_id])
+                stream.ended = True
+                self._close(stream_id, stream)
+                self._output.append(refusal)
                 self._credit()
-
-    def _turn_away(self, stream_id: int, stream: Stream) -> None:
-        """Resets a stream."""
-        refusal = runs.refusals([stream_id])
-        stream.ended = True
-        self._close(stream_id, stream)
-        self._output.append(refusal)
 
     def send(self, stream_id: int, message: bytes) -> None:
         """Sends one message of an answer; the answer stays open."""
@@ -194,14 +190,10 @@ class Sending(OpenStreams):
         stream.waiting.append((kind, payload, last))
         self._keep(stream, len(payload))
         self._flush(stream_id, stream)
-        if not stream.waiting:
-            return
-        if self._holds_too_much:
+        if stream.waiting and self._holds_too_much:
             self.abandon(
                 ErrorCode.ENHANCE_YOUR_CALM, "too many answers wait for the client", "memory"
             )
-        elif len(self._blocked) + len(self._shut) > MAX_BLOCKED:
-            self._turn_away(stream_id, stream)
 
     def _flush(self, stream_id: int, stream: Stream) -> None:
         """Sends as much of an answer as the windows let through."""
