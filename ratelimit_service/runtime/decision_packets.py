@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from ratelimit_service.limiter import DecidedBy, Plan
 from ratelimit_service.model import SECOND_US, Hit, Outcome
 from ratelimit_service.service.asked import Asked
-from ratelimit_service.service.callers import CallOrigin, PackedHeaders
+from ratelimit_service.service.callers import PackedHeaders
 from ratelimit_service.service.decision_line import (
     Circumstances,
     HashValue,
@@ -63,6 +63,17 @@ def unpacked(packet: bytes) -> tuple[str, list[str | Run]]:
         raise ValueError(f"decisions are packed in version {rest[:1]!r}, not {_VERSION!r}")
     found: tuple[str, list[str | Run]] = marshal.loads(rest[1:])  # noqa: S302 -- our processes'
     return found
+
+
+_T = TypeVar("_T")
+
+
+def _at(values: Sequence[_T], places: Sequence[int]) -> list[_T]:
+    """The values at these places, which ascend."""
+    first, last = places[0], places[-1]
+    if last - first + 1 == len(places):
+        return list(values[first : last + 1])
+    return [values[place] for place in places]
 
 
 class DecisionPackets:
@@ -115,32 +126,26 @@ class DecisionPackets:
         if decided.settled is None:
             return first
         settled, all_asked, answers = decided.settled, decided.asked, decided.answers
-        all_bodies, origins, no_shards = decided.bodies, decided.origins, self._store == "memory"
-        bodies: list[bytes] = []
-        peers: list[str] = []
-        callers: list[PackedHeaders] = []
+        no_shards, all_plain = self._store == "memory", set(map(type, answers)) == {bytes}
         planned: Plan | None = None
         by, remaining, reset_us, known_by_cache, shard = -1, -1, -1, False, ""
         before: Asked | None = None
-        origin: CallOrigin | None = None
-        peer = ""
-        caller: PackedHeaders = b""
-        body = b""
-        at = first
+        told = ""
+        at = begun = first
         try:
             for place in places[first:] if first else places:
-                asked, its_settled = all_asked[place], settled[place]
+                its_settled = settled[place]
                 deciding = its_settled.by
                 if (
                     its_settled.verdict is not _DENIED
                     or deciding < 0
-                    or not isinstance(asked, Asked)
-                    or not isinstance(answers[place], bytes)
+                    or not (all_plain or isinstance(answers[place], bytes))
                 ):
                     break
                 its_outcome = its_settled.outcomes[deciding]
                 if its_outcome is None or its_outcome.local:
                     break
+                asked = all_asked[place]
                 if (
                     asked is not before
                     or deciding != by
@@ -148,7 +153,7 @@ class DecisionPackets:
                     or its_outcome.reset_us != reset_us
                     or its_settled.cached is not known_by_cache
                 ):
-                    if asked.limits is None:
+                    if not isinstance(asked, Asked) or asked.limits is None:
                         break
                     its_plan = asked.plans[deciding]
                     if (
@@ -164,27 +169,37 @@ class DecisionPackets:
                         hits = its_plan.hits
                         if its_plan.declared is None or len(hits) != 1:
                             break
+                        self._add_run(at_us, told, decided, places[begun:at])
+                        begun = at
                         planned, by, known_by_cache = its_plan, deciding, its_settled.cached
                         remaining, reset_us = its_outcome.remaining, its_outcome.reset_us
                         shard = "" if no_shards else self._shard_of(hits[0])
                         told = self._told(
                             decided, its_plan, hits[0], by, its_outcome, shard, known_by_cache
                         )
-                        bodies, peers, callers = [], [], []
-                        self._found.append((beginning(at_us), told, bodies, peers, callers))
                     before = asked
-                if all_bodies[place] != body:
-                    body = all_bodies[place]
-                if origins is not None and origins[place] is not origin:
-                    origin = origins[place]
-                    peer, caller = origin.peer, origin.packed()
-                bodies.append(body)
-                peers.append(peer)
-                callers.append(caller)
                 at += 1
         finally:
-            self.count += at - first
+            self._add_run(at_us, told, decided, places[begun:at])
         return at
+
+    def _add_run(self, at_us: int, told: str, decided: DecidedBatch, places: Sequence[int]) -> None:
+        """Adds denials that differ in what was asked and by whom."""
+        count = len(places)
+        if not count:
+            return
+        bodies, origins = _at(decided.bodies, places), decided.origins
+        peers = [""] * count
+        callers: list[PackedHeaders] = [b""] * count
+        if origins is not None:
+            whose = _at(origins, places)
+            origin = whose[0]
+            if whose.count(origin) == count:  # as where callers send no headers that name calls
+                peers, callers = [origin.peer] * count, [origin.packed()] * count
+            else:
+                peers, callers = [each.peer for each in whose], [each.packed() for each in whose]
+        self._found.append((beginning(at_us), told, bodies, peers, callers))
+        self.count += count
 
     def _told(
         self,

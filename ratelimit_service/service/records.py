@@ -17,6 +17,7 @@ __all__ = ["DecidedBatch", "DecisionRecord", "Listener", "is_denied", "record"]
 
 _WITHIN: Final = Verdict.WITHIN
 _ADMITTED: Final = Verdict.ADMITTED
+_DENIED: Final = Verdict.DENIED
 
 
 class DecisionRecord(NamedTuple):
@@ -97,11 +98,13 @@ class DecidedBatch:
             verdict = self.settled[place].verdict
         return is_denied(self.answers[place], verdict)
 
-    def denied_places(self) -> list[int]:
+    def denied_places(self) -> Sequence[int]:
         """The places of the requests that did not pass."""
         if self.records is not None or self.settled is None:
             return [place for place in range(len(self.bodies)) if self.denied(place)]
-        asked = self.asked
+        asked, settled = self.asked, self.settled
+        if [each.verdict for each in settled].count(_DENIED) == len(settled):
+            return range(len(settled))  # as in a flood; a request without a plan is never DENIED
         return [
             place
             for place, (answer, each) in enumerate(zip(self.answers, self.settled, strict=True))

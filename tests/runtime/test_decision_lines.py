@@ -143,6 +143,34 @@ async def test_lines_of_many_are_the_lines_of_each(
     assert sum('"code":"OVER_LIMIT"' in line for line in alone) > 30
 
 
+@pytest.mark.parametrize("places", [range(6), range(2, 5), [0, 2, 3, 5], [1, 4]])
+async def test_lines_of_some_say_who_asked(tmp_path: Path, places: Sequence[int]) -> None:
+    """Of a batch any decisions can be written down: each line has its own request and caller."""
+    asking = Asking(tmp_path, RULES)
+    users = ["bob", "ann", "bob"]
+    bodies = [
+        wire.encode_request(Request("edge", (descriptor(f"{key}={user}"),)))
+        for key in ("user", "account")
+        for user in users
+    ]
+    await asking.service.decide(bodies * 2)
+    batches = Batches(asking.service)
+    callers = [CallOrigin(f"10.0.0.{number // 2}") for number in range(len(bodies))]
+    await asking.service.decide(bodies, origins=callers)
+
+    packets = DecisionPackets(1, 1, None, "memory", lambda _: "")
+    moment, decided, _ = batches.told[-1]
+    packets.add(moment, decided, places)
+    assert packets.count == len(places)
+    lines = [json.loads(line) for line in DecisionLines(None).of(packets.take()).splitlines()]
+
+    found = [
+        (*line["descriptors"][0]["entries"][0], line["code"], line["caller"]) for line in lines
+    ]
+    asked = [(key, user) for key in ("user", "account") for user in users]
+    assert found == [(*asked[place], "OVER_LIMIT", callers[place].peer) for place in places]
+
+
 def calls_within(work: Callable[[], object]) -> int:
     """How many functions of ours are called for it."""
     called = [0]
