@@ -94,12 +94,12 @@ def plain(plans: Sequence[Plan], outcomes: Outcomes) -> Plain | None:
         if outcome is None:
             policy = rule.policy
             statuses.append(UNCOUNTED_OVER if policy is _CLOSED else UNCOUNTED_OK)
-            by_policy.append((place, policy.value))
+            by_policy.append((place, policy))
             continue
         over = outcome.over and rule.mode is not _SHADOW
         if outcome.local:
             statuses.append(UNCOUNTED_OVER if over else UNCOUNTED_OK)
-            by_policy.append((place, rule.policy.value))
+            by_policy.append((place, rule.policy))
         elif outcome.over and outcome.remaining:
             return None
         else:

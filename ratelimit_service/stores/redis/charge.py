@@ -108,7 +108,7 @@ class Charge:
 
     def give_up(self, find_all: FindAll, reason: str) -> None:
         """Ends the charge before it began: its caller has no time left."""
-        if any(hit[8] is _LOCAL for hits in self.requests for hit in hits):
+        if [hit for hits in self.requests for hit in hits if hit[8] is _LOCAL]:
             self._divide(find_all)
             for batch in list(self.batches):
                 batch.failed(range(len(batch.requests)), reason)
