@@ -386,9 +386,13 @@ class Turns:
             try:
                 before_write.popleft()()
             except Exception as error:  # its fault must not cost others what they have to say
-                told = {"message": "the end of a turn failed", "exception": error}
-                self.loop.call_exception_handler(told)
+                self._tell(error)
         self._before_write = None
+
+    def _tell(self, error: Exception) -> None:
+        """Logs a fault at the end of a turn."""
+        told = {"message": "the end of a turn failed", "exception": error}
+        self.loop.call_exception_handler(told)
 
     def _take_turn(self, started: int, since_ns: int) -> None:
         """Takes a step, or handles pieces; it began then, and the thread had used so much."""
@@ -500,7 +504,10 @@ class Turns:
         self._step_calls = 0
         if finish is not None and calls:
             self._finish, self._later_calls = None, 0
-            finish(now_us)
+            try:
+                finish(now_us)
+            except Exception as error:  # its fault must not keep others from writing
+                self._tell(error)
             took_us = (elapsed_us() - now_us) // calls
             self._call_us = max(1, (3 * self._call_us + took_us) // 4)
         for each in handled:

@@ -12,6 +12,7 @@ from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Health
 from ratelimit_service.model import Request
 from ratelimit_service.transport.h2 import frames
+from ratelimit_service.transport.h2.account import Memory
 from ratelimit_service.transport.h2.calls import METHODS, ServiceCalls
 from ratelimit_service.transport.h2.frames import PREFACE, FrameType
 from ratelimit_service.transport.h2.overload import Overload
@@ -48,8 +49,15 @@ class Ends:
         self.service, self.tally = asking.service, asking.tally
         self.overload = Overload(self.stats, self.health)
         self.calls = ServiceCalls(asking.service, HealthService(self.health), self.overload)
-        self.turns, self.wire = held_back(), Wire()
-        self.protocol = Http2Protocol(self.calls, METHODS, self.turns, Http2Protocol.forget)
+        self.turns, self.memory = held_back(), Memory()
+        self.connect()
+
+    def connect(self) -> None:
+        """Begins a connection; one that there was is left as it is."""
+        self.wire = Wire()
+        self.protocol = Http2Protocol(
+            self.calls, METHODS, self.turns, Http2Protocol.forget, self.memory
+        )
         self.protocol.connection_made(self.wire)
         self.protocol.backlog.late_us = elapsed_us()  # late for as long as callers wait, until now
         self.client = Client()

@@ -218,7 +218,10 @@ class ServiceCalls:
         if len(stream_ids) >= _ENOUGH:
             alone = Gathered(self._pending, rank)
             alone.add(protocol, calls, deadline_us, weight)
-            alone.submit(self._service, elapsed_us())
+            try:
+                alone.submit(self._service, elapsed_us())
+            except Exception as error:
+                alone.fail(self._service, error)
             return
         patience = -1 if timeout_us is None else timeout_us.bit_length()
         key = deadline_us == AT_ONCE, patience, calls.origins is None, rank
@@ -271,15 +274,25 @@ class ServiceCalls:
         alone = Gathered(
             self._pending, rank_of(protocol.most_undecided(weight)), protocol.release_steps
         )
-        alone.add(protocol, calls, deadline_us, weight)
         protocol.hold_steps()
-        alone.submit(self._service, elapsed_us())
+        try:
+            alone.add(protocol, calls, deadline_us, weight)
+        except Exception:
+            protocol.release_steps()
+            raise
+        try:
+            alone.submit(self._service, elapsed_us())
+        except Exception as error:
+            alone.fail(self._service, error)
 
     def _submit(self, now_us: int) -> None:
         """Has all calls of a turn decided."""
         batches, self._gathered = self._gathered, {}
         for gathered in batches.values():
-            gathered.submit(self._service, now_us)
+            try:
+                gathered.submit(self._service, now_us)
+            except Exception as error:  # its fault must not cost the others their answers
+                gathered.fail(self._service, error)
 
     def _call_all(self, protocol: Http2Protocol, calls: Calls) -> None:
         """Answers calls that ask for no decision."""

@@ -33,7 +33,8 @@ class Pending:
     """The batches that wait for the store, by rank, in the order in which they came."""
 
     def __init__(self) -> None:
-        self._since_us: list[dict[Gathered, int]] = [{} for _ in range(RANKS)]
+        self.since_us: list[dict[Gathered, int]] = [{} for _ in range(RANKS)]
+        """When each was handed to the store. A batch that is answered takes itself out."""
 
     def oldest_us(self, now_us: int, rank: int) -> int:
         """For how long the oldest has waited of those up to this rank; 0 if there is none.
@@ -41,7 +42,7 @@ class Pending:
         The others do not stand before a call of this rank.
         """
         oldest_us = now_us
-        for each in self._since_us[: rank + 1]:
+        for each in self.since_us[: rank + 1]:
             for since_us in each.values():
                 oldest_us = min(oldest_us, since_us)
                 break
@@ -49,11 +50,7 @@ class Pending:
 
     def begin(self, gathered: Gathered, now_us: int) -> None:
         """Notes that a batch is handed to the store."""
-        self._since_us[gathered.rank][gathered] = now_us
-
-    def end(self, gathered: Gathered) -> None:
-        """Notes that a batch is answered."""
-        self._since_us[gathered.rank].pop(gathered, None)
+        self.since_us[gathered.rank][gathered] = now_us
 
 
 class Gathered:
@@ -124,7 +121,11 @@ class Gathered:
                 now_us,
             )
         except Exception as error:  # `submit` raises nothing, unless there is a fault in itself
-            self.answer(service, [service.bug(error) for _ in self._messages])
+            self.fail(service, error)
+
+    def fail(self, service: Service, error: Exception) -> None:
+        """Refuses all calls after a fault of ours."""
+        self.answer(service, [service.bug(error) for _ in self._messages])
 
     def wants(self, place: int) -> bool:
         """Whether the caller of a call still waits for its answer."""
@@ -134,10 +135,14 @@ class Gathered:
 
     def answer(self, service: Service, answers: list[Answer]) -> None:
         """Answers all calls. A fault with one of them costs no other its answer."""
+        # First what others wait for. It is no call, which could fail and leave this here for good.
+        self._pending.since_us[self.rank].pop(self, None)
         if self._then is not None:
-            self._then()  # first, so that no fault keeps others waiting for it
-        if service.waits:
-            self._pending.end(self)
+            try:
+                self._then()
+            except Exception as error:
+                service.bug(error)
+                self._then()  # else no large call would ever be decided again
         for at, (protocol, stream_ids) in enumerate(self._parts):
             protocol.undecided -= self._weights[at]
             start, done = self._starts[at], 0

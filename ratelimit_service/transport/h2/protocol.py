@@ -169,15 +169,18 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Takes bytes in, also of what was opened, to be handled when it is this client's turn."""
-        now_us, sealed = elapsed_us(), self._sealed
-        arrived_us = self._hear(now_us) if sealed is None else sealed.came_us
-        inbox = self._inbox
-        inbox.put(arrived_us, data)
-        if inbox.size >= LITTLE_BYTES:
-            self._read_on_or_not(inbox.size)
-        if not self._waiting and not self._writing_paused and not self._steps:
-            self._waiting = True
-            self._turns.add(self, now_us)
+        try:
+            now_us, sealed = elapsed_us(), self._sealed
+            arrived_us = self._hear(now_us) if sealed is None else sealed.came_us
+            inbox = self._inbox
+            inbox.put(arrived_us, data)
+            if inbox.size >= LITTLE_BYTES:
+                self._read_on_or_not(inbox.size)
+            if not self._waiting and not self._writing_paused and not self._steps:
+                self._waiting = True
+                self._turns.add(self, now_us)
+        except Exception as error:  # else the loop would drop the connection without a word
+            self.fail(error)
 
     def open_from(self, sealed: Sealed, early: bytes) -> None:
         """Called once both sides have agreed on TLS: from now on this opens what comes."""
@@ -226,7 +229,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
                     late = self._follow(now_us, latest, late=late)
         except Exception as error:  # where the next frame begins is unknown now
             self._calls.failed(error)
-            connection.abandon(ErrorCode.INTERNAL_ERROR, "the service failed: see its log")
+            self._abandon()
         if connection.closing:
             self._inbox.clear()
             self._more = False
@@ -417,9 +420,9 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._steps -= 1
         try:
             step()
+            self._ask_for_turn()
         except Exception as error:
             self.fail(error)
-        self._ask_for_turn()
 
     def _ask_for_turn(self) -> None:
         """Asks for a turn if there is anything that may be handled."""
@@ -435,11 +438,23 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self.flush()
 
     def fail(self, error: Exception) -> None:
-        """Drops the connection, because after a fault of ours nothing sensible can be sent."""
+        """Ends the connection after a fault of ours: what is said may not be whole any more.
+
+        The client is told so, if that can still be done.
+        """
         self._calls.failed(error)
-        self.connection.close()
         self._inbox.clear()
-        self.abort()
+        self._more = False
+        try:
+            self._abandon()
+            self.flush()
+        except Exception:  # the log has the first fault, which is the cause
+            self.connection.close()
+            self.abort()
+
+    def _abandon(self) -> None:
+        """Has the client told that a fault of ours ends the connection."""
+        self.connection.abandon(ErrorCode.INTERNAL_ERROR, "the service failed: see its log")
 
     def connection_lost(self, _: Exception | None) -> None:
         """Called by asyncio, for hundreds in one round of the loop where many go together.
