@@ -11,6 +11,7 @@ import redis
 
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.stores import Outcomes, Settled
+from ratelimit_service.stores.redis import batches
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
 from tests.stores import algorithms
@@ -126,13 +127,15 @@ async def test_batches_are_cut_by_what_they_take(
 
 
 async def test_how_long_a_request_waits_follows_from_what_stands_before_it(
-    own_redis: RedisServer,
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as for the last reply, and four times as long for each two script calls before it.
 
     So there is time left if the server is slower than it was. What is of a higher rank does not
     stand before it.
     """
+    # Nothing is forgotten if the machine is slow to stop the server.
+    monkeypatch.setattr(batches, "_FORGOTTEN_US", 60_000_000)
     fixture = Fixture(own_redis.url, timeout_us=60_000_000)
     await started(fixture.store)
     await fixture.hit()
