@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from grpc_health.v1 import health_pb2
-
 from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.health import Health, Phase
 from ratelimit_service.service import Answer, Refusal
 from ratelimit_service.wire import SERVICE, parsed
+from ratelimit_service.wire.grpc_services import HealthCheckRequest, HealthCheckResponse
 
 __all__ = ["HEALTH_SERVICE", "HealthService"]
 
@@ -22,9 +21,6 @@ HEALTH_SERVICE = "grpc.health.v1.Health"
 
 _NAMES = frozenset({"", "ratelimit", SERVICE})
 """What callers ask about: everything, the reference's name, the service's own."""
-
-_Request = health_pb2.HealthCheckRequest
-_Response = health_pb2.HealthCheckResponse
 
 
 class HealthService:
@@ -38,7 +34,7 @@ class HealthService:
     def check(self, message: bytes) -> Answer:
         """The status now; a refusal for a name that is none of ours, or no name at all."""
         try:
-            name = parsed(_Request, message).service
+            name = parsed(HealthCheckRequest, message).service
         except BadRequestError as error:
             return Refusal(error.code, str(error))
         if name not in _NAMES:
@@ -50,7 +46,7 @@ class HealthService:
 
         Raises BadRequestError if the message cannot be read.
         """
-        name = parsed(_Request, message).service
+        name = parsed(HealthCheckRequest, message).service
         last = b""
         while True:
             # All three before `yield`, because things may change while it waits.
@@ -70,9 +66,9 @@ class HealthService:
 
     def _status(self, name: str) -> bytes:
         if name not in _NAMES:
-            response = _Response(status=_Response.SERVICE_UNKNOWN)
+            response = HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN)
         elif self._health.serving:
-            response = _Response(status=_Response.SERVING)
+            response = HealthCheckResponse(status=HealthCheckResponse.SERVING)
         else:
-            response = _Response(status=_Response.NOT_SERVING)
+            response = HealthCheckResponse(status=HealthCheckResponse.NOT_SERVING)
         return response.SerializeToString()

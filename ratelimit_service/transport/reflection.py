@@ -1,18 +1,16 @@
 """gRPC's server reflection (grpc.reflection.v1 and v1alpha): a message in, a message out.
 
 Clients ask what services, messages and extensions there are, and get the files that declare them.
-v1 and v1alpha have the same messages by other names, so those of v1alpha serve both. The reflection
-package's own servicer would bring all of grpcio along.
+v1 and v1alpha have the same messages by other names, so those of v1 serve both. The package
+grpcio-reflection would bring all of grpcio along.
 """
 
 from __future__ import annotations
 
-from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection_pb2
-
 from ratelimit_service.errors import StatusCode
 from ratelimit_service.transport.health import HEALTH_SERVICE
-from ratelimit_service.wire import POOL, SERVICE, describe, is_method, parsed
+from ratelimit_service.wire import POOL, SERVICE, is_method, parsed
+from ratelimit_service.wire.grpc_services import ServerReflectionRequest, ServerReflectionResponse
 
 __all__ = ["REFLECTION_METHOD", "REFLECTION_PATHS", "REFLECTION_SERVICES", "reflect"]
 
@@ -27,30 +25,22 @@ REFLECTION_PATHS = frozenset(
     f"/{service}/{REFLECTION_METHOD}".encode() for service in REFLECTION_SERVICES
 )
 
-_Request = reflection_pb2.ServerReflectionRequest
-_Response = reflection_pb2.ServerReflectionResponse
-
-describe(health_pb2.DESCRIPTOR.serialized_pb)
-describe(reflection_pb2.DESCRIPTOR.serialized_pb)
-describe(reflection_pb2.DESCRIPTOR.serialized_pb, _PACKAGE)
-
 _SERVICES = sorted((SERVICE, HEALTH_SERVICE, *REFLECTION_SERVICES))
 
 
 def reflect(message: bytes) -> bytes:
     """Answers one serialized request. Raises BadRequestError if it cannot be read."""
-    request = parsed(_Request, message)
-    answer = _Response(valid_host=request.host, original_request=request)
+    request = parsed(ServerReflectionRequest, message)
+    answer = ServerReflectionResponse(valid_host=request.host, original_request=request)
     try:
         _fill(answer, request)
     except KeyError:
         answer.error_response.error_code = StatusCode.NOT_FOUND
         answer.error_response.error_message = "there is nothing of this name"
-    serialized: bytes = answer.SerializeToString()
-    return serialized
+    return answer.SerializeToString()
 
 
-def _fill(answer: reflection_pb2.ServerReflectionResponse, request: _Request) -> None:
+def _fill(answer: ServerReflectionResponse, request: ServerReflectionRequest) -> None:
     """Writes what was asked for into the answer. Raises KeyError if there is no such thing."""
     asked = request.WhichOneof("message_request")
     if asked == "list_services":
@@ -80,7 +70,7 @@ def _fill(answer: reflection_pb2.ServerReflectionResponse, request: _Request) ->
         answer.error_response.error_message = "the request asks for nothing"
 
 
-def _add_files(answer: reflection_pb2.ServerReflectionResponse, name: str) -> None:
+def _add_files(answer: ServerReflectionResponse, name: str) -> None:
     """Adds a file and all that it imports, each once, itself first."""
     names = [name]
     for each in names:

@@ -3,7 +3,7 @@
 JSON (`wire.json`) is imported by who needs it: a worker does not.
 """
 
-from ratelimit_service.wire.messages import METHOD, POOL, SERVICE, describe, is_method, parsed
+from ratelimit_service.wire.messages import METHOD, POOL, SERVICE, is_method, parsed
 from ratelimit_service.wire.request import (
     MAX_BODY_BYTES,
     MAX_DESCRIPTORS,
@@ -37,7 +37,6 @@ __all__ = [
     "Split",
     "decode_decision",
     "decode_request",
-    "describe",
     "encode_additions",
     "encode_decision",
     "encode_limit",

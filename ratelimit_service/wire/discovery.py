@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.protobuf.message import DecodeError
-from google.protobuf.message_factory import GetMessageClass
 
 from ratelimit_service.errors import BadRequestError
-from ratelimit_service.wire.messages import POOL, parsed
+from ratelimit_service.wire.messages import POOL, message_class, parsed
 
 if TYPE_CHECKING:
     from google.protobuf.struct_pb2 import Struct, Value
@@ -27,13 +26,9 @@ if TYPE_CHECKING:
         RateLimitConfig,
     )
 else:
-    _DISCOVERY = "envoy.service.discovery.v3"
-    _RULES = "ratelimit.config.ratelimit.v3"
-    DiscoveryRequest = GetMessageClass(POOL.FindMessageTypeByName(f"{_DISCOVERY}.DiscoveryRequest"))
-    DiscoveryResponse = GetMessageClass(
-        POOL.FindMessageTypeByName(f"{_DISCOVERY}.DiscoveryResponse")
-    )
-    RateLimitConfig = GetMessageClass(POOL.FindMessageTypeByName(f"{_RULES}.RateLimitConfig"))
+    DiscoveryRequest = message_class("envoy.service.discovery.v3.DiscoveryRequest")
+    DiscoveryResponse = message_class("envoy.service.discovery.v3.DiscoveryResponse")
+    RateLimitConfig = message_class("ratelimit.config.ratelimit.v3.RateLimitConfig")
 
 __all__ = [
     "METHOD",

@@ -1,4 +1,4 @@
-"""Our messages against Envoy's published ones, field by field."""
+"""Our messages against those that Envoy and gRPC publish, field by field."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ import pytest
 from envoy.service.discovery.v3 import discovery_pb2
 from envoy.service.ratelimit.v3 import rls_pb2
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 
 from ratelimit_service.wire import POOL, SERVICE
 
 PUBLISHED = rls_pb2.DESCRIPTOR.pool
-assert discovery_pb2.DESCRIPTOR.pool is PUBLISHED
+assert {module.DESCRIPTOR.pool for module in (discovery_pb2, health_pb2, reflection_pb2)} == {
+    PUBLISHED
+}
 
 
 NOT_PUBLISHED = {
@@ -31,6 +36,8 @@ FILES = [
     "envoy/config/core/v3/base.proto",
     "envoy/service/discovery/v3/discovery.proto",
     "google/rpc/status.proto",
+    "grpc/health/v1/health.proto",
+    "grpc/reflection/v1alpha/reflection.proto",
 ]
 
 IN_PART = {
@@ -121,6 +128,18 @@ def test_service_is_as_published() -> None:
         (method.name, method.input_type.full_name, method.output_type.full_name)
         for method in published.methods
     ]
+
+
+def test_reflection_is_the_same_by_both_names() -> None:
+    """Messages of grpc.reflection.v1 are those of v1alpha, so what reads one reads both."""
+    v1, v1alpha = (
+        FileDescriptorProto.FromString(
+            POOL.FindFileByName(f"grpc/reflection/{version}/reflection.proto").serialized_pb
+        )
+        for version in ("v1", "v1alpha")
+    )
+
+    assert str(v1alpha).replace("v1alpha", "v1") == str(v1)
 
 
 @pytest.mark.parametrize(
