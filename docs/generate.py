@@ -29,7 +29,8 @@ from ratelimit_service.cli.manual import Described, describe
 from ratelimit_service.metrics import CATALOGUE, MetricKind
 from ratelimit_service.rules.json_schema import json_schema
 from ratelimit_service.rules.language import AT_TOP, IN_ANSWER, IN_LIMIT, RuleKey, on_descriptor
-from ratelimit_service.settings import REFERENCE, Variable, settings
+from ratelimit_service.settings import settings
+from ratelimit_service.settings.reference import REFERENCE, Variable
 
 DOCS = Path(__file__).resolve().parent
 

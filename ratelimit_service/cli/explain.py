@@ -60,7 +60,7 @@ def explain(
     from ratelimit_service.rules.load import Rules  # noqa: PLC0415
     from ratelimit_service.rules.moment import at_moment  # noqa: PLC0415
     from ratelimit_service.rules.sources import source_of  # noqa: PLC0415
-    from ratelimit_service.settings import from_environment  # noqa: PLC0415
+    from ratelimit_service.settings.environment import from_environment  # noqa: PLC0415
 
     environ = os.environ  # noqa: TID251 -- handed over, not read
     source = source_of(from_environment(environ, "xds_", rules=rules))

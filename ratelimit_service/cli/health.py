@@ -7,7 +7,8 @@ import os
 import click
 
 from ratelimit_service.cli.say import say
-from ratelimit_service.settings import Settings, defaults, split_address
+from ratelimit_service.settings import Settings, split_address
+from ratelimit_service.settings.environment import defaults
 
 __all__ = ["health"]
 

@@ -11,7 +11,8 @@ import click
 
 from ratelimit_service.cli.say import say
 from ratelimit_service.errors import SettingsError
-from ratelimit_service.settings import Setting, Settings, defaults, remarks, settings
+from ratelimit_service.settings import Setting, Settings, settings
+from ratelimit_service.settings.environment import defaults, remarks
 
 __all__ = ["STANDS_IN", "serve"]
 

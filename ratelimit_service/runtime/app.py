@@ -18,7 +18,8 @@ from ratelimit_service.runtime.cpus import usable_cpus
 from ratelimit_service.runtime.process import raise_file_limit, run
 from ratelimit_service.runtime.stores import open_store
 from ratelimit_service.runtime.supervisor import supervise
-from ratelimit_service.settings import Settings, inherited
+from ratelimit_service.settings import Settings
+from ratelimit_service.settings.environment import inherited
 from ratelimit_service.telemetry.otlp import check_installed
 
 __all__ = ["check", "serve", "workers"]

@@ -1,20 +1,12 @@
 """What can be set: by flag, by `RATELIMIT_…`, by envoyproxy/ratelimit's names, by an image.
 
-The only package that reads the environment.
+The only package that reads the environment. Who starts a process imports `environment`, `reference`
+and `translation`. They are not named here, since a worker is handed its settings.
 """
 
 from ratelimit_service.settings.addresses import redacted, split_address, unix_path
 from ratelimit_service.settings.declared import Settings, settings
-from ratelimit_service.settings.environment import (
-    HANDOVER,
-    defaults,
-    from_environment,
-    inherited,
-    remarks,
-)
-from ratelimit_service.settings.reference import REFERENCE, Treatment, Variable
 from ratelimit_service.settings.setting import Setting
-from ratelimit_service.settings.translation import from_reference
 from ratelimit_service.settings.values import (
     ADMIN_ADDRESS_BY_DEFAULT,
     DEFAULT_ADMIN,
@@ -26,20 +18,11 @@ from ratelimit_service.settings.values import (
 __all__ = [
     "ADMIN_ADDRESS_BY_DEFAULT",
     "DEFAULT_ADMIN",
-    "HANDOVER",
-    "REFERENCE",
     "Setting",
     "Settings",
-    "Treatment",
-    "Variable",
-    "defaults",
     "duration_text",
-    "from_environment",
-    "from_reference",
-    "inherited",
     "parse_duration",
     "redacted",
-    "remarks",
     "settings",
     "split_address",
     "split_pairs",

@@ -14,12 +14,9 @@ from ratelimit_service.errors import StoreError, TransportError
 from ratelimit_service.runtime.admin_port import AdminPort, check_admin_free
 from ratelimit_service.service.questions import About, Deciding, Question, QuestionError
 from ratelimit_service.service.questions.registry import QUESTIONS
-from ratelimit_service.settings import (
-    ADMIN_ADDRESS_BY_DEFAULT,
-    Settings,
-    from_environment,
-    from_reference,
-)
+from ratelimit_service.settings import ADMIN_ADDRESS_BY_DEFAULT, Settings
+from ratelimit_service.settings.environment import from_environment
+from ratelimit_service.settings.translation import from_reference
 from tests.admin.conftest import AdminSite
 
 

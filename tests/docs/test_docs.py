@@ -23,7 +23,8 @@ from ratelimit_service.observer import Stats
 from ratelimit_service.rules.load import Loaded
 from ratelimit_service.rules.schema import parse
 from ratelimit_service.rules.tree import Domain, Level, Snapshot
-from ratelimit_service.settings import REFERENCE, settings
+from ratelimit_service.settings import settings
+from ratelimit_service.settings.reference import REFERENCE
 from ratelimit_service.transport.h2 import limits
 from ratelimit_service.wire import request
 from tests.servers.redis import RedisServer

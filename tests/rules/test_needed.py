@@ -7,7 +7,7 @@ from pathlib import Path
 from ratelimit_service.health import Health, Phase
 from ratelimit_service.observer import Stats
 from ratelimit_service.rules.load import Rules
-from ratelimit_service.settings import from_reference
+from ratelimit_service.settings.translation import from_reference
 
 RULES = "domain: edge\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 2}}]"
 

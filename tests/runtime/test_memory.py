@@ -47,7 +47,10 @@ def test_a_worker_is_small(tmp_path: Path, redis_server: RedisServer) -> None:
 
 
 def test_a_worker_imports_what_it_uses() -> None:
-    """What only the supervisor, another transport or Sentinel needs is not in a worker."""
+    """What only the supervisor, another transport or Sentinel needs is not in a worker.
+
+    Nor is what describes protobuf's messages, or translates an environment.
+    """
     code = "import ratelimit_service.runtime.worker, sys; print(*sys.modules)"
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -62,6 +65,9 @@ def test_a_worker_imports_what_it_uses() -> None:
         "prometheus_client",
         "click",
         "watchfiles",
+        "google.protobuf.descriptor_pb2",
+        "ratelimit_service.settings.environment",
+        "ratelimit_service.settings.reference",
     }
 
 

@@ -7,7 +7,9 @@ import re
 import pytest
 
 from ratelimit_service.errors import SettingsError
-from ratelimit_service.settings import REFERENCE, Treatment, defaults, from_reference, remarks
+from ratelimit_service.settings.environment import defaults, remarks
+from ratelimit_service.settings.reference import REFERENCE, Treatment
+from ratelimit_service.settings.translation import from_reference
 
 READ_BY_THE_REFERENCE = re.findall(
     r"\w+",

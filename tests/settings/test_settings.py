@@ -5,15 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ratelimit_service.errors import SettingsError
-from ratelimit_service.settings import (
-    Settings,
-    defaults,
-    from_reference,
-    parse_duration,
-    redacted,
-    settings,
-    split_address,
-)
+from ratelimit_service.settings import Settings, parse_duration, redacted, settings, split_address
+from ratelimit_service.settings.environment import defaults
+from ratelimit_service.settings.translation import from_reference
 
 
 @pytest.mark.parametrize(

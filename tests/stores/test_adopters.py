@@ -12,7 +12,7 @@ import trustme
 
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
-from ratelimit_service.settings import from_reference
+from ratelimit_service.settings.translation import from_reference
 from ratelimit_service.stores.redis import RedisStore
 from tests.conftest import need
 from tests.servers.process import PATIENCE_SECONDS, Process, free_port, listens, wait_until
