@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,6 +13,7 @@ from ratelimit_service.replay.page import page_of
 from ratelimit_service.replay.report import Report
 from tests.replay.playing import START_US, csv_of, limited, played, run
 from tests.replay.test_replay import record
+from tests.servers.chromium import chromium_command
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\u202e&amp;"
 
@@ -165,10 +165,6 @@ def test_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixtu
     )
 
 
-CHROMIUM = shutil.which("chromium")
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 @pytest.mark.parametrize("width", [360, 1280])
 def test_page_in_chromium(report: Report, tmp_path: Path, width: int) -> None:
     """In a real browser nothing that callers sent acts, and nothing is wider than a phone."""
@@ -187,7 +183,7 @@ def test_page_in_chromium(report: Report, tmp_path: Path, width: int) -> None:
     path.write_text(page.replace(policy[0], "").replace("</head>", f"{probe}</head>"))
     shown = subprocess.run(
         [
-            str(CHROMIUM),
+            chromium_command(),
             "--headless",
             "--no-sandbox",
             "--disable-gpu",
