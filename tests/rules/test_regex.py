@@ -148,6 +148,20 @@ def test_together(patterns: list[str], value: str, size: int) -> None:
     assert list(together.all(value)) == matching
 
 
+@pytest.mark.parametrize(
+    "pattern", ["a(?i)*b", "a(?s){0}b", "a+(?i)?b", r"a\Q\E*b", r"a+\Q\E?b", r"a+?\Q\E?b"]
+)
+def test_repeated_behind_nothing(pattern: str) -> None:
+    """Flags and empty quotes are passed over: what is repeated behind them may be left out."""
+    together = Regex.index()
+    for place, text in enumerate([pattern, "c"]):
+        together.add(Regex(text, 1_000), place)
+    deque(together.completing())
+
+    assert Regex(pattern).matches("b")
+    assert list(together.all("b")) == [0]
+
+
 def test_no_room() -> None:
     """An automaton that does not fit into memory is slower, and finds the same."""
     together = automaton.Automaton(["[a-c]{50}", "[a-b]{50}", "c.*"], 100)

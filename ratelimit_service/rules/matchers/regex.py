@@ -285,8 +285,13 @@ def _growing_together(patterns: Sequence[Regex]) -> Iterator[tuple[int, Regex]]:
     yield most, worst
 
 
-_LITERAL: Final = re.compile(r"([^\\.\[\](){}*+?|^$]|\\[^\w\s]|\[[^\\\[\]^]\])(?![*?{])")
-"""A character that stands for itself, and cannot be left out: `a`, `\\.` or `[.]`."""
+_LITERAL: Final = re.compile(
+    r"([^\\.\[\](){}*+?|^$]|\\[^\w\s]|\[[^\\\[\]^]\])(?![*?{]|\+?\??(?:\\Q|\(\?[a-zA-Z-]+\)))"
+)
+"""A character that stands for itself, and cannot be left out: `a`, `\\.` or `[.]`.
+
+RE2 repeats what stands before flags and empty quotes: `a(?i)*` and `a\\Q\\E*` can be nothing.
+"""
 
 
 def _beginning(text: str) -> str:
