@@ -39,13 +39,16 @@ def advice(nodes: Iterable[Node], minute: int, path: _Path = ()) -> Iterator[Pro
 
     `minute` is the present one, counted from the Unix epoch.
     """
-    level = tuple(nodes)
+    level = []
+    for node in nodes:
+        if node.valid_until is not None and node.valid_until <= minute:
+            # It is as if it were not there, with all below.
+            yield _ended(node, (*path, (node.key, node.value)), node.valid_until)
+        else:
+            level.append(node)
     yield from _unreachable(level, path)
     for node in level:
         here = (*path, (node.key, node.value))
-        if node.valid_until is not None and node.valid_until <= minute:
-            yield _ended(node, here, node.valid_until)
-            continue  # it is as if it were not there, with all below
         yield from _misread(node, here)
         yield from _never_grouped(node, here)
         if node.rule is not None:

@@ -228,8 +228,16 @@ def test_what_has_ended() -> None:
             - key: g
               descriptors:
               - {{key: h, valid_until: 2026-01-01T00:00Z, {LIMIT}}}
+            - {{key: i, value: "*", {LIMIT}}}
+            - {{key: i, value: "1*", valid_until: 2026-01-01T00:00Z, {LIMIT}}}
             """
-    ) == [("a=10.0.0.0/8", "ended"), ("c=*", "ended"), ("d", "ended"), ("g > h", "ended")]
+    ) == [
+        ("a=10.0.0.0/8", "ended"),
+        ("c=*", "ended"),
+        ("d", "ended"),
+        ("g > h", "ended"),
+        ("i=1*", "ended"),
+    ]
 
 
 def test_queues_that_stay_empty() -> None:
