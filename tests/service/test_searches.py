@@ -120,13 +120,13 @@ async def test_many_expressions_that_nobody_has_asked(
     ]
     asking, turns = Asking(tmp_path, "domain: edge\ndescriptors:\n" + "".join(lines)), Turns()
     built: Counter[int] = Counter()
-    build = Automaton._build
+    build = Automaton.build
 
     def building(automaton: Automaton) -> None:
-        built[turns.number] += len(automaton._texts)
+        built[turns.number] += 0 if automaton.built else len(automaton._texts)
         build(automaton)
 
-    monkeypatch.setattr(Automaton, "_build", building)
+    monkeypatch.setattr(Automaton, "build", building)
     values = [descriptor(f"k=/{number}/a") for number in range(10, 30)]
 
     answers = await asked(
@@ -135,6 +135,34 @@ async def test_many_expressions_that_nobody_has_asked(
 
     assert [isinstance(answer, bytes) for answer in answers] == [True] * 20
     assert sum(built.values()) == 20
+    assert max(built.values()) <= 2
+
+
+async def test_many_expressions_that_begin_one_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one value needs is built over many turns, too: some begin with a part of another."""
+    begin = ["/" + "a" * number for number in range(9)]
+    lines = [
+        f"- {{key: k, regex: '{each}{rest}', rate_limit: {{unlimited: true}}}}\n"
+        for each in begin
+        for rest in ("[0-9]", "![a-z]{800}")
+    ]
+    asking, turns = Asking(tmp_path, "domain: edge\ndescriptors:\n" + "".join(lines)), Turns()
+    built: Counter[int] = Counter()
+    build = Automaton.build
+
+    def building(automaton: Automaton) -> None:
+        built[turns.number] += not automaton.built
+        build(automaton)
+
+    monkeypatch.setattr(Automaton, "build", building)
+
+    request = Request("edge", (descriptor(f"k={begin[-1]}x"),))
+    (answer,) = await asked(asking, turns, [encode_request(request)])
+
+    assert isinstance(answer, bytes)
+    assert sum(built.values()) == 8
     assert max(built.values()) <= 2
 
 

@@ -81,15 +81,19 @@ class Automaton:
         self._texts = texts
         self._most_bytes = min(most_bytes, (len(texts) + 1) * _PATTERN_BYTES)
         self._set: Any = None
-        self._built = False
+        self.built = False
+        """Whether it was built, which fails if it does not fit into memory."""
 
     @property
     def at_hand(self) -> bool:
         """Whether it can be asked without building anything."""
         return self._set is not None
 
-    def _build(self) -> None:
-        self._built = True
+    def build(self) -> None:
+        """Builds it, if nobody has done so."""
+        if self.built:
+            return
+        self.built = True
         built = _library().Set.FullMatchSet(_options(self._most_bytes))
         try:
             for text in self._texts:
@@ -102,8 +106,7 @@ class Automaton:
 
     def matching(self, value: str) -> Sequence[int]:
         """The numbers of the patterns that are all of a value, smallest first."""
-        if not self._built:
-            self._build()
+        self.build()
         found = None
         if self._set is not None:
             try:

@@ -51,6 +51,12 @@ class _Bundle:
         """How many instructions they come to."""
         self.automaton = Automaton([pattern.text for _, pattern in patterns], most_bytes)
 
+    def get_ready(self) -> None:
+        """Builds the automaton, if nobody has done so. Raises EffortSpentError."""
+        if not self.automaton.built:
+            EFFORT.spend(self.size * _BUILDING)
+            self.automaton.build()
+
     def matching(self, value: str) -> Sequence[int]:
         """The places of those that match, as declared."""
         return [self._places[at] for at in self.automaton.matching(value)]
@@ -118,6 +124,8 @@ class _Together(Index):
         found = EFFORT.found.get((self, value))
         if found is None:
             asked = self._asked(value)
+            for bundle in asked:
+                bundle.get_ready()
             building = sum(bundle.size for bundle in asked if not bundle.automaton.at_hand)
             EFFORT.spend(work + building * _BUILDING)
             found = EFFORT.found[self, value] = _search(asked, value)
