@@ -268,6 +268,25 @@ def test_answers_let_through_take_turns(whose: str) -> None:
     assert said.count(FrameType.PING) == 1
 
 
+def test_answers_let_through_come_before_those_that_are_new() -> None:
+    """Where a window opens behind a turn's last call, new answers do not take it from older ones.
+
+    Else a client with many calls would never get those that a window has held back once.
+    """
+    client = blocked(6, calls=100)
+    waiting = set(client.connection._blocked)
+
+    for _ in range(4):
+        calls = b"".join(client.headers() + client.data() for _ in range(31))
+        came = client.connection.receive(calls + frames.window_update(0, 31 * 11), 32)
+        while came or client.connection.has_more:
+            for stream_id, _ in messages(came):
+                client.connection.answer(stream_id, b"answer")
+            came = client.connection.receive(b"", 32)
+
+    assert not waiting & client.connection._blocked.keys()
+
+
 def test_long_answers_let_through_take_more_of_a_turn() -> None:
     """The bytes of answers that a window lets through count against a turn as well."""
     client = blocked(40_000, calls=100)

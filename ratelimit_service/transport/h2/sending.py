@@ -99,7 +99,7 @@ class Sending(OpenStreams):
         one, if there is one, is to be answered by itself: it has a record, is too large or is gone,
         or its answer is no message.
         """
-        if not self._life.steady:
+        if not self._life.steady or self._blocked:  # what has waited comes first
             return 0
         streams, window = self._streams, self._send_window
         most = min(self._initial_send_window, MAX_FRAME_SIZE) - PREFIX_BYTES
@@ -189,7 +189,11 @@ class Sending(OpenStreams):
         """Sends a part of an answer when its turn comes."""
         stream.waiting.append((kind, payload, last))
         self._keep(stream, len(payload))
-        self._flush(stream_id, stream)
+        opened = bool(self._blocked) and self._send_window > 0
+        if not opened or stream.waiting[0][0] is not FrameType.DATA:
+            self._flush(stream_id, stream)
+        elif stream_id not in self._shut:
+            self._blocked[stream_id] = stream  # behind those that have waited for longer
         if stream.waiting and self._holds_too_much:
             self.abandon(
                 ErrorCode.ENHANCE_YOUR_CALM, "too many answers wait for the client", "memory"
