@@ -82,7 +82,6 @@ EXCUSED = {
     "Batches._replied": _REPLIES,
     "Gathered.answer": _OUTERMOST,
     "LocalCache._learn": _REPLIES,
-    "LocalCache._learn_all": _REPLIES,
     "LocalCache._settled": _REPLIES,
     "RedisStore._all_read": _REPLIES,
     "RedisStore._rung": _REPLIES,
