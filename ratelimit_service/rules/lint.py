@@ -33,7 +33,7 @@ class Linted:
     files: dict[str, bytes]
 
     def lines(self, name: str) -> list[str]:
-        """The lines of a file as YAML counts them; none if it was not read."""
+        """The lines of a file as YAML counts them; an empty one if it was not read."""
         return lines_of(self.files.get(name, b"").decode("utf-8-sig", "replace"))
 
 
