@@ -197,6 +197,42 @@ async def test_a_late_client_is_read_from_until_its_socket_is_empty(tmp_path: Pa
     assert kinds.count(FrameType.RST_STREAM) == calls - kinds.count(FrameType.DATA)
 
 
+class Slow(Timed):
+    """A store that says how long it would take, and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def wait_us(self, rank: int) -> int:
+        self.asked += 1
+        return 1_000 * (rank + 1)
+
+
+async def test_one_look_at_a_store_serves_many_clients(tmp_path: Path) -> None:
+    """How long a store would take is asked once for all clients of a moment, for each rank."""
+    store = Slow()
+    ends = Ends(Asking(tmp_path, RULES, store=store))
+    clients = [ends.protocol]
+    for _ in range(9):
+        ends.connect()
+        clients.append(ends.protocol)
+    clients[-1].undecided = 16
+    store.asked, now_us = 0, elapsed_us() + 1_000_000
+
+    def told(now_us: int) -> list[int | None]:
+        for client in clients:
+            client.now_us = now_us
+        return [ends.calls.store_us(client) for client in clients]
+
+    assert told(now_us) == told(now_us + 199) == [1_000] * 9 + [2_000]
+    assert store.asked == 2
+    told(now_us + 200)
+    assert store.asked == 4
+    told(now_us - 1)  # another client's piece began before
+    assert store.asked == 6
+
+
 @pytest.mark.skipif(compiled(), reason="how often a socket is read cannot be changed then")
 async def test_nothing_is_counted_while_more_is_in_the_socket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

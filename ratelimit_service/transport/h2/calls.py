@@ -9,7 +9,7 @@ from typing import Final
 
 from ratelimit_service.clock import elapsed_us
 from ratelimit_service.errors import BadRequestError, StatusCode
-from ratelimit_service.service import AT_ONCE, NEVER, Refusal, Service, counted_until
+from ratelimit_service.service import AT_ONCE, NEVER, RANKS, Refusal, Service, counted_until
 from ratelimit_service.transport.h2.connection import (
     Calls,
     Cancelled,
@@ -50,6 +50,10 @@ _ENOUGH: Final = 16
 _MANY: Final = 32
 """A call that is worth more usual ones is planned in a turn of its own, and counted in another."""
 
+_STORE_LOOK_US: Final = 200
+"""For so long it holds how long calls wait in the store. To ask for each of many connections would
+take a good part of the time of those that are late."""
+
 METHODS: Final = Methods(frozenset({_DECIDE, _CHECK, _WATCH}), REFLECTION_PATHS)
 METHODS_UNREFLECTED: Final = Methods(METHODS.unary, frozenset())
 
@@ -68,6 +72,10 @@ class ServiceCalls:
         is no time to count them, about how long their callers wait, whether nobody asks who they
         are, and their rank."""
         self._pending = Pending()
+        self._store_us: list[int] = []
+        """How long calls of each rank wait in the store; -1 where nobody has asked."""
+        self._store_looked_us = 0
+        """When that was forgotten last, by `elapsed_us`."""
         self._watches: dict[Http2Protocol, dict[int, asyncio.Task[None]]] = {}
         """The calls that wait for changes of health, by their connections and streams."""
 
@@ -149,8 +157,14 @@ class ServiceCalls:
         service = self._service
         if not service.waits:
             return None
-        rank = rank_of(protocol.most_undecided())
-        return max(self._pending.oldest_us(protocol.now_us, rank), service.wait_us(rank))
+        rank, now_us = rank_of(protocol.most_undecided()), protocol.now_us
+        if not self._store_us or not 0 <= now_us - self._store_looked_us < _STORE_LOOK_US:
+            self._store_us, self._store_looked_us = [-1] * RANKS, now_us
+        store_us = self._store_us[rank]
+        if store_us < 0:
+            store_us = max(self._pending.oldest_us(now_us, rank), service.wait_us(rank))
+            self._store_us[rank] = store_us
+        return store_us
 
     def look(self) -> None:
         """Counts what connections have done in haste; to be called about once a second."""
