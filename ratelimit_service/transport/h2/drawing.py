@@ -13,9 +13,10 @@ from typing import Final
 from ratelimit_service.transport.h2.inbox import PIECE_BYTES, Inbox
 from ratelimit_service.transport.h2.overload import Backlog
 
-__all__ = ["Drawing"]
+__all__ = ["NEVER_US", "Drawing"]
 
-_NEVER_US: Final = 1 << 62
+NEVER_US: Final = 1 << 62
+"""Later than anything comes."""
 
 _DRAWN_BYTES: Final = 65_536
 """So much is read at once. A read that brings less has emptied the socket."""
@@ -34,11 +35,12 @@ class Drawing:
         """What is read from, if its bytes are HTTP/2 and nothing else."""
         self.begun = False
         """Whether it is read here now, and not by the loop."""
-        self.chosen = False
-        """Whether what was read last is to be counted although it may have waited for long."""
+        self.chosen_us = NEVER_US
+        """Of what was read last that is to be counted, although it may have waited for long, what
+        has come since then."""
         self.spread_us = 0
         """Within which time that has come."""
-        self.fresh_us = _NEVER_US
+        self.fresh_us = NEVER_US
         """When the newest bytes of it came: these are not given up together with the others."""
         self._emptied_us = 0
         """When the socket was last empty: what is read next has come later."""
@@ -52,7 +54,7 @@ class Drawing:
 
     def end(self) -> None:
         """Leaves it to the loop again."""
-        self.begun, self.spread_us, self.fresh_us = False, 0, _NEVER_US
+        self.begun, self.spread_us, self.fresh_us = False, 0, NEVER_US
 
     def goes_on(self, *, late: bool) -> bool:
         """Whether there is to be another visit; the last has found `late` calls, or none.
@@ -93,18 +95,19 @@ class Drawing:
             self._empty_visits += 1
             return False
         self._empty_visits = 0
-        fresh_bytes = 0
-        self.chosen = False
+        fresh_bytes, whole = 0, False
         if emptied:
             # What remains in the socket otherwise is no newer than this: nothing of it is fresh.
             self._emptied_us = now_us
-            self.chosen, fresh_bytes = self._backlog.chosen(
+            whole, fresh_bytes = self._backlog.chosen(
                 now_us, self.spread_us, size, PIECE_BYTES, store_us
             )
-        if self.chosen:
+        if whole:
             fresh_bytes = 0
         # The bytes are taken to have come one after the other, at an even pace.
         self.fresh_us = fresh_us = now_us - self.spread_us * fresh_bytes // size
+        # Few calls are handled in this visit. Of many some are left for later ones.
+        self.chosen_us = NEVER_US if size > PIECE_BYTES else since_us if whole else fresh_us
         late_bytes = size - fresh_bytes
         for data in chunks:
             if late_bytes >= len(data):

@@ -51,6 +51,10 @@ _TIMELY: Final = 65
 """Calls that have waited for no longer than this part can be answered in time, if they are chosen
 to be counted and wait for no store."""
 
+_SAFELY: Final = 85
+"""Of what came within the timely part at most so much of it is counted, in percent of that part, if
+something came before. Until it is handled some time passes."""
+
 _IN_STORE: Final = 50
 """The part of a caller's patience that its call may wait for us, and the oldest in the store. In a
 burst calls are counted for so long."""
@@ -266,7 +270,9 @@ class Backlog:
             return False, size
         earned = self._earned_bytes + min(allowed, size)
         whole = since_us <= timely_us and size <= most
-        newest = size if whole else size * min(late_us, timely_us) // since_us
+        # What is counted of many calls takes long by itself, so less of them is still in time.
+        newest_us = timely_us * _SAFELY // 100 if size <= most else min(late_us, timely_us)
+        newest = size if whole else size * newest_us // max(since_us, newest_us)
         needed = size if size <= most else 0  # to count a part of few calls costs as much as all
         if not whole and newest < _LEAST_ALLOWED:
             needed *= _SELDOM

@@ -17,7 +17,7 @@ from ratelimit_service.handshakes import Sealed, empty_records
 from ratelimit_service.reads import LITTLE_BYTES
 from ratelimit_service.transport.h2.account import Memory
 from ratelimit_service.transport.h2.connection import Connection, Event, Methods
-from ratelimit_service.transport.h2.drawing import Drawing
+from ratelimit_service.transport.h2.drawing import NEVER_US, Drawing
 from ratelimit_service.transport.h2.frames import ErrorCode
 from ratelimit_service.transport.h2.inbox import PIECE_BYTES, Inbox
 from ratelimit_service.transport.h2.limits import INBOX_BYTES
@@ -216,14 +216,15 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
         That is a piece, or two that take little.
         """
-        connection, chunks, late = self.connection, self._inbox.chunks, False
+        connection, chunks, late, found = self.connection, self._inbox.chunks, False, True
         latest = connection.latest_stream
         # This turn writes at its end, so nobody need ask for a write.
         self._handled = self._flushing = True
         self._left = False
         try:
             self.now_us = now_us
-            if chunks or self._more or self._fetch(now_us):
+            found = bool(chunks) or self._more or self._fetch(now_us)
+            if found:
                 late = self._handle_some(now_us, refusing=False)
                 if chunks or self._more:
                     late = self._follow(now_us, latest, late=late)
@@ -234,7 +235,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._inbox.clear()
             self._more = False
         self.dear = connection.may_be_dear
-        self.brought_calls = connection.latest_stream > latest or not self._greeted
+        if found or not self.drawing.begun:  # of a visit that came too early nothing can be said
+            self.brought_calls = connection.latest_stream > latest or not self._greeted
         self._greeted = self._greeted or connection.greeted
         self.late = late or self.drawing.begun
         may_be = not (self._writing_paused or self._steps)
@@ -244,7 +246,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         if self._waiting:
             return True
         drawing = self.drawing
-        drawing.chosen = False
+        drawing.chosen_us = NEVER_US
         if may_be and (late or drawing.begun) and self._draws_on(now_us, late=late):
             self._waiting = True
             rest_us = drawing.rest_us(late=late)
@@ -368,7 +370,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
         has_next = bool(inbox.chunks) and not self._more
         if has_next:
             self.arrived_us = inbox.chunks[0][0]
-        self.waited_us = 0 if self.drawing.chosen else now_us - self.arrived_us
+        chosen = self.arrived_us >= self.drawing.chosen_us
+        self.waited_us = 0 if chosen else now_us - self.arrived_us
         # Visits in quick succession find nothing but fresh calls, also where there are too many.
         fresh = self.waited_us <= FRESH_US and not self.drawing.begun
         connection.haste = haste = None if fresh else self._calls.haste(self)
