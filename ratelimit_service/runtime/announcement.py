@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 _MOST_NAMED = 5
 """Rules that a warning names."""
 
+_EXAMPLES = {"remote_address": "192.0.2.1", "masked_remote_address": "192.0.2.0/24"}
+"""Values of keys that Envoy fills with addresses."""
+
 
 def announce(
     settings: Settings,
@@ -94,14 +97,26 @@ def _example(snapshot: Snapshot, program: str, options: Sequence[str]) -> str | 
     `program` is how this process was started; the command starts with it, relative to the
     working directory if it lies below. `options` say how the service is reached.
     """
+    words = _typed(program)
     for domain in snapshot.domains.values():
         path = _first_limited(domain.root)
         if path:
             entries = ",".join(_entry(node) for node in path)
-            relative = os.path.relpath(program)
-            name = relative if not relative.startswith("..") else Path(program).name
-            return shlex.join([name, "hit", *options, domain.name, entries])
+            return shlex.join([*words, "hit", *options, domain.name, entries])
     return None
+
+
+def _typed(program: str) -> list[str]:
+    """What is typed to start a program; a package is started by Python."""
+    if Path(program).name == "__main__.py":
+        return [_shortest(sys.executable), "-m", Path(program).parent.name]
+    return [_shortest(program)]
+
+
+def _shortest(program: str) -> str:
+    """Relative to the working directory if it lies below, else the name alone."""
+    relative = os.path.relpath(program)
+    return relative if not relative.startswith("..") else Path(program).name
 
 
 def _first_limited(level: Level) -> list[Node] | None:
@@ -116,7 +131,7 @@ def _first_limited(level: Level) -> list[Node] | None:
 
 
 def _entry(node: Node) -> str:
-    value = node.value or "alice" if node.matcher is None else node.matcher.example
+    value = node.matcher.example if node.matcher else node.value or _EXAMPLES.get(node.key, "alice")
     return f"{_escaped(node.key)}={_escaped(value)}"
 
 
