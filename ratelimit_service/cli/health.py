@@ -39,13 +39,20 @@ def health(http: str | None, http_tls_cert: str | None) -> int:
 
     Example: ratelimit health --http localhost:8080
     """
-    from http.client import HTTPException  # noqa: PLC0415
+    from http.client import BadStatusLine, HTTPException  # noqa: PLC0415
 
     below = defaults(os.environ)  # noqa: TID251 -- handed over, not read
     address = http or below.get("http") or Settings().http
     tls = http_tls_cert or below.get("http_tls_cert")
     try:
         status, text = _asked(address, tls=bool(tls))
+    except BadStatusLine:
+        say(
+            f"what answers at {address} speaks no HTTP/1: if it is the service's gRPC port, name "
+            "its HTTP port with --http HOST:PORT, 8080 if nothing else was said",
+            err=True,
+        )
+        return _NOT_READY
     except (OSError, HTTPException) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or error
         said = f"no service answers at {address}: {why}; name its HTTP port with --http HOST:PORT"

@@ -12,6 +12,7 @@ from ratelimit_service.cli.say import say_line
 from ratelimit_service.cli.words import (
     duration,
     format_descriptor,
+    grpc_address,
     parse_descriptor,
     parse_limit,
     utf8,
@@ -30,6 +31,7 @@ __all__ = ["hit"]
     show_default=True,
     metavar="HOST:PORT",
     envvar="RATELIMIT_ADDRESS",
+    callback=grpc_address,
     help="Where the service is; unix:PATH for a Unix socket.",
 )
 @click.option(

@@ -14,12 +14,13 @@ from ratelimit_service.descriptor_text import (
 )
 from ratelimit_service.errors import SettingsError
 from ratelimit_service.model import MAX_ADDEND, SECOND_US, WEEKDAYS, Descriptor, Limit, Unit
-from ratelimit_service.settings import parse_duration
+from ratelimit_service.settings import parse_duration, split_address, unix_path
 from ratelimit_service.text import is_utf8
 
 __all__ = [
     "duration",
     "format_descriptor",
+    "grpc_address",
     "moment",
     "parse_descriptor",
     "parse_limit",
@@ -84,3 +85,16 @@ def duration(_: click.Context, flag: click.Parameter, text: str) -> int:
         return parse_duration(text)
     except SettingsError as error:
         raise click.UsageError(f"{flag.opts[0]} {error}") from error
+
+
+def grpc_address(_: click.Context, flag: click.Parameter, text: str) -> str:
+    """An option's `HOST:PORT` or `unix:PATH`. Raises click.UsageError, which names the option."""
+    try:
+        if unix_path(text) is None:
+            split_address(text)
+    except SettingsError as error:
+        raise click.UsageError(
+            f"{flag.opts[0]} {text!r} is no address of a gRPC port: write HOST:PORT, as in "
+            "localhost:8081, or unix:PATH"
+        ) from error
+    return text

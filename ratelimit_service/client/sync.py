@@ -86,7 +86,19 @@ class Client:
                 f"no service answers at {self._address}: start one with `ratelimit serve`, "
                 "or name another with --address HOST:PORT"
             )
-        return f"the service at {self._address} answers {code.name}: {details}"
+        said = f"{code.name}: {details.strip()}"
+        if _is_of_envoy(error):
+            return (
+                f"the Envoy at {self._address} answers {said}; name the service's own gRPC port "
+                "with --address HOST:PORT"
+            )
+        return f"the service at {self._address} answers {said}"
+
+
+def _is_of_envoy(error: grpc.Call) -> bool:
+    """Whether an Envoy has passed on what went wrong, or has said it."""
+    metadata = (*(error.initial_metadata() or ()), *(error.trailing_metadata() or ()))
+    return ("server", "envoy") in metadata
 
 
 _NOT_CONNECTED = ("failed to connect", "errors resolving")

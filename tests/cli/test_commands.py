@@ -97,6 +97,12 @@ def test_version() -> None:
         (["hit", "demo", "=b"], "'=b' has an entry without key: write key=value,key=value"),
         (["hit", "demo", "a", "--limit", "5"], "--limit '5': write N/UNIT, as in 10/minute"),
         (["hit", "demo", "a", "--timeout", "5"], "ratelimit: --timeout '5' is no duration: write"),
+        (
+            ["hit", "demo", "a", "--address", "http://localhost:8080"],
+            "--address 'http://localhost:8080' is no address of a gRPC port: write HOST:PORT, as",
+        ),
+        (["hit", "demo", "a", "--address", "8081"], "--address '8081' is no address of a gRPC"),
+        (["hit", "demo", "a", "--address", "unix:"], "--address 'unix:' is no address of a gRPC"),
         (["restart", "--timeout", "5"], "ratelimit: --timeout '5' is no duration: write a number"),
         (
             ["hit", "demo", "a", "--address", "localhost:1", "--timeout", "60s"],
@@ -263,6 +269,19 @@ def test_health_of_nobody() -> None:
     assert done.stderr == (
         f"no service answers at [::]:{environment['PORT']}: Connection refused; "
         "name its HTTP port with --http HOST:PORT\n"
+    )
+
+
+def test_health_at_the_grpc_port(service: ServiceProcess) -> None:
+    """The port that speaks gRPC is told as that, and nothing of its bytes is shown."""
+    done = subprocess.run(
+        [COMMAND, "health", "--http", service.address], capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"what answers at {service.address} speaks no HTTP/1: if it is the service's gRPC port, "
+        "name its HTTP port with --http HOST:PORT, 8080 if nothing else was said\n"
     )
 
 

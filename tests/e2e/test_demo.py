@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ratelimit_service.errors import SettingsError
-from tests.cli.inside import Inside
+from tests.cli.inside import Inside, inside
 from tests.e2e.conftest import need_envoy
 from tests.servers.process import Process, free_port, listens, wait_until
 from tests.servers.service import http
@@ -58,6 +58,12 @@ def test_demo(tmp_path: Path, spawn: Spawn) -> None:
     assert http(f"http://127.0.0.1:{http_port}/readyz").status == 200
     assert f"in a browser at http://127.0.0.1:{admin}/" in demo.log
     assert http(f"http://127.0.0.1:{admin}/").status == 200
+    asked = inside("hit", "demo", "user=a", "--address", f"127.0.0.1:{port}")
+    assert (asked.code, asked.out) == (2, "")
+    assert asked.err == (
+        f"ratelimit: the Envoy at 127.0.0.1:{port} answers UNKNOWN: allowed; "
+        "name the service's own gRPC port with --address HOST:PORT\n"
+    )
 
     def status() -> int:
         return http(f"http://127.0.0.1:{port}/", headers={"x-user": "alice"}).status
