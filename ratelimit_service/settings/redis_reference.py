@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from urllib.parse import quote, urlencode
 
 from ratelimit_service.errors import SettingsError
+from ratelimit_service.settings.addresses import split_address
 from ratelimit_service.settings.values import is_on
 
 __all__ = ["second_store_of", "store_of"]
@@ -49,8 +50,21 @@ def _url(environ: Mapping[str, str], prefix: str) -> str:
             options = _tls_options(environ, prefix)
         return f"{redis if tls else scheme}://{login}{rest}{_query(options, rest)}"
     if environ.get(f"{prefix}SOCKET_TYPE", "unix") == "unix":
+        if _is_address(url):
+            raise SettingsError(
+                f"{prefix}URL is taken for the path of a Unix socket: if it is HOST:PORT, set "
+                f"{prefix}SOCKET_TYPE=tcp"
+            )
         return f"redis+unix://{login}{url}"
     return f"{redis}://{login}{url}{_query(options)}"
+
+
+def _is_address(text: str) -> bool:
+    try:
+        split_address(text)
+    except SettingsError:
+        return False
+    return "/" not in text
 
 
 def _login(environ: Mapping[str, str], name: str) -> tuple[str, str]:

@@ -210,7 +210,7 @@ def _redis() -> Iterator[Variable]:
                 "An address with `…_SOCKET_TYPE=tcp`, else a socket's path, or a URL. With "
                 "Sentinel `NAME,HOST:PORT,…`, with Cluster `HOST:PORT,…`. Unset: no Redis.",
             ),
-            ("SOCKET_TYPE", "`tcp` or `unix`."),
+            ("SOCKET_TYPE", "`tcp` or `unix`; unset is `unix`, as there."),
             ("TYPE", "`single`, `sentinel` or `cluster`."),
             ("AUTH", "`password`, or `user:password`."),
             ("SENTINEL_AUTH", "The same, for the Sentinels."),

@@ -115,6 +115,7 @@ def test_redacted(url: str, shown: str) -> None:
         ({"GRPC_PORT": "1"}, {"grpc": "0.0.0.0:1"}),
         ({"REDIS_SOCKET_TYPE": "tcp", "REDIS_URL": "r:6379"}, {"store": "redis://r:6379"}),
         ({"REDIS_URL": "/run/redis.sock"}, {"store": "redis+unix:///run/redis.sock"}),
+        ({"REDIS_URL": "/run/r:6379"}, {"store": "redis+unix:///run/r:6379"}),
         (
             {
                 "REDIS_SOCKET_TYPE": "TCP",
@@ -206,6 +207,12 @@ def test_reference_environment(environment: dict[str, str], found: dict[str, str
         ({"QUOTA_MODE": "maybe"}, "QUOTA_MODE: 'maybe' is neither true nor false"),
         ({"LOG_LEVEL": "loud"}, "LOG_LEVEL: 'loud' is unknown: use trace or debug or info"),
         ({"REDIS_TYPE": "RING", "REDIS_URL": "r"}, "REDIS_TYPE=ring is unknown: use single"),
+        ({"REDIS_URL": "r:6379"}, "if it is HOST:PORT, set REDIS_SOCKET_TYPE=tcp"),
+        (
+            {"REDIS_URL": "/r", "REDIS_PERSECOND": "true", "REDIS_PERSECOND_URL": "r:6379"},
+            "REDIS_PERSECOND_URL is taken for the path of a Unix socket: if it is HOST:PORT, set "
+            "REDIS_PERSECOND_SOCKET_TYPE=tcp",
+        ),
         (
             {"REDIS_URL": "r:1", "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION": "x", "REDIS_TLS": "1"},
             "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION: 'x' is neither true nor false",
