@@ -27,6 +27,9 @@ def mistake(error: click.ClickException) -> str:
     said = error.format_message()
     context = error.ctx if isinstance(error, click.UsageError) else None
     unknown = isinstance(error, (click.MissingParameter, click.NoSuchOption))
+    unknown = unknown or said.startswith("Got unexpected extra argument")
+    if isinstance(error, click.MissingParameter):
+        said = " ".join(said.split())  # choices stand on lines of their own
     if context is None or not (unknown or isinstance(context.command, click.Group)):
         return said
     return f"{said.removesuffix('.')} (see {context.command_path} --help)"

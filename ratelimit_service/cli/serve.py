@@ -84,10 +84,15 @@ def _serve(*, only_check: bool, **values: object) -> int:
 def _of_unknown(ctx: click.Context) -> Sequence[str]:
     """What is said of arguments that are not ours. Raises NoSuchOption for one that is misspelt.
 
-    envoyproxy/ratelimit takes no arguments and ignores those that it is given.
+    envoyproxy/ratelimit takes no arguments and ignores those that it is given. Raises UsageError
+    for any if `serve` was typed.
     """
     if not ctx.args:
         return ()
+    if ctx.obj != STANDS_IN:
+        raise click.UsageError(
+            f"serve takes flags only, and not {ctx.args[0]!r}: name rules with --rules PATH"
+        )
     flags = [each.flag for each in settings()]
     for each in ctx.args:
         name = each.partition("=")[0]
@@ -107,7 +112,8 @@ class _Serve(click.Command):
         **extra: object,
     ) -> click.Context:
         if parent is not None and parent.obj == STANDS_IN:
-            extra |= {"ignore_unknown_options": True, "allow_extra_args": True}
+            extra |= {"ignore_unknown_options": True}
+        extra |= {"allow_extra_args": True}  # see `_of_unknown`
         return super().make_context(
             info_name,
             args,
