@@ -16,7 +16,7 @@ import yaml
 from ratelimit_service.model import MAX_ADDEND
 from ratelimit_service.rules import scalars
 from ratelimit_service.rules.paths import Source
-from ratelimit_service.rules.problem import did_you_mean, listed, quoted
+from ratelimit_service.rules.problem import did_you_mean, listed, nearest, quoted
 from ratelimit_service.rules.reader import Pair, Path, Reader, Unreadable
 
 __all__ = ["Fields", "Scalars", "document"]
@@ -61,6 +61,7 @@ class Fields:
         places: Mapping[str, str],
         *,
         deeper: bool = False,
+        example: str = "",
     ) -> None:
         """Notes keys that may not stand here; of one that stands here twice the last counts.
 
@@ -69,13 +70,16 @@ class Fields:
         self._reader = reader
         self._node = node
         self._pairs: dict[str, Pair] = {}
+        self._misspelt: tuple[str, ...] = ()
         self._places = places
         self.path = path
         self.readable = isinstance(node, yaml.MappingNode)
         if not isinstance(node, yaml.MappingNode):
             if deeper:
                 self.path = (*path, ("", ""))
-            reader.report(node, self.path, "type", f"this must be a mapping of {listed(allowed)}")
+            as_in = f", as in {example}" if example else ""
+            message = f"this must be a mapping of {listed(allowed)}{as_in}"
+            reader.report(node, self.path, "type", message)
             return
         pairs = self._pairs
         odd: list[Pair] = []
@@ -119,6 +123,10 @@ class Fields:
         """Whether the key is there, and not null."""
         pair = self._pairs.get(name)
         return pair is not None and pair[1].tag != scalars.NULL
+
+    def misspelt(self, name: str) -> bool:
+        """Whether a key that was reported is most likely meant to be this one."""
+        return name in self._misspelt
 
     def within(self, names: AbstractSet[str]) -> bool:
         """Whether it has no other keys than these."""
@@ -308,10 +316,13 @@ class Fields:
         self.report(name, message, value=name)
         return default
 
-    def mapping(self, name: str, allowed: Collection[str]) -> Fields:
-        """A mapping within this one, at the same place in the tree."""
+    def mapping(self, name: str, allowed: Collection[str], example: str = "") -> Fields:
+        """A mapping within this one, at the same place in the tree.
+
+        `example` is one, for whoever has written something else.
+        """
         value = self._pairs[name][1]
-        return Fields(self._reader, value, self.path, allowed, self._places)
+        return Fields(self._reader, value, self.path, allowed, self._places, example=example)
 
     def items(self, name: str, allowed: Collection[str], *, deeper: bool) -> Iterator[Fields]:
         """The mappings of a list; with `deeper` each is a place of its own in the tree."""
@@ -380,6 +391,7 @@ class Fields:
                 message = f"{name} does nothing here: it stands {place}"
             self._reader.report(key, self.path, "misplaced_key", message, tolerated=tolerated)
         else:
+            self._misspelt += (nearest(name, allowed),)
             hint = did_you_mean(name, allowed)
             message = f"{quoted(name)} is no key: allowed are {listed(allowed)}{hint}"
             self._reader.report(key, self.path, "unknown_key", message)

@@ -99,9 +99,9 @@ def read_limit(fields: Fields, around: Fields, key: str | None) -> Limit | None:
     algorithm = ALGORITHMS[fields.one_of("algorithm", ALGORITHMS, DEFAULT.name)]
     if not fields.given("algorithm") or algorithm.name == fields.raw("algorithm").lower():
         _check_algorithm(fields, algorithm)
-    if not fields.given("unit") and not fields.given("window"):
+    if not any(fields.given(name) or fields.misspelt(name) for name in ("unit", "window")):
         missing("unit", f"unit is missing: allowed are {listed(UNITS)}; or window, as in 90s")
-    if not fields.given("requests_per_unit"):
+    if not fields.given("requests_per_unit") and not fields.misspelt("requests_per_unit"):
         missing(
             "requests_per_unit",
             "requests_per_unit is missing, which denies everything: write a number from 0 to "

@@ -48,11 +48,17 @@ def quoted(text: str) -> str:
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     """A hint at the allowed word that is nearest, as a sentence to append; "" if none is."""
+    near = nearest(word, allowed)
+    return f"; did you mean {near!r}?" if near else ""
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """The allowed word that is most alike; "" if none is."""
     from difflib import get_close_matches  # noqa: PLC0415 -- no worker needs it
 
     known = {each.lower(): each for each in allowed}
     near = get_close_matches(word.lower(), known, n=1)
-    return f"; did you mean {known[near[0]]!r}?" if near else ""
+    return known[near[0]] if near else ""
 
 
 def listed(words: Iterable[str]) -> str:

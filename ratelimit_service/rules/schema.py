@@ -45,6 +45,9 @@ __all__ = ["RuleFile", "alike", "compiled", "parse"]
 _OF_THE_RULE = ("shadow_mode", "quota_mode", "detailed_metric", "metadata", "answer", "on_limit")
 """Keys of a descriptor that act on its own rate_limit and on nothing else."""
 
+_EXAMPLE = "{unit: minute, requests_per_unit: 5}"
+"""A limit, for whoever has written something else."""
+
 _MOST_KNOWN = 10_000
 """What is written of limits, and remembered while a file is read."""
 
@@ -296,7 +299,7 @@ class _Language:
             mappings = list(descriptor.items(key, LIMIT_KEYS, deeper=False))
             _check_number_of_limits(descriptor, mappings)
         else:
-            mapping = descriptor.mapping(key, LIMIT_KEYS)
+            mapping = descriptor.mapping(key, LIMIT_KEYS, _EXAMPLE)
             mappings = [mapping] if mapping.readable else []
         names = frozenset(each.raw("name") for each in mappings if each.given("name")) - {""}
         said = _RateLimits(
