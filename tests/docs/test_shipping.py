@@ -36,14 +36,13 @@ def ratelimit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
 @pytest.fixture(autouse=True)
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty repository, which is the working directory."""
+    """An empty directory to be a repository, which is the working directory."""
     top = tmp_path / "repository"
     top.mkdir()
     monkeypatch.chdir(top)
     for name, value in WHO.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PATH", f"{Path(COMMAND).parent}:{os.environ['PATH']}")
-    shell("git init --quiet --initial-branch=main")
     return top
 
 
@@ -139,6 +138,7 @@ def test_action(repository: Path) -> None:
     steps = yaml.safe_load(ACTION.read_text())["jobs"]["rules"]["steps"]
     scripts = {each["name"]: each["run"] for each in steps if "run" in each}
     rules(GOOD)
+    shell("git init --quiet --initial-branch=main")
     shell("git add . && git commit --quiet --message one")
     rules(GOOD.replace("5", "9"))
     told = str(repository / "summary")
