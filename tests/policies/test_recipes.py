@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -86,6 +86,39 @@ def test_commands_do_what_is_said(recipe: str, tmp_path: Path) -> None:
     results = list(Trial().run(read_cases(made)))
 
     assert [line for line in FORMATS["text"](results) if not line.endswith("passed")] == []
+
+
+@pytest.mark.parametrize("recipe", SAID)
+def test_request_is_one_that_the_route_asks_about(recipe: str) -> None:
+    """The request to Envoy takes the route, and has all headers of a descriptor."""
+    page = (HOW_TO / f"{recipe}.md").read_text()
+    (policy,) = set(re.findall(r"<!-- examples/policies/([\w-]+)/", page))
+    routes = yaml.safe_load((TOP / "examples/policies" / policy / "envoy.yaml").read_text())
+    (words,) = (
+        shlex.split(line) for line in re.findall(r"^    \$ curl -i (.*)$", page, re.MULTILINE)
+    )
+    named = {word.partition(":")[0] for word in words if word.startswith("x-")}
+    path = words[-1].removeprefix("localhost:10000")
+
+    route = next(each for each in routes if path.startswith(taken(each["match"])))
+
+    limits = route["typed_per_filter_config"]["envoy.filters.http.ratelimit"]["rate_limits"]
+    assert {"name": ":method", "string_match": {"exact": "POST"}} not in route["match"].get(
+        "headers", []
+    ) or words[:2] == ["-X", "POST"]
+    assert any(headers_of(limit["actions"]) == named for limit in limits)
+
+
+def taken(match: dict[str, Any]) -> str:
+    """The path, or its beginning, that a route takes; none if it takes only some callers."""
+    if any(header["name"].startswith("x-") for header in match.get("headers", ())):
+        return "no path"
+    return str(match.get("path") or match["prefix"])
+
+
+def headers_of(actions: list[dict[str, Any]]) -> set[str]:
+    """The headers without which a descriptor is left out."""
+    return {each["request_headers"]["header_name"] for each in actions if "request_headers" in each}
 
 
 def test_recipes_show_what_ships() -> None:
