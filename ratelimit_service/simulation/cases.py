@@ -283,7 +283,7 @@ def _override(fields: Fields) -> Limit | None:
 
 
 def _expected(fields: Fields) -> Expected:
-    if not any(fields.given(key) for key in _EXPECT_KEYS):
+    if not any(fields.given(key) or fields.misspelt(key) for key in _EXPECT_KEYS):
         fields.report("expect", f"nothing is expected: write one of {listed(_EXPECT_KEYS)}")
     headers = dict(fields.text_pairs("headers")) if fields.given("headers") else None
     return Expected(

@@ -184,6 +184,22 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
     ]
 
 
+def test_a_misspelt_key_is_told_once(tmp_path: Path) -> None:
+    """A step that says `expects` is told of that word, and not that it expects nothing."""
+    (said,) = problems(
+        tmp_path,
+        """\
+        cases:
+        - name: one
+          steps:
+          - {at: 0s, domain: api, descriptors: [{user: a}], expects: OK}
+        """,
+    )
+
+    assert "'expects' is no key: allowed are at, domain" in said
+    assert "did you mean 'expect'?" in said
+
+
 def test_what_can_be_expected(tmp_path: Path) -> None:
     """Each thing that a step may expect is compared, and shown in the file's own words."""
     results, _ = run(
