@@ -28,6 +28,7 @@ def mistake(error: click.ClickException) -> str:
     context = error.ctx if isinstance(error, click.UsageError) else None
     unknown = isinstance(error, (click.MissingParameter, click.NoSuchOption))
     unknown = unknown or said.startswith("Got unexpected extra argument")
+    said = said.replace("is not a valid integer range", "is not a valid integer")
     if isinstance(error, click.MissingParameter):
         said = " ".join(said.split())  # choices stand on lines of their own
     if context is None or not (unknown or isinstance(context.command, click.Group)):

@@ -42,7 +42,9 @@ def test_addresses(text: str, address: tuple[str, int]) -> None:
     assert split_address(text) == address
 
 
-@pytest.mark.parametrize("text", ["", "8081", ":8081", "host:", "host:x", "::1:80", "h:65536"])
+@pytest.mark.parametrize(
+    "text", ["", "8081", ":8081", "host:", "host:x", "::1:80", "h:65536", "http://h:80"]
+)
 def test_no_addresses(text: str) -> None:
     """Anything else is refused."""
     with pytest.raises(SettingsError):
