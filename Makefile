@@ -19,7 +19,7 @@ ARGS ?=
 help:
 	@echo "make install   $(VENV) with the package and its command, $(BIN)/ratelimit"
 	@echo "make install-compiled   the same as machine code in $(COMPILED), and a wheel of it in dist"
-	@echo "make run       serve rules/ on the in-memory store: gRPC on 8081, HTTP on 8080"
+	@echo "make run       serve rules/ on the in-memory store: gRPC on 8081, HTTP on 8080; ARGS=\"--http HOST:PORT\" for flags"
 	@echo "make test      get what the tests need and run them; ARGS=\"-k name\" for some"
 	@echo "make tools     get what tests and benchmarks need: Redis, h2spec, a management server, promtool, Node.js and its gRPC client"
 	@echo "make lint      format, lint, types, imports, generated files, shipped rules, words"
