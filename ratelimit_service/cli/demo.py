@@ -199,7 +199,7 @@ def _check_listens(config: Path, flag: str, port: int) -> None:
     if not re.search(rf"port_value: {port}\b", config.read_text()):
         raise SettingsError(
             f"{config} does not have port {port}: name the one that it has with {flag}, or delete "
-            "the file, and it is written anew"
+            "the file, and it is written again"
         )
 
 

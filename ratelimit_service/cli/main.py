@@ -35,6 +35,7 @@ from ratelimit_service.cli.test import test
 from ratelimit_service.cli.top import top
 from ratelimit_service.cli.why import why
 from ratelimit_service.errors import RateLimitError
+from ratelimit_service.text import reason
 
 __all__ = ["main", "ratelimit"]
 
@@ -51,8 +52,10 @@ def main() -> None:
         code = 130
     except click.ClickException as error:
         code = fail(mistake(error))
-    except (RateLimitError, OSError) as error:
+    except RateLimitError as error:
         code = fail(str(error))
+    except OSError as error:
+        code = fail(f"{error.filename}: {reason(error)}" if error.filename else reason(error))
     try:
         sys.stdout.flush()
     except BrokenPipeError:

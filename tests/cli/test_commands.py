@@ -96,6 +96,7 @@ def test_version() -> None:
         (["hit", "demo", "a", "--repeat", "x"], "'--repeat': 'x' is not a valid integer."),
         (["health", "--http", "http://h:1"], "'http://h:1' has a scheme: write HOST:PORT alone"),
         (["top", "--admin", "http://h:1"], "'http://h:1' has a scheme: write HOST:PORT alone"),
+        (["init", f"{'x' * 300}.yaml"], f"ratelimit: {'x' * 300}.yaml: File name too long"),
         (["lint", "/nowhere"], "/nowhere: there is no such file or directory"),
         (["lint"], "Missing argument 'PATHS...'"),
         (["explain", "--rules", "/nowhere", "d", "a=b"], "there is no such file or directory"),
