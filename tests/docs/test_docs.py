@@ -15,6 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ratelimit_service.admin import doors
 from ratelimit_service.health import Health
@@ -408,3 +409,26 @@ def test_make_lists_its_verbs() -> None:
 
     for verb in set(phony.split()) - {"help"}:
         assert f"make {verb} " in listed
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_charts_are_installed_with_an_image(document: Path) -> None:
+    """Every command that installs the chart names an image: its own is in no registry."""
+    text = document.read_text().replace("\\\n", " ")
+
+    for command in re.findall(r"helm upgrade .* deploy/helm/ratelimit-service .*", text):
+        assert "--set image.repository=REGISTRY/ratelimit-service" in command
+
+
+def test_image_of_the_manifests() -> None:
+    """docs/kubernetes.md shows the image of the plain manifests, with the registry's line more."""
+    (shown,) = re.findall(
+        r"```yaml\n(images:.*?)```", (TOP / "docs" / "kubernetes.md").read_text(), re.DOTALL
+    )
+    base = yaml.safe_load((TOP / "deploy/kustomize/base/kustomization.yaml").read_text())
+    (image,) = yaml.safe_load(shown)["images"]
+
+    assert image.pop("newName") == f"REGISTRY/{image['name']}"
+    assert {name: str(value) for name, value in image.items()} == {
+        name: str(value) for name, value in base["images"][0].items()
+    }
