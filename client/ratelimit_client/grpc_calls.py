@@ -113,6 +113,11 @@ def _reason(address: str, code: grpc.StatusCode, details: str | None) -> Limiter
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return UnavailableError(f"the service at {address} gave no answer in time")
     not_sent = code is grpc.StatusCode.UNAVAILABLE and said.startswith(_NOT_SENT)
+    if not_sent and "http1.x" in said:
+        said = (
+            f"it speaks HTTP/1, not gRPC: write http://{address} for HTTP, or name the gRPC port, "
+            "8081 if nothing else was said"
+        )
     if not_sent:
         return UnavailableError(f"no service answers at {address}: {said}", retriable=True)
     return UnavailableError(f"the service at {address} answers {code.name}: {said}")

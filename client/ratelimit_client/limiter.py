@@ -51,8 +51,9 @@ class Limiter:
         service is not asked again before their window is over; use it only with rules without
         `concurrency` and `count_denied`. `transport` and `clock` are for tests.
 
-        Raises ValueError for numbers that make no sense, MissingExtraError if the library for
-        the address is not installed, LimiterError for files of `tls` that cannot be read.
+        Raises ValueError for numbers that make no sense and an address without a port,
+        MissingExtraError if the library for the address is not installed, LimiterError for files
+        of `tls` that cannot be read.
         """
         self.domain = domain
         self._clock = clock or SystemClock()

@@ -35,13 +35,17 @@ class SyncTransport(Protocol):
 
 
 def async_transport(address: str, tls: TLS | None) -> AsyncTransport:
-    """Speaks gRPC for `HOST:PORT` and `unix:PATH`, HTTP for a URL. Raises MissingExtraError."""
+    """Speaks gRPC for `HOST:PORT` and `unix:PATH`, HTTP for a URL.
+
+    Raises MissingExtraError, and ValueError for an address without a port.
+    """
     if _is_url(address):
         try:
             from ratelimit_client.http_calls import AsyncHttpCalls  # noqa: PLC0415
         except ModuleNotFoundError as error:
             raise MissingExtraError(f"an address such as {address}", "http") from error
         return AsyncHttpCalls(address, tls)
+    _check_has_port(address)
     try:
         from ratelimit_client.grpc_calls import AsyncGrpcCalls  # noqa: PLC0415
     except ModuleNotFoundError as error:
@@ -57,6 +61,7 @@ def sync_transport(address: str, tls: TLS | None) -> SyncTransport:
         except ModuleNotFoundError as error:
             raise MissingExtraError(f"an address such as {address}", "http") from error
         return SyncHttpCalls(address, tls)
+    _check_has_port(address)
     try:
         from ratelimit_client.grpc_calls import SyncGrpcCalls  # noqa: PLC0415
     except ModuleNotFoundError as error:
@@ -66,3 +71,14 @@ def sync_transport(address: str, tls: TLS | None) -> SyncTransport:
 
 def _is_url(address: str) -> bool:
     return address.startswith(("http://", "https://"))
+
+
+def _check_has_port(address: str) -> None:
+    """Otherwise grpcio would ask at 443, or not at all, and each request would be let through."""
+    host, _, port = address.rpartition(":")
+    named = "://" in address or address.startswith("unix")  # in gRPC's own words
+    if not named and not (host and port.isdecimal()):
+        raise ValueError(
+            f"address {address!r} has no port: write HOST:PORT, as in localhost:8081, "
+            "or a URL such as http://localhost:8080"
+        )

@@ -344,3 +344,25 @@ async def test_what_stands_before_the_service(first: bytes, calls: int) -> None:
     server.close()
 
     assert (decision.allowed, seen) == (calls == 2, calls)
+
+
+@pytest.mark.parametrize("kind", [Limiter, SyncLimiter])
+@pytest.mark.parametrize("address", ["localhost", "8081", ":8081", "localhost:", "localhost:grpc"])
+def test_address_without_port(kind: type[Limiter | SyncLimiter], address: str) -> None:
+    """It is refused at once: nobody would answer there, and every request would pass."""
+    with pytest.raises(ValueError, match="has no port: write HOST:PORT, as in localhost:8081"):
+        kind(address, domain="api")
+
+
+async def test_http_port_is_no_grpc_port(live: Live) -> None:
+    """A limiter that speaks gRPC to the HTTP port says what to write instead."""
+    address = f"127.0.0.1:{live.http_port}"
+
+    async with Limiter(address, domain="api", deadline=PATIENCE, on_failure="closed") as limiter:
+        decision = await limiter.check(user="a")
+
+    assert decision.reason is Reason.UNAVAILABLE
+    assert decision.detail == (
+        f"no service answers at {address}: it speaks HTTP/1, not gRPC: write http://{address} for "
+        "HTTP, or name the gRPC port, 8081 if nothing else was said"
+    )
