@@ -109,11 +109,13 @@ def demo(directory: Path, port: int, grpc: int, http: int, admin: int | None) ->
     with ExitStack() as ends:
         running = [
             _Running("the service", service, directory / "service.log", ends),
-            _Running("envoy", command, directory / "envoy.log", ends),
+            _Running(f"envoy with {config}", command, directory / "envoy.log", ends),
         ]
         _wait(running, http, port)
         said = {"envoy": port, "grpc": grpc, "admin": admin, "rules": rules, "config": config}
         say(_TRY.format(**said, directory=directory, ratelimit=_as_called()))
+        for fault in _faults_of_rules(http):
+            say(f"\nThe rules have a mistake, so not all limits hold:\n\n  {fault}")
         try:
             while True:
                 for each in running:
@@ -236,13 +238,24 @@ def _wait(running: list[_Running], http: int, envoy: int) -> None:
 
 
 def _passes(port: int, path: str) -> bool:
+    return _asked(port, path)[0] == 200
+
+
+def _faults_of_rules(http: int) -> list[str]:
+    """What the service's health says of its rules."""
+    return [line for line in _asked(http, "/healthcheck")[1].splitlines() if line[:6] == "rules:"]
+
+
+def _asked(port: int, path: str) -> tuple[int, str]:
+    """Status and text of an answer; 0 and none if there is none."""
     from http.client import HTTPConnection, HTTPException  # noqa: PLC0415
 
     connection = HTTPConnection("127.0.0.1", port, timeout=1)
     try:
         connection.request("GET", path, headers={"x-user": "ratelimit demo"})
-        return connection.getresponse().status == 200
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode("utf-8", "replace")
     except (OSError, HTTPException):
-        return False
+        return 0, ""
     finally:
         connection.close()

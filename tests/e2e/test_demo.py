@@ -94,6 +94,29 @@ def test_demo(tmp_path: Path, spawn: Spawn) -> None:
     assert again.wait() == 0
 
 
+def test_mistakes_of_before(tmp_path: Path, spawn: Spawn) -> None:
+    """Rules that are not served are told at the start; a bad configuration by its name."""
+    need_envoy()
+    directory = tmp_path / "d"
+    (directory / "rules").mkdir(parents=True)
+    rule = "{key: user, rate_limit: {unit: minute, requests_per_minit: 5}}"
+    (directory / "rules" / "demo.yaml").write_text(f"domain: demo\ndescriptors: [{rule}]\n")
+    words = [sys.executable, "-m", "ratelimit_service", "demo", str(directory)]
+    words += [f"--{name}={free_port()}" for name in ("port", "grpc", "http", "admin")]
+
+    demo = spawn(words, tmp_path / "log")
+    demo.wait_ready(lambda: "did you mean 'requests_per_unit'?" in demo.log)
+    demo.signal(signal.SIGTERM)
+    demo.wait()
+    config = directory / "envoy.yaml"
+    config.write_text(config.read_text().replace(ANY_PATH, ANY_PATH[1:], 1))
+    again = spawn(words, tmp_path / "again.log")
+
+    assert "The rules have a mistake, so not all limits hold:\n\n  rules: " in demo.log
+    assert again.wait() == 2
+    assert f"ratelimit: envoy with {config} has ended: " in again.log
+
+
 def test_configuration_with_other_ports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
