@@ -21,7 +21,7 @@ from ratelimit_service.runtime.decision_lines import DecisionLines
 from ratelimit_service.runtime.decision_log import LogConfig, Sink, sink_of
 from ratelimit_service.runtime.decision_packets import decisions_in
 from ratelimit_service.service.decision_key import hash_of
-from ratelimit_service.text import reason
+from ratelimit_service.text import printable, reason
 
 __all__ = ["RETRY_SECONDS", "DecisionWriter", "Progress", "main"]
 
@@ -115,7 +115,9 @@ class DecisionWriter:
 
     def _failed(self, error: Exception) -> str:
         self.close()
-        return f"the decision log cannot be written: {reason(error)}"
+        file = error.filename if isinstance(error, OSError) else None
+        where = f"{file}: " if isinstance(file, str) else ""
+        return f"the decision log cannot be written: {printable(where)}{reason(error)}"
 
 
 def main() -> None:

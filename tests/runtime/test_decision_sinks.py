@@ -172,6 +172,17 @@ def test_closed_stdout_is_told() -> None:
     assert writer.write([packet("a", "b")]) == Progress(1, 0, 2, fault)
 
 
+def test_missing_directory_is_told(tmp_path: Path) -> None:
+    """A file that cannot be opened is named."""
+    log = tmp_path / "missing" / "decisions.jsonl"
+
+    told = DecisionWriter(config(str(log))).open().fault
+
+    assert told.startswith("the decision log cannot be written: ")
+    assert str(log) in told
+    assert told.endswith(": No such file or directory")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_full_disk_is_told() -> None:
     """What a full disk does not take is lost and counted, with the reason; later it is tried."""
