@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
 from difflib import get_close_matches
 from itertools import groupby
+from typing import Final
 
 import click
 
@@ -66,7 +68,12 @@ def _option(setting: Setting) -> click.Option:
     )
 
 
+_FOR_LATER: Final = {signal.SIGHUP, signal.SIGUSR2}
+"""Signals that must not end it before there is somebody to hear them: `runtime.signals` does so."""
+
+
 def _serve(*, only_check: bool, **values: object) -> int:
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_LATER)
     from ratelimit_service.runtime.app import check, serve  # noqa: PLC0415 -- see `main`
 
     given = Settings(**values)  # type: ignore[arg-type]  # each was read by its parser

@@ -75,3 +75,37 @@ def came(number: signal.Signals) -> str:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     return done.stdout
+
+
+STARTING = dedent(
+    """
+    import os, signal, sys
+    import ratelimit_service.runtime.app as app
+    from ratelimit_service.cli import main
+
+    def serve(settings, remarks):
+        for number in (signal.SIGHUP, signal.SIGUSR2):
+            os.kill(os.getpid(), number)
+        print(*sorted(each.name for each in signal.sigpending()))
+        return 0
+
+    app.serve = serve
+    sys.argv = ["ratelimit", "serve"]
+    main()
+    """
+)
+"""A service to which others speak before it hears them."""
+
+
+def test_a_reload_while_it_starts_does_not_end_it() -> None:
+    """A signal that comes before there is a handler for it waits for that."""
+    done = subprocess.run(
+        [sys.executable, "-c", STARTING],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=PATIENCE_SECONDS,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+    assert done.stdout == "SIGHUP SIGUSR2\n"
