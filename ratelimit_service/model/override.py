@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from ratelimit_service.errors import OverrideError
-from ratelimit_service.model.limit import MAX_ADDEND
+from ratelimit_service.model.limit import MAX_ADDEND, MAX_EXACT
 from ratelimit_service.model.request import Entry
 from ratelimit_service.model.unit import SECOND_US
 
@@ -170,8 +170,14 @@ def read_override(fields: Mapping[str, object]) -> Override:
     )
     if not override.id or not override.domain:
         raise OverrideError(f"{'domain' if override.id else 'id'} is missing")
-    if override.until_us is not None and override.until_us - override.made_us > _LONGEST_US:
-        raise OverrideError("it ends in more than ten years: leave its end out if it is to stay")
+    if override.until_us is not None:
+        lasts_us = override.until_us - override.made_us
+        # A grant ends with a window of the rules, which may be as long as any window.
+        if lasts_us > (MAX_EXACT if kind is OverrideKind.GRANT else _LONGEST_US):
+            years = "285" if kind is OverrideKind.GRANT else "ten"
+            raise OverrideError(
+                f"it ends in more than {years} years: leave its end out if it is to stay"
+            )
     return override
 
 

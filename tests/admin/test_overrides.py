@@ -265,6 +265,25 @@ async def test_overrides_outlive_the_process(operator: Operator, start_site: Sta
         assert (await again.asking.ask("user=bob")).code is Code.OVER_LIMIT
 
 
+async def test_a_grant_of_a_long_window_can_be_read_again(
+    operator: Operator, start_site: StartSite, tmp_path: Path
+) -> None:
+    """It ends with its window, which may be longer than any other override may hold."""
+    rules = "{domain: edge, descriptors: [{key: user, rate_limit: {requests_per_unit: 0, "
+    rules += "unit: year, unit_multiplier: 285, algorithm: sliding_window}}]}"
+    settings = operator.admin.asking.settings
+    operator.admin = await start_site(settings, rules)
+    made = (await operator.told("grant", "edge", "user=bob", "--hits", "3"))["override"]
+    file = tmp_path / "saved.jsonl"
+    file.write_text((await operator.types("overrides", "export")).out)
+    said = await operator.types("overrides", "import", str(file))
+    assert said.out == "1 override: 1 there already\n"
+
+    again = await start_site(settings, rules)
+    async with again.overrides.followed():
+        assert [each.id for each in again.overrides.in_force()] == [made["id"]]
+
+
 async def test_metrics_tell_of_overrides(operator: Operator) -> None:
     """Metrics say how many are in force, by kind."""
     await operator.types("ban", "edge", "user=bob")
