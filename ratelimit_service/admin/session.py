@@ -48,12 +48,11 @@ def resume(cookie: str, key: bytes, now: int) -> Session | None:
 def same(given: str, wanted: str) -> bool:
     """Whether somebody knows a secret; how long it takes says nothing of it.
 
-    What comes in a header may be no text, and has lone surrogates then.
+    What comes in a header or in JSON may be no text, and has lone surrogates then.
     """
-    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), wanted.encode())
+    return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), wanted.encode())
 
 
 def _mac(key: bytes, what: str, told: str) -> str:
-    return hmac.new(
-        key, f"{what} {told}".encode("utf-8", "surrogateescape"), hashlib.sha256
-    ).hexdigest()
+    text = f"{what} {told}".encode("utf-8", "surrogatepass")
+    return hmac.new(key, text, hashlib.sha256).hexdigest()

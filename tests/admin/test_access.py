@@ -146,6 +146,13 @@ async def test_other_cookies(start_site: StartSite, tokens: Path, around: str, s
     assert answer.status == status
 
 
+async def test_a_token_that_is_no_text(start_site: StartSite, tokens: Path) -> None:
+    """JSON can hold what is no text: that is none of the tokens, and no fault of ours."""
+    site = await start_site(Settings(admin_token_file=str(tokens)))
+
+    assert (await site.ask("/session", {"token": "\ud800"})).status == 401
+
+
 async def test_quoted_cookies_cost_nothing(
     start_site: StartSite, tokens: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
