@@ -9,8 +9,10 @@ from aiohttp import web
 
 __all__ = ["address_of", "is_local"]
 
-_FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
-"""Headers by which a proxy says that the caller is somebody else."""
+_FORWARDED = ("Forwarded", "X-Real-IP", "Via")
+_FORWARDED_PREFIXES = ("x-forwarded-", "x-envoy-")
+"""Headers by which a proxy says that the caller is somebody else. Envoy as it is by default sends
+no `X-Forwarded-For`, but others of these."""
 
 
 def is_local(request: web.Request) -> bool:
@@ -19,7 +21,10 @@ def is_local(request: web.Request) -> bool:
     It comes over a Unix socket, from a loopback address, or from the very address that it came to,
     which no other machine has.
     """
-    if any(name in request.headers for name in _FORWARDED):
+    headers = request.headers
+    if any(name in headers for name in _FORWARDED):
+        return False
+    if any(name.lower().startswith(_FORWARDED_PREFIXES) for name in headers):
         return False
     address = address_of(request)
     if address in {"", "unix"}:

@@ -75,7 +75,10 @@ async def test_names_of_others(admin: AdminSite) -> None:
     assert (answer.status, "--admin-hosts" in answer.text) == (421, True)
 
 
-@pytest.mark.parametrize("header", ["Forwarded", "X-Forwarded-For", "X-Real-IP", "Via"])
+@pytest.mark.parametrize(
+    "header",
+    ["Forwarded", "X-Forwarded-For", "x-forwarded-proto", "X-Envoy-Internal", "X-Real-IP", "Via"],
+)
 async def test_callers_behind_a_proxy_are_not_local(admin: AdminSite, header: str) -> None:
     """Who comes through a proxy on this machine could be anybody, and is let in by a token only."""
     answer = await admin.ask("/health", **{header: "192.0.2.1"})
