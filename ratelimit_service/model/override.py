@@ -25,6 +25,7 @@ __all__ = [
     "OverrideKind",
     "moment_of",
     "read_override",
+    "reason_of",
     "time_text",
     "too_many_overrides",
     "too_many_patterns",
@@ -165,7 +166,7 @@ def read_override(fields: Mapping[str, object]) -> Override:
         _number(kind, fields),
         _text(fields, "limit"),
         None if until is None else moment_of(until),
-        _text(fields, "reason", _MOST_REASON),
+        reason_of(fields),
         _text(fields, "who"),
     )
     if not override.id or not override.domain:
@@ -179,6 +180,11 @@ def read_override(fields: Mapping[str, object]) -> Override:
                 f"it ends in more than {years} years: leave its end out if it is to stay"
             )
     return override
+
+
+def reason_of(fields: Mapping[str, object]) -> str:
+    """Why something is changed; "" if nobody says so. Raises OverrideError."""
+    return _text(fields, "reason", _MOST_REASON)
 
 
 def moment_of(value: object) -> int:

@@ -36,6 +36,7 @@ from ratelimit_service.model import (
     Override,
     OverrideKind,
     read_override,
+    reason_of,
     time_text,
     too_many_patterns,
 )
@@ -218,8 +219,11 @@ def _notes_of_pattern(deciding: Deciding, override: Override) -> list[str]:
 
 
 async def _remove(deciding: Deciding, about: About) -> object:
+    reason_of(about)  # it is kept in the audit
     name = about.get("id")
     if name is not None:
+        if besides := [each for each in ("domain", "descriptor", "limit", "kind") if each in about]:
+            raise QuestionError(f"an id says which one: leave {besides[0]} out")
         found = deciding.overrides.find(str(name))
         if found is None:
             raise QuestionError(
@@ -259,6 +263,7 @@ def _why(deciding: Deciding, domain: str, descriptor: Descriptor) -> str:
 
 async def _reset(deciding: Deciding, about: About) -> object:
     domain, descriptor = descriptor_of(about)
+    reason_of(about)  # it is kept in the audit
     name = about.get("limit")
     planned = counters_of(deciding, domain, descriptor)
     hits = _hits(planned, name)
