@@ -135,7 +135,8 @@ def _listed(text: str) -> list[object]:
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):
-        return [_line(number, line) for number, line in enumerate(text.splitlines(), 1) if line]
+        lines = enumerate(text.split("\n"), 1)  # only these end lines of JSON
+        return [_line(number, line) for number, line in lines if line.strip()]
     if isinstance(whole, dict) and isinstance(whole.get("overrides"), list):
         listed: list[object] = whole["overrides"]
         return listed

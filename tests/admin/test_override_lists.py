@@ -117,6 +117,20 @@ async def test_a_list_is_taken_whole_or_not_at_all(
     assert (await operator.told("overrides"))["overrides"] == []
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n  \n"])
+async def test_lines_of_a_list(operator: Operator, tmp_path: Path, end: str) -> None:
+    """A value may hold what ends lines elsewhere; lines without anything say nothing."""
+    values = ["a\u2028b", "c\u0085d"]
+    listed = [{"kind": "ban", "domain": "edge", "entries": [["user", each]]} for each in values]
+    file = tmp_path / "list.jsonl"
+    text = "".join(json.dumps(each, ensure_ascii=False) + end for each in listed)
+    file.write_bytes(text.encode())
+
+    assert (await operator.types("overrides", "import", str(file))).out == "2 overrides: 2 added\n"
+    told = (await operator.told("overrides"))["overrides"]
+    assert sorted(each["entries"][0][1] for each in told) == values
+
+
 async def test_a_list_that_is_not_there(operator: Operator, tmp_path: Path) -> None:
     """A file that cannot be read is named, with the reason in words."""
     done = await operator.types("overrides", "import", str(tmp_path / "none"))
