@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,6 +130,19 @@ async def test_lines_of_a_list(operator: Operator, tmp_path: Path, end: str) -> 
     assert (await operator.types("overrides", "import", str(file))).out == "2 overrides: 2 added\n"
     told = (await operator.told("overrides"))["overrides"]
     assert sorted(each["entries"][0][1] for each in told) == values
+
+
+async def test_times_of_a_list(admin: AdminSite) -> None:
+    """None was made later than now: so it can be read again. A grant may have ended long ago."""
+    ban = {"kind": "ban", "domain": "edge", "entries": [["user", "bob"]]}
+    grant = {**ban, "kind": "grant", "hits": 3, "made": "2020-01-01T00:00:00Z"}
+    late = {**ban, "made": "9999-12-31T00:00:00Z"}
+    route = "/overrides/import"
+    told: Any = await admin.told(route, {"overrides": [late, grant]})
+    refused = await admin.ask(route, {"overrides": [{**late, "until": "9999-12-31T00:00:00Z"}]})
+
+    assert (told["added"], told["ended"]) == (1, 1)
+    assert (refused.status, "more than ten years" in refused.text) == (400, True)
 
 
 async def test_a_list_that_is_not_there(operator: Operator, tmp_path: Path) -> None:

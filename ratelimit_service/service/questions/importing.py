@@ -20,6 +20,7 @@ from ratelimit_service.errors import OverrideError
 from ratelimit_service.model import (
     MAX_PATTERNS,
     Override,
+    moment_of,
     read_override,
     time_text,
     too_many_patterns,
@@ -57,7 +58,7 @@ async def _import(deciding: Deciding, about: About) -> object:
     notes: list[str] = []
     seen: set[object] = set()
     async for fields in slowly(said, _AT_ONCE):
-        override = _read(deciding, about, fields)
+        override = await ending_of(deciding, _read(deciding, about, fields))
         if not seen.isdisjoint((override.id, override.place)):
             raise QuestionError(f"{_named(override)}: another one here is about the same")
         seen.update((override.id, override.place))
@@ -68,7 +69,6 @@ async def _import(deciding: Deciding, about: About) -> object:
             noted = notes_of(deciding, override)
         except QuestionError as error:
             raise QuestionError(f"{_named(override)}: {error}", error.code) from error
-        override = await ending_of(deciding, override)
         replaced = _replaced(deciding, override)
         if [replace(each, who=override.who) for each in replaced] == [override]:
             unchanged += 1
@@ -108,10 +108,11 @@ def _read(deciding: Deciding, about: About, fields: object) -> Override:
     made_us = now_us if same is None else same.made_us
     whole = {"v": FORMAT, "id": new_override_id(), "made": time_text(made_us), **fields}
     try:
-        override = read_override({**whole, "who": about.get("who", "")})
+        made_us = min(moment_of(whole["made"]), now_us)
+        said = {"made": time_text(made_us), "who": about.get("who", "")}
+        return read_override({**whole, **said})
     except OverrideError as error:
         raise QuestionError(f"an override of {fields.get('entries')}: {error}") from error
-    return replace(override, made_us=min(override.made_us, now_us))
 
 
 def _replaced(deciding: Deciding, override: Override) -> list[Override]:
