@@ -71,12 +71,13 @@ def moment(flag: str, text: str, now_us: int) -> int:
     else:
         try:
             found = datetime.datetime.fromisoformat(text)
-        except ValueError as error:
+            found = found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
+            found = found.astimezone(datetime.UTC)  # there it may be outside of the calendar
+        except (ValueError, OverflowError) as error:
             raise click.UsageError(
                 f"{flag} {text!r} is no time: write monday, 2026-01-31 or 2026-01-31T14:03Z"
             ) from error
-        found = found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
-    return int(found.timestamp()) * SECOND_US
+    return int(found.replace(microsecond=0).timestamp()) * SECOND_US
 
 
 def duration(_: click.Context, flag: click.Parameter, text: str) -> int:

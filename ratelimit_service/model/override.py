@@ -191,10 +191,11 @@ def moment_of(value: object) -> int:
     """A moment as `fields` writes it, in microseconds. Raises OverrideError."""
     try:
         moment = datetime.datetime.fromisoformat(str(value))
-    except ValueError as error:
+        if moment.tzinfo is None:
+            raise OverrideError(f"{value!r} does not name its zone: write a Z behind it for UTC")
+        moment = moment.astimezone(datetime.UTC)  # in UTC it may be outside of the calendar
+    except (ValueError, OverflowError) as error:
         raise OverrideError(f"{value!r} is no time: write 2026-07-01T14:00:00Z") from error
-    if moment.tzinfo is None:
-        raise OverrideError(f"{value!r} does not name its zone: write a Z behind it for UTC")
     since = moment - _EPOCH
     return (since.days * 86_400 + since.seconds) * SECOND_US + since.microseconds
 

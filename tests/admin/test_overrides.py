@@ -14,6 +14,7 @@ from ratelimit_service.model import SECOND_US, Code, time_text
 from tests.admin.conftest import STEERED_RULES, AdminSite, Operator, StartSite
 
 BOB = {"domain": "edge", "descriptor": [["user", "bob"]]}
+BOB_LISTED = {"kind": "ban", "domain": "edge", "entries": [["user", "bob"]]}
 
 
 async def test_commands_steer_decisions(operator: Operator) -> None:
@@ -162,6 +163,8 @@ async def test_reset(operator: Operator) -> None:
         (("ban", "edge", "user=bob", "--for", "0s"), "for_seconds must be above 0"),
         (("ban", "edge", "user=bob", "--until", "soon"), "--until 'soon' is no time: write monday"),
         (("ban", "edge", "user=bob", "--until", "2026-01-01"), "--until '2026-01-01' is over"),
+        (("ban", "edge", "user=bob", "--until", "9999-12-31T23:59:59-01:00"), "-01:00' is no time"),
+        (("ban", "edge", "user=bob", "--until", "9999-12-31T23:59:59.999999"), "ten years"),
         (
             ("ban", "edge", "user=bob", "--until", "monday", "--for", "1h"),
             "--for and --until both say when it ends",
@@ -233,6 +236,13 @@ async def test_explain_and_inspect_show_overrides(operator: Operator, tmp_path: 
         ),
         (
             "/overrides",
+            {**BOB, "kind": "ban", "until": "9999-12-31T23:59-01:00"},
+            400,
+            "is no time",
+        ),
+        ("/overrides", {**BOB, "kind": "ban", "for_seconds": 1e-9}, 400, "must be above 0"),
+        (
+            "/overrides",
             {**BOB, "kind": "ban", "until": "2126-01-01T00:00Z", "for_seconds": 1},
             400,
             "both say when it ends",
@@ -243,6 +253,12 @@ async def test_explain_and_inspect_show_overrides(operator: Operator, tmp_path: 
         ("/overrides/import", {"overrides": [{}] * 101}, 400, "a list of 1 to 100 overrides"),
         ("/overrides/import", {"overrides": [7]}, 400, "must be a JSON object"),
         ("/overrides/import", {"overrides": [{"kind": "ban"}]}, 400, "entries must be a list"),
+        (
+            "/overrides/import",
+            {"overrides": [{**BOB_LISTED, "made": "0001-01-01T00:00+01:00"}]},
+            400,
+            "is no time",
+        ),
         ("/overrides/remove", {"id": "00"}, 404, "there is no override '00'"),
         ("/overrides/remove", {"id": "00", "domain": "edge"}, 400, "an id says which one"),
         ("/overrides/remove", {**BOB, "kind": "ban", "reason": 7}, 400, "reason must be text"),

@@ -129,7 +129,7 @@ def _made(deciding: Deciding, about: About) -> Override:
     if seconds is not None:
         if isinstance(seconds, bool) or not isinstance(seconds, int | float):
             raise OverrideError("for_seconds must be a number")
-        if not 0 < seconds <= _LONGEST_SECONDS:
+        if not 1 / SECOND_US <= seconds <= _LONGEST_SECONDS:
             raise OverrideError("for_seconds must be above 0, and ten years at most")
         fields["until"] = time_text(now_us + int(seconds * SECOND_US))
     override = read_override(fields)
