@@ -70,6 +70,7 @@ class Overrides:
         """How many of them have a `*`."""
         self._next_end_us = _NEVER_US
         """None ends before."""
+        self._changing = asyncio.Lock()
         self._turn = asyncio.Lock()
         self._bugs = Bugs()
 
@@ -100,6 +101,16 @@ class Overrides:
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
+
+    @asynccontextmanager
+    async def changing(self) -> AsyncIterator[None]:
+        """While what there is is looked at and then changed: so long nobody here changes it too.
+
+        What others have changed until now is in force at the beginning. Raises StoreError.
+        """
+        async with self._changing:
+            await self.refresh()
+            yield
 
     async def refresh(self) -> None:
         """Puts in force what is kept now. Raises StoreError if nobody can say."""

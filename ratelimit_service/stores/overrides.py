@@ -68,6 +68,8 @@ class OverridesInMemory:
         self._changes = 0
         """Lines that there ever were. A place is named by how many of them are older."""
         self._changed = True
+        self._turn = asyncio.Lock()
+        """Held by a change while it writes the file: the next one begins with what it leaves."""
         self._overrides = {} if self._path is None else _read(self._path)
 
     async def changed(self) -> Mapping[str, Override] | None:
@@ -77,6 +79,12 @@ class OverridesInMemory:
 
     async def change(self, added: Sequence[Override], removed: Sequence[str], *audit: str) -> None:
         """As `KeptOverrides`. The file is replaced by another one."""
+        async with self._turn:
+            await self._change(added, removed, audit)
+
+    async def _change(
+        self, added: Sequence[Override], removed: Sequence[str], audit: Sequence[str]
+    ) -> None:
         gone = set(removed)
         overrides = {name: each for name, each in self._overrides.items() if name not in gone}
         overrides |= {each.id: each for each in added}

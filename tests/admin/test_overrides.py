@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from ratelimit_service.cli.words import moment
 from ratelimit_service.clock import now_us
 from ratelimit_service.model import SECOND_US, Code, time_text
+from ratelimit_service.service.questions import QuestionError
 from tests.admin.conftest import STEERED_RULES, AdminSite, Operator, StartSite
 
 BOB = {"domain": "edge", "descriptor": [["user", "bob"]]}
@@ -275,6 +277,22 @@ async def test_bodies_that_say_nothing_useful(
     answer = await admin.ask(path, body)
 
     assert (answer.status, said in json.loads(answer.text)["error"]) == (status, True), answer.text
+
+
+async def test_the_same_override_made_at_once(operator: Operator) -> None:
+    """Of those about the same there is one, also if all of them are made at the same moment."""
+    ask = operator.admin.operating.ask
+    await asyncio.gather(
+        *[ask("override", {**BOB, "kind": "ban"}) for _ in range(5)],
+        ask("import_overrides", {"overrides": [BOB_LISTED]}),
+    )
+    assert len((await operator.told("overrides"))["overrides"]) == 1
+
+    removed = await asyncio.gather(
+        *[ask("remove_override", {**BOB, "kind": "ban"}) for _ in range(2)],
+        return_exceptions=True,
+    )
+    assert [type(each) for each in removed] == [dict, QuestionError]
 
 
 async def test_overrides_outlive_the_process(operator: Operator, start_site: StartSite) -> None:

@@ -155,6 +155,16 @@ async def test_changes_are_in_force_within_a_second(processes: Processes) -> Non
             await asyncio.sleep(0.01)
 
 
+async def test_who_changes_knows_what_others_have_changed(processes: Processes) -> None:
+    """Before a change all that there is is known: so one about the same takes its place."""
+    first, second = await processes.start(), await processes.start()
+    ban = override(BAN)
+    await first.overrides.change([ban], [])
+    assert second.known == []
+    async with second.overrides.changing():
+        assert second.known == [ban]
+
+
 async def test_a_change_among_many_holds_nothing_up(
     clock: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -32,6 +33,18 @@ async def test_overrides_are_kept_in_a_file(tmp_path: Path, clock: Time) -> None
     clock.now_us = T + 5
     await again.overrides.refresh()
     assert again.known == []
+
+
+async def test_changes_at_once_are_all_kept(tmp_path: Path, clock: Time) -> None:
+    """While the file is replaced others may change overrides too: none of it is lost."""
+    path = tmp_path / "overrides.json"
+    process = Process(OverridesInMemory(str(path)), clock)
+    bans = [override(BAN, f"user={number}") for number in range(20)]
+    await asyncio.gather(*[process.overrides.change([each], []) for each in bans])
+
+    again = Process(OverridesInMemory(str(path)), clock)
+    await again.overrides.refresh()
+    assert process.known == again.known == bans
 
 
 def files(directory: Path) -> list[str]:

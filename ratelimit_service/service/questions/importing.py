@@ -50,6 +50,11 @@ class _Wish(NamedTuple):
 
 
 async def _import(deciding: Deciding, about: About) -> object:
+    async with deciding.overrides.changing():
+        return await _import_now(deciding, about)
+
+
+async def _import_now(deciding: Deciding, about: About) -> object:
     said = about.get("overrides")
     if not isinstance(said, list) or not 0 < len(said) <= MOST_LISTED:
         raise QuestionError(f"overrides must be a list of 1 to {MOST_LISTED} overrides")

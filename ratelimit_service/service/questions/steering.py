@@ -87,6 +87,11 @@ async def _listed(deciding: Deciding, about: About) -> object:
 
 
 async def _add(deciding: Deciding, about: About) -> object:
+    async with deciding.overrides.changing():
+        return await _add_now(deciding, about)
+
+
+async def _add_now(deciding: Deciding, about: About) -> object:
     override = await ending_of(deciding, _made(deciding, about))
     if not override.exact and deciding.overrides.patterns >= MAX_PATTERNS:
         raise too_many_patterns()
@@ -219,6 +224,11 @@ def _notes_of_pattern(deciding: Deciding, override: Override) -> list[str]:
 
 
 async def _remove(deciding: Deciding, about: About) -> object:
+    async with deciding.overrides.changing():
+        return await _remove_now(deciding, about)
+
+
+async def _remove_now(deciding: Deciding, about: About) -> object:
     reason_of(about)  # it is kept in the audit
     name = about.get("id")
     if name is not None:
