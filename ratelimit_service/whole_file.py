@@ -1,5 +1,7 @@
 """Files that somebody names, read whole: regular ones of a bounded size, and nothing else.
 
+And lines that are written whole to a file that is open, or not at all.
+
 Who opens a pipe waits until somebody writes to it, a device may have no end, and a large file takes
 the memory. Whatever the service is told to read is read here, so that no name can hold it up. What
 must not live here: what files say.
@@ -7,13 +9,14 @@ must not live here: what files say.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 from pathlib import Path
 from typing import Final
 
-__all__ = ["MOST_BYTES", "read_whole"]
+__all__ = ["MOST_BYTES", "append_whole", "read_whole"]
 
 MOST_BYTES: Final = 1 << 24
 """The largest file: 16 MiB, some hundred thousand rules."""
@@ -44,6 +47,29 @@ def read_whole(path: str | Path) -> bytes:
     if len(data) > MOST_BYTES:  # it grows, or has not told its size
         raise _too_large(name)
     return data
+
+
+def append_whole(file: int, data: bytes) -> None:
+    """Writes all of this to the end of an open file; what a full disk has taken is taken back.
+
+    Of a pipe nothing can be taken back. Raises OSError.
+    """
+    rest = memoryview(data)
+    try:
+        while rest:
+            rest = rest[os.write(file, rest) :]
+    except OSError:
+        if taken := len(data) - len(rest):
+            with contextlib.suppress(OSError):
+                _take_back(file, taken)
+        raise
+
+
+def _take_back(file: int, size: int) -> None:
+    """Cuts off the last bytes that we wrote, unless others have written behind them."""
+    end = os.lseek(file, 0, os.SEEK_CUR)
+    if os.fstat(file).st_size == end:
+        os.ftruncate(file, end - size)
 
 
 def _check(found: os.stat_result, name: str) -> None:

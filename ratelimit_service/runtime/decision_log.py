@@ -5,7 +5,6 @@ What must not live here: what a line says (`decision_lines`), and who writes (`d
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import select
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from ratelimit_service.clock import Clock, now_us
+from ratelimit_service.whole_file import append_whole
 
 __all__ = ["DecisionLogFile", "LogConfig", "Sink", "Stdout", "Syslog", "sink_of"]
 
@@ -84,15 +84,7 @@ class DecisionLogFile:
         if stat.S_ISREG(found.st_mode) and found.st_size and (full or period != self._period):
             self._rotate()
         self._period = period
-        rest = memoryview(data)
-        try:
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
-        except OSError:
-            if taken := len(data) - len(rest):
-                with contextlib.suppress(OSError):
-                    self._take_back(taken)
-            raise
+        append_whole(self._file, data)
         return 0
 
     def close(self) -> None:
@@ -118,12 +110,6 @@ class DecisionLogFile:
             return not os.path.samestat(os.fstat(self._file), self._path.stat())
         except FileNotFoundError:
             return True
-
-    def _take_back(self, size: int) -> None:
-        """Cuts off the last bytes that we wrote, unless others have written behind them."""
-        end = os.lseek(self._file, 0, os.SEEK_CUR)
-        if os.fstat(self._file).st_size == end:
-            os.ftruncate(self._file, end - size)
 
     def _rotate(self) -> None:
         self.close()

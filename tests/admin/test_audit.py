@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,32 @@ async def test_an_audit_log_that_cannot_be_written(
 
     assert "cannot be written" in told["warning"]
     assert '"action": "override"' in caplog.text
+
+
+@pytest.mark.parametrize("room", [0, 30])
+async def test_an_audit_log_that_takes_a_part(
+    start_site: StartSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """Of a line that only a part has room for nothing is left, and whoever made it is told."""
+    path = tmp_path / "audit.jsonl"
+    admin = await start_site(Settings(audit_log=str(path)))
+    await admin.told("/overrides", {**BOB, "kind": "ban"})
+    before, write = path.read_bytes(), os.write
+
+    def full(file: int, data: bytes) -> int:
+        rest = len(before) + room - path.stat().st_size
+        if not rest:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data[:rest])
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ratelimit_service.whole_file.os.write", full)
+        told: Any = await admin.told("/overrides", {**BOB, "kind": "exempt"})
+    assert told["warning"] == "the audit log cannot be written: No space left on device"
+    assert path.read_bytes() == before
+
+    await admin.told("/overrides", {**BOB, "kind": "exempt"})
+    assert len([json.loads(line) for line in path.read_text().splitlines()]) == 2
 
 
 async def test_a_change_that_fails_is_not_logged(

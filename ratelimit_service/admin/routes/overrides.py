@@ -13,6 +13,7 @@ from ratelimit_service.admin.port import SAFE_HEADERS, streamed
 from ratelimit_service.admin.route import AdminRequest, Operating, Route
 from ratelimit_service.descriptor_text import DescriptorTextError, read_descriptor
 from ratelimit_service.service.questions import QuestionError
+from ratelimit_service.whole_file import append_whole
 
 __all__ = ["routes"]
 
@@ -159,11 +160,14 @@ def _number(name: str, text: str) -> int:
 
 
 def _append(path: str, lines: str) -> None:
-    """Adds lines in one piece. A pipe that nobody reads is an error: nobody waits for it."""
+    """Adds lines in one piece, or nothing if there is no room for all of it.
+
+    A pipe that nobody reads is an error: nobody waits for it.
+    """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     file = os.open(path, flags, 0o640)
     try:
-        os.write(file, f"{lines}\n".encode())
+        append_whole(file, f"{lines}\n".encode())
     finally:
         os.close(file)
 
