@@ -64,13 +64,19 @@ class AdminListener(Port):
         await super().close()
 
     async def _answer(self, route: Route, request: web.Request) -> web.StreamResponse:
-        actor = self.access.actor(request, changes=route.role is Role.WRITE)
+        changes = route.role is Role.WRITE
+        actor = self.access.actor(request, changes=changes)
         if isinstance(actor, Refused):
             return _failed(*actor)
+
+        def may_still_ask() -> bool:
+            return not isinstance(self.access.actor(request, changes=changes), Refused)
+
         try:
             body = {} if route.method == "GET" else await _body(request)
             query = dict(request.query)
-            found = await route.handler(AdminRequest(actor, query, body, request))
+            asked = AdminRequest(actor, query, body, request, may_still_ask)
+            found = await route.handler(asked)
         except QuestionError as error:
             return _failed(_HTTP_STATUS.get(error.code, 500), str(error))
         if isinstance(found, web.StreamResponse):

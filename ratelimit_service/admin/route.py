@@ -64,12 +64,16 @@ class Written(NamedTuple):
 
 
 class AdminRequest(NamedTuple):
-    """What a handler gets. `query` has the first value of each name, `body` the JSON object."""
+    """What a handler gets. `query` has the first value of each name, `body` the JSON object.
+
+    `may_still_ask` says whether who asks would be let in now: a stream that lasts asks it.
+    """
 
     actor: Actor
     query: Mapping[str, str]
     body: Mapping[str, object]
     http: web.Request
+    may_still_ask: Callable[[], bool]
 
 
 class Route(NamedTuple):

@@ -18,6 +18,7 @@ from ratelimit_service.admin.feed import Feed
 from ratelimit_service.admin.routes import console
 from ratelimit_service.model import Request
 from ratelimit_service.service.tail import Tail
+from ratelimit_service.settings import Settings
 from ratelimit_service.wire import encode_request
 from tests.admin.conftest import AdminSite, StartSite
 from tests.servers.process import PATIENCE_SECONDS
@@ -69,6 +70,24 @@ async def test_tells_what_is_counted(admin: AdminSite) -> None:
     (line,) = message["denials"]
     assert json.loads(line)["descriptors"] == [{"entries": [["user", "<b>"]]}]
     assert json.loads(line)["rule"] == "user"
+
+
+async def test_a_stream_ends_with_its_token(start_site: StartSite, tmp_path: Path) -> None:
+    """Who has lost the right to ask is told nothing more, also if the question came before."""
+    tokens, text = tmp_path / "tokens", "r" * 16
+    tokens.write_text(f"read {text}\n")
+    site = await start_site(Settings(admin_token_file=str(tokens)))
+    renewed, bearer = site.listener.access.tokens, {"Authorization": f"Bearer {text}"}
+    assert renewed is not None
+    url = f"{site.url}/events"
+    async with aiohttp.ClientSession(headers=bearer) as session, session.get(url) as answer:
+        found = read(answer)
+        await message_with(found, "serving")
+        await asyncio.to_thread(tokens.write_text, f"read {text}x\n")
+        for _ in range(2):
+            await renewed.look()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert len([each async for each in found]) < 100
 
 
 async def test_tells_what_changes_seldom(admin: AdminSite) -> None:

@@ -40,7 +40,7 @@ def routes(operating: Operating) -> Iterator[Route]:
         if feed.watching >= _MOST_WATCHING:
             why = f"{_MOST_WATCHING} pages watch already: close one"
             raise QuestionError(why, StatusCode.UNAVAILABLE)
-        return await _watch(operating, feed, request.http)
+        return await _watch(operating, feed, request)
 
     async def tree(_: AdminRequest) -> object:
         return await _tree(operating)
@@ -58,8 +58,12 @@ def routes(operating: Operating) -> Iterator[Route]:
     )
 
 
-async def _watch(operating: Operating, feed: Feed, request: web.Request) -> web.StreamResponse:
-    """Sends events until the page goes or does not read, the port closes, or the stream is old."""
+async def _watch(operating: Operating, feed: Feed, asked: AdminRequest) -> web.StreamResponse:
+    """Sends events for as long as who watches may ask, reads, and the port is open.
+
+    A stream that is old ends as well.
+    """
+    request = asked.http
     headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
     response = web.StreamResponse(headers=headers)
     message = feed.join()
@@ -68,7 +72,7 @@ async def _watch(operating: Operating, feed: Feed, request: web.Request) -> web.
     until = now() + _STREAM_SECONDS
     try:
         await response.prepare(request)
-        while now() < until:
+        while now() < until and asked.may_still_ask():
             async with asyncio.timeout(WRITE_SECONDS):
                 await response.write(message)
             following = asyncio.ensure_future(feed.following())
