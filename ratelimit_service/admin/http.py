@@ -16,7 +16,7 @@ from ratelimit_service.accepting import unmapped
 from ratelimit_service.admin.doors import BODY_SECONDS
 from ratelimit_service.admin.pages import rules_page
 from ratelimit_service.admin.peers import is_local
-from ratelimit_service.admin.port import Port, refused, shown, streamed
+from ratelimit_service.admin.port import Port, expected, refused, shown, streamed
 from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.health import Health
 from ratelimit_service.model import Code, Decision, whole_seconds
@@ -82,15 +82,15 @@ class HttpPort(Port):
         self._processes = processes
         router = self.app.router
         if not settings.no_json:
-            router.add_route("*", "/json", self._json)
-        router.add_get("/healthcheck", self._healthcheck)
-        router.add_get("/livez", self._livez)
-        router.add_get("/readyz", self._readyz)
-        router.add_get("/metrics", self._metrics)
+            router.add_route("*", "/json", self._json, expect_handler=expected)
+        router.add_get("/healthcheck", self._healthcheck, expect_handler=expected)
+        router.add_get("/livez", self._livez, expect_handler=expected)
+        router.add_get("/readyz", self._readyz, expect_handler=expected)
+        router.add_get("/metrics", self._metrics, expect_handler=expected)
         if not settings.no_public_config:
-            router.add_get("/rlconfig", self._rlconfig)
-        router.add_get("/processes", self._show_processes)
-        router.add_route("*", "/{tail:.*}", self._not_found)
+            router.add_get("/rlconfig", self._rlconfig, expect_handler=expected)
+        router.add_get("/processes", self._show_processes, expect_handler=expected)
+        router.add_route("*", "/{tail:.*}", self._not_found, expect_handler=expected)
 
     async def _json(self, request: web.Request) -> web.StreamResponse:
         """One decision: 200 OK, 429 over limit, 400 a bad request, 503 the policy `error`.

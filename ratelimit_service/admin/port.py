@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from contextlib import suppress
 from typing import Protocol
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from ratelimit_service.accepting import Acceptor, Guests
 from ratelimit_service.admin.doors import (
@@ -31,7 +31,7 @@ from ratelimit_service.handshakes import Handshakes
 from ratelimit_service.slices import pause, stand_in_line
 from ratelimit_service.turns import shared_turns
 
-__all__ = ["SAFE_HEADERS", "Certificate", "Port", "refused", "shown", "streamed"]
+__all__ = ["SAFE_HEADERS", "Certificate", "Port", "expected", "refused", "shown", "streamed"]
 
 log = logging.getLogger(__name__)
 
@@ -209,6 +209,20 @@ async def streamed(
             request.transport.abort()
         raise ConnectionResetError("the reader does not read") from error
     return response
+
+
+async def expected(request: web.Request) -> web.StreamResponse | None:
+    """Answers a header `Expect`; every route names it.
+
+    aiohttp's own repeats what was sent, which may be no text, and then is a fault of ours.
+    """
+    if request.version < HttpVersion11:
+        return None
+    if request.headers.get("Expect", "").lower() != "100-continue":
+        return refused(417, "what Expect asks for is not known here: leave it out")
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # of the answer nothing is written yet
+    return None
 
 
 def shown(text: str) -> str:

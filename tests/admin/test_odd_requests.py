@@ -23,6 +23,9 @@ ODD = {
     "a cookie without numbers": (b"GET /overrides", b"Cookie: ratelimit_session=a.b.c\r\n", 401),
     "a token that is no text": (b"GET /overrides", b"Authorization: Bearer \xff\xfe\r\n", 401),
     "a second secret that is no text": (b"POST /reset", b"X-CSRF-Token: \xff\r\n", 403),
+    "an expectation that is no text": (b"GET /overrides", b"Expect: \xff\r\n", 417),
+    "an expectation on a page": (b"GET /", b"Expect: \xff\r\n", 417),
+    "an expectation of what is not here": (b"GET /nothing", b"Expect: \xff\r\n", 417),
     "a descriptor that is no text": (b"GET /explain?domain=%ff&descriptor=%ff=%fe", b"", 200),
 }
 
