@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 from aiohttp import web
 
-from ratelimit_service.admin.port import Port, expected, shown, streamed
+from ratelimit_service.admin.port import Port, expected, refused, shown, streamed
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.slices import SLICE, slowly
@@ -26,6 +26,7 @@ class Pages(Port):
         super().__init__(hosts, closed)
         self._pages = dict(pages)
         self.app.router.add_get("/{tail:.*}", self._show, expect_handler=expected)
+        self.app.router.add_route("*", "/{tail:.*}", _take_nothing, expect_handler=expected)
 
     async def _show(self, request: web.Request) -> web.StreamResponse:
         content = self._pages.get(request.path)
@@ -35,6 +36,12 @@ class Pages(Port):
                 status=404, text=f"{shown(request.path)} is not here: {paths} are\n"
             )
         return await streamed(request, *content(request.headers.get("Accept", "")))
+
+
+async def _take_nothing(_: web.Request) -> web.Response:
+    response = refused(405, "pages are read here, and nothing else can be done")
+    response.headers["Allow"] = "GET, HEAD"
+    return response
 
 
 def rules_page(snapshot: Callable[[], Snapshot]) -> Content:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from ratelimit_service import listening
+from ratelimit_service.admin.pages import Pages
 from ratelimit_service.settings import Settings
-from tests.admin.conftest import AdminSite, StartSite
+from tests.admin.conftest import StartSite
 
 TOKEN = "w" * 16
 MANY = b"9" * 5_000
@@ -30,9 +33,9 @@ ODD = {
 }
 
 
-async def answered(site: AdminSite, line: bytes, headers: bytes) -> bytes:
-    """All that the listener says to one request."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+async def answered(port: int, line: bytes, headers: bytes) -> bytes:
+    """All that a port says to one request."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(line + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + headers)
     writer.write(b"\r\n")
     answer = await reader.read()
@@ -60,7 +63,21 @@ async def test_odd_requests_are_refused(
         session = await site.ask("/session", {"token": TOKEN})
         cookie = session.headers["set-cookie"].partition(";")[0]
         headers += b"Content-Length: 2\r\nCookie: " + cookie.encode() + b"\r\n"
-    answer = await answered(site, line, headers)
+    answer = await answered(site.port, line, headers)
 
     assert answer.partition(b"\r\n")[0].split()[1] == str(status).encode(), answer
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
+async def test_what_only_shows_pages_takes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever sends something to a port of pages is told that it cannot be done."""
+    port = Pages({}, "", Counter())
+    sockets = listening.listen("127.0.0.1:0", "debug")
+    await port.start(sockets)
+    headers = (b"", b"Expect: \xff\r\n")
+    number = listening.port_of(sockets)
+    answers = [await answered(number, b"POST /stats", each) for each in headers]
+    await port.close()
+
+    assert [each.split()[1] for each in answers] == [b"405", b"417"]
     assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
