@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from ratelimit_service.model import Entry
+from ratelimit_service.model import Entry, IPAddress, Network, address_of
 from ratelimit_service.rules.match import find
+from ratelimit_service.rules.matchers.cidr import Networks
 from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.matchers.pattern import Pattern
 from ratelimit_service.rules.tree import Level, Node
@@ -80,6 +81,34 @@ def _values(key: str, levels: Sequence[Level]) -> Iterator[str]:
     yield from _ANY
     for matcher in matchers:
         yield from matcher.literals
+    for node in nodes:
+        for network in _networks(node):
+            yield from _edges(network)
+
+
+def _networks(node: Node) -> Iterator[Network]:
+    """The networks that a node takes, if it takes any."""
+    if isinstance(node.matcher, Networks):
+        yield from node.matcher.networks
+    elif node.grouping is not None:
+        for value in (node.value,) if node.matcher is None else node.matcher.literals:
+            address = address_of(value.partition("/")[0])
+            if address is not None:
+                length = node.grouping.ipv4 if address.family == 4 else node.grouping.ipv6
+                yield Network.around(address, length)
+
+
+def _edges(network: Network) -> Iterator[str]:
+    """Its first and its last address, and the one behind it.
+
+    Where its first address is in a smaller network, the one behind that shows what goes to it.
+    """
+    first = network.address
+    bits = IPAddress.bits_of(first.family)
+    behind = first.number + (1 << bits - network.length)
+    for number in (first.number, behind - 1, behind):
+        if number < 1 << bits:
+            yield IPAddress(first.family, number).text
 
 
 def _of_matcher(matcher: Matcher) -> Iterator[str]:

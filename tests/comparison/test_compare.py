@@ -422,6 +422,39 @@ def test_networks_that_come() -> None:
     assert told([change]) == [("callers", "k", ["10.1.2.0: k -> None"])]
 
 
+_STAYS = "k=cidr(10.0.0.0/16,::/128)"
+_EXEMPT: list[tuple[Sequence[File], Sequence[File], list[str]]] = [
+    (
+        [{"cidr": ["10.0.0.0/8", "192.168.0.0/16"]}],
+        [{"cidr": "10.0.0.0/8"}],
+        ["192.168.0.0: None -> k"],
+    ),
+    ([{"cidr": "10.0.0.0/8"}], [], ["10.1.0.0: None -> k"]),
+    ([{"cidr": "::/0"}], [], ["::1: None -> k"]),
+    ([], [{"cidr": "2001:db8::/32"}], ["2001:db8::: k -> None"]),
+    ([{"value": "10.0.0.0/24", "group": {"ipv4": 24}}], [], [f"10.0.0.255: None -> {_STAYS}"]),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "callers"), _EXEMPT)
+def test_networks_without_a_rule(
+    old: Sequence[File], new: Sequence[File], callers: list[str]
+) -> None:
+    """Each network is looked at, also one whose first address goes to another descriptor."""
+    limit = {"rate_limit": {"unit": "minute", "requests_per_unit": 10}}
+    stay: list[File] = [
+        {"key": "k", **limit},
+        {"key": "k", "cidr": ["10.0.0.0/16", "::/128"], **limit},
+        {"key": "k", "value": "10.0.0.0", **limit},
+    ]
+    before, after = (
+        of({"domain": "d", "descriptors": [*stay, *({"key": "k", **each} for each in side)]})
+        for side in (old, new)
+    )
+
+    assert [each for _, _, each in told(compare(before, after))] == [callers]
+
+
 def told(changes: Sequence[Change]) -> list[tuple[str, str, list[str]]]:
     return [
         (
