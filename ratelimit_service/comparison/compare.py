@@ -6,15 +6,23 @@ is told by descriptors that walk both trees (`examples`). Counters are told by t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ratelimit_service.algorithms import spec_of
 from ratelimit_service.comparison.changes import Callers, Change, ChangeKind, Detail, overall
 from ratelimit_service.comparison.examples import meetings, sample
-from ratelimit_service.comparison.policies import PlacedRule, details, shared_places, why_anew
+from ratelimit_service.comparison.policies import (
+    PlacedRule,
+    details,
+    ends,
+    shared_places,
+    why_anew,
+)
 from ratelimit_service.model import Entry
 from ratelimit_service.rules.match import match
-from ratelimit_service.rules.tree import Domain, Rule, ways
+from ratelimit_service.rules.paths import path_text
+from ratelimit_service.rules.tree import Domain, Node, Rule, ways
 from ratelimit_service.stores.keys import CounterNames
 
 __all__ = ["compare"]
@@ -56,6 +64,8 @@ def _of_domain(name: str, old: Domain | None, new: Domain | None, minute: int) -
         elif found := details(one, other):
             anew = tuple(dict.fromkeys(why_anew(one, other)))
             yield Change(overall(found), name, path, one.rule, other.rule, found, anew)
+    if old is not None and new is not None:
+        yield from _exceptions(old, new, minute)
     stay = before.keys() & after.keys()
     for each in moved:
         if all(rule is None or rule.path in stay for rule in (each.old, each.new)):
@@ -71,6 +81,41 @@ def _placed(domain: Domain | None, minute: int) -> dict[str, PlacedRule]:
         if rule is not None and all(node.lasts(minute) for node in way):
             found[rule.path] = PlacedRule(rule, way)
     return found
+
+
+def _exceptions(old: Domain, new: Domain, minute: int) -> Iterator[Change]:
+    """Those that now end at another time, after which their callers meet a rule."""
+    before, after = (_without_rule(domain.root.nodes, minute) for domain in (old, new))
+    for path in sorted(before.keys() & after.keys()):
+        was, now = before[path], after[path]
+        end, other = _end(was), _end(now)
+        if end == other:
+            continue
+        entries, first = sample(was), int(min(end, other))
+        one, another = (match(domain, entries, first).rule for domain in (old, new))
+        if (one and one.path) != (another and another.path):
+            yield Change(ChangeKind.CHANGED, new.name, path, details=tuple(ends(was, now)))
+
+
+def _without_rule(
+    nodes: Iterable[Node], minute: int, above: tuple[Node, ...] = ()
+) -> dict[str, tuple[Node, ...]]:
+    """The ways to nodes that have not ended, and neither a rule nor nodes below, by their paths."""
+    found: dict[str, tuple[Node, ...]] = {}
+    for node in nodes:
+        way = (*above, node)
+        if not node.lasts(minute):
+            continue
+        if node.children is not None:
+            found |= _without_rule(node.children.nodes, minute, way)
+        elif node.rule is None:
+            found[path_text([(each.key, each.value) for each in way])] = way
+    return found
+
+
+def _end(way: Iterable[Node]) -> float:
+    """The minute in which the first node of a way ends."""
+    return min(math.inf if node.valid_until is None else node.valid_until for node in way)
 
 
 def _moved(old: Domain | None, new: Domain | None, minute: int) -> Iterator[Callers]:

@@ -18,7 +18,7 @@ from ratelimit_service.rules.texts import grouping_text, limit_text, moment_text
 from ratelimit_service.rules.tree import Node, Rule
 from ratelimit_service.text import count
 
-__all__ = ["PlacedRule", "details", "policy_text", "shared_places", "why_anew"]
+__all__ = ["PlacedRule", "details", "ends", "policy_text", "shared_places", "why_anew"]
 
 
 class PlacedRule(NamedTuple):
@@ -47,7 +47,7 @@ def details(old: PlacedRule, new: PlacedRule) -> tuple[Detail, ...]:
         *_of_limits(old.rule.limits, new.rule.limits),
         *_of_sharing(old.way, new.way),
         *_of_grouping(old.way, new.way),
-        *_of_ends(old.way, new.way),
+        *ends(old.way, new.way),
         *_of_modes(old.rule, new.rule),
         *_of_metrics(old, new),
     )
@@ -240,7 +240,8 @@ def _grouping(node: Node) -> str:
     return f"{node.key} grouped by {grouping_text(node.grouping)}" if node.grouping else ""
 
 
-def _of_ends(old: Sequence[Node], new: Sequence[Node]) -> Iterator[Detail]:
+def ends(old: Sequence[Node], new: Sequence[Node]) -> Iterator[Detail]:
+    """Which of the nodes that lead to the same place end at another time, or not any more."""
     for one, other in zip(old, new, strict=True):
         if one.valid_until != other.valid_until:
             yield Detail(ChangeKind.CHANGED, _ending(one), _ending(other))

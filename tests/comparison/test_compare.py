@@ -409,6 +409,32 @@ def test_what_ends(own: File | None, before: list[ChangeKind], after: list[Chang
     assert [len(change.callers) for change in changes] == [1] * len(after)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "others", "said"),
+    [
+        ({}, {"valid_until": "2030-01-31T18:00Z"}, True, ["k=a"]),
+        ({"valid_until": "2030-01-31T18:00Z"}, {}, True, ["k=a"]),
+        ({"valid_until": "2030-01-31T18:00Z"}, {"valid_until": "2029-01-31T18:00Z"}, True, ["k=a"]),
+        ({"valid_until": "2030-01-31T18:00Z"}, {"valid_until": "2030-01-31T19:00+01:00"}, True, []),
+        ({}, {"valid_until": "2030-01-31T18:00Z"}, False, []),
+    ],
+)
+def test_exceptions_that_end(old: File, new: File, others: bool, said: list[str]) -> None:
+    """The end of one without a rule is told, if its callers meet a rule from then on."""
+    every = {"key": "k" if others else "m", "rate_limit": {"unit": "day", "requests_per_unit": 5}}
+    before, after = (
+        of({"domain": "d", "descriptors": [every, {"key": "k", "value": "a", **each}]})
+        for each in (old, new)
+    )
+
+    changes = compare(before, after)
+
+    assert told(changes) == [("changed", path, []) for path in said]
+    for change in changes:
+        (detail,) = change.details
+        assert "valid until" in detail.old + detail.new
+
+
 def test_networks_that_come() -> None:
     """Callers of one network that meet a rule of their own are told, by an address in it."""
     limit = {"rate_limit": {"unit": "minute", "requests_per_unit": 10}}
