@@ -130,7 +130,7 @@ class RuleKey(NamedTuple):
 
 
 def _words_shape(most: int) -> Shape:
-    return {"type": ["string", "null"], "maxLength": most}
+    return {**TEXT, "maxLength": most}
 
 
 IN_ANSWER: Final = (
@@ -378,7 +378,10 @@ IN_LIMIT: Final = (
         "when",
         {
             "type": ["object", "null"],
-            "properties": {"days": ONE_OR_MORE, **dict.fromkeys(WHEN_KEYS[1:], TEXT)},
+            "properties": {
+                "days": {"anyOf": [ONE_OR_MORE, {"type": "null"}]},
+                **dict.fromkeys(WHEN_KEYS[1:], TEXT),
+            },
             "additionalProperties": False,
         },
         "The limit holds only at these times, as `{days: [mon-fri], from: '08:00', to: '18:00'}`; "

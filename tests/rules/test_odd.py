@@ -57,7 +57,9 @@ _LIMITS = [
             *("unit_multiplier: @", "unlimited: @", "name: @", "algorithm: @", "count_denied: @"),
             *("replaces: @", "replaces: [@]", "replaces: [{name: @}]", "failure_policy: @"),
             *("per: @", "per: calendar, time_zone: @", "per: calendar, week_start: @"),
-            *("anchor: @", "soft: @", "@: 1"),
+            *("anchor: @", "soft: @", "@: 1", "pool: @", "pool: p, reserve: @", "group: @"),
+            *("when: @", "when: {from: '08:00', days: @}", "when: {from: @}"),
+            "when: {days: fri, time_zone: @}",
             "algorithm: token_bucket, burst: @",
             "algorithm: token_bucket, refill: @",
             "algorithm: sliding_window, buckets: @",
@@ -71,7 +73,8 @@ _FLAGS = [
 ]
 _DESCRIPTORS = [
     *("value: @", "rate_limit: @", "rate_limits: @", "rate_limits: [@]", "descriptors: @", "@: 1"),
-    *("descriptors: [@]", "descriptors: [{key: @}]"),
+    *("descriptors: [@]", "descriptors: [{key: @}]", "group: @", "group: {ipv4: @}"),
+    *("one_of: @", "one_of: [@]", "cidr: @", "cidr: [@]", "regex: @", "valid_until: @"),
     *(
         f"{flag}, rate_limit: {{unlimited: true}}"
         for flag in (
@@ -87,6 +90,8 @@ PLACES = [
         f"domain: edge\n{rest}"
         for rest in (
             *("shard_by: @", "shard_by: [@]", "descriptors: @", "descriptors: [@]"),
+            *(f"answer: {{{each}: @}}" for each in ("headers", "body", "template", "link")),
+            *("answer: @", "answer: {description: @}", "answer: {template: x, content_type: @}"),
             *("descriptors: [{key: @}]",),
             *(f"descriptors:\n- {{key: k, {each}}}" for each in _DESCRIPTORS),
         )
