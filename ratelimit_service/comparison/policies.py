@@ -33,7 +33,7 @@ def policy_text(rule: Rule | None) -> str:
     if rule is None:
         return "no rule"
     limits = " and ".join(map(limit_text, rule.limits)) or "unlimited"
-    return f"{limits}, shadow" if rule.shadow_mode else limits
+    return f"{limits}, shadow" if rule.shadow_mode and not rule.unlimited else limits
 
 
 def shared_places(way: Sequence[Node]) -> tuple[int, ...]:
@@ -259,12 +259,15 @@ def _sharing(way: Sequence[Node], places: Iterable[int]) -> str:
 
 
 def _of_modes(old: Rule, new: Rule) -> Iterator[Detail]:
-    if old.shadow_mode != new.shadow_mode:
-        kind = ChangeKind.LOOSENED if new.shadow_mode else ChangeKind.TIGHTENED
-        yield Detail(kind, _denying(old), _denying(new))
-    if old.quota_mode != new.quota_mode:
-        kind = ChangeKind.LOOSENED if new.quota_mode else ChangeKind.TIGHTENED
-        yield Detail(kind, _quota(old), _quota(new))
+    """How rules deny, and what else they say. What is unlimited denies in no way."""
+    shadows = [each.shadow_mode and not each.unlimited for each in (old, new)]
+    if shadows[0] != shadows[1]:
+        kind = ChangeKind.LOOSENED if shadows[1] else ChangeKind.TIGHTENED
+        yield Detail(kind, *map(_denying, shadows))
+    quotas = [each.quota_mode and not each.unlimited for each in (old, new)]
+    if quotas[0] != quotas[1]:
+        kind = ChangeKind.LOOSENED if quotas[1] else ChangeKind.TIGHTENED
+        yield Detail(kind, *map(_quota, quotas))
     for name, before, after in (
         ("failure_policy", str(old.failure_policy or ""), str(new.failure_policy or "")),
         ("replaces", ", ".join(sorted(old.replaces)), ", ".join(sorted(new.replaces))),
@@ -283,12 +286,12 @@ def _of_modes(old: Rule, new: Rule) -> Iterator[Detail]:
         yield Detail(ChangeKind.CHANGED, _named(before), _named(after))
 
 
-def _denying(rule: Rule) -> str:
-    return "shadow: denies nobody" if rule.shadow_mode else "enforced"
+def _denying(shadow: bool) -> str:
+    return "shadow: denies nobody" if shadow else "enforced"
 
 
-def _quota(rule: Rule) -> str:
-    return "quota: denies only with all other quotas" if rule.quota_mode else "denies alone"
+def _quota(quota: bool) -> str:
+    return "quota: denies only with all other quotas" if quota else "denies alone"
 
 
 def _answer(rule: Rule) -> str:
@@ -297,7 +300,7 @@ def _answer(rule: Rule) -> str:
 
 
 def _on_limit(rule: Rule) -> str:
-    return "enqueue" if rule.enqueue else ""
+    return "enqueue" if rule.enqueue and not rule.unlimited else ""
 
 
 def _json(value: object) -> str:

@@ -341,6 +341,23 @@ def test_one_thing_changed(
     assert change.anew == ((anew,) if anew else ())
 
 
+@pytest.mark.parametrize("key", ["shadow_mode", "quota_mode", "on_limit"])
+def test_modes_of_what_denies_nobody(key: str) -> None:
+    """A mode means nothing where there is no limit, and something as soon as there is one."""
+    mode = {key: "enqueue" if key == "on_limit" else True}
+    unlimited = {"key": "k", "rate_limit": {"unlimited": True}}
+    limited = {"key": "k", "rate_limit": {"unit": "day", "requests_per_unit": 5}, **mode}
+    plain, with_mode, new = (
+        of({"domain": "d", "descriptors": [each]})
+        for each in (unlimited, unlimited | mode, limited)
+    )
+
+    assert compare(plain, with_mode) == compare(with_mode, plain) == []
+    (change,) = compare(plain, new)
+    assert len(change.details) == 2
+    assert compare(with_mode, new)[0].details == change.details
+
+
 def _of_limit(**limit: object) -> Mapping[str, Domain]:
     limit = {"unit": "minute", "requests_per_unit": 10, **limit}
     return of({"domain": "d", "descriptors": [{"key": "k", "rate_limit": limit}]})
