@@ -6,14 +6,15 @@ They are candidates only. What they meet says `match`, so that no claim rests on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from itertools import combinations
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations, permutations, product
 
 from ratelimit_service.model import Entry, IPAddress, Network, address_of
 from ratelimit_service.rules.match import find
 from ratelimit_service.rules.matchers.cidr import Networks
 from ratelimit_service.rules.matchers.matcher import Matcher
 from ratelimit_service.rules.matchers.pattern import Pattern
+from ratelimit_service.rules.matchers.regex import Regex
 from ratelimit_service.rules.tree import Level, Node
 
 __all__ = ["Meeting", "meetings", "sample"]
@@ -23,6 +24,12 @@ _ANY = ("any", "other", "x", "1", "~")
 
 _MAX_PAIRED = 100
 """So many patterns of one key are compared each with each."""
+
+_MOST_FILLERS = 4
+"""So many values of a matcher are tried in place of what another takes anything for."""
+
+_MAX_PAIRED_REGEXES = 30
+"""So many regular expressions of one key are compared with each other, and with patterns."""
 
 Meeting = tuple[tuple[Entry, ...], Node | None, Node | None]
 """A descriptor, and the nodes that it ends at in two trees."""
@@ -72,18 +79,29 @@ def _values(key: str, levels: Sequence[Level]) -> Iterator[str]:
     matchers = list(dict.fromkeys(node.matcher for node in nodes if node.matcher is not None))
     for matcher in matchers:
         yield from _of_matcher(matcher)
-    patterns = [each for each in matchers if isinstance(each, Pattern)]
-    if len(patterns) <= _MAX_PAIRED:
-        for one, other in combinations(patterns, 2):
-            both = _common(one.text, other.text)
-            if both is not None:
-                yield from _filled(both)
+    yield from _of_pairs(matchers)
     yield from _ANY
     for matcher in matchers:
         yield from matcher.literals
     for node in nodes:
         for network in _networks(node):
             yield from _edges(network)
+
+
+def _of_pairs(matchers: Sequence[Matcher]) -> Iterator[str]:
+    """Values that two of them take, of which the first declared one gets them."""
+    patterns = [each for each in matchers if isinstance(each, Pattern)]
+    if len(patterns) <= _MAX_PAIRED:
+        for one, other in combinations(patterns, 2):
+            both = _common(one.text, other.text)
+            if both is not None:
+                yield from _filled(both)
+    regexes = [each for each in matchers if isinstance(each, Regex)]
+    if max(len(regexes), len(patterns)) <= _MAX_PAIRED_REGEXES:
+        for regex, matcher in product(regexes, patterns):
+            yield from _taken_by_both(regex, matcher)
+        for regex, another in permutations(regexes, 2):
+            yield from _taken_by_both(regex, another)
 
 
 def _networks(node: Node) -> Iterator[Network]:
@@ -116,6 +134,26 @@ def _of_matcher(matcher: Matcher) -> Iterator[str]:
         yield matcher.example
     if isinstance(matcher, Pattern):
         yield from _filled(matcher.text)
+    if isinstance(matcher, Regex):
+        for filler in ("1", ""):
+            yield from matcher.values(filler)
+
+
+def _taken_by_both(regex: Regex, other: Regex | Pattern) -> Iterator[str]:
+    """Values that both may take: one's with the other's in place of whatever may stand there."""
+    for value in _some_of(other):
+        yield from regex.values(value)
+    for value in regex.values("")[:_MOST_FILLERS]:
+        if isinstance(other, Regex):
+            yield from other.values(value)
+        else:
+            yield other.text.replace("*", value)
+
+
+def _some_of(matcher: Regex | Pattern) -> Iterable[str]:
+    if isinstance(matcher, Regex):
+        return matcher.values("")[:_MOST_FILLERS]
+    return (matcher.text.replace("*", ""),)
 
 
 def _filled(pattern: str) -> Iterator[str]:

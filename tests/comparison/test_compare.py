@@ -465,6 +465,37 @@ def test_networks_that_come() -> None:
     assert told([change]) == [("callers", "k", ["10.1.2.0: k -> None"])]
 
 
+_B: File = {"regex": ".*/b/c", "rate_limit": {"unit": "day", "requests_per_unit": 5}}
+_REGEX_B = 'k=regex(".\\u002a/b/c")'
+_REGEX: list[tuple[Sequence[File], Sequence[File], list[str]]] = [
+    ([{"regex": "/health.*"}], [], ["/health1: None -> k"]),
+    ([], [{"regex": "[0-9]{3}-(a|b)"}], ["111-a: k -> None"]),
+    ([{"regex": "v(1|2)"}], [{"regex": "v(1|3)"}], ["v2: None -> k", "v3: k -> None"]),
+    ([{"regex": "/a.*"}, _B], [_B, {"regex": "/a.*"}], [f"/a/b/c: None -> {_REGEX_B}"]),
+    ([{"value": "/a*"}, _B], [_B, {"value": "/a*"}], [f"/a/b/c: None -> {_REGEX_B}"]),
+    ([{"regex": "/x/.*"}, _B], [_B, {"regex": "/x/.*"}], [f"/x//b/c: None -> {_REGEX_B}"]),
+    ([{"regex": "/x"}, _B], [_B, {"regex": "/x"}], []),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "callers"), _REGEX)
+def test_regular_expressions(old: Sequence[File], new: Sequence[File], callers: list[str]) -> None:
+    """Their callers are told, too, by values that they take."""
+    limit = {"rate_limit": {"unit": "minute", "requests_per_unit": 10}}
+    before, after = (
+        of(
+            {
+                "domain": "d",
+                "descriptors": [{"key": "k", **limit}, *({"key": "k", **each} for each in side)],
+            }
+        )
+        for side in (old, new)
+    )
+
+    found = [each for _, _, said in told(compare(before, after)) for each in said]
+    assert sorted(found) == callers
+
+
 _STAYS = "k=cidr(10.0.0.0/16,::/128)"
 _EXEMPT: list[tuple[Sequence[File], Sequence[File], list[str]]] = [
     (

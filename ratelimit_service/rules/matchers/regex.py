@@ -18,6 +18,7 @@ from ratelimit_service.rules.matchers.automaton import (
 )
 from ratelimit_service.rules.matchers.effort import EFFORT
 from ratelimit_service.rules.matchers.matcher import ONE_TEXT, Index, Matcher
+from ratelimit_service.rules.matchers.regex_values import guesses
 from ratelimit_service.rules.problem import quoted
 
 if TYPE_CHECKING:  # workers have matchers, but read no YAML
@@ -223,6 +224,15 @@ class Regex(Matcher):
     def beginning(self) -> str:
         """The text that it begins with."""
         return _beginning(self.text)
+
+    @property
+    def example(self) -> str:
+        """The first that is guessed, with a 1 for `.*`."""
+        return next((each for each in self.values("1") if each), "")
+
+    def values(self, filler: str) -> Sequence[str]:
+        """Some values that it takes, where `.*` stands for `filler`; none if they are not seen."""
+        return [each for each in guesses(self.text, filler) if self.matches(each)]
 
     def covers(self, other: Matcher) -> bool:
         """Whether it takes all that another takes: what has nothing but `.*` behind a text does."""
