@@ -202,7 +202,7 @@ class Matcher(ABC):
 
     @property
     def takes_all(self) -> bool:
-        """Whether it takes every value, at least of one line."""
+        """Whether it takes every value, however long."""
         return False
 
     @property
