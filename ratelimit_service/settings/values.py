@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ratelimit_service.errors import SettingsError
-from ratelimit_service.model import FailurePolicy
+from ratelimit_service.model import MAX_EXACT, FailurePolicy
 from ratelimit_service.settings.addresses import split_address, unix_path
 
 __all__ = [
@@ -69,7 +69,10 @@ def parse_duration(text: str) -> int:
         raise SettingsError(
             f"{text!r} is no duration: write a number and us, ms, s, m, h, d or w: 10ms"
         )
-    return round(sum(float(number) * _UNITS_US[unit] for number, unit in parts))
+    length_us = sum(float(number) * _UNITS_US[unit] for number, unit in parts)
+    if length_us >= MAX_EXACT:  # also if it is infinite, as a float of 400 digits is
+        raise SettingsError(f"{text[:20]!r} is too long: write at most 285 years, as 14800w")
+    return round(length_us)
 
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|µs|ms|s|m|h|d|w)")

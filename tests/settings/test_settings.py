@@ -33,6 +33,13 @@ def test_no_durations(text: str) -> None:
         parse_duration(text)
 
 
+@pytest.mark.parametrize("text", ["15000w", "9" * 400 + "s", "150200000m"])
+def test_durations_that_are_too_long(text: str) -> None:
+    """A duration of more than 285 years is refused, also if it is more than a float can hold."""
+    with pytest.raises(SettingsError, match="is too long: write at most 285 years"):
+        parse_duration(text)
+
+
 @pytest.mark.parametrize(
     ("text", "address"),
     [("0.0.0.0:8081", ("0.0.0.0", 8081)), ("[::]:0", ("::", 0)), ("host:1", ("host", 1))],
