@@ -269,6 +269,6 @@ def _seconds_us(text: str, field: str) -> int:
     at_us = int(whole[:_MOST_DIGITS]) * SECOND_US + int(f"{fraction:0<6.6}")
     if at_us > LAST_US:
         raise BadLineError(
-            f"the field {field} must be seconds since 1970: {text[:20]!r} is beyond 9999"
+            f"the field {field} must be seconds since 1970: {text[:20]!r} is beyond 2255"
         )
     return at_us

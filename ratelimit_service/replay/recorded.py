@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from ratelimit_service.model import SECOND_US, Code, Request
+from ratelimit_service.model import MAX_EXACT, SECOND_US, Code, Request
 
 __all__ = [
     "LAST_US",
@@ -210,8 +210,8 @@ def _merged(logs: Sequence[Iterator[Block]]) -> Iterator[Block]:
         yield _by_time(block)
 
 
-LAST_US: Final = 253_402_300_800 * SECOND_US - 1
-"""The last moment that has a date: the year 9999 ends."""
+LAST_US: Final = MAX_EXACT - 1
+"""The last moment that counters know. It is in the year 2255."""
 
 _LEAP_SECOND: Final = re.compile(r":60(?=[.,+\-zZ])")
 
@@ -232,7 +232,7 @@ def moment_us(text: str) -> int:
         raise ValueError(f"{text!r} has no offset from UTC")
     at_us = round(moment.timestamp() * SECOND_US)  # a double is exact enough until the year 2100
     if not 0 <= at_us <= LAST_US:
-        raise ValueError(f"{text!r} is not between 1970 and 9999")
+        raise ValueError(f"{text!r} is not between 1970 and 2255")
     return at_us
 
 

@@ -61,6 +61,7 @@ _PLACES = {
     )
     for key in keys
 }
+_WITHIN = "counters know times from 1970 to the year 2255"
 _SETTING_GROUPS = ("Decisions", "Answers")
 _MAX_TIMES = 1_000_000
 _CODES = {"OK": Code.OK, "OVER_LIMIT": Code.OVER_LIMIT}
@@ -200,16 +201,17 @@ def _cases(root: Fields, start_us: int, common: Settings) -> Iterator[Case]:
         elif name in names:
             fields.report("name", f"a case at {names[name]} has the same name", value="name")
         names[name] = fields.source()
+        begin_us = _start_us(fields, start_us)
         yield Case(
             name,
             fields.source(),
-            _start_us(fields, start_us),
+            begin_us,
             _settings(fields, common),
-            tuple(_steps(fields)),
+            tuple(_steps(fields, begin_us)),
         )
 
 
-def _steps(case: Fields) -> Iterator[CaseStep]:
+def _steps(case: Fields, start_us: int) -> Iterator[CaseStep]:
     if not case.given("steps"):
         case.report("steps", "steps are missing: write what is asked, and when")
     now_us, domain = 0, ""
@@ -218,6 +220,8 @@ def _steps(case: Fields) -> Iterator[CaseStep]:
         if at_us is not None and at_us < now_us:
             message = "a step cannot be before the one above it: at counts from the case's start"
             fields.report("at", message, value="at")
+        elif at_us is not None and start_us + at_us >= MAX_EXACT:
+            fields.report("at", f"this step is too late: {_WITHIN}", value="at")
         now_us = at_us if at_us is not None else now_us
         domain = fields.text("domain") or domain
         if not domain:
@@ -334,11 +338,16 @@ def _start_us(fields: Fields, default_us: int) -> int:
     if not fields.given("start"):
         return default_us
     try:
-        return _moment_us(fields.text("start"))
-    except ValueError:
+        start_us = _moment_us(fields.text("start"))
+    except (ValueError, OverflowError):  # OverflowError: beyond the year 9999 in UTC, or before 1
         message = f"start must be a time with its offset from UTC, as {START}"
         fields.report("start", message, value="start")
         return default_us
+    if not 0 <= start_us < MAX_EXACT:
+        message = f"start is too {'early' if start_us < 0 else 'late'}: {_WITHIN}"
+        fields.report("start", message, value="start")
+        return default_us
+    return start_us
 
 
 def _moment_us(text: str) -> int:

@@ -362,12 +362,16 @@ def test_access_logs_need_a_mapping(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "time", ["1767225600000", "9" * 5_000, "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"]
+    "time",
+    [
+        *("1767225600000", "9" * 5_000, "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"),
+        *("9998-01-31T00:00:00Z", "9007199255", "2255-06-06T00:00:00Z"),
+    ],
 )
 def test_times_without_a_date_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], time: str
 ) -> None:
-    """A time before 1970 or after 9999, as milliseconds come to, is a line that cannot be read."""
+    """A time before 1970 or after 2255, as milliseconds come to, is a line that cannot be read."""
     mapping = mapping_file(tmp_path, "domain: api\ndescriptors: [{user: $user}]\n")
     (tmp_path / "log").write_text(json.dumps({"start_time": time, "user": "bob"}))
     rules = limited(tmp_path, DAY)

@@ -200,6 +200,32 @@ def test_a_misspelt_key_is_told_once(tmp_path: Path) -> None:
     assert "did you mean 'expect'?" in said
 
 
+@pytest.mark.parametrize(
+    ("start", "at", "said"),
+    [
+        ("9999-12-31T23:59:59Z", "0s", "1:8: start is too late"),
+        ("9999-12-31T23:59:59-14:00", "0s", "1:8: start is too late"),
+        ("0001-01-01T00:00:00+14:00", "0s", "1:8: start is too early"),
+        ("1969-12-31T23:59:59Z", "0s", "1:8: start is too early"),
+        ("2255-06-05T00:00:00Z", "1d", "5:10: this step is too late"),
+    ],
+)
+def test_times_that_counters_do_not_know(tmp_path: Path, start: str, at: str, said: str) -> None:
+    """A time that is no time of the service's is told where it stands."""
+    (line,) = problems(
+        tmp_path,
+        f"""\
+        start: {start}
+        cases:
+        - name: one
+          steps:
+          - {{at: {at}, domain: api, descriptors: [{{user: a}}], expect: OK}}
+        """,
+    )
+    assert said in line
+    assert "counters know times from 1970 to the year 2255" in line
+
+
 def test_what_can_be_expected(tmp_path: Path) -> None:
     """Each thing that a step may expect is compared, and shown in the file's own words."""
     results, _ = run(
