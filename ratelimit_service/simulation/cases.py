@@ -239,7 +239,13 @@ def _request(fields: Fields, domain: str) -> Request:
     """The step's request: `hits` of each descriptor, 0 for a peek, below 0 to give back."""
     if not fields.given("descriptors"):
         fields.report("descriptors", "descriptors is missing: write [{key: value}]")
+    elif fields.node("descriptors").value == []:
+        message = "descriptors is empty: at least one is needed"
+        fields.report("descriptors", message, value="descriptors")
     entries = fields.entries("descriptors")
+    if any(not key for pairs in entries for key, _ in pairs):
+        message = "descriptors: a key is empty: every entry needs one"
+        fields.report("descriptors", message, value="descriptors")
     limit = _override(fields)
     descriptors = tuple(
         Descriptor(

@@ -226,6 +226,28 @@ def test_times_that_counters_do_not_know(tmp_path: Path, start: str, at: str, sa
     assert "counters know times from 1970 to the year 2255" in line
 
 
+@pytest.mark.parametrize(
+    ("descriptors", "said"),
+    [
+        ("[]", "descriptors is empty: at least one is needed"),
+        ("[{user: a}, {'': a}]", "a key is empty: every entry needs one"),
+        ("[[{user: a}, {~: a}, {'': b}]]", "a key is empty: every entry needs one"),
+    ],
+)
+def test_what_the_service_refuses(tmp_path: Path, descriptors: str, said: str) -> None:
+    """What nobody can ask is no step."""
+    (line,) = problems(
+        tmp_path,
+        f"""\
+        cases:
+        - name: one
+          steps:
+          - {{domain: api, descriptors: {descriptors}, expect: OK}}
+        """,
+    )
+    assert said in line
+
+
 def test_what_can_be_expected(tmp_path: Path) -> None:
     """Each thing that a step may expect is compared, and shown in the file's own words."""
     results, _ = run(
