@@ -215,6 +215,25 @@ def test_what_a_pattern_may_meet(pattern: str, paths: list[str]) -> None:
         assert rule is None or rule in found
 
 
+@pytest.mark.parametrize("ends", ["", ", valid_until: 2030-01-01T00:00Z"])
+@pytest.mark.parametrize("taken", ["value: 10.0.0.0/24", "one_of: [10.0.0.0/24]"])
+def test_an_exception_from_a_group(taken: str, ends: str) -> None:
+    """An exact address goes before the network that it is grouped to, also while it may end."""
+    tree = domain(
+        f"""
+domain: edge
+descriptors:
+  - {{key: a, {taken}, group: {{ipv4: 24}}, {LIMIT}}}
+  - {{key: a, value: 10.0.0.7{ends}}}
+  - {{key: a, one_of: [10.0.0.8, 10.0.0.9]{ends}, {LIMIT}}}
+"""
+    )
+    name = "10.0.0.0/24" if taken.startswith("value") else "one_of(10.0.0.0/24)"
+
+    found = [met(tree, f"a=10.0.0.{last}") for last in (6, 7, 8)]
+    assert found == [f"a={name}", None, "a=one_of(10.0.0.8,10.0.0.9)"]
+
+
 def test_no_entries() -> None:
     """A descriptor without entries meets no rule."""
     assert match(domain(TREE), ()) == Match(None)

@@ -134,9 +134,9 @@ def _goes_to(nodes: Sequence[Declared], value: str) -> Declared | None:
     def seen(one: Declared) -> str:
         return grouped(value, one.beside)
 
-    for plain in (True, False):  # who is looked up as it stands goes before
+    for plain in (True, False):  # who sees the value as it stands goes before
         for one in nodes:
-            if plain != (not one.beside or one.beside == ", value_to_metric: true"):
+            if plain != ("group" not in one.beside):
                 continue
             kind, _, text = one.taken.partition(": ")
             pattern = kind == "value" and "*" in text

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # workers have matchers, but read no YAML
 __all__ = ["stand_ins"]
 
 _BEFORE_NETWORKS: Final = -(2**21)
+_BEFORE_GROUPED: Final = _BEFORE_NETWORKS - 1
 _AFTER_ALL: Final = 2**21
 
 _AT_ONCE: Final = 500
@@ -170,8 +171,11 @@ class _Texts(_Grouped):
 
     @property
     def rank(self) -> int:
-        """Before networks and patterns."""
-        return _BEFORE_NETWORKS
+        """Before networks and patterns; values as they stand before those that are grouped.
+
+        As they stand they would be looked up, before all others, if they did not end.
+        """
+        return _BEFORE_NETWORKS if self.grouping is not None else _BEFORE_GROUPED
 
     def matches(self, value: str) -> bool:
         """Whether a value is grouped to one of them."""
