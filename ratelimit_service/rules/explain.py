@@ -136,24 +136,44 @@ def _why_not(level: Level, other: Node, entry: Entry, taken: Node | None, minute
     if other.valid_until is not None and minute >= other.valid_until:
         return f"it ended at {moment_text(other.valid_until)}"
     if other.matcher is None:
-        return "its value differs" if other.value else "it is less specific"
+        if not other.value:
+            return "it is less specific"
+        if _seen(other, entry.value) != other.value:
+            return "its value differs"
+        return f"its value matches too, but {_why_another(other, entry.value, taken)}"
     its = f"its {other.matcher.noun}"
     if not _matches(other, other.matcher, entry.value):
         return f"{its} does not match"
     asked = level.matching.get(entry.key)
-    if entry.value not in other.matcher.literals and asked and not asked.takes(other, entry.value):
+    if not _exactly(other, entry.value) and asked and not asked.takes(other, entry.value):
         return f"{its} is not asked: the value is too long for those of this level"
-    if taken is None or taken.matcher is None or entry.value in taken.matcher.literals:
-        return f"{its} matches too, but another has exactly this value"
+    if taken is None or taken.matcher is None or _exactly(taken, entry.value):
+        return f"{its} matches too, but {_why_another(other, entry.value, taken)}"
     if taken.matcher.rank < other.matcher.rank:
         return f"{its} matches too, but a {taken.matcher.noun} goes before"
     return f"{its} matches too, but {other.matcher.beaten}"
 
 
+def _why_another(other: Node, value: str, taken: Node | None) -> str:
+    """Why one that takes exactly this value, or its network, goes before another that matches."""
+    if taken is not None and taken.grouping is not None and _exactly(other, value):
+        return "was declared later"
+    return "another has exactly this value"
+
+
+def _exactly(node: Node, value: str) -> bool:
+    """Whether what a node sees of a value is looked up, and found to be its own."""
+    seen = _seen(node, value)
+    return seen == node.value if node.matcher is None else seen in node.matcher.literals
+
+
+def _seen(node: Node, value: str) -> str:
+    """What a node holds its value or matcher against."""
+    return (node.counted_value(value) or value) if node.grouping is not None else value
+
+
 def _matches(node: Node, matcher: Matcher, value: str) -> bool:
-    if node.grouping is not None and not isinstance(matcher, Networks):
-        value = node.grouping.of(value) or value
-    return matcher.matches(value)
+    return matcher.matches(value if isinstance(matcher, Networks) else _seen(node, value))
 
 
 def _why(steps: tuple[EntryStep, ...], found: Match, descriptor: Descriptor, minute: int) -> str:

@@ -156,6 +156,38 @@ def test_explain_a_pattern_as_value(tmp_path: Path) -> None:
     ]
 
 
+def test_explain_values_of_groups(tmp_path: Path) -> None:
+    """A network that takes the address, too, is passed over for what is true of it."""
+    path = tmp_path / "group.yaml"
+    group = "group: {ipv4: 24}, rate_limit: {unit: day, requests_per_unit: 1}"
+    path.write_text(
+        f"domain: d\ndescriptors:\n  - {{key: a, value: 10.*, {group}}}\n"
+        f"  - {{key: a, one_of: [10.0.0.0/24, 10.0.1.0/24], {group}}}\n"
+        f"  - {{key: a, value: 10.0.0.0/16, group: {{ipv4: 16}}}}\n"
+        f"  - {{key: a, value: 10.0.2.0/24, {group}}}\n"
+        "  - {key: a, value: 10.0.0.7}\n"
+    )
+    rules = Rules(path, stats=Stats(), health=Health())
+    rules.load()
+
+    def why(value: str) -> dict[int, str]:
+        (step,) = explain(rules.snapshot, "d", descriptor(f"a={value}")).steps
+        return {int(each.source.split(":")[1]): each.why for each in step.passed_over}
+
+    assert why("10.0.0.7") == {
+        3: "its pattern matches too, but another has exactly this value",
+        4: "its list matches too, but another has exactly this value",
+        5: "its value matches too, but another has exactly this value",
+        6: "its value differs",
+    }
+    assert why("10.0.0.6") == {
+        3: "its pattern matches too, but another has exactly this value",
+        5: "its value matches too, but was declared later",
+        6: "its value differs",
+        7: "its value differs",
+    }
+
+
 def test_dump(snapshot: Snapshot, tmp_path: Path) -> None:
     """/rlconfig has a line a rule, in order, that begins as the reference's."""
     assert "".join(dump(snapshot)).replace(f"{tmp_path}/", "").splitlines() == [
