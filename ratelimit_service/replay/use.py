@@ -52,10 +52,13 @@ def _demand(limit: Limit) -> CounterSpec | None:
 
     A limit denies a caller at some time exactly if it asks more than the limit at some time by
     this count, because nothing is denied before. Leases and queues are different: what is asked
-    of them later hangs on what they admit.
+    of them later hangs on what they admit. A pool is filled by other rules, too. A bucket without a
+    rate has no burst.
     """
     algorithm = ALGORITHMS[limit.algorithm]
-    if algorithm.leases or limit.max_wait_us:
+    if algorithm.leases or limit.max_wait_us or limit.pool:
+        return None
+    if algorithm.refills and not limit.requests_per_unit:
         return None
     most = min(algorithm.most, max(1, capacity_of(limit)) * _MOST_DEMAND)
     if algorithm.refills:

@@ -137,6 +137,25 @@ def test_suggested_limits_are_the_smallest_that_do(
     assert denied_percent(suggested.number - 1) > percent
 
 
+@pytest.mark.parametrize(
+    "limit",
+    [
+        "unit: day, requests_per_unit: 10, pool: p, reserve: 50%",
+        "unit: day, requests_per_unit: 10, pool: p",
+        "unit: day, requests_per_unit: 0, algorithm: token_bucket",
+    ],
+)
+def test_limits_without_a_suggestion(tmp_path: Path, limit: str) -> None:
+    """A pool is filled by other rules, too, and no burst goes with a rate of nothing."""
+    records = [record(START_US + at, "bob") for at in range(20)]
+
+    report = played(records, limited(tmp_path, limit))
+
+    (found,) = report.rules
+    assert found.denied
+    assert not found.limits[0].suggestions
+
+
 def test_who_changes_side_is_told(tmp_path: Path) -> None:
     """Requests that only one of two sets of rules denies are told with their callers, both ways."""
     new = rules_file(
