@@ -22,6 +22,9 @@ __all__ = ["Meeting", "meetings", "sample"]
 _ANY = ("any", "other", "x", "1", "~")
 """Values that hardly anybody names, the most telling first."""
 
+_PARTS_OF_ADDRESSES = ("0.0.1", "0.1", ":1", "10.0.0", "2001:db8:")
+"""What makes addresses of patterns such as `10.*`, `10.0.*`, `2001:db8:*` and `*.1`."""
+
 _MAX_PAIRED = 100
 """So many patterns of one key are compared each with each."""
 
@@ -86,6 +89,9 @@ def _values(key: str, levels: Sequence[Level]) -> Iterator[str]:
     for node in nodes:
         for network in _networks(node):
             yield from _edges(network)
+    if any(node.grouping is not None or isinstance(node.matcher, Networks) for node in nodes):
+        for matcher, filler in product(matchers, _PARTS_OF_ADDRESSES):
+            yield from _with(matcher, filler)
 
 
 def _of_pairs(matchers: Sequence[Matcher]) -> Iterator[str]:
@@ -144,10 +150,14 @@ def _taken_by_both(regex: Regex, other: Regex | Pattern) -> Iterator[str]:
     for value in _some_of(other):
         yield from regex.values(value)
     for value in regex.values("")[:_MOST_FILLERS]:
-        if isinstance(other, Regex):
-            yield from other.values(value)
-        else:
-            yield other.text.replace("*", value)
+        yield from _with(other, value)
+
+
+def _with(matcher: Matcher, filler: str) -> Iterable[str]:
+    """Values that a matcher takes, with this where it takes anything."""
+    if isinstance(matcher, Regex):
+        return matcher.values(filler)
+    return (matcher.text.replace("*", filler),) if isinstance(matcher, Pattern) else ()
 
 
 def _some_of(matcher: Regex | Pattern) -> Iterable[str]:

@@ -465,7 +465,8 @@ def test_networks_that_come() -> None:
     assert told([change]) == [("callers", "k", ["10.1.2.0: k -> None"])]
 
 
-_B: File = {"regex": ".*/b/c", "rate_limit": {"unit": "day", "requests_per_unit": 5}}
+_LIMITED: File = {"rate_limit": {"unit": "day", "requests_per_unit": 5}}
+_B: File = {"regex": ".*/b/c", **_LIMITED}
 _REGEX_B = 'k=regex(".\\u002a/b/c")'
 _REGEX: list[tuple[Sequence[File], Sequence[File], list[str]]] = [
     ([{"regex": "/health.*"}], [], ["/health1: None -> k"]),
@@ -475,6 +476,16 @@ _REGEX: list[tuple[Sequence[File], Sequence[File], list[str]]] = [
     ([{"value": "/a*"}, _B], [_B, {"value": "/a*"}], [f"/a/b/c: None -> {_REGEX_B}"]),
     ([{"regex": "/x/.*"}, _B], [_B, {"regex": "/x/.*"}], [f"/x//b/c: None -> {_REGEX_B}"]),
     ([{"regex": "/x"}, _B], [_B, {"regex": "/x"}], []),
+    (
+        [{"cidr": "0.0.0.0/0"}, {"value": "10.*", **_LIMITED}],
+        [{"value": "10.*", **_LIMITED}],
+        ["0.0.0.0: None -> k", "10.0.0.1: None -> k=10.*"],
+    ),
+    (
+        [{"cidr": "::/0"}, {"regex": "2001:.*", **_LIMITED}],
+        [{"regex": "2001:.*", **_LIMITED}],
+        ['2001::1: None -> k=regex("2001:.\\u002a")', "::: None -> k"],
+    ),
 ]
 
 
