@@ -89,6 +89,8 @@ def _values(key: str, levels: Sequence[Level]) -> Iterator[str]:
     for node in nodes:
         for network in _networks(node):
             yield from _edges(network)
+            if node.grouping is not None:
+                yield _written_otherwise(network.address)
     if any(node.grouping is not None or isinstance(node.matcher, Networks) for node in nodes):
         for matcher, filler in product(matchers, _PARTS_OF_ADDRESSES):
             yield from _with(matcher, filler)
@@ -108,6 +110,14 @@ def _of_pairs(matchers: Sequence[Matcher]) -> Iterator[str]:
             yield from _taken_by_both(regex, matcher)
         for regex, another in permutations(regexes, 2):
             yield from _taken_by_both(regex, another)
+
+
+def _written_otherwise(address: IPAddress) -> str:
+    """As hardly anybody writes an address: only who groups it sees that it is the same."""
+    if address.family == 4:
+        return f"::ffff:{address.text}"
+    digits = f"{address.number:032x}"
+    return ":".join(digits[at : at + 4] for at in range(0, len(digits), 4))
 
 
 def _networks(node: Node) -> Iterator[Network]:
