@@ -22,6 +22,9 @@ __all__ = ["Meeting", "meetings", "sample"]
 _ANY = ("any", "other", "x", "1", "~")
 """Values that hardly anybody names, the most telling first."""
 
+_ADDRESSES = ("198.51.100.7", "2001:db8:7::7")
+"""Addresses that hardly anybody names: a pattern may take the network that a group makes of one."""
+
 _PARTS_OF_ADDRESSES = ("0.0.1", "0.1", ":1", "10.0.0", "2001:db8:")
 """What makes addresses of patterns such as `10.*`, `10.0.*`, `2001:db8:*` and `*.1`."""
 
@@ -94,6 +97,7 @@ def _values(key: str, levels: Sequence[Level]) -> Iterator[str]:
     if any(node.grouping is not None or isinstance(node.matcher, Networks) for node in nodes):
         for matcher, filler in product(matchers, _PARTS_OF_ADDRESSES):
             yield from _with(matcher, filler)
+        yield from _ADDRESSES
 
 
 def _of_pairs(matchers: Sequence[Matcher]) -> Iterator[str]:

@@ -527,6 +527,16 @@ _EXEMPT: list[tuple[Sequence[File], Sequence[File], list[str]]] = [
         [{"value": "10.1.0.7", "group": {"ipv6": 64}}],
         ["::ffff:10.1.0.7: k -> None"],
     ),
+    (
+        [{"value": "*.0/24"}],
+        [{"value": "*.0/24", "group": {"ipv4": 24}}],
+        ["10.1.0.0: k -> None"],
+    ),
+    (
+        [{"regex": "198.*/24"}],
+        [{"regex": "198.*/24", "group": {"ipv4": 24}}],
+        ["198.51.100.7: k -> None"],
+    ),
     ([{"value": "10.0.0.0/24", "group": {"ipv4": 24}}], [], [f"10.0.0.255: None -> {_STAYS}"]),
 ]
 
