@@ -24,6 +24,7 @@ from ratelimit_service.transport.h2.frames import (
     FrameType,
     SettingId,
 )
+from ratelimit_service.transport.h2.headers import literal
 from ratelimit_service.transport.h2.limits import MAX_STREAMS
 from tests.conftest import need
 from tests.servers.service import ServiceProcess
@@ -123,6 +124,29 @@ def test_gzip() -> None:
         assert zipped(client, whole + rest) == ([], "the message has bytes after its gzip")
     assert zipped(client, b"no gzip")[1].startswith("the message is no gzip")
     assert not client.connection.closing
+
+
+def test_end_of_a_call_that_is_answered_already() -> None:
+    """What was on its way when a call was answered or reset early is taken without a word."""
+    client = Client()
+    connection = client.connection
+    trailers, end = literal(b"x-checksum", b"0"), END_HEADERS | END_STREAM
+
+    connection.receive(client.headers(path="/nobody/serves"))
+    rest = client.data(end=False) + frames.frame(FrameType.HEADERS, end, 1, trailers)
+    answered = [kind for kind, _, stream_id, _ in client.said() if stream_id == 1]
+    connection.receive(rest)
+
+    assert answered == [FrameType.HEADERS, FrameType.RST_STREAM]
+    assert client.said() == []
+
+    connection.receive(client.headers() + frames.window_update(3, 0))
+    reset = [kind for kind, _, stream_id, _ in client.said() if stream_id == 3]
+    connection.receive(client.data() + frames.frame(FrameType.HEADERS, end, 3, trailers))
+
+    assert reset == [FrameType.RST_STREAM]
+    assert client.said() == []
+    assert messages(connection.receive(client.headers() + client.data())) == [(5, b"body")]
 
 
 def test_more_streams_than_announced() -> None:

@@ -150,9 +150,13 @@ class Incoming(Control):
             stream.cost_us += cost_us
             self._trailers(stream_id, stream, head, flags, events)
             return
+        if stream_id <= self.latest_stream and stream_id in self._given_up:
+            # It may have been on its way when the client heard of that (RFC 9113, section 5.1).
+            self._spend(cost_us, "headers")
+            return
         if stream_id <= self.latest_stream:
             code = ErrorCode.PROTOCOL_ERROR
-            if stream_id in self._finished or stream_id in self._given_up:
+            if stream_id in self._finished:
                 code = ErrorCode.STREAM_CLOSED
             raise ConnectionFaultError(code, "HEADERS on a stream that was open before")
         self.latest_stream = stream_id

@@ -118,21 +118,23 @@ class OpenStreams(Account):
         stream = self._stream(stream_id)
         if stream is not None:
             cost_us += stream.cost_us
-            stream.ended = True
-            self._close(stream_id, stream)
+            self._close(stream_id, stream, told=True)
             self._withdrawn.append(stream_id)
         elif stream_id % 2:
             self._given_up.append(stream_id)
         self._spend(cost_us, "resets")
 
-    def _close(self, stream_id: int, stream: Stream) -> None:
-        """Forgets a stream that was answered or given up."""
+    def _close(self, stream_id: int, stream: Stream, *, told: bool = False) -> None:
+        """Forgets a stream that was answered or given up.
+
+        A client that may still send on it is told to stop, unless it was `told`.
+        """
         del self._streams[stream_id]
         self._unfinished.pop(stream_id, None)
         self._blocked.pop(stream_id, None)
         self._shut.pop(stream_id, None)
         self._hold(-stream.held)
-        if not stream.ended:
+        if not (stream.ended or told):
             # It was answered before the client had sent all, so it may stop (RFC 9113, 8.1).
             self._output.append(frames.rst_stream(stream_id, ErrorCode.NO_ERROR))
         (self._finished if stream.ended else self._given_up).append(stream_id)

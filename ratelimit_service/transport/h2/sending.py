@@ -145,10 +145,8 @@ class Sending(OpenStreams):
         for stream_id in stream_ids:
             stream = self._stream(stream_id)
             if stream is not None:
-                refusal = runs.refusals([stream_id])
-                stream.ended = True
-                self._close(stream_id, stream)
-                self._output.append(refusal)
+                self._output.append(runs.refusals([stream_id]))
+                self._close(stream_id, stream, told=True)
                 self._credit()
 
     def send(self, stream_id: int, message: bytes) -> None:
