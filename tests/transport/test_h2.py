@@ -25,7 +25,7 @@ from ratelimit_service.transport.h2.frames import (
     SettingId,
 )
 from ratelimit_service.transport.h2.headers import literal
-from ratelimit_service.transport.h2.limits import MAX_STREAMS
+from ratelimit_service.transport.h2.limits import BODY_SECONDS, MAX_STREAMS
 from tests.conftest import need
 from tests.servers.service import ServiceProcess
 from tests.transport.h2_client import HEADERS, PATH, Client, messages
@@ -86,6 +86,29 @@ def test_answer_waits_for_the_window() -> None:
     assert second[0] == (FrameType.DATA, 7)
     assert second[1][0] == FrameType.HEADERS
     assert client.connection.open_streams == 0
+
+
+def test_no_call_behind_a_shut_window() -> None:
+    """What is no gRPC call is refused once, also if a window holds the refusal back."""
+    client = Client()
+    connection = client.connection
+    connection.receive(frames.settings({SettingId.INITIAL_WINDOW_SIZE: 0}))
+    client.said()
+    page = [*(dict(HEADERS) | {"content-type": "text/html"}).items()]
+    block = client.encoder.encode(page)
+    part = frames.frame(FrameType.DATA, 0, 1, bytes(16_384))
+
+    connection.receive(frames.frame(FrameType.HEADERS, END_HEADERS, 1, block) + 5 * part)
+    held = connection.held
+    for _ in range(BODY_SECONDS + 9):
+        connection.tick()
+    assert connection.held == held
+    connection.receive(frames.frame(FrameType.DATA, END_STREAM, 1, b""))
+    connection.receive(frames.window_update(1, 1_000))
+
+    said = [(kind, flags) for kind, flags, stream_id, _ in client.said() if stream_id == 1]
+    assert said == [(FrameType.HEADERS, END_HEADERS), (FrameType.DATA, END_STREAM)]
+    assert (connection.open_streams, connection.held) == (0, 0)
 
 
 def test_cancelled_call() -> None:

@@ -255,8 +255,10 @@ class Incoming(Control):
 
     def _more(self, stream_id: int, stream: Stream, events: list[Event]) -> None:
         """Takes a part of a body of which more is to come."""
+        if stream.readable is Readable.ENOUGH:
+            return
         if stream.readable is not Readable.YES:
-            if stream.receive_window < STREAM_WINDOW // 2 and not stream.answered:
+            if stream.receive_window < STREAM_WINDOW // 2:
                 self._refuse(stream_id, stream)
         elif stream.streaming:
             self._next_message(stream_id, stream, events)
@@ -376,6 +378,7 @@ class Incoming(Control):
     def _refuse(self, stream_id: int, stream: Stream) -> None:
         """Answers a request that is not a gRPC call that we can read."""
         if stream.readable is Readable.NO_GRPC:
+            stream.readable = Readable.ENOUGH
             block = literal(b":status", b"415") + literal(b"content-type", b"text/plain")
             stream.answered = True
             self._header_block(0, stream_id, block)
@@ -420,7 +423,8 @@ class Incoming(Control):
         ended = 0
         for stream_id, stream in list(self._unfinished.items()):
             most = IDLE_STREAM_SECONDS if stream.streaming else BODY_SECONDS
-            if second - stream.since > most and not stream.asking:
+            refused = stream.readable is Readable.ENOUGH
+            if second - stream.since > most and not (stream.asking or refused):
                 ended += 1
                 if ended > _ENDED_AT_ONCE:
                     break
