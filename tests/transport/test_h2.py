@@ -16,16 +16,23 @@ from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.connection import (
     Calls,
     Cancelled,
+    Event,
 )
 from ratelimit_service.transport.h2.frames import (
     END_HEADERS,
     END_STREAM,
+    PADDED,
     ErrorCode,
     FrameType,
     SettingId,
 )
 from ratelimit_service.transport.h2.headers import literal
-from ratelimit_service.transport.h2.limits import BODY_SECONDS, MAX_STREAMS
+from ratelimit_service.transport.h2.limits import (
+    BODY_SECONDS,
+    MAX_MESSAGE_BYTES,
+    MAX_STREAMS,
+    STREAM_WINDOW,
+)
 from tests.conftest import need
 from tests.servers.service import ServiceProcess
 from tests.transport.h2_client import HEADERS, PATH, Client, messages
@@ -56,6 +63,31 @@ def test_call_in_pieces() -> None:
     assert isinstance(call, Calls)
     assert (call.head.path, call.head.timeout_us) == (PATH.encode(), None)
     assert (call.stream_ids, call.messages) == ([1], [b"x" * 100])
+
+
+def test_padded_call() -> None:
+    """A message fits into a stream's window, however much padding its frames have."""
+    client, window, pieces = Client(), STREAM_WINDOW, []
+    connection = client.connection
+    connection.receive(client.headers())
+    whole = client.data(b"x" * MAX_MESSAGE_BYTES)[9:]
+    size = 200
+    for at in range(0, len(whole), size):
+        piece = b"\xff" + whole[at : at + size] + bytes(255)
+        flags = PADDED | (END_STREAM if at + size >= len(whole) else 0)
+        pieces.append(frames.frame(FrameType.DATA, flags, 1, piece))
+
+    events: list[Event] = []
+    for piece in pieces:
+        window -= len(piece) - 9
+        assert window >= 0, "the client must wait for a window that nobody opens"
+        events += connection.receive(piece)
+        for kind, _, stream_id, payload in client.said():
+            if kind == FrameType.WINDOW_UPDATE and stream_id:
+                window += int.from_bytes(payload, "big")
+                assert window <= STREAM_WINDOW
+
+    assert messages(events) == [(1, b"x" * MAX_MESSAGE_BYTES)]
 
 
 def test_several_calls_in_one_read() -> None:

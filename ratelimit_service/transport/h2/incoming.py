@@ -269,6 +269,8 @@ class Incoming(Control):
             self._let_go(stream)
             self.unusual = True
             self._call(stream.head, stream_id, message, events, stream.caller)
+        else:
+            self._open_window(stream_id, stream)
 
     def _end(self, stream_id: int, stream: Stream, events: list[Event]) -> None:
         """Hands on a unary call, or the end of a stream's messages: the client has sent all."""
@@ -326,6 +328,10 @@ class Incoming(Control):
             stream.since = self._second
             stream.asking = True
             events.append(Message(stream_id, stream.head.path, message))
+        self._open_window(stream_id, stream)
+
+    def _open_window(self, stream_id: int, stream: Stream) -> None:
+        """Opens a stream's window again for what is not kept: messages handed on, and padding."""
         room = stream.receive_window + len(stream.body)
         if room < STREAM_WINDOW // 2 and not stream.ended:
             stream.receive_window += STREAM_WINDOW - room
