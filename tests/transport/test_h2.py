@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import hpack
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ from ratelimit_service.transport.h2.frames import (
     END_HEADERS,
     END_STREAM,
     PADDED,
+    PRIORITY,
     ErrorCode,
     FrameType,
     SettingId,
@@ -166,6 +168,22 @@ def zipped(client: Client, packed: bytes) -> tuple[list[tuple[int, bytes]], str]
     said = [payload for kind, _, _, payload in client.said() if kind == FrameType.HEADERS]
     trailers = dict(decoder.decode(said[0], raw=True)) if said else {}
     return handed_on, unquote(trailers.get(b"grpc-message", b"").decode())
+
+
+@pytest.mark.parametrize("at", [0, 9, None])
+def test_stream_that_depends_on_itself(at: int | None) -> None:
+    """It is reset, and its call is not handed on, also if its headers come in two frames."""
+    client = Client()
+    block, flags = client.headers()[9:], PRIORITY if at is not None else PRIORITY | END_HEADERS
+    head = frames.frame(FrameType.HEADERS, flags, 1, bytes((0, 0, 0, 1, 15)) + block[:at])
+    if at is not None:
+        head += frames.frame(FrameType.CONTINUATION, END_HEADERS, 1, block[at:])
+
+    assert messages(client.connection.receive(head + client.data())) == []
+
+    resets = [payload for kind, _, _, payload in client.said() if kind == FrameType.RST_STREAM]
+    assert resets == [ErrorCode.PROTOCOL_ERROR.to_bytes(4, "big")]
+    assert client.connection.open_streams == 0
 
 
 def test_gzip() -> None:

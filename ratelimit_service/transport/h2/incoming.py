@@ -83,6 +83,8 @@ class Incoming(Control):
         """The parts of a header block that is not complete."""
         self._block_stream_id = 0
         self._block_flags = 0
+        self._block_is_faulty = False
+        """Whether its stream is to be reset once the block is read."""
         self._block_bytes = 0
         self._block_since = 0
         self._consumed = 0
@@ -104,14 +106,15 @@ class Incoming(Control):
             payload = payload[5:]
         if flags & END_HEADERS:
             self._open(stream_id, flags, payload, events)
+            if depends_on_itself:
+                self._reset(stream_id, ErrorCode.PROTOCOL_ERROR)
         else:
             self._block = [payload]
             self._block_stream_id, self._block_flags = stream_id, flags
             self._block_bytes = len(payload)
+            self._block_is_faulty = depends_on_itself
             self._block_since = self._second
             self._hold(len(payload))
-        if depends_on_itself:
-            self._reset(stream_id, ErrorCode.PROTOCOL_ERROR)
 
     def _continuation(
         self, flags: int, stream_id: int, payload: bytes, events: list[Event]
@@ -129,6 +132,8 @@ class Incoming(Control):
             self._block = None
             self._hold(-self._block_bytes)
             self._open(stream_id, self._block_flags, b"".join(block), events)
+            if self._block_is_faulty:
+                self._reset(stream_id, ErrorCode.PROTOCOL_ERROR)
 
     def _open(self, stream_id: int, flags: int, block: bytes, events: list[Event]) -> None:
         caller: CallOrigin | None = None
