@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from ratelimit_service import compiled
 from ratelimit_service.health import Health
 from ratelimit_service.model import Hit
 from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore, cluster
+from ratelimit_service.stores.redis.shard import Shard
 from tests.conftest import need
 from tests.servers.cluster import RedisCluster, SlotMove
 from tests.servers.process import PATIENCE_SECONDS
@@ -105,6 +107,42 @@ async def test_more_nodes_than_a_cluster_has(
 
     assert set(topology.shards) == known
     assert await connected.remaining(hit()) == [9]
+
+
+@pytest.mark.skipif(compiled(), reason="its methods cannot be replaced then")
+async def test_slots_that_nobody_has(connected: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots can be without a node for a while: who has them next is told what they are owed."""
+    topology, one, owed = connected.store._first, hit(), list[tuple[str, bytes]]()
+    assert isinstance(topology, cluster.ClusterOfNodes)
+
+    def owe(shard: Shard, requests: Sequence[Sequence[Hit]], _: int) -> None:
+        owed.extend((shard.name, each.key) for hits in requests for each in hits)
+
+    monkeypatch.setattr(Shard, "owe", owe)
+    old = topology.find(one)[0]
+    new = next(shard for shard in topology.shards if shard is not old)
+    spans: dict[Shard, list[int]] = {}
+    for slot, (shard, _) in enumerate(topology._homes):
+        spans.setdefault(shard, []).append(slot)
+    ranges = [
+        [slots[0], slots[-1], [*_place(shard)]]
+        for shard, slots in spans.items()
+        if shard is not old
+    ]
+    old.charge_here([one], old.now_us())
+
+    assert topology._learn(ranges, "")
+    assert old in topology.shards
+    assert topology._learn([*ranges, [spans[old][0], spans[old][-1], [*_place(new)]]], "")
+    assert old not in topology.shards
+    await asyncio.gather(*topology._ending)
+
+    assert owed == [(new.name, one.key)]
+
+
+def _place(shard: Shard) -> tuple[bytes, int]:
+    host, _, port = shard.name.rpartition(":")
+    return host.encode(), int(port)
 
 
 async def test_denied_in_one_slot_counts_in_none(connected: Fixture) -> None:

@@ -221,9 +221,13 @@ class ClusterOfNodes:
             for slot in range(first, last + 1):
                 if self._homes[slot][0] is not node:
                     self._homes[slot] = node, slot
-        for endpoint, node in list(self._nodes.items()):
-            if node not in masters:
-                self._retire(endpoint, node)
+        gone = [(at, node) for at, node in self._nodes.items() if node not in masters]
+        if gone:
+            # What is owed to slots that nobody has now waits where they were.
+            homes = {home for home, _ in self._homes}
+            for endpoint, node in gone:
+                if node not in homes:
+                    self._retire(endpoint, node)
         return True
 
     def _retire(self, endpoint: tuple[str, int], node: Shard) -> None:
