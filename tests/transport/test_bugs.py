@@ -21,7 +21,7 @@ from ratelimit_service.service import Answer, Refusal
 from ratelimit_service.stores import NEVER, Done, Settled, Verdict, Wanted, always, judge
 from ratelimit_service.transport.h2 import calls, runs
 from ratelimit_service.transport.h2.connection import Connection
-from ratelimit_service.transport.h2.frames import FrameType
+from ratelimit_service.transport.h2.frames import ErrorCode, FrameType, rst_stream
 from ratelimit_service.transport.transports import TRANSPORTS
 from ratelimit_service.wire import METHOD, SERVICE, decode_decision, encode_request
 from tests.servers.service import http
@@ -140,6 +140,24 @@ async def test_fault_after_the_answer(
     assert isinstance(answer, bytes)
     assert "no counter" in caplog.text
     assert asking.stats.refusals["internal"] == 0
+
+
+async def test_large_call_that_is_taken_back_at_once(
+    asking: Asking, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A call whose reset comes in the same read is nobody's fault, however large it is."""
+    ends = Ends(asking)
+    ends.settle()
+    request = Request("edge", tuple(descriptor(f"user={number}") for number in range(99)))
+    data = ends.client.headers() + ends.client.data(encode_request(request))
+
+    with caplog.at_level(logging.ERROR):
+        ends.receive(data + rst_stream(ends.client.stream_id, ErrorCode.CANCEL))
+
+    assert caplog.text == ""
+    assert asking.stats.refusals["internal"] == 0
+    assert ends.protocol.undecided == 0
+    assert ends.call()
 
 
 async def test_unknown_wait(

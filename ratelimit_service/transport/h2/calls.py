@@ -86,10 +86,10 @@ class ServiceCalls:
             try:
                 if isinstance(event, Calls):
                     calls = event if alone else _still_open(protocol, event)
-                    if calls.head.path == _DECIDE:
-                        self._decide(protocol, calls)
-                    else:
+                    if calls.head.path != _DECIDE:
                         self._call_all(protocol, calls)
+                    elif calls.stream_ids:
+                        self._decide(protocol, calls)
                 elif isinstance(event, Message):
                     protocol.connection.send(event.stream_id, reflect(event.message))
                 elif isinstance(event, Ended):
