@@ -127,6 +127,23 @@ async def test_who_has_gone_is_not_refused(tmp_path: Path) -> None:
     assert ends.protocol.connection.take_output() == b""
 
 
+async def test_who_has_gone_is_refused_before_the_connection_ends(tmp_path: Path) -> None:
+    """A connection that is left ends when all calls are over: also those that got no answer."""
+    ends = Ends(Asking(tmp_path, RULES, store=Timed()))
+    ends.settle()
+    data = b"".join(ends.frames("100S") for _ in range(2))
+    assert ends.receive(data, waited_us=90_000_000) == []
+    ends.protocol.connection.tick()
+    assert ends.receive(ends.frames("100S"), waited_us=90_000_000) == []
+
+    ends.protocol.connection.shut_down()
+    ends.receive(frames.ping(b"lastcall", ack=True))
+    said = ends.receive(frames.ping(b"all over", ack=True))
+
+    assert said == [FrameType.GOAWAY, *[FrameType.RST_STREAM] * 3]
+    assert ends.wire.closed
+
+
 async def test_calls_of_many_connections_are_decided_together(tmp_path: Path) -> None:
     """What comes in one turn, on whichever connections, is one batch for the store."""
     store = Timed()

@@ -16,6 +16,7 @@ from ratelimit_service.transport.h2.events import Event
 from ratelimit_service.transport.h2.frames import RST_STREAM
 from ratelimit_service.transport.h2.headers import Head
 from ratelimit_service.transport.h2.incoming import Incoming
+from ratelimit_service.transport.h2.life import Leaving
 from ratelimit_service.transport.h2.limits import MAX_STREAMS
 from ratelimit_service.transport.h2.messages import PREFIX_BYTES
 from ratelimit_service.transport.h2.overload import Haste
@@ -166,6 +167,13 @@ class Hurrying(Incoming):
         if self._unanswered_for_long:
             self._output.append(runs.refusals(sorted(self._unanswered_for_long)))
         self._unanswered_for_long, self._unanswered = self._unanswered, set()
+
+    def _close_if_done(self) -> None:
+        """As `OpenStreams` has it. Nobody is left without a word when the connection ends."""
+        if not self._streams and self._life.leaving is Leaving.DRAINING:
+            for _ in range(2):
+                self._refuse_unanswered()
+        super()._close_if_done()
 
 
 def _is_reset(data: bytes, at: int) -> bool:
