@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from ratelimit_service import names
+from ratelimit_service import compiled, names
 from ratelimit_service.algorithms import ALGORITHMS
 from ratelimit_service.health import Health
 from ratelimit_service.model import Anchor, CounterSpec, FailurePolicy, Hit, Mode
@@ -23,7 +23,9 @@ from ratelimit_service.stores.keys import partition_of
 from ratelimit_service.stores.local_cache import LocalCache
 from ratelimit_service.stores.memory import MemoryStore
 from ratelimit_service.stores.redis import RedisStore
+from ratelimit_service.stores.redis.batch import Background, Batch
 from ratelimit_service.stores.redis.ring import owners
+from ratelimit_service.stores.redis.shard import Shard
 from tests.conftest import need
 from tests.servers.process import PATIENCE_SECONDS
 from tests.servers.redis import RedisServer
@@ -335,6 +337,33 @@ async def _left(store: RedisStore, one: Hit) -> int | None:
     """How many hits a counter has room for."""
     ((outcome,),) = await charged(store, [[one._replace(addend=0)]])
     return outcome and outcome.remaining
+
+
+@pytest.mark.skipif(compiled(), reason="its methods cannot be replaced then")
+async def test_give_back_that_nobody_has_answered(
+    ring: Ring, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a denied request nothing is told as counted, also while its hits are being given back."""
+    east, full = ring.hit("east"), ring.hit("west", limit=0)
+    charge, held = Shard.charge, list[Background]()
+
+    def hold(shard: Shard, batch: Batch) -> None:
+        """Lets the request's time be over while its hits are given back."""
+        if isinstance(batch, Background):
+            held.append(batch)
+            ((_, _, asked),) = store._waiting
+            asyncio.get_running_loop().call_soon(asked.expire, 0)
+        else:
+            charge(shard, batch)
+
+    monkeypatch.setattr(Shard, "charge", hold)
+
+    (outcomes,) = await charged(store, [[east, full]])
+    told = [(one.over, one.remaining, one.charged) for one in outcomes if one]
+    held[0].failed([0], "unknown")
+
+    assert told == [(False, 5, 0), (True, 0, 0)]
+    assert [(one.over, one.remaining, one.charged) for one in outcomes if one] == told
 
 
 async def test_late_give_backs_are_told(ring: Ring) -> None:

@@ -86,8 +86,8 @@ class CrossShardRequest:
         """The pieces that have their answers."""
         self.missing = 0
         """How many pieces have no answer yet."""
-        self.returning = 0
-        """How many give-backs are under way."""
+        self.returning: list[Sequence[int]] = []
+        """The hits of each give-back that is under way."""
         self.dropped = False
         """Whether a piece was not sent, since nobody wants the request any more."""
         self.finished = False
@@ -136,7 +136,7 @@ class CrossShardRequest:
                 ]
                 if there:
                     taken_back.append((shard, there, at_us, local))
-        self.returning = len(taken_back)
+        self.returning = [ats for _, ats, _, _ in taken_back]
         for shard, ats, at_us, local in taken_back:
             self._take_back(shard, ats, at_us, local=local)
         if not self.returning:
@@ -195,6 +195,15 @@ class CrossShardRequest:
         self._undone(ats, found and found[-len(ats) :])
 
     def _undone(self, ats: Sequence[int], peeks: Sequence[Outcome | None] | None) -> None:
+        """Hears that these hits are given back, and what is left now where `peeks` say it."""
+        if self.finished:
+            return
+        self._report(ats, peeks)
+        self.returning.remove(ats)
+        if not self.returning:
+            self.finish()
+
+    def _report(self, ats: Sequence[int], peeks: Sequence[Outcome | None] | None) -> None:
         """Puts into the outcomes that the charges are given back; `peeks` say what is left now."""
         for at, peek in zip(ats, peeks or [None] * len(ats), strict=True):
             outcome = self.outcomes[at]
@@ -206,15 +215,14 @@ class CrossShardRequest:
             if peek is not None:
                 outcome = outcome.replaced(remaining=peek.remaining, reset_us=peek.reset_us)
             self.outcomes[at] = outcome
-        self.returning -= 1
-        if not self.returning:
-            self.finish()
 
     def finish(self) -> None:
         """Hands the result on. A give-back that is still under way is reported as done."""
         if self.finished or self.missing:
             return
         self.finished = True
+        for ats in self.returning:
+            self._report(ats, None)
         self.settle(self.index, self.settled)
 
 
