@@ -41,6 +41,7 @@ MEMORY, REDIS = "ours, memory", "ours, Redis"
 COMPILED_MEMORY, COMPILED_REDIS = "ours, compiled, memory", "ours, compiled, Redis"
 GRPCIO = "ours, memory, --transport grpcio"
 ECHO = "bare uvloop, the same bytes"
+PINGED = "bare uvloop, after a PING to Redis"
 RAW_REDIS = "redis-benchmark, the same script"
 CLOSED = [
     (
@@ -99,6 +100,7 @@ class Bench:
         self.commands = {
             NOOP: [sys.executable, str(HERE / "noop.py"), f"127.0.0.1:{port}"],
             ECHO: [sys.executable, str(HERE / "echo.py"), port],
+            PINGED: [sys.executable, str(HERE / "echo.py"), port, str(self.redis_port)],
             MEMORY: serve,
             GRPCIO: [*serve, "--transport", "grpcio"],
         }
@@ -202,9 +204,11 @@ def main() -> None:
                         elif name in bench.commands:
                             figures = bench.load(name, shape, "--seconds", SECONDS)
                             note("closed", shape, name, figures)
-                note("one", "hot", ECHO, bench.load(ECHO, "hot", "--echo", *ALONE))
-                note("one", "hot", MEMORY, bench.load(MEMORY, "hot", *ALONE))
-                note("one", "hot", REDIS, bench.load(REDIS, "hot", *ALONE))
+                for name in (ECHO, PINGED):
+                    note("one", "hot", name, bench.load(name, "hot", "--echo", *ALONE))
+                for name in (MEMORY, REDIS, COMPILED_MEMORY, COMPILED_REDIS):
+                    if name in bench.commands:
+                        note("one", "hot", name, bench.load(name, "hot", *ALONE))
             for name in (MEMORY, REDIS):
                 rate = median(results["closed"]["uniform"][name], "calls_per_second") // 2
                 for server in (name, NGHTTPD):
