@@ -21,7 +21,7 @@ from ratelimit_service.transport.h2.protocol import Http2Protocol
 
 __all__ = ["CLOCK", "IDLE_US", "Clock", "Loop", "Socket"]
 
-READ_US, WRITE_US, EMPTY_US, ROUND_US, READY_US = 5.0, 5.0, 2.5, 4.0, 1.0
+READ_US, WRITE_US, EMPTY_US, ROUND_US, READY_US = 5.0, 15.0, 2.5, 4.0, 1.0
 BYTE_US = 0.0001
 """What the system takes: a read, a write, a read of nothing, a round of the loop and each socket
 that is ready in it; and each byte."""

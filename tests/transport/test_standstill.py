@@ -443,11 +443,12 @@ def test_more_calls_are_under_way_while_a_server_waits_for_us() -> None:
 
 @pytest.mark.usefixtures("work")
 def test_a_call_that_is_not_full_waits_for_two_before_it() -> None:
-    """However fast a server is: what fits into the next call goes with it, so calls grow."""
+    """What fits into the next call goes with it, so calls grow."""
     loop = stepped_loop.Loop()
     asyncio._set_running_loop(loop)  # type: ignore[arg-type]
     store = RedisStore("redis://127.0.0.1:1/0", 60_000_000, Stats(), Health())
     loop.complete(store.start())
+    loop.servers[0].slow_down(4.0)  # it takes as long as several rounds of the loop
 
     most = 0
     for number in range(200):
