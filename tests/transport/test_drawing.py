@@ -22,9 +22,9 @@ from ratelimit_service.transport.h2.frames import FrameType
 from ratelimit_service.transport.h2.overload import Allowance, Backlog
 from ratelimit_service.transport.h2.protocol import Http2Protocol
 from ratelimit_service.turns import Turns
-from tests.service.asking import Asking, Timed
+from tests.service.asking import Asking, Busy, Timed
 from tests.transport.ends import held_back
-from tests.transport.served_ends import ENVOYS_US, RULES, Ends
+from tests.transport.served_ends import ENVOYS_US, RULES, Ends, rounds
 from tests.transport.taken_turns import take_turn
 
 
@@ -249,6 +249,33 @@ async def test_one_look_at_a_store_serves_many_clients(tmp_path: Path) -> None:
     assert store.asked == 4
     told(now_us - 1)  # another client's piece began before
     assert store.asked == 6
+
+
+@pytest.mark.parametrize(("visited_s", "at_once"), [(80, False), (86, True)])
+async def test_refusals_wait_for_the_answers_of_their_visit(
+    tmp_path: Path, visited_s: int, at_once: bool
+) -> None:
+    """A visit's refusals leave in one write with its answers, if these come in time for all."""
+    busy = Busy()
+    ends = Ends(Asking(tmp_path, RULES, store=busy))
+    ends.call()
+    busy.go_on()
+    ends.settle()
+    busy.go_on()
+    await rounds()
+    ends.wire.kinds()
+    with drawn_from(ends) as there:
+        there.sendall(b"".join(ends.frames("100S") for _ in range(20)))
+        ends.protocol.handle_piece(visited_s * 1_000_000 + 1)
+        ends.turns._finish_turn([ends.protocol], elapsed_us())
+
+    kinds = ends.wire.kinds()
+    assert set(kinds) == ({FrameType.RST_STREAM} if at_once else set())
+    busy.go_on()
+    await rounds()
+    kinds += ends.wire.kinds()
+    assert {FrameType.DATA, FrameType.RST_STREAM} < set(kinds)
+    assert kinds.count(FrameType.DATA) + kinds.count(FrameType.RST_STREAM) == 20
 
 
 async def test_a_visit_that_comes_too_early_costs_no_place(tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ class Drawing:
         has come since then."""
         self.spread_us = 0
         """Within which time that has come."""
+        self.store_us = 0
+        """How long calls waited in the store then."""
         self.fresh_us = NEVER_US
         """When the newest bytes of it came: these are not given up together with the others."""
         self._emptied_us = 0
@@ -89,7 +91,7 @@ class Drawing:
                 emptied = len(data) < _DRAWN_BYTES
         except OSError:  # nothing more has come, or the loop will find the fault
             emptied = True
-        self._size = size
+        self._size, self.store_us = size, store_us or 0
         if not chunks:
             self._emptied_us = now_us
             self._empty_visits += 1

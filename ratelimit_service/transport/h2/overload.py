@@ -239,6 +239,10 @@ class Backlog:
         most_us = patience_us * _RESTED // 100
         return min(since_us, max(most_us, self._late_rest_us) if late else most_us)
 
+    def is_soon(self, waited_us: int) -> bool:
+        """Whether callers who have waited for so long will still be there for some milliseconds."""
+        return 100 * waited_us <= (self.timeout_us or PATIENCE_US) * _GONE
+
     def is_calm(self, since_us: int, *, late: bool) -> bool:
         """Whether calls have been in time for a while, as those of the last `since_us` show."""
         patience_us = PATIENCE_US if self.timeout_us is None else self.timeout_us

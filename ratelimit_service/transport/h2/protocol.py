@@ -438,7 +438,18 @@ class Http2Protocol(asyncio.BufferedProtocol):
         """Writes the answers to the pieces of this turn."""
         if self._handled:
             self._handled = self._flushing = False
-            self.flush()
+            if not self._says_more_soon():
+                self.flush()
+
+    def _says_more_soon(self) -> bool:
+        """Whether refusals can wait for the answers of their visit's other calls, and be in time.
+
+        Each write costs about as much as counting a call.
+        """
+        drawing = self.drawing
+        if not (drawing.begun and self.undecided) or self.connection.closing:
+            return False
+        return self.backlog.is_soon(drawing.spread_us + drawing.store_us)
 
     def fail(self, error: Exception) -> None:
         """Ends the connection after a fault of ours: what is said may not be whole any more.
