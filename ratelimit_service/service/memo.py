@@ -1,6 +1,6 @@
 """What was worked out for some bytes, remembered by these bytes. Bounded.
 
-It is one large list of cells. Each key has one cell, and takes it from the key that had it before.
+It is a table of cells. Each key has one cell, and takes it from the key that had it before.
 So nothing is ever searched, grown, or dropped at once. What comes only once is not remembered: a
 flood of new keys neither costs memory nor drives out what comes often.
 """
@@ -20,6 +20,9 @@ MAX_KEY_BYTES: Final = 512
 """Longer keys are not remembered, so that the memo is bounded in bytes."""
 
 
+_BLOCK_BITS: Final = 8
+_BLOCK: Final = 1 << _BLOCK_BITS
+
 _MARK_SHIFT: Final = 40
 """Marks are made of the hash's bits above those that choose a cell."""
 
@@ -30,7 +33,9 @@ class Memo(Generic[_T]):
     def __init__(self, cells: int) -> None:
         """`cells` is a power of two."""
         self._mask = cells - 1
-        self._cells: list[tuple[bytes, int, _T] | None] = [None] * cells
+        self._empty: list[tuple[bytes, int, _T] | None] = [None] * _BLOCK
+        self._blocks = [self._empty] * max(1, cells >> _BLOCK_BITS)
+        """The cells, so many in each block. One that nobody has used yet takes no memory."""
         self._marks = bytearray(cells)
         """For each cell some bits of its key's hash. They tell nearly all keys that are not
         remembered, and they stay in the processor's cache."""
@@ -43,7 +48,7 @@ class Memo(Generic[_T]):
         cell = known & self._mask
         if self._marks[cell] != known >> _MARK_SHIFT & 0xFF:
             return None
-        found = self._cells[cell]
+        found = self._blocks[cell >> _BLOCK_BITS][cell & _BLOCK - 1]
         if found is not None and found[0] == key and found[1] == number:
             return found[2]
         return None
@@ -59,5 +64,8 @@ class Memo(Generic[_T]):
         if self._asked[cell] != mark:
             self._asked[cell] = mark
         elif len(key) <= MAX_KEY_BYTES:
-            self._cells[cell] = (key, number, value)
+            block = self._blocks[cell >> _BLOCK_BITS]
+            if block is self._empty:
+                block = self._blocks[cell >> _BLOCK_BITS] = [None] * _BLOCK
+            block[cell & _BLOCK - 1] = (key, number, value)
             self._marks[cell] = mark

@@ -241,7 +241,8 @@ class Backlog:
 
     def is_soon(self, waited_us: int) -> bool:
         """Whether callers who have waited for so long will still be there for some milliseconds."""
-        return 100 * waited_us <= (self.timeout_us or PATIENCE_US) * _GONE
+        patience_us = PATIENCE_US if self.timeout_us is None else self.timeout_us
+        return 100 * waited_us <= patience_us * _GONE
 
     def is_calm(self, since_us: int, *, late: bool) -> bool:
         """Whether calls have been in time for a while, as those of the last `since_us` show."""
