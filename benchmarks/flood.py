@@ -5,10 +5,11 @@ Open loop: calls go out when they are due, whatever the server does. One that is
 socket takes no more, or no stream or window is free) never is. Every answer is looked at:
 counted, denied, by failure policy, refused for want of time, or failed, in time or late.
 
-Each connection makes a few calls before the load begins. Calls go out in batches of one connection,
-whose frames are made before; only the numbers of streams are written into them. So one core can ask
-for ten times what another can answer. Run by `overload.py` as a process of its own: prints
-`started` and when by the monotonic clock, in the end one line of JSON.
+Requests are of different lengths, as callers' addresses are. Each connection makes a few calls
+before the load begins. Calls go out in batches of one connection, whose frames are made before;
+only the numbers of streams are written between them. So one core can ask for ten times what
+another can answer. Run by `overload.py` as a process of its own: prints `started` and when by the
+monotonic clock, in the end one line of JSON.
 """
 
 from __future__ import annotations
@@ -22,11 +23,19 @@ import struct
 import time
 from array import array
 from collections import deque
-from itertools import cycle, islice
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, cycle, islice
 
 import uvloop
 
-from benchmarks.load import BY_POLICY, PREPARED, TICK_SECONDS, Call, uniform
+from benchmarks.load import (
+    BY_POLICY,
+    PREPARED,
+    TICK_SECONDS,
+    Call,
+    addresses,
+    traced_blocks,
+)
 from benchmarks.steady import BLOCK_20MS
 from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.frames import (
@@ -68,38 +77,30 @@ REFUSALS = re.compile(
 
 
 class Batch:
-    """So many calls in one piece of bytes, into which the numbers of their streams are written."""
+    """So many calls, between whose bytes the numbers of their streams are written."""
 
     def __init__(self, calls: list[Call]) -> None:
-        head, middle, message = calls[0]
-        self._places = (len(head), len(head) + 4 + len(middle))
-        self._stride = self._places[1] + 4 + len(message)
-        self._size = len(calls)
-        self.window = self._size * len(message)
-        """What it takes of the connection's flow control."""
-        self._bytes = bytearray()
-        for head, middle, message in calls:
-            self._bytes += head + bytes(4) + middle + bytes(4) + message
-        if len(self._bytes) != self._size * self._stride:
-            raise SystemExit("flood.py: calls of a batch must be of the same length")
+        self._parts = [each for call in calls for each in (call[0], b"", call[1], b"", call[2])]
+        self._windows = list(accumulate(len(message) for _, _, message in calls))
+
+    def window(self, count: int) -> int:
+        """What so many of its calls take of the connection's flow control."""
+        return self._windows[count - 1]
 
     def numbered(self, first: int, count: int) -> bytes:
         """The bytes of so many calls for streams from this one on."""
-        made = numbered(self._bytes, self._places, self._stride, first, self._size)
-        return made if count == self._size else made[: count * self._stride]
+        made = struct.pack(f">{count}I", *range(first, first + 2 * count, 2))
+        numbers = [made[at : at + 4] for at in range(0, 4 * count, 4)]
+        parts = self._parts[: 5 * count]
+        parts[1::5] = parts[3::5] = numbers
+        return b"".join(parts)
 
 
-def numbered(made: bytearray, places: tuple[int, ...], stride: int, first: int, size: int) -> bytes:
-    """Writes the numbers of so many streams into frames of equal length.
-
-    `first` is a stream with which a batch may begin: only the lowest byte differs in it.
-    """
-    low = first & 255
-    columns = [bytes((byte,)) * size for byte in (first >> 8).to_bytes(3, "big")]
-    columns.append(bytes(range(low, low + 2 * size, 2)))
-    for place in places:
-        for number, column in enumerate(columns, place):
-            made[number::stride] = column
+def resets(streams: Sequence[int]) -> bytes:
+    """What cancels these streams."""
+    made, numbers = bytearray(RESET * len(streams)), struct.pack(f">{len(streams)}I", *streams)
+    for place in range(4):
+        made[5 + place :: len(RESET)] = numbers[place::4]
     return bytes(made)
 
 
@@ -152,7 +153,6 @@ class Asking(asyncio.Protocol):
         self._rest = b""
         self._first = self._last = b"?"
         self._first_bytes = self._last_bytes = 0
-        self._resets = bytearray(RESET * size)
         self.settled = asyncio.get_running_loop().create_future()
         self.lost: str | None = None
 
@@ -199,12 +199,12 @@ class Asking(asyncio.Protocol):
         if count <= 0 or self._blocked or self.lost:
             return 0
         batch = next(self._batches)
-        window = batch.window * count // size
+        window = batch.window(count)
         if window > self._window:
             return 0
         self._window -= window
         first = 2 * len(self._state) + 1
-        # Numbers of streams may be left out, so each batch begins with one that suits it.
+        # Numbers of streams may be left out, so each batch begins with one that tells its own.
         self._state += bytes(count) + b"\2" * (size - count)
         self._due.append(due)
         self._pending += count
@@ -243,10 +243,7 @@ class Asking(asyncio.Protocol):
         self._pending -= pending
         self._tally.add("cancelled", self._due[batch], pending)
         self._state[start:stop] = state.replace(b"\0", b"\2")
-        if pending == size:
-            return numbered(self._resets, (5,), len(RESET), 2 * start + 1, size)
-        streams = (2 * (start + at) + 1 for at in range(size) if not state[at])
-        return b"".join(RESET[:5] + stream.to_bytes(4, "big") + RESET[9:] for stream in streams)
+        return resets([2 * (start + at) + 1 for at in range(size) if not state[at]])
 
     def data_received(self, data: bytes) -> None:
         data = self._rest + data
@@ -346,6 +343,11 @@ class Asking(asyncio.Protocol):
         self._transport.abort()  # type: ignore[attr-defined]  # uvloop's has it
 
 
+def hurried(*, traced: bool) -> Iterator[Call]:
+    """Calls of many callers who wait for 20 ms. Traced, no two header blocks are alike."""
+    return addresses(traced_blocks(patient=False) if traced else (BLOCK_20MS,))
+
+
 def batch_size(rate: float, connections: int) -> int:
     """As many calls as a connection is due within a tick, or as can be written; a power of two."""
     size = 1
@@ -360,7 +362,7 @@ async def flood(arguments: argparse.Namespace) -> dict[str, object]:
     """Runs the load and returns what became of it."""
     loop = asyncio.get_running_loop()
     size = batch_size(arguments.rate, arguments.connections)
-    calls = islice(uniform(BLOCK_20MS), arguments.skip, None)
+    calls = islice(hurried(traced=arguments.traced), arguments.skip, None)
     made = [Batch(list(islice(calls, size))) for _ in range(PREPARED // size)]
     batches, tally = cycle(made), Tally(arguments.seconds)
     lost: list[str] = []
@@ -423,6 +425,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--connections", type=int, default=4)
     parser.add_argument("--skip", type=int, default=0, help="Begin behind so many calls.")
+    parser.add_argument("--traced", action="store_true", help="No two header blocks are alike.")
     parser.add_argument("--burst", type=float, default=1.0, help="Times the rate, for a while.")
     parser.add_argument("--burst-at", type=float, default=0.0)
     parser.add_argument("--burst-seconds", type=float, default=0.0)

@@ -76,10 +76,12 @@ def body(*keys: int) -> bytes:
 
 def body_of(keys: Sequence[tuple[str, int]]) -> bytes:
     """The same, of named keys."""
-    descriptors = tuple(
-        Descriptor((Entry("route", "checkout"), Entry(name, f"customer-{key:09d}")))
-        for name, key in keys
-    )
+    return body_saying([(name, f"customer-{key:09d}") for name, key in keys])
+
+
+def body_saying(values: Sequence[tuple[str, str]]) -> bytes:
+    """The same, of named values."""
+    descriptors = tuple(Descriptor((Entry("route", "checkout"), Entry(*each))) for each in values)
     message = encode_request(Request("bench", descriptors))
     return b"\0" + len(message).to_bytes(4, "big") + message
 
@@ -95,24 +97,35 @@ def traced() -> Iterator[Call]:
     Its callers wait as long as those of all shapes, and not the 20 ms that were recorded: a call
     that has waited for a fifth of that is refused, and a refused call is no decision.
     """
+    return cycle([call(block, body(1, 1)) for block in traced_blocks(patient=True)])
+
+
+def traced_blocks(*, patient: bool) -> list[bytes]:
+    """These header blocks; callers wait for 20 ms, as recorded, or else for 10 s."""
     recorded = json.loads(Path(__file__).with_name("envoy-blocks.json").read_text())
-    blocks = [bytes.fromhex(block).replace(_RECORDED_TIMEOUT, _TIMEOUT) for block in recorded]
-    if not all(_TIMEOUT in block for block in blocks):
+    blocks = [NO_TABLE + bytes.fromhex(block) for block in recorded]
+    if not all(_RECORDED_TIMEOUT in block for block in blocks):
         raise SystemExit("load.py: recorded calls have another grpc-timeout than 20 ms")
-    return cycle([call(NO_TABLE + block, body(1, 1)) for block in blocks])
+    return [block.replace(_RECORDED_TIMEOUT, _TIMEOUT) for block in blocks] if patient else blocks
 
 
-def uniform(block: bytes = BLOCK) -> Iterator[Call]:
-    """A million keys, each as likely, the same in both descriptors."""
-    return cycle([call(block, message) for message in uniform_bodies()])
+def uniform() -> Iterator[Call]:
+    """A million keys, each as likely, the same in both descriptors; requests of one length."""
+    chance, made = random.Random(1), body(0, 0)
+    keys = chance.choices(range(KEYS), k=PREPARED)
+    return cycle([call(BLOCK, made.replace(b"-000000000", b"-%09d" % key)) for key in keys])
 
 
-def uniform_bodies() -> Iterator[bytes]:
-    """Its requests, which are all of the same length."""
-    chance = random.Random(1)
-    made = body(0, 0)
+def addresses(blocks: Sequence[bytes] = (BLOCK,)) -> Iterator[Call]:
+    """A million callers by their addresses, each as likely: requests of different lengths."""
+    chance, made, bodies = random.Random(1), dict[int, bytes](), []
     for key in chance.choices(range(KEYS), k=PREPARED):
-        yield made.replace(b"-000000000", b"-%09d" % key)
+        address = f"10.{key >> 16}.{key >> 8 & 255}.{key & 255}"
+        length = len(address)
+        if length not in made:
+            made[length] = body_saying([("user", "?" * length), ("tenant", "?" * length)])
+        bodies.append(made[length].replace(b"?" * length, address.encode()))
+    return cycle([call(*each) for each in zip(cycle(blocks), bodies, strict=False)])
 
 
 def zipf() -> Iterator[Call]:
@@ -150,6 +163,8 @@ SHAPES: dict[str, Callable[[], Iterator[Call]]] = {
     "hot": hot,
     "traced": traced,
     "uniform": uniform,
+    "addresses": addresses,
+    "addresses-traced": lambda: addresses(traced_blocks(patient=True)),
     "zipf": zipf,
     "new": new,
     "unlimited": unlimited,

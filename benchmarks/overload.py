@@ -210,8 +210,12 @@ HICCUPS = [
 class Case:
     """One build of the service on one store, running."""
 
-    def __init__(self, bench: Bench, process: subprocess.Popen[bytes], servers: Servers) -> None:
+    def __init__(
+        self, bench: Bench, process: subprocess.Popen[bytes], servers: Servers, *, traced: bool
+    ) -> None:
+        """With `traced` no two header blocks are alike."""
         self._bench, self._process, self._servers = bench, process, servers
+        self._traced = traced
         self._worker = process.pid
         """The process that stops."""
         self._asked = 0
@@ -229,7 +233,8 @@ class Case:
         flags += ["--in-flight", str(max(1, IN_FLIGHT // connections)), *self._skip()]
         for left in reversed(range(TRIES)):
             try:
-                found = self._bench.generate("uniform", *flags, by_policy=True)
+                shape = "addresses-traced" if self._traced else "addresses"
+                found = self._bench.generate(shape, *flags, by_policy=True)
                 break
             except SystemExit as error:  # calls are refused also where the machine stood still
                 if not left:
@@ -268,6 +273,7 @@ class Case:
         command = [*GIVES_WAY, "taskset", "-c", LOAD_CORE, sys.executable, "-m", "benchmarks.flood"]
         command += [str(self._bench.port), "--rate", str(rate), "--seconds", str(seconds)]
         command += ["--connections", str(connections), *self._skip(), *flags]
+        command += ["--traced"] * self._traced
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE.parent)
         assert process.stdout is not None
         started = process.stdout.readline().split()
@@ -447,6 +453,7 @@ def main() -> None:
     parser.add_argument("--build", choices=("interpreted", "compiled"), action="append")
     parser.add_argument("--connections", type=int, action="append")
     parser.add_argument("--no-hiccups", action="store_true")
+    parser.add_argument("--traced", action="store_true", help="No two header blocks are alike.")
     chosen = parser.parse_args()
     report = Report()
     os.sched_setaffinity(0, {int(LOAD_CORE)})  # so all Redis servers are there as well
@@ -471,7 +478,8 @@ def measure(chosen: argparse.Namespace, report: Report) -> None:
                 bench = Bench(str(directory))
                 words = command(programs[build], bench, servers.url)
                 process = stack.enter_context(running(SERVER_CORE, words, bench.port))
-                case, name = Case(bench, process, servers), f"{build}, {store}"
+                case = Case(bench, process, servers, traced=chosen.traced)
+                name = f"{build}, {store}"
                 case.warm_up(CONNECTIONS[0])
                 for connections in chosen.connections or CONNECTIONS:
                     for load in LOADS:

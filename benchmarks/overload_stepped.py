@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks import flood, stepped_loop
 from benchmarks.flood import ANSWERS, LATE, PATIENCE, SLICE_SECONDS, Asking, Batch, Tally
-from benchmarks.load import TICK_SECONDS, uniform
+from benchmarks.load import TICK_SECONDS
 from benchmarks.overload import (
     AFTER_SECONDS,
     CONNECTIONS,
@@ -42,7 +42,6 @@ from benchmarks.overload import (
 )
 from benchmarks.profile import RULES
 from benchmarks.run import told
-from benchmarks.steady import BLOCK_20MS
 from benchmarks.stepped_loop import Loop, Socket
 from benchmarks.stepped_redis import NODES
 from ratelimit_service import turns
@@ -127,12 +126,14 @@ STORES: dict[str, Callable[[Stats, Health], Store]] = {
 
 
 class Chosen:
-    """Where the service counts."""
+    """Where the service counts, and what it is asked."""
 
     def __init__(self) -> None:
         self.store: Callable[[Stats, Health], Store] = in_memory
         self.slower = 1.0
         """How many times longer Redis takes than `stepped_redis` says."""
+        self.traced = False
+        """Whether no two header blocks are alike."""
 
 
 CHOSEN = Chosen()
@@ -154,7 +155,7 @@ class World:
         service = Service(lambda: rules.snapshot, store, Settings(), stats)
         self._calls = ServiceCalls(service, HealthService(health), Overload(stats, health))
         turns, memory = shared_turns(), Memory()
-        requests = uniform(BLOCK_20MS)
+        requests = flood.hurried(traced=CHOSEN.traced)
         batches = cycle([Batch(list(islice(requests, size))) for _ in range(REQUESTS // size)])
         self.clients = []
         for _ in range(connections):
@@ -307,8 +308,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--store", choices=STORES, default="memory")
     parser.add_argument("--slower", type=float, default=1.0, help="How much slower Redis is.")
+    parser.add_argument("--traced", action="store_true", help="No two header blocks are alike.")
     chosen = parser.parse_args()
     CHOSEN.store, CHOSEN.slower = STORES[chosen.store], chosen.slower
+    CHOSEN.traced = chosen.traced
     now_ns = stepped_loop.CLOCK.now_ns
     # Compiled modules ask the module `time` itself, whatever they are told that it is.
     time.monotonic_ns = time.time_ns = now_ns

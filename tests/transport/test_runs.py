@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from itertools import cycle, islice, takewhile
+from types import FrameType as PythonFrame
+
 import hpack
 import pytest
 from hypothesis import given, settings
@@ -22,6 +27,7 @@ from ratelimit_service.transport.h2.overload import Haste
 from tests.transport.h2_client import HEADERS, PATH, Client
 
 BLOCK = b"the block of all calls"
+TRACE = "00-{:032x}-{:016x}-01"
 MANY = 300
 
 
@@ -30,8 +36,10 @@ def call(stream_id: int, message: bytes = b"12345", block: bytes = BLOCK) -> byt
     return headers + frames.frame(FrameType.DATA, END_STREAM, stream_id, message)
 
 
-def walked(data: bytes, last_stream_id: int) -> tuple[int, list[int]]:
-    """What `runs.calls` is to find, looked for frame by frame."""
+def walked(
+    data: bytes, last_stream_id: int, blocks: Sequence[bytes] = (BLOCK,)
+) -> tuple[int, list[int]]:
+    """What `runs` is to find, looked for frame by frame."""
     at, found = 0, list[int]()
     while True:
         stop, stream_id = at, int.from_bytes(data[at + 5 : at + 9], "big")
@@ -42,7 +50,7 @@ def walked(data: bytes, last_stream_id: int) -> tuple[int, list[int]]:
             start, stop = stop + 9, stop + 9 + length
             if not usual or not same or length > MAX_FRAME_SIZE or stop > len(data):
                 return at, found
-            if kind == FrameType.HEADERS and data[start:stop] != BLOCK:
+            if kind == FrameType.HEADERS and data[start:stop] not in blocks:
                 return at, found
         if stream_id % 2 == 0 or not last_stream_id < stream_id <= MAX_WINDOW:
             return at, found
@@ -89,15 +97,39 @@ def test_a_run_ends_before_what_is_unusual(unusual: bytes, usual: int) -> None:
 @given(
     st.integers(1, 250),
     st.sampled_from([2, 4, 254]),
-    st.integers(0, 10_000),
+    st.lists(st.integers(0, 40), min_size=1, max_size=9),
+    st.integers(0, 20_000),
     st.integers(0, 255),
 )
-def test_no_byte_is_overlooked(count: int, step: int, place: int, byte: int) -> None:
-    """A run in which any one byte is another ends as it does frame by frame."""
-    data = bytearray(b"".join(call(step * number + 1) for number in range(count)))
+def test_no_byte_is_overlooked(
+    count: int, step: int, sizes: list[int], place: int, byte: int
+) -> None:
+    """A run in which any one byte is another ends as it does frame by frame.
+
+    So it does whatever the lengths of messages, and whether or not header blocks differ.
+    """
+    lengths = list(islice(cycle(sizes), count))
+    data = bytearray(
+        b"".join(call(step * number + 1, bytes(size)) for number, size in enumerate(lengths))
+    )
     data[place % len(data)] = byte
 
     assert runs.calls(bytes(data), 0, BLOCK, 0) == walked(bytes(data), 0)
+
+    blocks = [BLOCK, BLOCK + b"!", b"", b"?" * 300]
+    varied = bytearray(
+        b"".join(
+            call(step * number + 1, bytes(size), blocks[size % 4])
+            for number, size in enumerate(lengths)
+        )
+    )
+    varied[place % len(varied)] = byte
+
+    end, streams, _ = runs.varied_calls(
+        bytes(varied), 0, 0, lambda its: sum(1 for _ in takewhile(blocks.__contains__, its))
+    )
+
+    assert (end, streams) == walked(bytes(varied), 0, blocks)
 
 
 def test_resets_are_found_as_far_as_they_go() -> None:
@@ -190,6 +222,44 @@ def test_runs_of_single_calls_and_resets_are_handled_in_pieces() -> None:
     assert sum(handled) == 2_000
 
 
+def traced(number: int) -> bytes:
+    """The header block of a caller that traces: no two of them are alike, nor of one length."""
+    return block("20m", traceparent=TRACE.format(number**9, number**5))
+
+
+@pytest.mark.parametrize("blocks", ["one", "traced"])
+def test_a_refusal_costs_next_to_nothing_whatever_calls_look_like(blocks: str) -> None:
+    """Requests differ in length, and those of a caller that traces also in their headers.
+
+    Where each refusal costs as much as a count, an overload leaves no time for counting.
+    """
+    client = Late()
+    known = [traced(number) if blocks == "traced" else BLOCKS[0] for number in range(50)]
+    for number, each in enumerate(known):
+        client.hear(call(101 + 2 * number, message(1), each))
+    before = client.haste.refused
+    made = [traced(number) if blocks == "traced" else BLOCKS[0] for number in range(60, 560)]
+    data = b"".join(
+        call(1_001 + 2 * number, message(number * number % 11), each)
+        for number, each in enumerate(made)
+    )
+
+    work = 0
+
+    def count(frame: PythonFrame | None, event: str, argument: object) -> None:
+        nonlocal work
+        work += event in {"call", "c_call"}
+
+    sys.setprofile(count)
+    try:
+        client.connection.receive(data)
+    finally:
+        sys.setprofile(None)
+
+    assert client.haste.refused - before == 500
+    assert work < 10 * 500
+
+
 def test_calls_that_are_never_answered_have_a_bound() -> None:
     """No more calls wait without an answer than streams are allowed; others are refused at once."""
     client = Late()
@@ -207,14 +277,23 @@ def test_calls_that_are_never_answered_have_a_bound() -> None:
     assert refused == [10_000 - MAX_STREAMS, 0, MAX_STREAMS, 0]
 
 
-def block(timeout: str, path: str = PATH) -> bytes:
+def block(timeout: str, path: str = PATH, **others: str) -> bytes:
     encoder = hpack.Encoder()
     encoder.header_table_size = 0
     listed = [*(dict(HEADERS) | {":path": path}).items(), ("grpc-timeout", timeout)]
+    listed += others.items()
     return encoder.encode(listed)
 
 
-BLOCKS = [block("20m"), block("90m"), block("20m", "/grpc.health.v1.Health/Check")]
+BLOCKS = [
+    block("20m"),
+    block("90m"),
+    block("20m", "/grpc.health.v1.Health/Check"),
+    *[block("20m", traceparent=TRACE.format(number, number)) for number in range(9)],
+    block("90m", traceparent=TRACE.format(1, 1)),
+]
+ALWAYS_TRACED = -1
+"""Blocks of callers that trace, one after the other."""
 
 
 def message(size: int) -> bytes:
@@ -222,9 +301,9 @@ def message(size: int) -> bytes:
 
 
 CALLS = st.tuples(
-    st.sampled_from([0, 0, 0, 0, 1, 2]),
+    st.sampled_from([0, 0, 0, 0, 1, 2, 3, 12, *[ALWAYS_TRACED] * 4]),
     st.sampled_from([1, 1, 2, 70, 140]),
-    st.integers(0, 3),
+    st.lists(st.integers(0, 30), min_size=1, max_size=5),
     st.sampled_from([0, 0, 0, 2, 100]),
 )
 RESETS = st.lists(st.integers(0, 400), min_size=1, max_size=30)
@@ -234,7 +313,7 @@ OTHERS = st.sampled_from(["ping", "window", "settings", "priority", "unknown"])
 @settings(max_examples=200)
 @given(st.lists(CALLS | RESETS | OTHERS, max_size=12), st.lists(st.integers(1, 3_000), max_size=30))
 def test_nothing_else_comes_of_runs(
-    said: list[tuple[int, int, int, int] | list[int] | str], cuts: list[int]
+    said: list[tuple[int, int, list[int], int] | list[int] | str], cuts: list[int]
 ) -> None:
     """Read in one go or in any pieces, the same calls are refused, and the same remain."""
     at_once, piecemeal = Late(), Late()
@@ -242,11 +321,12 @@ def test_nothing_else_comes_of_runs(
     stream_id, data = at_once.connection.latest_stream, b""
     for each in said:
         if isinstance(each, tuple):
-            which, count, size, gap = each
+            which, count, sizes, gap = each
             stream_id += gap
-            for _ in range(count):
+            for number, size in enumerate(islice(cycle(sizes), count)):
                 stream_id += 2
-                data += call(stream_id, message(size), BLOCKS[which])
+                chosen = 3 + number % 9 if which == ALWAYS_TRACED else which
+                data += call(stream_id, message(size), BLOCKS[chosen])
         elif isinstance(each, list):
             back = [max(1, stream_id - 2 * places) for places in each]
             data += b"".join(frames.rst_stream(one, ErrorCode.CANCEL) for one in back)

@@ -8,7 +8,7 @@ table for as long as they use it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from operator import getitem
@@ -112,10 +112,33 @@ class _Likeness:
 
     def columns_of(self, blocks: Sequence[bytes]) -> list[_Column] | None:
         """The values that vary of many blocks; None unless all of these are alike."""
+        places = self._places_of(blocks)
+        if places is None:
+            return None
+        return [
+            (
+                lengths,
+                [
+                    block[at + 1 : at + 1 + (length & 0x7F)]
+                    for block, at, length in zip(blocks, starts, lengths, strict=True)
+                ],
+            )
+            for starts, lengths in places
+        ]
+
+    def heads_of(self, blocks: Sequence[bytes]) -> Head | None:
+        """The head of many blocks, as `head_of`; None unless all of these are alike."""
+        return None if self._places_of(blocks) is None else self._head
+
+    def _places_of(self, blocks: Sequence[bytes]) -> list[tuple[list[int], list[int]]] | None:
+        """Where each value that varies begins in each block, and the byte that says how long it is.
+
+        None unless all blocks are alike.
+        """
         if not self._pieces:
             return None
         *pieces, last = self._pieces
-        columns: list[_Column] = []
+        places = []
         stops = [0] * len(blocks)
         try:
             for piece in pieces:
@@ -130,15 +153,11 @@ class _Likeness:
                     start + 1 + (length & 0x7F)
                     for start, length in zip(starts, lengths, strict=True)
                 ]
-                values = [
-                    block[start + 1 : stop]
-                    for block, start, stop in zip(blocks, starts, stops, strict=True)
-                ]
-                columns.append((lengths, values))
+                places.append((starts, lengths))
         except IndexError:
             return None
         rests = [block[stop:] for block, stop in zip(blocks, stops, strict=True)]
-        return columns if rests.count(last) == len(rests) else None
+        return places if rests.count(last) == len(rests) else None
 
     def head_of(self, block: bytes) -> Head | None:
         """The head of a block that differs from the last only where earlier blocks did."""
@@ -220,6 +239,19 @@ class HeaderReader:
         if self._independent:
             return self._heads.get(block) or self._likeness.head_of(block)
         return None
+
+    def count_known(self, wanted: Callable[[Head], bool], blocks: Sequence[bytes]) -> int:
+        """How many of the first blocks are known, and have a wanted head."""
+        if not self._independent:
+            return 0
+        head = self._likeness.heads_of(blocks)
+        if head is not None:
+            return len(blocks) if wanted(head) else 0
+        for count, block in enumerate(blocks):
+            head = self.recall(block)
+            if head is None or not wanted(head):
+                return count
+        return len(blocks)
 
     def read(self, block: bytes) -> Head:
         """Reads a complete header block. Raises BlockError."""

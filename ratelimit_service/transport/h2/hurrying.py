@@ -7,6 +7,7 @@ in runs of resets, which are here as well. What must not live here: when there i
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from ratelimit_service.transport.h2 import runs
@@ -54,7 +55,7 @@ class Hurrying(Incoming):
         head = self._headers.recall(block)
         if head is None or not haste.concerns(head):
             return 0
-        at, streams = self._pass_calls(data, start - 9, block)
+        at, streams = self._pass_calls(haste, data, start - 9, block)
         if not streams:
             return 0
         haste.refused += len(streams)
@@ -73,7 +74,7 @@ class Hurrying(Incoming):
                 break
             self._reset_all(taken_back, events)
             gone.update(taken_back)
-            at, more = self._pass_calls(data, end, block)
+            at, more = self._pass_calls(haste, data, end, block)
             streams += more
             haste.refused += len(more)
         if haste.gone_percent:
@@ -89,7 +90,9 @@ class Hurrying(Incoming):
             self._output.append(runs.refusals(streams))
         return at
 
-    def _pass_calls(self, data: bytes, at: int, block: bytes) -> tuple[int, list[int]]:
+    def _pass_calls(
+        self, haste: Haste, data: bytes, at: int, block: bytes
+    ) -> tuple[int, list[int]]:
         """Passes a run of calls that are not handed on; returns where it ends, and its streams.
 
         The fault is ours, so later frames of the client on these streams cost it as little as if
@@ -99,6 +102,14 @@ class Hurrying(Incoming):
         if streams:
             self.latest_stream = streams[-1]
             self._consume(end - at - len(streams) * (18 + len(block)))
+        # Of callers that trace, no two blocks are alike.
+        alike = partial(self._headers.count_known, haste.concerns)
+        end, varied, bytes_ = runs.varied_calls(data, end, self.latest_stream, alike)
+        if varied:
+            self.latest_stream = varied[-1]
+            self._consume(bytes_)
+            streams += varied
+        if streams:
             self._credit(len(streams))
         return end, streams
 

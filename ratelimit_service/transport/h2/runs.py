@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -29,14 +29,22 @@ from ratelimit_service.transport.h2.frames import (
 )
 from ratelimit_service.transport.h2.messages import PREFIX_BYTES
 
-__all__ = ["calls", "refusals", "resets", "usual_calls"]
+__all__ = ["calls", "refusals", "resets", "usual_calls", "varied_calls"]
 
-_LEAST_ALIKE: Final = 32
-_MOST_ALIKE: Final = 512
-"""So many calls of the same length are looked at together: first few, then four times as many each
-time, as long as all are alike."""
+_LEAST_TOGETHER: Final = 8
+_MOST_TOGETHER: Final = 512
+"""So many calls are looked at together: first few, then four times as many each time, as long as
+most of them are alike."""
 
 _FRAME_HEAD_BYTES: Final = 9
+_STREAM_BYTES: Final = 4
+_DATA_HEAD: Final = struct.Struct(">HHI")
+"""The head of a DATA frame, but for the high byte of its length."""
+
+_HEADS_BYTES: Final = 2 * _FRAME_HEAD_BYTES
+_FRAME: Final = struct.Struct(">BHHI")
+_WHOLE_HEADERS: Final = HEADERS << 8 | END_HEADERS
+
 _ODD: Final = bytes(range(1, 256, 2))
 _frame_head: Final = struct.Struct(">xHBB").pack
 
@@ -109,7 +117,7 @@ def calls(data: bytes, start: int, block: bytes, last_stream_id: int) -> tuple[i
     shape = _shape(len(usual_block))
     unpack, size = shape.unpack_from, shape.size
     at, end, last = start, len(data), last_stream_id
-    together, last_start = _LEAST_ALIKE, len(data) - size
+    together, last_start = _LEAST_TOGETHER, len(data) - size
     streams: list[int] = []
     while at <= last_start:
         # The type lets the compiler unpack the tuple without generic objects.
@@ -128,21 +136,82 @@ def calls(data: bytes, start: int, block: bytes, last_stream_id: int) -> tuple[i
         ):
             break
         streams.append(stream)
-        last = stream
-        stride = after - at
-        # The next calls may be as long as this one.
-        while (count := min(together, (end - after) // stride)) > 1:
-            alike = _alike(data[after : after + count * stride], count, usual_head, block, last)
-            if alike:
-                streams += alike
-                last = alike[-1]
-                after += stride * len(alike)
-            if len(alike) < count:
-                together = _LEAST_ALIKE
+        last, stride, at = stream, after - at, after
+        while data.startswith(usual_head, at) and data.startswith(usual_block, at + 9):
+            piece = data[at : at + together * stride]
+            alike, taken = _alike(piece, usual_head, usual_block, last)
+            if not alike:
+                together = _LEAST_TOGETHER
                 break
-            together = min(4 * together, _MOST_ALIKE)
-        at = after
+            streams += alike
+            last = alike[-1]
+            at += taken
+            most = min(4 * together, _MOST_TOGETHER)
+            together = most if 2 * taken > len(piece) else _LEAST_TOGETHER
     return at, streams
+
+
+def varied_calls(
+    data: bytes, start: int, last_stream_id: int, alike: Callable[[Sequence[bytes]], int]
+) -> tuple[int, list[int], int]:
+    """As `calls`, with any header blocks: `alike` tells how many of the first ones may be there.
+
+    Returns where the run ends, the streams, and how many bytes their messages take.
+    """
+    at, together, bytes_ = start, _LEAST_TOGETHER, 0
+    streams: list[int] = []
+    while True:
+        ends, found, blocks = _whole_calls(data, at, last_stream_id, together)
+        count = alike(blocks) if blocks else 0
+        if not count:
+            return at, streams, bytes_
+        streams += found[:count]
+        bytes_ += ends[count - 1] - at - sum(map(len, blocks[:count])) - count * _HEADS_BYTES
+        at, last_stream_id = ends[count - 1], streams[-1]
+        if count < together:
+            return at, streams, bytes_
+        together = min(4 * together, _MOST_TOGETHER)
+
+
+def _whole_calls(
+    data: bytes, at: int, last: int, most: int
+) -> tuple[list[int], list[int], list[bytes]]:
+    """Where each of at most so many whole calls ends, their streams, and their header blocks."""
+    unpack, end = _FRAME.unpack_from, len(data) - _FRAME_HEAD_BYTES
+    ends: list[int] = []
+    streams: list[int] = []
+    blocks: list[bytes] = []
+    while at <= end and len(ends) < most:
+        # The type lets the compiler unpack the tuples without generic objects.
+        headers: tuple[int, int, int, int] = unpack(data, at)
+        high, length, kind_and_flags, stream = headers
+        start = at + _FRAME_HEAD_BYTES
+        at = start + length
+        if (
+            kind_and_flags != _WHOLE_HEADERS
+            or high
+            or at > end
+            or not last < stream <= MAX_WINDOW
+            or not stream & 1
+            or length > MAX_FRAME_SIZE
+        ):
+            break
+        message: tuple[int, int, int, int] = unpack(data, at)
+        its_high, its_length, its_kind_and_flags, its_stream = message
+        block, at = data[start:at], at + _FRAME_HEAD_BYTES + its_length
+        if (
+            its_stream != stream
+            or its_kind_and_flags != END_STREAM
+            or its_high
+            or at > end + _FRAME_HEAD_BYTES
+            or its_length > MAX_FRAME_SIZE
+        ):
+            break
+        ends.append(at)
+        streams.append(stream)
+        blocks.append(block)
+        last = stream
+    return ends, streams, blocks
 
 
 @lru_cache(maxsize=64)
@@ -157,45 +226,66 @@ def _message_shape(block_bytes: int) -> struct.Struct:
     return struct.Struct(f">{_STREAM_AT}sI{block_bytes}sHHIBI")
 
 
-@lru_cache(maxsize=64)
-def _columns(block_bytes: int, stride: int) -> struct.Struct:
-    """The layout of calls of one length: what is the same in all of them, and their streams."""
-    second = block_bytes + _STREAM_AT
-    rest = stride - 2 * _FRAME_HEAD_BYTES - block_bytes
-    return struct.Struct(f">{_STREAM_AT}sI{second}sI{rest}x")
-
-
 def _alike(
-    data: bytes, count: int, head: bytes, block: bytes, last_stream_id: int
-) -> Sequence[int]:
-    """The streams of the first of so many calls of one length that are alike."""
-    stride = len(data) // count
-    length = stride - 2 * _FRAME_HEAD_BYTES - len(block)
-    second = block + _frame_head(length, 0, END_STREAM)
-    shape = _columns(len(block), stride)
-    heads, streams, seconds, their_streams = zip(*shape.iter_unpack(data), strict=True)
-    if heads.count(head) != count or seconds.count(second) != count or streams != their_streams:
-        count = min(
-            _first_other(map(head.__eq__, heads), count),
-            _first_other(map(second.__eq__, seconds), count),
-            _first_other(map(int.__eq__, streams, their_streams), count),
-        )
-        streams = streams[:count]
-    if (
-        not streams
-        or streams[0] <= last_stream_id
-        or streams[-1] > MAX_WINDOW
-        or sorted(set(streams)) != list(streams)
-        or data[_STREAM_AT + 3 : count * stride : stride].translate(None, _ODD)
+    data: bytes, head: bytes, block: bytes, last_stream_id: int
+) -> tuple[Sequence[int], int]:
+    """The streams of the first calls of the data, which starts with one, and where these end.
+
+    All are looked at at once, which takes a third of the time that one by one does.
+    """
+    calls = data.split(head)[1:]
+    size = _STREAM_BYTES + len(block) + _DATA_HEAD.size
+    length = _length_of(calls[-1], size)
+    if length < 0:
+        calls.pop()  # it is cut off
+    else:
+        calls[-1] = calls[-1][: size + length]  # something else may follow
+    lengths = [len(call) - size for call in calls]
+    if not calls or min(lengths) < 0 or max(lengths) > MAX_FRAME_SIZE:
+        return (), 0
+    count = len(calls)
+    # What is in front of each message, as it is and as it would be if all calls were usual.
+    fronts = b"".join([call[:size] for call in calls])
+    usual = bytearray((bytes(_STREAM_BYTES) + block + _DATA_HEAD.pack(0, END_STREAM, 0)) * count)
+    numbers = bytearray(_STREAM_BYTES * count)
+    for place in range(_STREAM_BYTES):
+        column = fronts[place::size]
+        numbers[place::_STREAM_BYTES] = column
+        usual[place::size] = usual[size - _STREAM_BYTES + place :: size] = column
+    sizes = struct.pack(f">{count}H", *lengths)
+    for place in range(2):
+        usual[_STREAM_BYTES + len(block) + place :: size] = sizes[place::2]
+    if usual != fronts:
+        count = _as_usual(fronts, bytes(usual), size)
+    streams: tuple[int, ...] = struct.unpack_from(f">{count}I", numbers)
+    if not streams or streams[0] <= last_stream_id or streams[-1] > MAX_WINDOW:
+        return (), 0
+    if streams != tuple(range(streams[0] | 1, streams[-1] + 1, 2)) and (
+        sorted(set(streams)) != list(streams)
+        or numbers[_STREAM_BYTES - 1 : _STREAM_BYTES * count : _STREAM_BYTES].translate(None, _ODD)
     ):
-        return ()
-    return streams
+        return (), 0
+    return streams, sum(lengths[:count]) + count * (len(head) + size)
 
 
-def _first_other(alike: Iterable[bool], count: int) -> int:
-    """The place of the first of so many that is not alike; `count` if there is none."""
-    found = list(alike)
-    return found.index(False) if False in found else count
+def _length_of(call: bytes, size: int) -> int:
+    """The length of the message of a call that has its front of this size; -1 if it is cut off."""
+    at = size - _DATA_HEAD.size
+    length = int.from_bytes(call[at : at + 2], "big")
+    return length if len(call) >= size + length else -1
+
+
+def _as_usual(fronts: bytes, usual: bytes, size: int) -> int:
+    """How many of the first fronts, each of this size, are usual."""
+    least, most = 0, len(fronts) // size
+    while least < most:
+        middle = (least + most + 1) // 2
+        part = slice(least * size, middle * size)
+        if fronts[part] == usual[part]:
+            least = middle
+        else:
+            most = middle - 1
+    return least
 
 
 def resets(data: bytes, start: int) -> tuple[int, list[int]]:
