@@ -30,6 +30,7 @@ COMPILED = """
     service/answering service/at_hand service/patience service/records service/callers
     service/telling service/service
     transport/h2/costs transport/h2/limits transport/h2/frames transport/h2/fields
+    transport/h2/head transport/h2/likeness
     transport/h2/headers transport/h2/messages transport/h2/events transport/h2/streams
     transport/h2/account
     transport/h2/life transport/h2/open_streams transport/h2/runs transport/h2/sending

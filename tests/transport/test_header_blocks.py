@@ -19,8 +19,9 @@ from ratelimit_service.transport.h2.frames import (
     ErrorCode,
     FrameType,
 )
+from ratelimit_service.transport.h2.head import Head
 from ratelimit_service.transport.h2.headers import HeaderReader
-from tests.transport.h2_client import HEADERS, Client, messages, refused
+from tests.transport.h2_client import HEADERS, PATH, Client, messages, refused
 
 NAMES = st.sampled_from(["x-request-id", "traceparent", "user-agent", "grpc-timeout", "x-a"])
 
@@ -181,6 +182,78 @@ def test_cost_of_a_block(block: bytes, most: int, settled: bool) -> None:
     assert reader._fields.count <= (min(most, 400) if settled else most)
     assert reader._fields.unhuffed <= 32_768
     assert reader.cost_us <= 5_000
+
+
+UNITS_US = {"n": 0.001, "u": 1.0, "m": 1_000.0, "S": 1_000_000.0}
+TIMEOUTS = st.tuples(st.integers(0, 99_999_999), st.sampled_from("nnnuumS"))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(TIMEOUTS, max_size=2), st.integers(0, 1 << 64), st.booleans(), st.booleans()
+        ),
+        max_size=12,
+    )
+)
+def test_deadlines_that_differ_from_call_to_call(
+    blocks: list[tuple[list[tuple[int, str]], int, bool, bool]],
+) -> None:
+    """Many clients say how much time is left, to the nanosecond. Each call's own is kept.
+
+    A sixteenth of it at most is lost, where it is said so exactly. Blocks that are looked at
+    together have the heads that each one has.
+    """
+    reader, encoder = settled_reader(), hpack.Encoder()
+    encoder.header_table_size = 0
+    encoded = []
+    for timeouts, trace, traced, huffman in blocks:
+        extra = [("grpc-timeout", f"{number}{unit}") for number, unit in timeouts]
+        extra += [("traceparent", f"{trace:x}")] * traced
+        encoded.append(encoder.encode([*HEADERS, *extra], huffman=huffman))
+        said_us = [number * UNITS_US[unit] for number, unit in timeouts[-1:]]
+
+        head = reader.read(encoded[-1])
+
+        assert head.path == PATH.encode()
+        if not said_us:
+            assert head.timeout_us is None
+        elif timeouts[-1][1] in "nu":
+            assert int(said_us[0]) * 15 <= 16 * (head.timeout_us or 0) <= 16 * said_us[0]
+        else:
+            assert head.timeout_us == said_us[0]
+
+    heads = [reader.read(each) for each in encoded]
+    for limit_us in (0, 20_000, 1 << 40):
+
+        def wanted(head: Head) -> bool:
+            return head.timeout_us is not None and head.timeout_us <= limit_us  # noqa: B023
+
+        known = reader.count_known(wanted, encoded)
+
+        assert all(wanted(head) for head in heads[:known])
+        assert known == len(heads) or not (wanted(heads[known]) and reader.recall(encoded[known]))
+
+
+def test_deadlines_are_read_without_reading_the_block() -> None:
+    """To read all headers of each call would take longer than to decide about it."""
+    reader, encoder = settled_reader(), hpack.Encoder()
+    encoder.header_table_size = 0
+    read = 0
+    for number in range(100):
+        left = 19_999_999 - number * number
+        reader.read(encoder.encode([*HEADERS, ("grpc-timeout", f"{left}n")]))
+        read += reader.cost_us > 0
+
+    assert read <= 2
+
+
+def settled_reader() -> HeaderReader:
+    """A reader for a client that uses no table any more."""
+    reader = HeaderReader()
+    reader.without_table()
+    reader.read(b"\x20" + hpack.Encoder().encode(HEADERS))
+    return reader
 
 
 def test_tracing_clients() -> None:

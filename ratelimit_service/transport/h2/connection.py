@@ -41,10 +41,11 @@ from ratelimit_service.transport.h2.frames import (
     MAX_WINDOW,
     PREFACE,
     RST_STREAM,
+    WINDOW_UPDATE,
     ErrorCode,
     FrameType,
 )
-from ratelimit_service.transport.h2.headers import Head
+from ratelimit_service.transport.h2.head import Head
 from ratelimit_service.transport.h2.hurrying import Hurrying
 from ratelimit_service.transport.h2.life import Opening
 from ratelimit_service.transport.h2.limits import (
@@ -98,6 +99,10 @@ class Connection(Hurrying):
         """Since when the client has had SETTINGS of ours to acknowledge."""
         self._cut_short = False
         """Whether complete frames wait for the next call of `receive`."""
+        self._followed = self._parted = False
+        """Whether others follow the bytes in hand, and calls wait for these."""
+        self._orderly_until = 0
+        """Up to where the frames of each call stand together as far as they can."""
         self.may_be_dear = False
         """Whether the next bytes may make a large message whole, which takes long to decide."""
         self.congested = False
@@ -150,14 +155,17 @@ class Connection(Hurrying):
 
     # Frames
 
-    def receive(self, data: bytes, most: int = sys.maxsize) -> list[Event]:
+    def receive(
+        self, data: bytes, most: int = sys.maxsize, *, followed: bool = False
+    ) -> list[Event]:
         """Takes bytes from the socket; returns what they mean, in order.
 
+        If they are `followed` by others that were read, calls at their end may wait for those.
         It stops after `most` calls, frames or answers that were held back, or frames that cost as
         much. Then `has_more` says that another call, with or without new bytes, goes on.
         """
         events: list[Event] = []
-        self.unusual = False
+        self.unusual, self._followed, self._parted = False, followed, False
         if self._life.closing:
             self._cut_short = False
             self._resumable.clear()
@@ -172,7 +180,7 @@ class Connection(Hurrying):
         try:
             if self._resumable or self._opened or self._blocked:
                 most = self._go_on(most, events)
-            at = self._read(data, start, most, events)
+            data, at = self._read(data, start, most, events)
         except ConnectionFaultError as error:
             at = len(data)
             self._cut_short = False
@@ -190,7 +198,9 @@ class Connection(Hurrying):
             if at > start:
                 self._moved = self._second
             self._data, self._at = data[at:], 0
-        self.may_be_dear = (len(self._data) > LARGE_BYTES and not self._cut_short) or (
+        self.may_be_dear = (
+            len(self._data) > LARGE_BYTES and not (self._cut_short or self._parted)
+        ) or (
             self.held > LARGE_BYTES and self.held - STREAM_BYTES * len(self._streams) > LARGE_BYTES
         )
         return events
@@ -201,16 +211,13 @@ class Connection(Hurrying):
             self._resume(events)
         return self._let_through(most)
 
-    def _read(self, data: bytes, at: int, most: int, events: list[Event]) -> int:
-        """Handles complete frames; returns where the first one that is left begins."""
-        end = len(data)
+    def _read(self, data: bytes, at: int, most: int, events: list[Event]) -> tuple[bytes, int]:
+        """Handles complete frames; returns the data, and where in it the first one left begins."""
         if not self._life.settled and self._life.opening is Opening.PREFACE:
-            if data[: len(PREFACE)] != PREFACE[:end]:
-                raise ConnectionFaultError(ErrorCode.PROTOCOL_ERROR, "this is no HTTP/2")
-            if end < len(PREFACE):
-                return 0
-            self._life.enter(Opening.SETTINGS)
-            at = len(PREFACE)
+            at = self._read_preface(data)
+            if not at:
+                return data, 0
+        end, self._orderly_until = len(data), 0
         while end - at >= 9:
             if most <= 0:
                 self._cut_short = True
@@ -223,22 +230,21 @@ class Connection(Hurrying):
             start = at + 9
             at = start + length
             if at > end:
-                return start - 9
+                return data, start - 9
             most -= 1
             after = 0
             if kind == HEADERS and flags == END_HEADERS:
                 after = self._whole_call(data, stream_id, start, at, events)
                 if after - at > USUAL_BYTES:
                     most -= self._note_unusual(after - at)
-                if (
-                    not after
-                    and self._life.steady
-                    and self._block is None
-                    and _ends_within(data, at)
-                ):
-                    return start - 9  # once it is there, the call is a usual one
-            elif kind == RST_STREAM and self._life.settled and self._block is None:
-                after = self._reset_run(data, start - 9, events)
+                if not after and self._life.steady and self._block is None:
+                    in_order = self._in_order(data, start - 9, at)
+                    if in_order is not None:
+                        data, at, end = in_order
+                        most += 1  # nothing is done yet
+                        continue
+            elif self._life.settled and self._block is None:
+                after = self._run_of(kind, data, start - 9, events)
             if after:
                 most -= (after - at) // RUN_BYTES
                 more = (after, 0) if after == end else self._more_calls(data, after, most, events)
@@ -248,7 +254,42 @@ class Connection(Hurrying):
             self._handle(kind, flags, stream_id & MAX_WINDOW, data[start:at], events)
             most -= (max(0, self._spent_us - spent) + self._worked_us) // PIECE_US
             most = self._let_through(most)  # before what the client says next
-        return at
+        return data, at
+
+    def _run_of(self, kind: int, data: bytes, at: int, events: list[Event]) -> int:
+        """Handles a run of frames of that kind; returns where it ends, 0 if nothing is done."""
+        if kind == RST_STREAM:
+            return self._reset_run(data, at, events)
+        return self._update_run(data, at) if kind == WINDOW_UPDATE else 0
+
+    def _in_order(self, data: bytes, at: int, stop: int) -> tuple[bytes, int, int] | None:
+        """What to read instead of calls that are not whole, of which the first begins `at`.
+
+        Its HEADERS end at `stop`. Returns the data with the frames of each call put together, and
+        where to read on, and up to where. None if that changes nothing.
+        """
+        if runs.ends_within(data, stop):
+            return data, at, at  # once it is there, the call is a usual one
+        if at < self._orderly_until:
+            return None
+        calls, until, ready = runs.in_order(data, at, self.latest_stream, followed=self._followed)
+        if not calls:
+            self._orderly_until = until
+            return None
+        rest = data[until:]
+        self._parted = ready < len(calls) and (not rest or runs.ends_within(rest, 0))
+        self._orderly_until, data = ready, calls + rest
+        return data, 0, ready if self._parted else len(data)
+
+    def _read_preface(self, data: bytes) -> int:
+        """Where the preface ends; 0 if it is not complete."""
+        end = len(data)
+        if data[: len(PREFACE)] != PREFACE[:end]:
+            raise ConnectionFaultError(ErrorCode.PROTOCOL_ERROR, "this is no HTTP/2")
+        if end < len(PREFACE):
+            return 0
+        self._life.enter(Opening.SETTINGS)
+        return len(PREFACE)
 
     def _handle(
         self, kind: int, flags: int, stream_id: int, payload: bytes, events: list[Event]
@@ -359,12 +400,3 @@ class Connection(Hurrying):
         """Notes that a call has a large message; returns for how many frames more it counts."""
         self.unusual = True
         return 0 if self.haste is not None else size // DESCRIPTORS_BYTES
-
-
-def _ends_within(data: bytes, at: int) -> bool:
-    """Whether the data ends in the middle of the frame that begins there."""
-    rest = len(data) - at
-    if rest < 9:
-        return rest > 0
-    length = int.from_bytes(data[at : at + 3], "big")
-    return rest < 9 + length and length <= MAX_FRAME_SIZE

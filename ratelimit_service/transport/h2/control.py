@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from ratelimit_service.transport.h2 import frames
+from ratelimit_service.transport.h2 import frames, runs
 from ratelimit_service.transport.h2.account import ConnectionFaultError, Memory, expect
 from ratelimit_service.transport.h2.costs import FRAME_US, SETTING_US
 from ratelimit_service.transport.h2.fields import MAX_LIST_BYTES
@@ -114,13 +114,37 @@ class Control(Sending):
             expect(increment > 0, "a window update of nothing")
             self._widen(increment)
             return
-        stream = self._stream(stream_id)
-        if stream is None:
-            expect(stream_id <= self.latest_stream, "WINDOW_UPDATE on an idle stream")
-        elif increment == 0:
+        expect(stream_id <= self.latest_stream, "WINDOW_UPDATE on an idle stream")
+        if stream_id not in self._streams:
+            return
+        if increment == 0:
             self._reset(stream_id, ErrorCode.PROTOCOL_ERROR)
         else:
-            self._widen_stream(stream_id, stream, increment)
+            self._widen_stream(stream_id, increment)
+
+    def _update_run(self, data: bytes, start: int) -> int:
+        """Handles a run of window updates: clients in C send two with every call.
+
+        Returns where the last one ends. Returns 0, and has done nothing, if one is faulty, or
+        answers wait for windows: these are sent as far as each update lets them through.
+        """
+        if self.blocked:
+            return 0
+        end, updates = runs.window_updates(data, start)
+        if not updates:
+            return 0
+        streams, latest, wider = self._streams, self.latest_stream, 0
+        for stream_id, increment in updates:
+            if not increment & MAX_WINDOW or stream_id > latest:
+                return 0  # one by one those before the faulty one hold
+            if not stream_id:
+                wider += increment & MAX_WINDOW
+        self._spend(FRAME_US * len(updates), "windows")
+        self._widen(wider)
+        for stream_id, increment in updates:
+            if stream_id in streams:
+                self._widen_stream(stream_id, increment & MAX_WINDOW)
+        return end
 
     def _ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         expect(stream_id == 0, "PING on a stream")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ratelimit_service.service import CallOrigin
-from ratelimit_service.transport.h2.headers import Head
+from ratelimit_service.transport.h2.head import Head
 
 __all__ = ["Calls", "Cancelled", "Ended", "Event", "Message"]
 

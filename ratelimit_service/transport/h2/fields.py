@@ -182,7 +182,7 @@ class FieldReader:
         if kept:
             self._keep(name, value)
         self._listed += _FIELD_BYTES + len(name) + len(value)
-        return Field(name, value, start, at) if wanted else Field(name, b"", start, at, value_at)
+        return Field(name, value if wanted else b"", start, at, value_at)
 
     def _text(self, coded: bytes) -> bytes:
         self.unhuffed += len(coded)

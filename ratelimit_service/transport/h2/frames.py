@@ -21,6 +21,8 @@ __all__ = [
     "PRIORITY",
     "RST_STREAM",
     "RST_STREAM_BYTES",
+    "WINDOW_UPDATE",
+    "WINDOW_UPDATE_BYTES",
     "ErrorCode",
     "FrameType",
     "SettingId",
@@ -51,10 +53,12 @@ PADDED: Final = 0x8
 PRIORITY: Final = 0x20
 HEADERS: Final = 0x1
 RST_STREAM: Final = 0x3
+WINDOW_UPDATE: Final = 0x8
 """These types as plain integers, because every frame is compared with them."""
 
 RST_STREAM_BYTES: Final = 4
-"""The size of that frame's payload (section 6.4)."""
+WINDOW_UPDATE_BYTES: Final = 4
+"""The sizes of these frames' payloads (sections 6.4 and 6.9)."""
 
 
 class FrameType(IntEnum):

@@ -15,7 +15,7 @@ from ratelimit_service.transport.h2.account import Memory, expect
 from ratelimit_service.transport.h2.costs import FRAME_US
 from ratelimit_service.transport.h2.events import Event
 from ratelimit_service.transport.h2.frames import RST_STREAM
-from ratelimit_service.transport.h2.headers import Head
+from ratelimit_service.transport.h2.head import Head
 from ratelimit_service.transport.h2.incoming import Incoming
 from ratelimit_service.transport.h2.life import Leaving
 from ratelimit_service.transport.h2.limits import MAX_STREAMS

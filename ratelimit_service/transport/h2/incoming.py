@@ -22,7 +22,7 @@ from ratelimit_service.transport.h2.costs import (
     USUAL_BYTES,
 )
 from ratelimit_service.transport.h2.events import Calls, Cancelled, Ended, Event, Message
-from ratelimit_service.transport.h2.fields import MAX_LIST_BYTES
+from ratelimit_service.transport.h2.fields import MAX_LIST_BYTES, BlockError
 from ratelimit_service.transport.h2.frames import (
     END_HEADERS,
     END_STREAM,
@@ -32,7 +32,8 @@ from ratelimit_service.transport.h2.frames import (
     ErrorCode,
     FrameType,
 )
-from ratelimit_service.transport.h2.headers import BlockError, Head, literal
+from ratelimit_service.transport.h2.head import Head
+from ratelimit_service.transport.h2.headers import literal
 from ratelimit_service.transport.h2.limits import (
     BODY_SECONDS,
     CONNECTION_WINDOW,

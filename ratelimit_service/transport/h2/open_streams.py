@@ -14,7 +14,7 @@ from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.account import Account, Memory
 from ratelimit_service.transport.h2.costs import HEADERS_US, RESET_US
 from ratelimit_service.transport.h2.frames import ErrorCode, SettingId
-from ratelimit_service.transport.h2.headers import Head
+from ratelimit_service.transport.h2.head import Head
 from ratelimit_service.transport.h2.life import Leaving, Life, Opening
 from ratelimit_service.transport.h2.limits import STREAM_BYTES
 from ratelimit_service.transport.h2.streams import Methods, Stream
@@ -34,6 +34,8 @@ class OpenStreams(Account):
         self._streams: dict[int, Stream | None] = {}
         """Open streams. None stands for a whole unary call without a record: its window is that of
         all new streams."""
+        self._widened: dict[int, int] = {}
+        """How much wider the windows of such calls are; also of some that are over."""
         self._unfinished: dict[int, Stream] = {}
         """Streams that the client has not ended on its side."""
         self._finished: deque[int] = deque(maxlen=_CLOSED_REMEMBERED)
@@ -87,6 +89,7 @@ class OpenStreams(Account):
     def forget(self) -> None:
         """Ends the record of a connection that is gone: answers that still come are not kept."""
         self._streams.clear()
+        self._widened.clear()
         for waiting in (self._unfinished, self._blocked, self._shut):
             waiting.clear()
         super().forget()
@@ -104,6 +107,7 @@ class OpenStreams(Account):
             stream = Stream(Head(), self._methods)
             stream.ended = True
             stream.cost_us = HEADERS_US
+            stream.credit = self._widened.pop(stream_id, 0)
             self._keep(stream, STREAM_BYTES)
             self._streams[stream_id] = stream
         return stream

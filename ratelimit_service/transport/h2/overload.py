@@ -20,7 +20,7 @@ from ratelimit_service.clock import elapsed_us
 from ratelimit_service.health import Health
 from ratelimit_service.observer import Stats
 from ratelimit_service.service import CallOrigin, Ready
-from ratelimit_service.transport.h2.headers import Head
+from ratelimit_service.transport.h2.head import Head
 
 __all__ = [
     "FRESH_US",

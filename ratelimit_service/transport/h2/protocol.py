@@ -388,7 +388,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
         else:
             piece = inbox.take(_BULK_BYTES if in_bulk else PIECE_BYTES)
         connection.wants_origins = self._calls.wants_origins
-        events = connection.receive(piece, _BULK_CALLS if in_bulk else _PIECE_CALLS)
+        most = _BULK_CALLS if in_bulk else _PIECE_CALLS
+        events = connection.receive(piece, most, followed=bool(inbox.chunks))
         if connection.unusual:
             self._in_bulk = False
         elif len(piece) >= PIECE_BYTES // 2:

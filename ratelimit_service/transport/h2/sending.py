@@ -26,7 +26,7 @@ from ratelimit_service.transport.h2.frames import (
 )
 from ratelimit_service.transport.h2.headers import literal
 from ratelimit_service.transport.h2.life import NoTable
-from ratelimit_service.transport.h2.limits import MAX_TEXT_BYTES
+from ratelimit_service.transport.h2.limits import MAX_STREAMS, MAX_TEXT_BYTES
 from ratelimit_service.transport.h2.messages import PREFIX_BYTES
 from ratelimit_service.transport.h2.open_streams import OpenStreams
 from ratelimit_service.transport.h2.streams import Methods, Stream
@@ -60,6 +60,10 @@ def _packer(size: int) -> Callable[..., bytes]:
     if size < _MOST_PACKED:
         _packers[size] = pack
     return pack
+
+
+_MOST_WIDENED: Final = 2 * MAX_STREAMS
+"""Of so many calls it is remembered that their windows are wider, until some are over."""
 
 
 class Sending(OpenStreams):
@@ -261,13 +265,21 @@ class Sending(OpenStreams):
         if self._send_window > MAX_WINDOW:
             raise ConnectionFaultError(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
 
-    def _widen_stream(self, stream_id: int, stream: Stream, increment: int) -> None:
-        """Takes a wider window of one stream."""
-        stream.credit += increment
-        self._highest_credit = max(self._highest_credit, stream.credit)
-        if self._initial_send_window + stream.credit > MAX_WINDOW:
+    def _widen_stream(self, stream_id: int, increment: int) -> None:
+        """Takes a wider window of an open stream. A whole call needs no record for it."""
+        stream = self._streams[stream_id]
+        if stream is None:
+            credit = self._widened[stream_id] = self._widened.get(stream_id, 0) + increment
+            if len(self._widened) > _MOST_WIDENED:
+                still = [each for each in self._widened.items() if each[0] in self._streams]
+                self._widened = dict(still)
+        else:
+            stream.credit += increment
+            credit = stream.credit
+        self._highest_credit = max(self._highest_credit, credit)
+        if self._initial_send_window + credit > MAX_WINDOW:
             self._reset(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
-        elif stream.waiting:
+        elif stream is not None and stream.waiting:
             self._flush(stream_id, stream)
 
     def _start_windows(self, size: int) -> None:
@@ -276,6 +288,7 @@ class Sending(OpenStreams):
         self._initial_send_window = size
         if size + self._highest_credit > MAX_WINDOW:
             known = [stream.credit for stream in self._streams.values() if stream is not None]
+            known += [credit for each, credit in self._widened.items() if each in self._streams]
             self._spend(VISIT_US * len(known), "windows")
             self._highest_credit = max(known, default=0)
             if size + self._highest_credit > MAX_WINDOW:

@@ -8,7 +8,7 @@ from enum import Enum, auto
 
 from ratelimit_service.service import CallOrigin
 from ratelimit_service.transport.h2.frames import FrameType
-from ratelimit_service.transport.h2.headers import ENCODINGS, Head
+from ratelimit_service.transport.h2.head import ENCODINGS, Head
 from ratelimit_service.transport.h2.limits import STREAM_WINDOW
 
 __all__ = ["Methods", "Readable", "Stream"]
