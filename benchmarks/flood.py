@@ -5,7 +5,8 @@ Open loop: calls go out when they are due, whatever the server does. One that is
 socket takes no more, or no stream or window is free) never is. Every answer is looked at:
 counted, denied, by failure policy, refused for want of time, or failed, in time or late.
 
-Requests are of different lengths, as callers' addresses are. Each connection makes a few calls
+Requests are of different lengths, as callers' addresses are; `--headers` and `--frames` say what
+else differs between clients. Each connection makes a few calls
 before the load begins. Calls go out in batches of one connection, whose frames are made before;
 only the numbers of streams are written between them. So one core can ask for ten times what
 another can answer. Run by `overload.py` as a process of its own: prints `started` and when by the
@@ -24,7 +25,8 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, cycle, islice
+from itertools import accumulate, chain, cycle, islice
+from typing import Final
 
 import uvloop
 
@@ -36,7 +38,7 @@ from benchmarks.load import (
     addresses,
     traced_blocks,
 )
-from benchmarks.steady import BLOCK_20MS
+from benchmarks.steady import BLOCK_20MS, ENVOYS_TIMEOUT
 from ratelimit_service.transport.h2 import frames
 from ratelimit_service.transport.h2.frames import (
     ACK,
@@ -47,6 +49,7 @@ from ratelimit_service.transport.h2.frames import (
     FrameType,
     SettingId,
 )
+from ratelimit_service.transport.h2.headers import literal
 
 PATIENCE = 0.02
 SLICE_SECONDS = 0.1
@@ -76,11 +79,54 @@ REFUSALS = re.compile(
 )
 
 
+class Shape:
+    """What calls look like: what their headers have in common, and the order of their frames."""
+
+    HEADERS = ("alike", "traced", "deadlines")
+    FRAMES = ("together", "apart", "ended")
+
+    def __init__(self) -> None:
+        self.headers, self.frames = self.HEADERS[0], self.FRAMES[0]
+
+    def choose(self, chosen: argparse.Namespace) -> None:
+        """Takes what was chosen by `shape_flags`."""
+        self.headers, self.frames = chosen.headers, chosen.frames
+
+    @property
+    def flags(self) -> list[str]:
+        """What chooses this shape."""
+        return ["--headers", self.headers, "--frames", self.frames]
+
+
+SHAPE = Shape()
+
+
+def shape_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--headers", choices=Shape.HEADERS, default=Shape.HEADERS[0],
+        help="All alike; each with a trace of its own; or with the nanoseconds that are left.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--frames", choices=Shape.FRAMES, default=Shape.FRAMES[0],
+        help="Of each call together, as Envoy; HEADERS of many calls and then their DATA, as "
+        "grpc-js and netty; or together, with a frame of its own for the end, as tonic.",
+    )  # fmt: skip
+
+
 class Batch:
     """So many calls, between whose bytes the numbers of their streams are written."""
 
     def __init__(self, calls: list[Call]) -> None:
-        self._parts = [each for call in calls for each in (call[0], b"", call[1], b"", call[2])]
+        headers = [[head, b"", middle[:-5]] for head, middle, _ in calls]
+        data = [[middle[-5:], b"", message] for _, middle, message in calls]
+        if SHAPE.frames == "ended":
+            data = [[*_without_end(each), *_EMPTY] for each in data]
+        rounds = [headers, data]
+        if SHAPE.frames != "apart":
+            rounds = [[[*one, *other] for one, other in zip(headers, data, strict=True)]]
+        self._rounds = [(len(each[0]) // 3, [*chain(*each)]) for each in rounds]
+        """Of each round how many frames a call has in it, and of all frames the bytes before the
+        number of the stream, a place for it, and the bytes behind it."""
         self._windows = list(accumulate(len(message) for _, _, message in calls))
 
     def window(self, count: int) -> int:
@@ -91,9 +137,21 @@ class Batch:
         """The bytes of so many calls for streams from this one on."""
         made = struct.pack(f">{count}I", *range(first, first + 2 * count, 2))
         numbers = [made[at : at + 4] for at in range(0, 4 * count, 4)]
-        parts = self._parts[: 5 * count]
-        parts[1::5] = parts[3::5] = numbers
-        return b"".join(parts)
+        found = []
+        for frames_each, all_parts in self._rounds:
+            parts = all_parts[: 3 * frames_each * count]
+            for frame in range(frames_each):
+                parts[3 * frame + 1 :: 3 * frames_each] = numbers
+            found += parts
+        return b"".join(found)
+
+
+_EMPTY: Final = (frames.frame(FrameType.DATA, END_STREAM, 0, b"")[:5], b"", b"")
+
+
+def _without_end(data: list[bytes]) -> list[bytes]:
+    head, number, message = data
+    return [head[:4] + b"\0", number, message]
 
 
 def resets(streams: Sequence[int]) -> bytes:
@@ -343,9 +401,16 @@ class Asking(asyncio.Protocol):
         self._transport.abort()  # type: ignore[attr-defined]  # uvloop's has it
 
 
-def hurried(*, traced: bool) -> Iterator[Call]:
-    """Calls of many callers who wait for 20 ms. Traced, no two header blocks are alike."""
-    return addresses(traced_blocks(patient=False) if traced else (BLOCK_20MS,))
+def hurried() -> Iterator[Call]:
+    """Calls of many callers who wait for 20 ms."""
+    blocks = [BLOCK_20MS]
+    if SHAPE.headers == "traced":
+        blocks = traced_blocks(patient=False)
+    elif SHAPE.headers == "deadlines":
+        start = BLOCK_20MS.removesuffix(ENVOYS_TIMEOUT)
+        left = range(19_999_999, 19_900_000, -97)
+        blocks = [start + literal(b"grpc-timeout", b"%dn" % each) for each in left]
+    return addresses(blocks)
 
 
 def batch_size(rate: float, connections: int) -> int:
@@ -362,7 +427,7 @@ async def flood(arguments: argparse.Namespace) -> dict[str, object]:
     """Runs the load and returns what became of it."""
     loop = asyncio.get_running_loop()
     size = batch_size(arguments.rate, arguments.connections)
-    calls = islice(hurried(traced=arguments.traced), arguments.skip, None)
+    calls = islice(hurried(), arguments.skip, None)
     made = [Batch(list(islice(calls, size))) for _ in range(PREPARED // size)]
     batches, tally = cycle(made), Tally(arguments.seconds)
     lost: list[str] = []
@@ -425,11 +490,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--connections", type=int, default=4)
     parser.add_argument("--skip", type=int, default=0, help="Begin behind so many calls.")
-    parser.add_argument("--traced", action="store_true", help="No two header blocks are alike.")
+    shape_flags(parser)
     parser.add_argument("--burst", type=float, default=1.0, help="Times the rate, for a while.")
     parser.add_argument("--burst-at", type=float, default=0.0)
     parser.add_argument("--burst-seconds", type=float, default=0.0)
-    print(json.dumps(uvloop.run(flood(parser.parse_args()))))
+    chosen = parser.parse_args()
+    SHAPE.choose(chosen)
+    print(json.dumps(uvloop.run(flood(chosen))))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from benchmarks.abuse.processes import ahead, stolen_seconds
 from benchmarks.cpu import cpu_seconds, processes
-from benchmarks.flood import ANSWERS, LATE, SLICE_SECONDS
+from benchmarks.flood import ANSWERS, LATE, SHAPE, SLICE_SECONDS, shape_flags
 from benchmarks.load import PREPARED, WARM_UP
 from benchmarks.run import (
     COMPILED,
@@ -210,12 +210,8 @@ HICCUPS = [
 class Case:
     """One build of the service on one store, running."""
 
-    def __init__(
-        self, bench: Bench, process: subprocess.Popen[bytes], servers: Servers, *, traced: bool
-    ) -> None:
-        """With `traced` no two header blocks are alike."""
+    def __init__(self, bench: Bench, process: subprocess.Popen[bytes], servers: Servers) -> None:
         self._bench, self._process, self._servers = bench, process, servers
-        self._traced = traced
         self._worker = process.pid
         """The process that stops."""
         self._asked = 0
@@ -233,7 +229,7 @@ class Case:
         flags += ["--in-flight", str(max(1, IN_FLIGHT // connections)), *self._skip()]
         for left in reversed(range(TRIES)):
             try:
-                shape = "addresses-traced" if self._traced else "addresses"
+                shape = "addresses-traced" if SHAPE.headers == "traced" else "addresses"
                 found = self._bench.generate(shape, *flags, by_policy=True)
                 break
             except SystemExit as error:  # calls are refused also where the machine stood still
@@ -273,7 +269,7 @@ class Case:
         command = [*GIVES_WAY, "taskset", "-c", LOAD_CORE, sys.executable, "-m", "benchmarks.flood"]
         command += [str(self._bench.port), "--rate", str(rate), "--seconds", str(seconds)]
         command += ["--connections", str(connections), *self._skip(), *flags]
-        command += ["--traced"] * self._traced
+        command += SHAPE.flags
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE.parent)
         assert process.stdout is not None
         started = process.stdout.readline().split()
@@ -453,8 +449,9 @@ def main() -> None:
     parser.add_argument("--build", choices=("interpreted", "compiled"), action="append")
     parser.add_argument("--connections", type=int, action="append")
     parser.add_argument("--no-hiccups", action="store_true")
-    parser.add_argument("--traced", action="store_true", help="No two header blocks are alike.")
+    shape_flags(parser)
     chosen = parser.parse_args()
+    SHAPE.choose(chosen)
     report = Report()
     os.sched_setaffinity(0, {int(LOAD_CORE)})  # so all Redis servers are there as well
     with ahead():
@@ -478,7 +475,7 @@ def measure(chosen: argparse.Namespace, report: Report) -> None:
                 bench = Bench(str(directory))
                 words = command(programs[build], bench, servers.url)
                 process = stack.enter_context(running(SERVER_CORE, words, bench.port))
-                case = Case(bench, process, servers, traced=chosen.traced)
+                case = Case(bench, process, servers)
                 name = f"{build}, {store}"
                 case.warm_up(CONNECTIONS[0])
                 for connections in chosen.connections or CONNECTIONS:

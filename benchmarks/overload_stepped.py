@@ -126,14 +126,12 @@ STORES: dict[str, Callable[[Stats, Health], Store]] = {
 
 
 class Chosen:
-    """Where the service counts, and what it is asked."""
+    """Where the service counts."""
 
     def __init__(self) -> None:
         self.store: Callable[[Stats, Health], Store] = in_memory
         self.slower = 1.0
         """How many times longer Redis takes than `stepped_redis` says."""
-        self.traced = False
-        """Whether no two header blocks are alike."""
 
 
 CHOSEN = Chosen()
@@ -155,7 +153,7 @@ class World:
         service = Service(lambda: rules.snapshot, store, Settings(), stats)
         self._calls = ServiceCalls(service, HealthService(health), Overload(stats, health))
         turns, memory = shared_turns(), Memory()
-        requests = flood.hurried(traced=CHOSEN.traced)
+        requests = flood.hurried()
         batches = cycle([Batch(list(islice(requests, size))) for _ in range(REQUESTS // size)])
         self.clients = []
         for _ in range(connections):
@@ -308,10 +306,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--store", choices=STORES, default="memory")
     parser.add_argument("--slower", type=float, default=1.0, help="How much slower Redis is.")
-    parser.add_argument("--traced", action="store_true", help="No two header blocks are alike.")
+    flood.shape_flags(parser)
     chosen = parser.parse_args()
     CHOSEN.store, CHOSEN.slower = STORES[chosen.store], chosen.slower
-    CHOSEN.traced = chosen.traced
+    flood.SHAPE.choose(chosen)
     now_ns = stepped_loop.CLOCK.now_ns
     # Compiled modules ask the module `time` itself, whatever they are told that it is.
     time.monotonic_ns = time.time_ns = now_ns
