@@ -396,8 +396,8 @@ def _as_usual(fronts: bytes, usual: bytes, size: int) -> int:
     least, most = 0, len(fronts) // size
     while least < most:
         middle = (least + most + 1) // 2
-        part = slice(least * size, middle * size)
-        if fronts[part] == usual[part]:
+        start, stop = least * size, middle * size
+        if fronts[start:stop] == usual[start:stop]:
             least = middle
         else:
             most = middle - 1
