@@ -154,6 +154,19 @@ def test_wider_windows_are_taken_as_far_as_they_go() -> None:
     assert connection.closing
 
 
+def test_wider_windows_of_calls_that_are_over_are_forgotten() -> None:
+    """A client that widens a window with every call makes nothing grow."""
+    client = Told()
+    connection = client.client.connection
+    first = connection.latest_stream + 2
+    for stream_id in range(first, first + 4_000, 2):
+        client.hear(as_grpcio([stream_id], BLOCKS[:1]))
+        connection.answer(stream_id, b"told")
+
+    assert not connection._streams
+    assert len(connection._widened) < 300
+
+
 def test_answers_wait_for_the_windows_of_whole_calls() -> None:
     """A client that opens no window with a stream gets an answer once it opens that stream's."""
     client = Client()

@@ -56,8 +56,11 @@ _HEADS_BYTES: Final = 2 * _FRAME_HEAD_BYTES
 _frame: Final = struct.Struct(">BHHI").unpack_from
 _WHOLE_HEADERS: Final = HEADERS << 8 | END_HEADERS
 _UPDATE: Final = WINDOW_UPDATE << 8
-_OLDER: Final = frozenset({0, END_STREAM, RST_STREAM << 8, _UPDATE})
-"""Types and flags of the frames that belong to older streams: DATA, resets, wider windows."""
+_SHORT: Final = frozenset({RST_STREAM << 8, _UPDATE})
+"""Types and flags of frames with four bytes that may stand among those of calls."""
+
+_NOTHING: Final = frozenset({bytes(4), b"\x80\0\0\0"})
+"""A wider window by this is a fault. A reset with this code is rare."""
 
 _END_FLAG: Final = bytes((END_STREAM,))
 
@@ -311,11 +314,13 @@ def _by_call(
             calls[stream].append(data[at:stop])
             its_last = stream == last and (length > 0 or len(calls[stream]) != 3)
             orderly = orderly and its_last and not updates
+        elif kind_and_flags > END_STREAM and (
+            kind_and_flags not in _SHORT or length != 4 or data[at + 9 : stop] in _NOTHING
+        ):
+            break  # also what could end the connection, which must come to its turn
         elif kind_and_flags == _UPDATE and stream in calls:
             updates.append(data[at:stop])
-        elif (kind_and_flags in _OLDER and 0 < stream <= last_stream_id) or (
-            kind_and_flags == _UPDATE and not stream
-        ):
+        elif 0 < stream <= last_stream_id or (kind_and_flags == _UPDATE and not stream):
             older.append(data[at:stop])
             orderly = orderly and not calls
         else:

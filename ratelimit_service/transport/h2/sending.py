@@ -26,7 +26,7 @@ from ratelimit_service.transport.h2.frames import (
 )
 from ratelimit_service.transport.h2.headers import literal
 from ratelimit_service.transport.h2.life import NoTable
-from ratelimit_service.transport.h2.limits import MAX_STREAMS, MAX_TEXT_BYTES
+from ratelimit_service.transport.h2.limits import MAX_TEXT_BYTES
 from ratelimit_service.transport.h2.messages import PREFIX_BYTES
 from ratelimit_service.transport.h2.open_streams import OpenStreams
 from ratelimit_service.transport.h2.streams import Methods, Stream
@@ -62,8 +62,8 @@ def _packer(size: int) -> Callable[..., bytes]:
     return pack
 
 
-_MOST_WIDENED: Final = 2 * MAX_STREAMS
-"""Of so many calls it is remembered that their windows are wider, until some are over."""
+_MOST_OVER: Final = 256
+"""Of so many calls that are over, and as many as are open, wider windows may be remembered."""
 
 
 class Sending(OpenStreams):
@@ -270,7 +270,7 @@ class Sending(OpenStreams):
         stream = self._streams[stream_id]
         if stream is None:
             credit = self._widened[stream_id] = self._widened.get(stream_id, 0) + increment
-            if len(self._widened) > _MOST_WIDENED:
+            if len(self._widened) > _MOST_OVER + 2 * len(self._streams):
                 still = [each for each in self._widened.items() if each[0] in self._streams]
                 self._widened = dict(still)
         else:
