@@ -14,6 +14,7 @@ from ratelimit_service.model import Hit
 from ratelimit_service.observer import Stats
 from ratelimit_service.stores import Outcomes
 from ratelimit_service.stores.redis import RedisStore, cluster
+from ratelimit_service.stores.redis.batch import Background
 from ratelimit_service.stores.redis.shard import Shard
 from tests.conftest import need
 from tests.servers.cluster import RedisCluster, SlotMove
@@ -205,6 +206,21 @@ async def test_keys_apart_while_a_slot_moves(connected: Fixture, moving: SlotMov
     moving.end()
     found += await connected.remaining(one, other)
     assert found == [8, 8, 7, 7]
+
+
+def test_requests_are_sent_on_as_often_as_a_slot_needs_to_move() -> None:
+    """Thousands of times to another node, a request is still known, and its batch hears of it."""
+    hits = [[hit()._replace(key=b"%d" % number)] for number in range(3)]
+    heard: list[Outcomes | None] = []
+    batch = Background(hits, heard.append)
+    sent_on = cluster.Redirected(batch, [0, 2], 0)
+    for _ in range(5_000):
+        sent_on = cluster.Redirected(sent_on, [len(sent_on.requests) - 1], 0)
+
+    assert sent_on.requests == [hits[2]]
+    assert not sent_on.finished
+    sent_on.answered([0], iter([[None]]), 0, False)
+    assert heard == [[None]]
 
 
 @pytest.fixture

@@ -282,11 +282,18 @@ def _ranges(reply: Reply, asked: str) -> list[tuple[int, int, tuple[str, int]]]:
 
 
 class Redirected:
-    """Some requests of a batch, on their way to another node."""
+    """Some requests of a batch, on their way to another node.
+
+    However often they are sent on, these know the batch itself: while a slot moves that can be
+    thousands of times.
+    """
 
     def __init__(self, batch: Batch, indexes: Sequence[int], hops: int) -> None:
-        self._batch = batch
-        self.indexes = indexes
+        if isinstance(batch, Redirected):
+            indexes = [batch.indexes[index] for index in indexes]
+            batch = batch.batch
+        self.batch: Batch = batch
+        self.indexes: Sequence[int] = indexes
         self.hops = hops
         self.requests = [batch.requests[index] for index in indexes]
         self.deadline_us = batch.deadline_us
@@ -296,16 +303,16 @@ class Redirected:
 
     @property
     def finished(self) -> bool:
-        return self._batch.finished
+        return self.batch.finished
 
     def dropped(self, indexes: Sequence[int]) -> None:
-        self._batch.dropped([self.indexes[index] for index in indexes])
+        self.batch.dropped([self.indexes[index] for index in indexes])
 
     def answered(
         self, indexes: Sequence[int], found: Iterator[Outcomes], at_us: int, within: bool
     ) -> None:
         places = [self.indexes[index] for index in indexes]
-        self._batch.answered(places, found, at_us, within)
+        self.batch.answered(places, found, at_us, within)
 
     def failed(self, indexes: Sequence[int], reason: str) -> None:
-        self._batch.failed([self.indexes[index] for index in indexes], reason)
+        self.batch.failed([self.indexes[index] for index in indexes], reason)
