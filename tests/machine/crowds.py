@@ -17,7 +17,7 @@ from tests.machine import walk
 from tests.machine.in_redis import LEAST_LIFE_S, InCluster, InRedis
 from tests.machine.losing import Failing, LosingShards
 from tests.machine.machine import Machine
-from tests.machine.under_way import Bounds, Call, in_some_order, parts_of
+from tests.machine.under_way import MANY, Bounds, Call, in_some_order, parts_of
 from tests.machine.ways import CHARGED, until, well
 from tests.machine.world import Told, UnderWay
 from tests.servers.cluster import SLOTS, RedisCluster, SlotMove
@@ -38,9 +38,6 @@ MIXED = (-1, 0, None, 2)
 
 MOVED_AT_ONCE = 1
 """So many slots are on their way at once; to move one is slow."""
-
-MANY = 100_000
-"""More hits than any walk counts."""
 
 MOST_ASKED = 1_000
 """So often Redis is asked what is counted, while the machine is too busy for it to answer."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -20,6 +21,9 @@ from tests.machine.meaning import Identity, Meant
 from tests.machine.model import Model
 from tests.machine.terms import Terms
 from tests.machine.world import Told
+
+MANY = 100_000
+"""More hits than any walk counts."""
 
 
 class Call(NamedTuple):
@@ -103,8 +107,12 @@ class Bounds:
         # Callers may give back hits that a denied call is about to give back.
         mixed = not in_order and not all(part.passing for part in parts)
         self._before = used(counter, parts[0].terms, now)
-        self.clear = all(used(counter, part.terms, now) == self._before for part in parts)
-        """Whether all limits find the same in the counter."""
+        limits = [part.terms for part in parts]
+        # "If `burst` is lowered below what is used, at most `requests_per_unit` of the excess
+        # counts": then who asks without a burst, to see all, finds more.
+        limits.append(replace(limits[0], burst=MANY, max_wait_us=0))
+        self.clear = all(used(counter, terms, now) == self._before for terms in limits)
+        """Whether all limits find the same in the counter, and who asks what is counted, too."""
         self._takes = sum(_most_of(part) for part in parts if not part.refund)
         self._gives = sum(part.asked for part in parts if part.refund)
         self.least = self.most = self._before
