@@ -21,7 +21,7 @@ import sys
 from typing import Final
 
 from ratelimit_service.service import CallOrigin
-from ratelimit_service.transport.h2 import runs
+from ratelimit_service.transport.h2 import ordering, runs
 from ratelimit_service.transport.h2.account import ConnectionFaultError, Memory
 from ratelimit_service.transport.h2.costs import (
     DESCRIPTORS_BYTES,
@@ -268,18 +268,19 @@ class Connection(Hurrying):
         Its HEADERS end at `stop`. Returns the data with the frames of each call put together, and
         where to read on, and up to where. None if that changes nothing.
         """
-        if runs.ends_within(data, stop):
+        if ordering.ends_within(data, stop):
             return data, at, at  # once it is there, the call is a usual one
         if at < self._orderly_until:
             return None
-        calls, until, ready = runs.in_order(data, at, self.latest_stream, followed=self._followed)
-        if not calls:
-            self._orderly_until = until
+        calls = ordering.in_order(data, at, self.latest_stream, followed=self._followed)
+        if not calls.said:
+            self._orderly_until = calls.until
             return None
-        rest = data[until:]
-        self._parted = ready < len(calls) and (not rest or runs.ends_within(rest, 0))
-        self._orderly_until, data = ready, calls + rest
-        return data, 0, ready if self._parted else len(data)
+        rest = data[calls.until :]
+        unfinished = calls.ready < len(calls.said)
+        self._parted = unfinished and (not rest or ordering.ends_within(rest, 0))
+        self._orderly_until, data = calls.ready, calls.said + rest
+        return data, 0, calls.ready if self._parted else len(data)
 
     def _read_preface(self, data: bytes) -> int:
         """Where the preface ends; 0 if it is not complete."""

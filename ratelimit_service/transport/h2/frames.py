@@ -13,6 +13,7 @@ __all__ = [
     "DEFAULT_WINDOW",
     "END_HEADERS",
     "END_STREAM",
+    "FRAME_HEAD_BYTES",
     "HEADERS",
     "MAX_FRAME_SIZE",
     "MAX_WINDOW",
@@ -36,6 +37,9 @@ __all__ = [
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """What a client sends first (section 3.4)."""
+
+FRAME_HEAD_BYTES: Final = 9
+"""In front of each payload: its length, the frame's type, flags and stream (section 4.1)."""
 
 MAX_FRAME_SIZE: Final = 16_384
 """The largest payload that everybody must take; we announce no larger one (section 4.2)."""

@@ -19,6 +19,7 @@ from ratelimit_service.transport.h2.costs import USUAL_BYTES
 from ratelimit_service.transport.h2.frames import (
     END_HEADERS,
     END_STREAM,
+    FRAME_HEAD_BYTES,
     HEADERS,
     MAX_FRAME_SIZE,
     MAX_WINDOW,
@@ -33,8 +34,6 @@ from ratelimit_service.transport.h2.messages import PREFIX_BYTES
 
 __all__ = [
     "calls",
-    "ends_within",
-    "in_order",
     "refusals",
     "resets",
     "usual_calls",
@@ -47,27 +46,13 @@ _MOST_TOGETHER: Final = 512
 """So many calls are looked at together: first few, then four times as many each time, as long as
 most of them are alike."""
 
-_FRAME_HEAD_BYTES: Final = 9
 _STREAM_BYTES: Final = 4
 _DATA_HEAD: Final = struct.Struct(">HHI")
 """The head of a DATA frame, but for the high byte of its length."""
 
-_HEADS_BYTES: Final = 2 * _FRAME_HEAD_BYTES
+_HEADS_BYTES: Final = 2 * FRAME_HEAD_BYTES
 _frame: Final = struct.Struct(">BHHI").unpack_from
 _WHOLE_HEADERS: Final = HEADERS << 8 | END_HEADERS
-_UPDATE: Final = WINDOW_UPDATE << 8
-_SHORT: Final = frozenset({RST_STREAM << 8, _UPDATE})
-"""Types and flags of frames with four bytes that may stand among those of calls."""
-
-_NOTHING: Final = frozenset({bytes(4), b"\x80\0\0\0"})
-"""A wider window by this is a fault. A reset with this code is rare."""
-
-_END_FLAG: Final = bytes((END_STREAM,))
-
-_MOST_FRAMES: Final = 512
-_MOST_HELD_BYTES: Final = 65_536
-"""So many frames are put in order at once, and calls wait for more of them if they have so few
-bytes."""
 
 _ODD: Final = bytes(range(1, 256, 2))
 _frame_head: Final = struct.Struct(">xHBB").pack
@@ -123,7 +108,7 @@ def usual_calls(
             or its_stream != stream
             or packed
             or length != PREFIX_BYTES + bytes_
-            or length > USUAL_BYTES - _FRAME_HEAD_BYTES
+            or length > USUAL_BYTES - FRAME_HEAD_BYTES
             or not last < stream <= MAX_WINDOW
             or not stream & 1
             or head != usual_head
@@ -167,7 +152,9 @@ def calls(data: bytes, start: int, block: bytes, last_stream_id: int) -> tuple[i
             break
         streams.append(stream)
         last, stride, at = stream, after - at, after
-        while data.startswith(usual_head, at) and data.startswith(usual_block, at + 9):
+        while data.startswith(usual_head, at) and data.startswith(
+            usual_block, at + FRAME_HEAD_BYTES
+        ):
             piece = data[at : at + together * stride]
             alike, taken = _alike(piece, usual_head, usual_block, last)
             if not alike:
@@ -207,7 +194,7 @@ def _whole_calls(
     data: bytes, at: int, last: int, most: int
 ) -> tuple[list[int], list[int], list[bytes]]:
     """Where each of at most so many whole calls ends, their streams, and their header blocks."""
-    end = len(data) - _FRAME_HEAD_BYTES
+    end = len(data) - FRAME_HEAD_BYTES
     ends: list[int] = []
     streams: list[int] = []
     blocks: list[bytes] = []
@@ -215,7 +202,7 @@ def _whole_calls(
         # The type lets the compiler unpack the tuples without generic objects.
         headers: tuple[int, int, int, int] = _frame(data, at)
         high, length, kind_and_flags, stream = headers
-        start = at + _FRAME_HEAD_BYTES
+        start = at + FRAME_HEAD_BYTES
         at = start + length
         if (
             kind_and_flags != _WHOLE_HEADERS
@@ -228,12 +215,12 @@ def _whole_calls(
             break
         message: tuple[int, int, int, int] = _frame(data, at)
         its_high, its_length, its_kind_and_flags, its_stream = message
-        block, at = data[start:at], at + _FRAME_HEAD_BYTES + its_length
+        block, at = data[start:at], at + FRAME_HEAD_BYTES + its_length
         if (
             its_stream != stream
             or its_kind_and_flags != END_STREAM
             or its_high
-            or at > end + _FRAME_HEAD_BYTES
+            or at > end + FRAME_HEAD_BYTES
             or its_length > MAX_FRAME_SIZE
         ):
             break
@@ -242,97 +229,6 @@ def _whole_calls(
         blocks.append(block)
         last = stream
     return ends, streams, blocks
-
-
-def in_order(
-    data: bytes, start: int, last_stream_id: int, *, followed: bool
-) -> tuple[bytes, int, int]:
-    """Puts the frames of each call together, of those that follow from `start` on.
-
-    Some clients send the HEADERS of several calls before their DATA; others end a stream by an
-    empty DATA frame. What they say is returned as if each call had come at once: HEADERS, and DATA
-    that ends the stream. What belongs to older streams is in front, and the connection's wider
-    windows; those of the calls are behind. Nothing is returned if all stands in order as it is.
-
-    Also returns where these frames end: before the first that is neither DATA nor a usual HEADERS,
-    RST_STREAM or WINDOW_UPDATE, or that is not whole, or after some hundreds. And how many of the
-    returned bytes are in order for good: calls at the end may go on behind them, also behind the
-    data if others have `followed` it.
-    """
-    older, calls, updates, orderly, at, full = _by_call(data, start, last_stream_id)
-    found, ready = older, -1
-    ended = at == len(data) or ends_within(data, at)
-    full = full and not ended
-    waits = (full or (ended and followed)) and at - start <= _MOST_HELD_BYTES
-    for frames in calls.values() if waits or not orderly else ():
-        if waits and ready < 0 and not frames[-1][4] & END_STREAM:
-            ready = sum(map(len, found))
-        if len(frames) == 3 and _ends_apart(frames[1], frames[2]):
-            frames[1:] = [frames[1][:4], _END_FLAG, frames[1][5:]]
-        found += frames
-    if orderly and ready < 0:
-        return b"", at, 0
-    made = b"".join(found + updates)
-    return made, at, len(made) if ready < 0 or (full and not ready) else ready
-
-
-def ends_within(data: bytes, at: int) -> bool:
-    """Whether the data ends in the middle of the frame that begins there."""
-    rest = len(data) - at
-    if rest < _FRAME_HEAD_BYTES:
-        return rest > 0
-    length = int.from_bytes(data[at : at + 3], "big")
-    return rest < _FRAME_HEAD_BYTES + length and length <= MAX_FRAME_SIZE
-
-
-def _by_call(
-    data: bytes, at: int, last_stream_id: int
-) -> tuple[list[bytes], dict[int, list[bytes]], list[bytes], bool, int, bool]:
-    """The frames of older streams, those of each new call, and what widens windows of these calls.
-
-    Also returns whether they stand in that order, where the first frame begins that is
-    unusual or not whole, or the first of too many, and whether it is that.
-    """
-    end, last = len(data), last_stream_id
-    older: list[bytes] = []
-    calls: dict[int, list[bytes]] = {}
-    updates: list[bytes] = []
-    orderly, frames = True, 0
-    while frames < _MOST_FRAMES and end - at >= _FRAME_HEAD_BYTES:
-        # The type lets the compiler unpack the tuple without generic objects.
-        head: tuple[int, int, int, int] = _frame(data, at)
-        high, length, kind_and_flags, stream = head
-        stop = at + _FRAME_HEAD_BYTES + length
-        if high or stop > end or length > MAX_FRAME_SIZE:
-            break
-        if kind_and_flags == _WHOLE_HEADERS:
-            if not last < stream <= MAX_WINDOW or not stream & 1:
-                break
-            calls[stream] = [data[at:stop]]
-            last, orderly = stream, orderly and not updates
-        elif stream in calls and kind_and_flags <= END_STREAM:
-            calls[stream].append(data[at:stop])
-            its_last = stream == last and (length > 0 or len(calls[stream]) != 3)
-            orderly = orderly and its_last and not updates
-        elif kind_and_flags > END_STREAM and (
-            kind_and_flags not in _SHORT or length != 4 or data[at + 9 : stop] in _NOTHING
-        ):
-            break  # also what could end the connection, which must come to its turn
-        elif kind_and_flags == _UPDATE and stream in calls:
-            updates.append(data[at:stop])
-        elif 0 < stream <= last_stream_id or (kind_and_flags == _UPDATE and not stream):
-            older.append(data[at:stop])
-            orderly = orderly and not calls
-        else:
-            break
-        at = stop
-        frames += 1
-    return older, calls, updates, orderly, at, frames == _MOST_FRAMES
-
-
-def _ends_apart(message: bytes, end: bytes) -> bool:
-    """Whether a DATA frame is followed by an empty one that ends the stream."""
-    return not message[4] and len(end) == _FRAME_HEAD_BYTES and end[4] == END_STREAM
 
 
 @lru_cache(maxsize=64)
