@@ -21,7 +21,8 @@ COMPILED = """
     stores/local stores/local_cache
     stores/redis/script stores/redis/batch stores/redis/charge stores/redis/cross_shard
     stores/redis/give_back stores/redis/debts
-    stores/redis/server stores/redis/batches stores/redis/shard stores/redis/connection
+    stores/redis/server stores/redis/filling stores/redis/batches stores/redis/shard
+    stores/redis/connection
     stores/redis/store
     limiter/callers limiter/compiled limiter/compiler limiter/plan limiter/statuses
     limiter/additions/* limiter/answer limiter/tally

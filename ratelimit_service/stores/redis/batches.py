@@ -12,33 +12,32 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from os import urandom
-from typing import Final, NamedTuple
+from typing import Final
 
 import hiredis
 
 from ratelimit_service.bugs import Bugs
 from ratelimit_service.clock import elapsed_us, now_us
-from ratelimit_service.model import Hit
 from ratelimit_service.observer import Stats
 from ratelimit_service.stores import NEVER, RANKS, Outcomes
 from ratelimit_service.stores.damage import Damage
 from ratelimit_service.stores.redis.batch import Batch
 from ratelimit_service.stores.redis.connection import Answered, Command, RedisConnection, Reply
+from ratelimit_service.stores.redis.filling import Filling, ScriptCall, Slot
 from ratelimit_service.stores.redis.script import (
     MAX_CALL_WEIGHT,
     SCRIPT,
     SHA,
-    Section,
     arguments,
     fits,
     read,
-    weight,
 )
 from ratelimit_service.stores.redis.server import Server
 from ratelimit_service.turns import shared_turns
 
-__all__ = ["Batches", "Redirect", "Slot"]
+__all__ = ["Batches", "Redirect"]
 
 log = logging.getLogger(__name__)
 
@@ -65,25 +64,17 @@ _MARGIN: Final = 4
 just be answered in time, the next stall of a few milliseconds would make all of it too late, and
 most of its work is done by then. Nothing is counted faster because more waits."""
 
+_OVERTAKEN: Final = 75
+"""What has less than this part of the store's time left, in percent, may go before lower ranks."""
+
+_OVERTAKEN_WEIGHT: Final = MAX_CALL_WEIGHT // 2
+"""The most that goes before lower ranks in a call."""
+
 _MAX_HELD: Final = 10_000
 """The most give-backs that wait for a server that is away; beyond that the oldest are lost."""
 
-Slot = Callable[[Sequence[Hit]], int]
-"""The slot of a request in a cluster: a script call settles requests of one slot only."""
-
 Redirect = Callable[[str, Batch, Sequence[int]], bool]
 """Sends requests of a batch elsewhere, if the server's error says that they belong there."""
-
-
-class _Call(NamedTuple):
-    """What one script call charges, and which requests of which batches that is."""
-
-    sections: list[Section]
-    requests: list[Sequence[Hit]]
-    indexes: list[tuple[Batch, list[int]]]
-    sent_us: int
-    number: int
-    """The script sends this number back, so that a reply is known to be this call's."""
 
 
 class Batches:
@@ -116,8 +107,8 @@ class Batches:
         self._heir: Callable[[Batch], None] | None = None
         """Takes batches without a deadline once the server has no counters any more."""
         self._sending = False
-        self._number = int.from_bytes(urandom(6), "big")
-        """The number of the last script call; it starts at random, so that processes differ."""
+        self._numbers = count(int.from_bytes(urandom(6), "big"))
+        """The numbers of script calls; they start at random, so that processes differ."""
         self._in_flight = [0] * RANKS
         """How many script calls have no reply yet, by the lowest rank of what they charge."""
         self._sent_us = 0
@@ -200,12 +191,11 @@ class Batches:
         if connection is None:
             batch.failed(range(len(batch.requests)), "disconnected")
             return
-        calls: dict[int, _Call] = {}
-        for index, hits in enumerate(batch.requests):
-            slot = self._slot(hits) if self._slot else 0
-            self._add(calls, slot, elapsed_us(), batch, [index], [hits])
+        filling = self._filling(RANKS)
+        filling.add(batch, range(len(batch.requests)), batch.requests)
+        calls = list(filling.calls.values())
         self._in_flight[batch.rank] += 1
-        self._call(connection, list(calls.values()), [len(calls), batch.rank], asking=True)
+        self._call(connection, calls, [len(calls), batch.rank], asking=True)
 
     def bequeath(self, heir: Callable[[Batch], None]) -> None:
         """Hands batches that wait for the server to `heir`: those of now and all later ones."""
@@ -275,95 +265,74 @@ class Batches:
                 self._in_flight[rank] += 1
                 self._call(connection, calls, [len(calls), rank])
 
-    def _next_calls(self, below: int) -> tuple[list[_Call], int]:
+    def _filling(self, below: int) -> Filling:
+        """Nothing yet, of ranks below that."""
+        return Filling(elapsed_us(), below, self._slot, self._server.not_after, self._numbers)
+
+    def _next_calls(self, below: int) -> tuple[list[ScriptCall], int]:
         """Takes from the queue what fits into one call.
 
         Drops requests that nobody waits for, or that cannot be answered in time. It takes ranks
         below that; it returns the lowest of them too. In a cluster there is one call for each slot;
         all of these are sent at once.
         """
-        calls: dict[int, _Call] = {}
-        now, size, full, lowest = elapsed_us(), 0, False, RANKS - 1
-        cut = False
-        self._forget(now)
+        filling = self._filling(below)
+        self._forget(filling.now_us)
+        if any(self._queues[1:]):
+            self._take_overtaken(filling)
         for rank, queue in enumerate(self._queues):
-            if not queue:
-                continue
-            full = full or rank >= below
-            while queue:
-                batch = queue[0]
-                if batch.deadline_us <= now + self._reply_us:
-                    queue.popleft()
-                    self._fail(batch, range(batch.sent, len(batch.requests)), "overloaded")
-                    continue
-                if full and not batch.finished:
-                    break  # of higher ranks too, what nobody waits for is dropped in time
-                try:
-                    size = self._take(batch, calls, now, size)
-                except Exception as error:
-                    self._bugs.note("hits could not be sent to Redis", error)
-                    self._fail(batch, range(batch.sent, len(batch.requests)), "internal")
-                    batch.sent = len(batch.requests)
-                if calls:
-                    lowest = min(lowest, rank)
-                if batch.sent < len(batch.requests) and not batch.finished:
-                    full = cut = True
-                    break
-                queue.popleft()
-        if cut:
-            self._full = sum([len(call.requests) for call in calls.values()])
-        return list(calls.values()), lowest
+            while queue and self._take_first(filling, rank):
+                pass
+        calls = list(filling.calls.values())
+        if filling.full:
+            self._full = sum([len(call.requests) for call in calls])
+        return calls, filling.lowest
 
-    def _take(self, batch: Batch, calls: dict[int, _Call], now: int, size: int) -> int:
-        """Takes requests from a batch that fit beside others of the weight `size`.
+    def _take_overtaken(self, filling: Filling) -> None:
+        """Takes what those of lower ranks have overtaken for so long that it may be too late soon.
 
-        Returns the weight of all of them together.
+        That is half of a call at most, so that lower ranks need not wait for it.
         """
-        requests, numbers, start = batch.requests, batch.indexes, batch.sent
-        stop = start if batch.finished else len(requests)
-        wanted = batch.wanted
-        taken = [at for at in range(start, stop) if wanted(numbers[at])]
-        section = [requests[at] for at in taken]
-        added = weight(*section)
-        if size + added > MAX_CALL_WEIGHT:
-            count, added = _fitting(section, size)
-            if count < len(taken):
-                stop = taken[count]
-            taken, section = taken[:count], section[:count]
-        if taken and self._slot is None:
-            self._add(calls, 0, now, batch, taken, section)
-        elif taken and self._slot is not None:
-            slots = [self._slot(hits) for hits in section]
-            for slot, index, hits in zip(slots, taken, section, strict=True):
-                self._add(calls, slot, now, batch, [index], [hits])
-        batch.sent = stop
-        if len(taken) < stop - start:
-            kept = set(taken)
-            batch.dropped([at for at in range(start, stop) if at not in kept])
-        return size + added
+        soon_us = filling.now_us + self._server.timeout_us * _OVERTAKEN // 100
+        while filling.size < _OVERTAKEN_WEIGHT:
+            firsts = [
+                (queue[0].deadline_us, rank) for rank, queue in enumerate(self._queues) if queue
+            ]
+            soonest_us, rank = min(firsts, default=(NEVER, 0))
+            if soonest_us >= soon_us or not self._take_first(filling, rank, _OVERTAKEN_WEIGHT):
+                break
 
-    def _add(
-        self,
-        calls: dict[int, _Call],
-        slot: int,
-        now_us: int,
-        batch: Batch,
-        indexes: list[int],
-        requests: list[Sequence[Hit]],
-    ) -> None:
-        """Adds requests of a batch to the call of their slot."""
-        call = calls.get(slot)
-        if call is None:
-            self._number += 1
-            call = calls[slot] = _Call([], [], [], now_us, self._number)
-        call.indexes.append((batch, indexes))
-        call.requests.extend(requests)
-        call.sections.append((self._server.not_after(batch.deadline_us), requests))
+    def _take_first(self, filling: Filling, rank: int, most: int = MAX_CALL_WEIGHT) -> bool:
+        """Takes or drops the first batch of a rank, or as much as fits; returns whether all is.
+
+        What is taken weighs so much at `most`, with all that was taken before.
+        """
+        queue = self._queues[rank]
+        batch = queue[0]
+        if batch.deadline_us <= filling.now_us + self._reply_us:
+            queue.popleft()
+            self._fail(batch, range(batch.sent, len(batch.requests)), "overloaded")
+            return True
+        if (filling.full or rank >= filling.below) and not batch.finished:
+            return False  # of higher ranks too, what nobody waits for is dropped in time
+        try:
+            filling.take(batch, most)
+        except Exception as error:
+            self._bugs.note("hits could not be sent to Redis", error)
+            self._fail(batch, range(batch.sent, len(batch.requests)), "internal")
+            batch.sent = len(batch.requests)
+        if filling.calls:
+            filling.lowest = min(filling.lowest, rank)
+        if batch.sent < len(batch.requests) and not batch.finished:
+            filling.full = most == MAX_CALL_WEIGHT
+            return False
+        queue.popleft()
+        return True
 
     def _call(
         self,
         connection: RedisConnection,
-        calls: Sequence[_Call],
+        calls: Sequence[ScriptCall],
         under_way: list[int],
         script: tuple[str, str] = ("EVALSHA", SHA),
         *,
@@ -396,7 +365,7 @@ class Batches:
     def _replied(
         self,
         connection: RedisConnection,
-        call: _Call,
+        call: ScriptCall,
         under_way: list[int],
         asking: bool,
         reply: Reply,
@@ -469,7 +438,7 @@ class Batches:
         except Exception as error:
             self._bugs.note("hits could not be decided without Redis", error)
 
-    def _refused(self, connection: RedisConnection, call: _Call, reply: Reply) -> None:
+    def _refused(self, connection: RedisConnection, call: ScriptCall, reply: Reply) -> None:
         """Takes a reply that is an error or cannot be read, or None if there was no reply."""
         error = str(reply) if isinstance(reply, hiredis.ReplyError) else ""
         remaining = [
@@ -496,20 +465,6 @@ class Batches:
                 # A give-back that may have been done is not sent again: done twice, it would
                 # admit too much.
                 self._fail(batch, indexes, "unknown" if reply is None else "refused")
-
-
-def _fitting(requests: Sequence[Sequence[Hit]], size: int) -> tuple[int, int]:
-    """How many of the first requests fit beside others of the weight `size`, and their weight.
-
-    If there are no others, the first one fits in any case.
-    """
-    added = 0
-    for count, hits in enumerate(requests):
-        more = weight(hits)
-        if size + added and size + added + more > MAX_CALL_WEIGHT:
-            return count, added
-        added += more
-    return len(requests), added
 
 
 def _answer_one_by_one(
