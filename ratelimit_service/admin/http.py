@@ -16,7 +16,7 @@ from ratelimit_service.accepting import unmapped
 from ratelimit_service.admin.doors import BODY_SECONDS
 from ratelimit_service.admin.pages import rules_page
 from ratelimit_service.admin.peers import is_local
-from ratelimit_service.admin.port import Port, expected, refused, shown, streamed
+from ratelimit_service.admin.port import Port, refused, shown, streamed
 from ratelimit_service.errors import BadRequestError, StatusCode
 from ratelimit_service.health import Health
 from ratelimit_service.model import Code, Decision, whole_seconds
@@ -80,17 +80,16 @@ class HttpPort(Port):
         self._rules = rules_page(snapshot)
         self._render_metrics = render_metrics
         self._processes = processes
-        router = self.app.router
         if not settings.no_json:
-            router.add_route("*", "/json", self._json, expect_handler=expected)
-        router.add_get("/healthcheck", self._healthcheck, expect_handler=expected)
-        router.add_get("/livez", self._livez, expect_handler=expected)
-        router.add_get("/readyz", self._readyz, expect_handler=expected)
-        router.add_get("/metrics", self._metrics, expect_handler=expected)
+            self.route("*", "/json", self._json)
+        self.show("/healthcheck", self._healthcheck)
+        self.show("/livez", self._livez)
+        self.show("/readyz", self._readyz)
+        self.show("/metrics", self._metrics)
         if not settings.no_public_config:
-            router.add_get("/rlconfig", self._rlconfig, expect_handler=expected)
-        router.add_get("/processes", self._show_processes, expect_handler=expected)
-        router.add_route("*", "/{tail:.*}", self._not_found, expect_handler=expected)
+            self.show("/rlconfig", self._rlconfig)
+        self.show("/processes", self._show_processes)
+        self.route("*", "/{tail:.*}", self._not_found)
 
     async def _json(self, request: web.Request) -> web.StreamResponse:
         """One decision: 200 OK, 429 over limit, 400 a bad request, 503 the policy `error`.
@@ -222,6 +221,10 @@ def _why_not_json(request: web.Request) -> web.Response | None:
     """Why a request for a decision is refused before its body is read; None if it is not."""
     if "Origin" in request.headers:
         return refused(403, "web pages cannot ask for decisions: this has an Origin header")
+    if request.method in ("GET", "HEAD"):
+        return web.Response(
+            status=405, text="send the request as the body of a POST\n", headers={"Allow": "POST"}
+        )
     if request.content_type != "application/json":
         return refused(415, "send the request as Content-Type: application/json")
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":

@@ -16,7 +16,7 @@ from aiohttp import web
 from ratelimit_service.admin.access import Access, Refused, set_session
 from ratelimit_service.admin.console import PAGE_HEADERS, console_files
 from ratelimit_service.admin.doors import BODY_SECONDS
-from ratelimit_service.admin.port import SAFE_HEADERS, Port, expected, shown
+from ratelimit_service.admin.port import SAFE_HEADERS, Port, shown
 from ratelimit_service.admin.route import Actor, AdminRequest, Operating, Role, Route, Written
 from ratelimit_service.admin.routes.registry import routes
 from ratelimit_service.admin.session import COOKIE, Session
@@ -50,15 +50,13 @@ class AdminListener(Port):
         self._routes = list(routes(operating))
         self._console = console_files()
         for path in self._console:
-            self.app.router.add_get(path, self._page, expect_handler=expected)
-        self.app.router.add_get("/session", self._session, expect_handler=expected)
-        self.app.router.add_post("/session", self._log_in, expect_handler=expected)
-        self.app.router.add_delete("/session", self._log_out, expect_handler=expected)
+            self.show(path, self._page)
+        self.show("/session", self._session)
+        self.route("POST", "/session", self._log_in)
+        self.route("DELETE", "/session", self._log_out)
         for route in self._routes:
-            self.app.router.add_route(
-                route.method, route.path, partial(self._answer, route), expect_handler=expected
-            )
-        self.app.router.add_route("*", "/{tail:.*}", self._not_found, expect_handler=expected)
+            self.route(route.method, route.path, partial(self._answer, route))
+        self.route("*", "/{tail:.*}", self._not_found)
 
     async def close(self) -> None:
         """Ends streams, then closes as every port."""

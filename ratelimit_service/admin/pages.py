@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 from aiohttp import web
 
-from ratelimit_service.admin.port import Port, expected, refused, shown, streamed
+from ratelimit_service.admin.port import Port, refused, shown, streamed
 from ratelimit_service.rules.dump import dump
 from ratelimit_service.rules.tree import Snapshot
 from ratelimit_service.slices import SLICE, slowly
@@ -25,8 +25,8 @@ class Pages(Port):
         """`hosts` and `closed` are as for every port."""
         super().__init__(hosts, closed)
         self._pages = dict(pages)
-        self.app.router.add_get("/{tail:.*}", self._show, expect_handler=expected)
-        self.app.router.add_route("*", "/{tail:.*}", _take_nothing, expect_handler=expected)
+        self.show("/{tail:.*}", self._show)
+        self.route("*", "/{tail:.*}", _take_nothing)
 
     async def _show(self, request: web.Request) -> web.StreamResponse:
         content = self._pages.get(request.path)

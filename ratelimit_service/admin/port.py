@@ -31,7 +31,7 @@ from ratelimit_service.handshakes import Handshakes
 from ratelimit_service.slices import pause, stand_in_line
 from ratelimit_service.turns import shared_turns
 
-__all__ = ["SAFE_HEADERS", "Certificate", "Port", "expected", "refused", "shown", "streamed"]
+__all__ = ["SAFE_HEADERS", "Certificate", "Port", "refused", "shown", "streamed"]
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,10 @@ _LINGER_SECONDS = 1.0
 
 _LAST_SECONDS = 1.0
 """How long answers under way may take when the port is closed, and first requests to come."""
+
+
+RouteHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+"""Answers a request."""
 
 
 class Certificate(Protocol):
@@ -92,6 +96,15 @@ class Port:
         self._coming = Guests(MOST, MOST_OF_PEER)
         """Those whose TLS handshake is not over: no door knows them yet."""
         self._greeting: set[asyncio.Task[None]] = set()
+
+    def route(self, method: str, path: str, handler: RouteHandler) -> None:
+        """Has requests of a method, `*` for any, for a path answered."""
+        # aiohttp's own answer to `Expect` repeats what was sent, which may be no text.
+        self.app.router.add_route(method, path, handler, expect_handler=_expected)
+
+    def show(self, path: str, handler: RouteHandler) -> None:
+        """Has requests to see what is at a path answered."""
+        self.app.router.add_get(path, handler, expect_handler=_expected)
 
     @property
     def serves(self) -> bool:
@@ -211,11 +224,8 @@ async def streamed(
     return response
 
 
-async def expected(request: web.Request) -> web.StreamResponse | None:
-    """Answers a header `Expect`; every route names it.
-
-    aiohttp's own repeats what was sent, which may be no text, and then is a fault of ours.
-    """
+async def _expected(request: web.Request) -> web.StreamResponse | None:
+    """Answers a header `Expect`."""
     if request.version < HttpVersion11:
         return None
     if request.headers.get("Expect", "").lower() != "100-continue":

@@ -49,7 +49,7 @@ def explain(
     A descriptor is written key=value,key=value; a comma, an equals sign or a backslash in a
     key or value stands behind a backslash. Nothing is counted, and no service is asked but with
     --overrides; a management server is (--rules xds://HOST:PORT), as the environment says of it
-    to serve.
+    to serve. Exits 0, or 2 if some of the rules have problems.
 
     Example: ratelimit explain demo user=alice
     """
@@ -64,7 +64,8 @@ def explain(
 
     environ = os.environ  # noqa: TID251 -- handed over, not read
     source = source_of(from_environment(environ, "xds_", rules=rules))
-    loaded = Rules(source, stats=Stats(), health=Health())
+    health = Health()
+    loaded = Rules(source, stats=Stats(), health=health)
     loaded.load(once=True)
     snapshot = at_moment(loaded.snapshot, now_us())
     for text in descriptors:
@@ -83,7 +84,7 @@ def explain(
                 say_line(f"override: {override_text(each)}")
             if steered == []:
                 say("no override takes it")
-    return 0
+    return 2 if health.faults else 0
 
 
 def _counter_keys(

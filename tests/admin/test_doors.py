@@ -12,7 +12,7 @@ from math import inf
 from pathlib import Path
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
 
 from ratelimit_service import wire
 from ratelimit_service.admin import doors
@@ -122,6 +122,16 @@ async def test_only_programs_ask(site: Site, lines: list[str], status: int) -> N
 
     assert await (await Caller.of(site)).post(*lines, body=body) == status
     assert hits(site) == (status == 200)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_who_looks_at_json_is_told_to_post(site: Site, method: str) -> None:
+    """A decision is asked for by POST, and a browser that opens the path is told so."""
+    async with ClientSession() as session:
+        url = f"http://127.0.0.1:{site.port}/json"
+        async with session.request(method, url) as answer:
+            assert (answer.status, answer.headers["Allow"]) == (405, "POST")
+            assert "POST" in await answer.text() or method == "HEAD"
 
 
 @pytest.mark.parametrize(

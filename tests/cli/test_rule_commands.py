@@ -197,6 +197,18 @@ def test_explain(rules: Path) -> None:
     assert "unlimited" in ran.out
 
 
+def test_explain_beside_rules_with_problems(tmp_path: Path) -> None:
+    """What can be read is explained; the exit status says that this may not be all."""
+    (tmp_path / "good.yaml").write_text("domain: demo\n")
+    (tmp_path / "bad.yaml").write_text("domain: demo2\ndescriptors: 3\n")
+
+    ran = Ran("explain", "--rules", str(tmp_path), "demo", "user=a")
+
+    assert ran.code == 2
+    assert "user=a" in ran.out
+    assert "bad.yaml:2:14" in ran.err
+
+
 def test_explain_in_json(rules: Path) -> None:
     """--json gives the same for programs, one object a descriptor."""
     ran = Ran("explain", "--rules", str(rules), "--json", "demo", "user=a", "x=b")
