@@ -66,6 +66,7 @@ READING = "transport/h2/"
 ENDS_A_CONNECTION = {
     "Backlog.caught_up_us",
     "Haste.concerns",
+    "Sending.blocked",
     "ServiceCalls._decide_alone",
     "ServiceCalls.handle",
     "ServiceCalls.haste",

@@ -190,6 +190,22 @@ def test_the_order_of_frames_of_late_calls_means_nothing(
     assert at_once.state() == frame_by_frame.state()
 
 
+def test_a_late_call_is_refused_by_its_headers() -> None:
+    """Nobody waits for the message of a call that is refused; what comes of it is passed over."""
+    client = Late()
+    client.hear(call(FIRST, message(1), BLOCKS[0]))
+    headers, data = split(call(FIRST + 2, message(100), BLOCKS[0]))
+    client.over.clear()
+    before = client.credit + client.connection._consumed
+
+    client.hear(headers)
+    assert client.over == [FIRST + 2]
+    client.hear(data + call(FIRST + 4, message(1), BLOCKS[0]))
+    assert client.over == [FIRST + 2, FIRST + 4]
+    assert not client.errors
+    assert client.credit + client.connection._consumed - before == len(data) - 9 + 6
+
+
 def test_a_call_that_does_not_go_on_makes_others_no_dearer() -> None:
     """Others are not put in order again and again because one in front of them is not whole."""
     done = [0, 0]

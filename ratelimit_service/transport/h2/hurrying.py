@@ -109,6 +109,15 @@ class Hurrying(Incoming):
             self.latest_stream = varied[-1]
             self._consume(bytes_)
             streams += varied
+        if not (self.blocked or (self.wants_origins and haste.looks > 0)):
+            # To refuse a call its headers are enough, in whatever order its other frames come.
+            begun = runs.begun_calls(data, end, self.latest_stream, alike)
+            if begun.streams:
+                end, self.latest_stream = begun.until, begun.streams[-1]
+                self._consume(begun.message_bytes)
+                self._spend(FRAME_US * begun.updates, "windows")
+                self._widen(begun.wider)
+                streams += begun.streams
         if streams:
             self._credit(len(streams))
         return end, streams

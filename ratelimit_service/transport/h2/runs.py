@@ -13,7 +13,7 @@ import re
 import struct
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from ratelimit_service.transport.h2.costs import USUAL_BYTES
 from ratelimit_service.transport.h2.frames import (
@@ -33,6 +33,8 @@ from ratelimit_service.transport.h2.frames import (
 from ratelimit_service.transport.h2.messages import PREFIX_BYTES
 
 __all__ = [
+    "Begun",
+    "begun_calls",
     "calls",
     "refusals",
     "resets",
@@ -53,6 +55,7 @@ _DATA_HEAD: Final = struct.Struct(">HHI")
 _HEADS_BYTES: Final = 2 * FRAME_HEAD_BYTES
 _frame: Final = struct.Struct(">BHHI").unpack_from
 _WHOLE_HEADERS: Final = HEADERS << 8 | END_HEADERS
+_UPDATE: Final = WINDOW_UPDATE << 8
 
 _ODD: Final = bytes(range(1, 256, 2))
 _frame_head: Final = struct.Struct(">xHBB").pack
@@ -303,6 +306,74 @@ def _as_usual(fronts: bytes, usual: bytes, size: int) -> int:
         else:
             most = middle - 1
     return least
+
+
+class Begun(NamedTuple):
+    """Calls whose HEADERS have come, and what of their other frames has come behind those."""
+
+    until: int
+    """Where all of that ends."""
+    streams: list[int]
+    message_bytes: int
+    """How many bytes their DATA frames have."""
+    updates: int
+    """How many of the frames widen windows."""
+    wider: int
+    """By how much these widen the connection's window."""
+
+
+def begun_calls(
+    data: bytes, start: int, last_stream_id: int, alike: Callable[[Sequence[bytes]], int]
+) -> Begun:
+    """Walks calls from `start` on whose frames are mixed with each other's, or are not all there.
+
+    Each opens a new stream above the last one; `alike` tells how many of the first header blocks
+    may be there. Updates of the connection's window may stand anywhere.
+    """
+    at, end, last = start, len(data), last_stream_id
+    message_bytes = updates = wider = 0
+    together = _LEAST_TOGETHER
+    streams: list[int] = []
+    mine: set[int] = set()
+    blocks: list[bytes] = []
+    """Those at which nobody has looked yet."""
+    before: list[tuple[int, int, int, int]] = []
+    """For each call what was found before it."""
+    while end - at >= FRAME_HEAD_BYTES:
+        # The type lets the compiler unpack the tuple without generic objects.
+        head: tuple[int, int, int, int] = _frame(data, at)
+        high, length, kind_and_flags, stream = head
+        begin = at + FRAME_HEAD_BYTES
+        stop = begin + length
+        if high or stop > end or length > MAX_FRAME_SIZE:
+            break
+        if kind_and_flags == _WHOLE_HEADERS:
+            if not last < stream <= MAX_WINDOW or not stream & 1:
+                break
+            if len(blocks) == together:
+                if together == _MOST_TOGETHER or alike(blocks) < together:
+                    break
+                blocks, together = [], 4 * together
+            before.append((at, message_bytes, updates, wider))
+            blocks.append(data[begin:stop])
+            streams.append(stream)
+            mine.add(stream)
+            last = stream
+        elif kind_and_flags <= END_STREAM and stream in mine:
+            message_bytes += length
+        elif kind_and_flags == _UPDATE and length == WINDOW_UPDATE_BYTES:
+            increment = int.from_bytes(data[begin:stop], "big") & MAX_WINDOW
+            if not increment or (stream and stream not in mine):
+                break
+            updates += 1
+            wider += 0 if stream else increment
+        else:
+            break
+        at = stop
+    count = len(streams) - len(blocks) + (alike(blocks) if blocks else 0)
+    if count < len(streams):
+        at, message_bytes, updates, wider = before[count]
+    return Begun(at, streams[:count], message_bytes, updates, wider)
 
 
 def resets(data: bytes, start: int) -> tuple[int, list[int]]:
